@@ -1,0 +1,72 @@
+# Everything starts here: `make demo` and `make test` set up .venv by themselves, once.
+#
+#   PYTHON=python3.12   the Python to build .venv with (3.11 or newer)
+#   ARGS="..."          passed on to the demo or to pytest
+#   TORCH_INDEX=URL     a package index to take torch from, such as PyTorch's own with CPU-only builds
+PYTHON ?= python3
+ARGS ?=
+TORCH_INDEX ?=
+
+RUN := .venv/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
+
+# Paths below are relative, so the folder may have spaces in its name.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint types format clean FORCE
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@sed -n 's/^#   / /p' Makefile
+
+demo: .venv/ready ## run the demo (make demo ARGS="--help" lists its options)
+	@$(RUN) -m regard demo $(ARGS)
+
+test: lint types ## lint, check types, run the tests
+	$(RUN) -m pytest $(ARGS)
+
+lint: .venv/ready-dev ## look for mistakes with ruff
+	$(RUN) -m ruff check .
+
+types: .venv/ready-dev ## check types with mypy
+	$(RUN) -m mypy
+
+format: .venv/ready-dev ## sort imports, fix what ruff can fix, format
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+clean: ## remove .venv, caches and build output
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Set-up. A stamp is written last, so an interrupted set-up leaves none and starts again; while it is newer
+# than the pinned versions, pip is not called and no network is needed. FORCE comes in when the stamp is no
+# longer true: the folder has moved (.venv holds its absolute path), or another PYTHON is asked for.
+ifneq ($(origin PYTHON),file)
+same_python = [ "$$($(RUN) -V 2>&1)" = "$$("$(PYTHON)" -V 2>&1)" ]
+else
+same_python = [ -x $(RUN) ]
+endif
+STALE := $(shell $(same_python) && [ "$$(cat .venv/made-in 2>/dev/null)" = "$$(pwd -P)" ] || echo FORCE)
+
+.venv/ready: pyproject.toml constraints.txt $(STALE)
+	@{ $(same_python) && $(RUN) -m pip --version >/dev/null 2>&1; } || { $(check_python); "$(PYTHON)" -m venv --clear .venv; }
+	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url "$(TORCH_INDEX)" torch)
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation -e .
+	@pwd -P > .venv/made-in
+	@touch $@
+
+.venv/ready-dev: .venv/ready
+	$(PIP) --no-build-isolation -e '.[dev,hf]'
+	@touch $@
+
+define check_python
+fail() { echo "error: $$*" >&2; exit 1; }; \
+command -v "$(PYTHON)" >/dev/null \
+	|| fail "there is no $(PYTHON) here; install Python 3.11 or newer, or name yours: make PYTHON=python3.12 ..."; \
+"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	|| fail "Regard needs Python 3.11 or newer, and $(PYTHON) is $$("$(PYTHON)" -V 2>&1); name another: make PYTHON=python3.12 ..."; \
+"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null \
+	|| fail "$(PYTHON) cannot make virtual environments; on Debian or Ubuntu: apt install python3-venv"
+endef

@@ -1,0 +1,54 @@
+"""Regard: Transformers from the formula up.
+
+    import regard
+    model = regard.build(regard.preset("gpt2"))
+
+The names below are loaded when they are first used (PEP 562), so `import regard` costs milliseconds
+and `regard --help` never waits for PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from regard.models import ModelConfig as ModelConfig
+    from regard.models import build as build
+    from regard.nn.mask import Mask as Mask
+    from regard.nn.mask import causal as causal
+    from regard.nn.mask import window as window
+    from regard.nn.trace import trace as trace
+    from regard.presets import preset as preset
+    from regard.run import load as load
+    from regard.run import save as save
+
+# Public name -> the module that defines it. A new name goes here and into the block above,
+# which is how type checkers and editors see it; a test compares the two.
+_LAZY = {
+    "Mask": "regard.nn.mask",
+    "ModelConfig": "regard.models",
+    "build": "regard.models",
+    "causal": "regard.nn.mask",
+    "load": "regard.run",
+    "preset": "regard.presets",
+    "save": "regard.run",
+    "trace": "regard.nn.trace",
+    "window": "regard.nn.mask",
+}
+
+__all__ = ["__version__", *_LAZY]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value  # the next access does not come through here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

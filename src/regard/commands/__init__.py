@@ -1,0 +1,35 @@
+"""The commands of `regard`, one module each.
+
+`regard NAME` imports `regard.commands.NAME` and nothing before that, so `regard --help` answers at once.
+A command module is a `Command`:
+
+    DESCRIPTION = "What it does, in a paragraph."
+    EXAMPLES = '''
+    regard NAME              the plain use
+    regard NAME --option 3   a variation
+    '''
+
+    def add_arguments(parser): ...   # options, with their defaults in the help texts
+    def run(args) -> int: ...        # the work; the result is the exit code
+
+Imports that take time (torch, numpy, the rest of regard) belong inside `run`: `regard NAME --help` must be
+quick too. A command raises `UserError` for what the user can mend and lets every other exception go; the
+frame in `regard.cli` turns both into one line and an exit code. The one-line help of a command stands in
+the table of `regard.cli`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Protocol
+
+
+class Command(Protocol):
+    """What a command module offers the frame."""
+
+    DESCRIPTION: str
+    EXAMPLES: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...

@@ -1,0 +1,202 @@
+"""Activations: what training keeps of the forward pass because the backward pass needs it again.
+
+A product needs its input; an activation function its input or its output; a norm its input and one or two
+numbers a row; dropout one byte a number. With T = B·N tokens, s bytes a number, w = max(4, s), width d and
+feed-forward width f, one block keeps
+
+    each sub-layer    T·(d·w + 2·w)         what enters the norm, its mean and deviation (rms: no mean)
+                      T·d·s                 what enters the product, the norm's output
+                      T·d                   dropout's mask, where there is dropout
+    attention         T·(H·D + G·(D + Dv) + H·Dv)·s + 4·T·H     q, k, v, output, the log of softmax's sum
+    with reference    B·H·N²·(w + s)        and the weights: as softmax left them and as the product took them
+    feed-forward      T·f·s                 relu; gelu and silu twice that, with a gate four times
+
+s ≠ w is mixed precision as torch.autocast does it: products in 16 bits; norms, softmax and the loss in 32; and
+a second copy of each matrix in 16 bits ("half_weights", which `total` adds).
+
+These are the tensors of PyTorch's CUDA kernels, which never keep the [B, H, N, N] weights on the fused path. A
+kernel may decline (on a CPU: attention dropout, learned biases, value_dim ≠ head_dim; on a GPU: fp32 with fewer
+key heads than heads); then the written-out formula runs, and "reference" is the better estimate. Not counted:
+gradients under way, workspaces, the allocator's rounding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regard.cost.parameters import output_size
+from regard.cost.sequences import StackShape
+
+if TYPE_CHECKING:
+    from regard.models.config import ModelConfig
+
+INDEX = 8  # bytes of an int64
+
+
+def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, size: int) -> dict[str, int]:
+    """Bytes kept after one forward pass with loss, by kind; kinds of which there is nothing are left out."""
+    wide = max(4, size)
+    kept = dict.fromkeys(("source", "norms", "attention", "scores", "feedforward", "dropout", "head", "loss"), 0)
+    kept["source"] = _source(config, batch, stacks, size)
+    for stack in stacks:
+        tokens, layers = batch * stack.length, stack.layers
+        norms = layers * stack.sublayers + config.embed_norm + config.ends_with_norm
+        kept["norms"] += norms * tokens * _norm(config, wide)
+        kept["attention"] += layers * _attention(config, stack, batch, size)
+        kept["scores"] += _scores(config, stack, batch, size)
+        kept["feedforward"] += layers * tokens * _feedforward(config, size)
+        masks = layers * stack.sublayers * (config.dropout > 0) + (config.embed_dropout > 0)
+        kept["dropout"] += masks * tokens * config.dim
+        if stack.memory:
+            kept["attention"] += _cross(config, stack, batch, size)
+    last = stacks[-1]
+    kept["head"], kept["loss"] = (
+        _head(config, batch, last.length, size),
+        _loss(config, batch, last.length, size),
+    )
+    return {name: count for name, count in kept.items() if count}
+
+
+def _source(config: ModelConfig, batch: int, stacks: list[StackShape], size: int) -> int:
+    """Token ids, pixels or features."""
+    target = INDEX * batch * stacks[-1].length if len(stacks) == 2 else 0
+    match config.source:
+        case "tokens":
+            typed = config.token_types > 0 and config.shape != "decoder"
+            return target + INDEX * batch * stacks[0].length * (2 if typed else 1)
+        case "patches":
+            return target + batch * config.channels * config.image_size**2 * size
+        case "features":
+            return target + batch * stacks[0].length * config.feature_dim * size
+
+
+def _norm(config: ModelConfig, wide: int) -> int:
+    """Of one token: the input, and mean and 1/deviation (rms: 1/rms alone)."""
+    return {"layer": config.dim + 2, "rms": config.dim + 1, "none": 0}[config.norm] * wide
+
+
+def _attention(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
+    """Of one layer's self attention: what enters, q, k, v and what comes out; all that grows with N."""
+    tokens = batch * stack.length
+    q = config.heads * config.key_dim
+    kept = tokens * size * (config.dim + config.heads * config.val_dim)
+    if config.position == "rope":
+        kept += size * 4 * stack.length * config.key_dim  # cos and sin, for q and for k
+    if config.attention == "reference":
+        return kept + tokens * size * _copies(config) + _maps(config, batch, size)
+    kept += tokens * (size * (q + _keys_values(config)) + max(4, size) * config.heads)
+    if config.position == "rope":  # turned q and k are new; v keeps the whole of q, k, v alive
+        kept += tokens * size * (q + config.key_heads * config.key_dim)
+    return kept
+
+
+def _keys_values(config: ModelConfig) -> int:
+    return config.key_heads * (config.key_dim + config.val_dim)
+
+
+def _copies(config: ModelConfig) -> int:
+    """Of one token: q, k and v as the written-out products take them, a k and v for every head."""
+    per_head = {"dot": 2, "multiplicative": 3, "additive": 2, "concat": 0}[config.score]
+    return config.heads * (per_head * config.key_dim + config.val_dim)
+
+
+def _maps(config: ModelConfig, batch: int, size: int) -> int:
+    """The matrices of a learned score, spread over the rows of the batch."""
+    if batch == 1:
+        return 0
+    count = {"multiplicative": 1, "additive": 2}.get(config.score, 0)
+    return count * batch * config.heads * config.key_dim**2 * size
+
+
+def _cross(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
+    """Of all layers' cross attention: as self attention, with keys and values from the memory."""
+    tokens, memory = batch * stack.length, batch * stack.memory
+    own = tokens * size * (config.dim + config.heads * config.val_dim)
+    if config.attention == "reference":
+        per_head = {"dot": 1, "multiplicative": 2, "additive": 1, "concat": 0}[config.score]
+        own += tokens * size * per_head * config.heads * config.key_dim
+        keys = 0 if config.score == "concat" else config.key_dim
+        own += memory * size * config.heads * (keys + config.val_dim) + _maps(config, batch, size)
+    else:
+        own += tokens * (size * config.heads * config.key_dim + max(4, size) * config.heads)
+        own += memory * size * _keys_values(config)
+    states = memory * config.dim * size  # one tensor for all layers; autocast makes a copy for each
+    return stack.layers * own + states * (stack.layers if size < 4 else 1)
+
+
+def _scores(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
+    """Of all layers: what grows with N²."""
+    pairs, masked = stack.length**2, stack.causal or config.window is not None
+    kept = stack.layers * _bias(config, stack, batch, size, masked)
+    if config.position == "t5" and config.attention != "flex":
+        kept += INDEX * pairs  # which bucket each distance falls into, once
+    if config.attention == "fused":
+        if config.position in ("t5", "alibi"):
+            # one table for all layers, unless it is masked or turned into another number format for each
+            tables = stack.layers if masked or size != 4 else 1
+            kept += tables * config.heads * pairs * size
+        elif config.window is not None and config.position != "relative":
+            kept += stack.layers * pairs * size  # the mask as numbers
+    if config.attention == "reference":
+        kept += stack.layers * (_weights(config, batch, pairs, size) + batch * config.heads * stack.length)
+        kept += stack.layers * (pairs if masked else stack.length)
+        seen = stack.length * stack.memory
+        if seen:
+            blind = batch * config.heads * stack.length + stack.memory
+            kept += stack.layers * (_weights(config, batch, seen, size) + blind)
+    return kept
+
+
+def _bias(config: ModelConfig, stack: StackShape, batch: int, size: int, masked: bool) -> int:
+    """Of one layer: what a learned bias keeps beside its table."""
+    pairs = stack.length**2
+    outside = pairs if masked and config.attention == "fused" else 0  # one byte a pair
+    if config.position == "t5":
+        return outside
+    if config.position != "relative":
+        return 0
+    rows = batch * config.heads * stack.length
+    queries = rows * config.key_dim * size
+    match config.attention:
+        case "fused":
+            return queries + INDEX * pairs + outside + batch * config.heads * pairs * size
+        case "reference":
+            return queries + INDEX * pairs
+        case "flex":
+            return queries + rows * (2 * config.position_distance + 1) * size
+
+
+def _weights(config: ModelConfig, batch: int, pairs: int, size: int) -> int:
+    """Of one layer: attention weights twice, dropout's mask, and the inside of a learned score."""
+    hidden = {"additive": 1 if batch == 1 else 2, "concat": 3}.get(config.score, 0) * config.key_dim * size
+    return batch * config.heads * pairs * (max(4, size) + size + (config.attention_dropout > 0) + hidden)
+
+
+def _feedforward(config: ModelConfig, size: int) -> int:
+    """Of one token: what enters, and the hidden layer."""
+    hidden = {"relu": 1, "swiglu": 4, "geglu": 4}.get(config.activation, 2) * config.ff_dim * size
+    if not config.experts:
+        return config.dim * size + hidden
+    wide, top = max(4, size), config.experts_per_token
+    expert = hidden + config.dim * (2 * size + wide) + wide + 2 * INDEX  # gathered, put out, weighted, its place
+    router = config.dim * size + 4 * config.experts + top * (4 + INDEX) + 4
+    return router + top * expert
+
+
+def _head(config: ModelConfig, batch: int, length: int, size: int) -> int:
+    dim, tokens, wide = config.dim, batch * length, max(4, size)
+    if config.head == "tokens":
+        layer = 2 * dim * size + (dim + 2) * wide if config.head_layer else 0
+        return tokens * (dim * size + layer)
+    if config.head == "none" or not (config.pooler or config.head == "classes"):
+        return 0
+    # the first state is a view that keeps all states alive, unless autocast copies it
+    rows = tokens if config.pool == "cls" and size >= 4 else batch
+    return size * dim * (rows + batch * config.pooler)
+
+
+def _loss(config: ModelConfig, batch: int, length: int, size: int) -> int:
+    """Cross-entropy: log-probabilities, the 16-bit logits they were made from, and the right answers."""
+    rows = batch * length if config.head == "tokens" else batch
+    outputs = output_size(config)
+    return rows * (outputs * (size if size >= 4 else size + 4) + INDEX) if outputs else 0

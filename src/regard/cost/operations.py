@@ -1,0 +1,138 @@
+"""Operations: a product [m, k] x [k, n] takes m·n·k multiplications and as many additions, 2·m·n·k in all.
+
+Everything else (norms, softmax, activations) is a few operations a number and is left out, as in PyTorch's
+FlopCounterMode. With B rows, N queries over M keys, width d, H heads of size D (Dv for values), G key heads
+and feed-forward width f, one block takes:
+
+    attention     2·B·(N·d·H·D + M·d·G·(D + Dv) + N·H·Dv·d)    8·B·N·d² when H·D = d and G = H
+    scores        2·B·H·N·M·(D + Dv)                           4·B·N²·d: the part that grows with N²
+    feed-forward  4·B·N·d·f, with a gate 6·B·N·d·f             times experts_per_token, + 2·B·N·d·experts
+    output layer  2·B·N·d·vocab                                once
+
+N·M counts every pair. The reference and fused paths are counted at that, though the mask hides almost half
+of it from a causal model (`hidden_operations`). Flex skips what is hidden, so there only visible pairs count:
+
+    causal  N·(N + 1) / 2        window w, causal  w·(w + 1) / 2 + (N - w)·w        (blocks of 128: a little more)
+
+Backward. The gradients of y = x W are two products of the same size, one for x and one for W, so training is
+3 · forward. What enters the model needs no gradient. Fused and flex attention compute the scores a second time
+instead of keeping them (Dao et al. 2022). Each parameter that multiplies costs 2 forward and 4 backward: the
+rule of thumb 6·parameters a token (Kaplan et al. 2020), which leaves the N² part out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regard.cost.parameters import output_size
+from regard.cost.sequences import StackShape
+
+if TYPE_CHECKING:
+    from regard.models.config import ModelConfig
+
+
+def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> dict[str, int]:
+    """One forward pass, by part; parts without products are left out."""
+    parts = {"source": _source(config, batch, stacks[0].length)}
+    for stack in stacks:
+        name, layers, n, m = stack.name, stack.layers, stack.length, stack.memory
+        pairs = visible_pairs(config, stack) if config.attention == "flex" else n * n
+        parts[f"{name}.attention"] = layers * _projections(config, batch, n, n)
+        parts[f"{name}.scores"] = layers * (_scores(config, batch, n, n, pairs) + _relative(config, batch, n))
+        if m:
+            parts[f"{name}.cross"] = layers * _projections(config, batch, n, m)
+            parts[f"{name}.cross_scores"] = layers * _scores(config, batch, n, m, n * m)
+        parts[f"{name}.feedforward"] = layers * _feedforward(config, batch * n)
+    parts["head"] = _head(config, batch, stacks[-1].length)
+    return {name: count for name, count in parts.items() if count}
+
+
+def hidden_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> int:
+    """What the forward pass spends on pairs that the mask then hides: nothing where they are skipped."""
+    if config.attention == "flex":
+        return 0
+    return sum(
+        stack.layers * _per_pair(config, batch) * (stack.length**2 - visible_pairs(config, stack)) for stack in stacks
+    )
+
+
+def recomputed_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> int:
+    """q · k once more in the backward pass, where attention does not keep its weights."""
+    if config.attention == "reference":
+        return 0
+    pairs = 0
+    for stack in stacks:
+        own = visible_pairs(config, stack) if config.attention == "flex" else stack.length**2
+        pairs += stack.layers * (own + stack.length * stack.memory)
+    return 2 * batch * config.heads * pairs * config.key_dim
+
+
+def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:
+    """One more token a row when `stack.length` - 1 are in the cache; 0 for a model that does not generate."""
+    if not stack.causal:
+        return 0
+    keys, m = stack.length, stack.memory
+    pairs = min(keys, config.window or keys) if config.attention == "flex" else keys
+    block = _projections(config, batch, 1, 1) + _scores(config, batch, 1, keys, pairs) + _relative(config, batch, 1)
+    if m:  # the memory's keys and values are there already
+        block += _projections(config, batch, 1, 0) + _scores(config, batch, 1, m, m)
+    return stack.layers * (block + _feedforward(config, batch)) + _head(config, batch, 1)
+
+
+def visible_pairs(config: ModelConfig, stack: StackShape) -> int:
+    """Pairs (query, key) that self attention may see: all, those in the past, those in the window."""
+    n = stack.length
+    reach = min(n, config.window or n)
+    past = reach * (reach + 1) // 2 + (n - reach) * reach  # a query sees itself and reach - 1 before it
+    return past if stack.causal else 2 * past - n
+
+
+def _projections(config: ModelConfig, batch: int, queries: int, keys: int) -> int:
+    own = config.heads * (config.key_dim + config.val_dim)  # queries and output
+    return 2 * batch * config.dim * (queries * own + keys * config.key_heads * (config.key_dim + config.val_dim))
+
+
+def _per_pair(config: ModelConfig, batch: int) -> int:
+    """Of one query and one key in all heads: their score, and the share of the value."""
+    size = config.key_dim
+    score = size * (2 * size + 1) if config.score == "concat" else size
+    return 2 * batch * config.heads * (score + config.val_dim)
+
+
+def _scores(config: ModelConfig, batch: int, queries: int, keys: int, pairs: int) -> int:
+    mapped = {"multiplicative": queries, "additive": queries + keys}.get(config.score, 0)  # W q, W k before they meet
+    return pairs * _per_pair(config, batch) + 2 * batch * config.heads * mapped * config.key_dim**2
+
+
+def _relative(config: ModelConfig, batch: int, queries: int) -> int:
+    if config.position != "relative":
+        return 0
+    return 2 * batch * config.heads * queries * config.key_dim * (2 * config.position_distance + 1)
+
+
+def _feedforward(config: ModelConfig, tokens: int) -> int:
+    matrices = 3 if config.activation in ("swiglu", "geglu") else 2
+    dense = 2 * tokens * config.dim * config.ff_dim * matrices
+    if not config.experts:
+        return dense
+    return config.experts_per_token * dense + 2 * tokens * config.dim * config.experts
+
+
+def _source(config: ModelConfig, batch: int, length: int) -> int:
+    match config.source:
+        case "tokens":
+            return 0
+        case "patches":
+            patches = (config.image_size // config.patch_size) ** 2
+            return 2 * batch * patches * config.channels * config.patch_size**2 * config.dim
+        case "features":
+            return 2 * batch * length * config.feature_dim * config.dim
+
+
+def _head(config: ModelConfig, batch: int, length: int) -> int:
+    dim = config.dim
+    if config.head == "tokens":
+        return 2 * batch * length * dim * (output_size(config) + dim * config.head_layer)
+    if config.head == "none":
+        return 0
+    return 2 * batch * dim * (output_size(config) + dim * config.pooler)

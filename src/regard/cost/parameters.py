@@ -1,0 +1,109 @@
+"""Parameters: the numbers that training finds.
+
+A linear map from m to n numbers has m·n of them, and n more for its bias. With width d, H heads of size D
+(Dv for values), G key heads and feed-forward width f:
+
+    attention     d·(H·D + G·(D + Dv)) + H·Dv·d      4·d² when H·D = d, G = H     cross attention: the same
+    feed-forward  2·d·f                              3·d·f with a gate (swiglu, geglu); times experts
+    norm          2·d (layer), d (rms)               one a sub-layer
+    tables        vocab·d, max_length·d              an output layer tied to a table adds nothing
+
+The paper's base model: 37000·512 + 6·(4·512² + 2·512·2048) + 6·(8·512² + 2·512·2048) = 63.0 M, and 0.1 M for
+biases and norms.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regard.cost.sequences import stack_shapes
+
+if TYPE_CHECKING:
+    from regard.models.config import ModelConfig
+
+
+def count_parameters(config: ModelConfig) -> dict[str, int]:
+    """Parameters by part; parts without any are left out."""
+    parts = {"embedding": _tables(config), "source": _source(config), "positions": 0}
+    for stack in stack_shapes(config):
+        parts["positions"] += _positions(config)
+        parts[f"{stack.name}.attention"] = stack.layers * _attention(config)
+        parts[f"{stack.name}.cross"] = stack.layers * _attention(config) if stack.memory else 0
+        experts = config.experts * (feedforward_parameters(config) + config.dim)  # the router: dim a piece
+        parts[f"{stack.name}.feedforward"] = stack.layers * (experts or feedforward_parameters(config))
+        norms = stack.layers * stack.sublayers + config.embed_norm + config.ends_with_norm
+        parts[f"{stack.name}.norms"] = norms * config.dim * {"layer": 2, "rms": 1, "none": 0}[config.norm]
+    parts["head"] = _head(config)
+    return {name: count for name, count in parts.items() if count}
+
+
+def output_size(config: ModelConfig) -> int:
+    """Tokens, classes, or 0 where a model gives states."""
+    if config.head == "tokens":
+        return config.target_size if config.shape == "encoder-decoder" else config.vocab or 0
+    return (config.classes or 0) if config.head == "classes" else 0
+
+
+def feedforward_parameters(config: ModelConfig) -> int:
+    """Of one dense feed-forward layer, or of one expert."""
+    wide = 2 if config.activation in ("swiglu", "geglu") else 1
+    up = _linear(config.dim, wide * config.ff_dim, config.bias)
+    return up + _linear(config.ff_dim, config.dim, config.bias)
+
+
+def _linear(inputs: int, outputs: int, bias: bool = True) -> int:
+    return inputs * outputs + outputs * bias
+
+
+def _tables(config: ModelConfig) -> int:
+    rows = 0
+    if config.source == "tokens":
+        rows = (config.vocab or 0) + (config.token_types if config.shape != "decoder" else 0)
+    if config.shape == "encoder-decoder" and not (config.share and config.source == "tokens"):
+        rows += config.target_size
+    return rows * config.dim
+
+
+def _source(config: ModelConfig) -> int:
+    match config.source:
+        case "tokens":
+            return 0
+        case "patches":
+            cls = config.pool == "cls" and config.shape == "encoder"
+            return _linear(config.channels * config.patch_size**2, config.dim) + config.dim * cls
+        case "features":
+            return _linear(config.feature_dim, config.dim)
+
+
+def _positions(config: ModelConfig) -> int:
+    match config.position:
+        case "learned":
+            return config.max_length * config.dim
+        case "relative":
+            return (2 * config.position_distance + 1) * config.key_dim
+        case "t5":
+            return config.position_buckets * config.heads
+        case _:
+            return 0
+
+
+def _attention(config: ModelConfig) -> int:
+    heads, size = config.heads, config.key_dim
+    inner = heads * size + config.key_heads * (size + config.val_dim)
+    learned = {
+        "dot": 0,
+        "multiplicative": size**2,
+        "additive": 2 * size**2 + size,
+        "concat": 2 * size**2 + size,
+    }
+    out = _linear(heads * config.val_dim, config.dim, config.bias)
+    return _linear(config.dim, inner, config.bias) + out + heads * learned[config.score]
+
+
+def _head(config: ModelConfig) -> int:
+    dim, size = config.dim, output_size(config)
+    pooler = _linear(dim, dim) if config.pooler and config.shape == "encoder" else 0
+    if config.head != "tokens":
+        return pooler + (_linear(dim, size) if size else 0)
+    layer = _linear(dim, dim) + 2 * dim if config.head_layer else 0
+    return pooler + layer + size * config.logit_bias + (0 if config.tie else dim * size)

@@ -1,0 +1,81 @@
+"""Which tokens pass through which stack.
+
+    shape            encoder reads    decoder reads
+    encoder-decoder  seq              target_seq, and looks at the seq states of the encoder
+    decoder          -                seq
+    encoder          seq              -
+
+A picture has as many positions as patches (and one for [CLS]), so its length is no choice. A table of
+learned positions ends at max_length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """One stack at work: how deep it is, how many tokens it reads, how many it looks at elsewhere."""
+
+    name: Literal["encoder", "decoder"]
+    layers: int
+    length: int
+    memory: int = 0  # tokens that cross attention sees; 0: there is none
+
+    @property
+    def causal(self) -> bool:
+        return self.name == "decoder"
+
+    @property
+    def sublayers(self) -> int:
+        """Of one block: attention, cross attention where there is a memory, feed-forward."""
+        return 3 if self.memory else 2
+
+
+def stack_shapes(config: ModelConfig, source: int = 1, target: int = 1) -> list[StackShape]:
+    match config.shape:
+        case "encoder-decoder":
+            layers = config.layers if config.decoder_layers is None else config.decoder_layers
+            return [
+                StackShape("encoder", config.layers, source),
+                StackShape("decoder", layers, target, source),
+            ]
+        case "decoder":
+            return [StackShape("decoder", config.layers, source)]
+        case "encoder":
+            return [StackShape("encoder", config.layers, source)]
+
+
+def lengths(config: ModelConfig, seq: int | None, target_seq: int | None) -> tuple[int, int]:
+    """Source and target length, checked; the target's is 0 where there is one sequence only."""
+    two = config.shape == "encoder-decoder"
+    picture = config.source_length if config.source == "patches" else None
+    if picture is not None and seq not in (None, picture):
+        raise UserError(
+            f"seq = {seq}: a picture of {config.image_size} x {config.image_size} in patches of {config.patch_size} "
+            f"takes {picture} positions; leave seq out, or change image_size or patch_size"
+        )
+    if target_seq is not None and not two:
+        raise UserError(f"target_seq = {target_seq}: shape = {config.shape!r} has one sequence; give seq alone")
+    source = picture or (config.max_length if seq is None else seq)
+    target = source if target_seq is None else target_seq
+    for name, length in (("seq", source), ("target_seq", target))[: 2 if two else 1]:
+        at_least_one(name, length)
+        if config.position == "learned" and length > config.max_length:
+            raise UserError(
+                f"{name} = {length}: longer than max_length = {config.max_length} of the learned positions; "
+                f"use {config.max_length} or less, raise max_length, or take position = 'rope'"
+            )
+    return source, target if two else 0
+
+
+def at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise UserError(f"{name} = {value}: must be 1 or more")

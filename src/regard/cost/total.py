@@ -1,0 +1,162 @@
+"""The whole cost of a model on a batch.
+
+    weights         parameters · s                        s bytes a number: bf16 and fp16 2, fp32 4, fp64 8
+    training state  4 · parameters · max(4, s)            weights, gradients, Adam's two moments, kept in fp32
+    activations     see `activations`
+    KV cache        layers · B · G · N · (D + Dv) · s     self attention (Shazeer 2019); N: tokens so far
+                    layers · B · G · M · (D + Dv) · s     cross attention over M source tokens
+
+A token is a target token where there are two sequences; its share of the source is counted with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from regard.cost.activations import activation_bytes
+from regard.cost.operations import (
+    forward_operations,
+    hidden_operations,
+    recomputed_operations,
+    step_operations,
+)
+from regard.cost.parameters import count_parameters, feedforward_parameters, output_size
+from regard.cost.sequences import StackShape, at_least_one, lengths, stack_shapes
+from regard.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from regard.models.config import ModelConfig
+
+Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
+BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+LIMIT = 10**60  # beyond any machine, and within what a float can show
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one model on one batch: counts and bytes, by part wherever there are parts."""
+
+    seq: int  # source tokens a row where there are two sequences, else tokens a row
+    target_seq: int  # 0: there is no second sequence
+    batch: int
+    dtype: Dtype
+    parameters: dict[str, int]
+    active_parameters: int  # those that one token passes through: fewer with experts
+    table_parameters: int  # lookup tables of tokens and positions
+    multiplied_parameters: int  # the N of 6·N: active, without tables, with the output layer even if it is tied
+    forward: dict[str, int]
+    backward: int  # the products of the gradients
+    recomputed: int  # besides, in the backward pass of fused and flex attention
+    hidden: int  # part of `forward`: pairs that the mask then hides
+    step: int  # one more token a row beside a full cache; 0: does not generate
+    weights: int
+    training_state: int
+    activations: dict[str, int]
+    reference_activations: int  # all of them with attention = "reference"
+    kv_cache: dict[str, int]  # "self", "cross"
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * (self.target_seq or self.seq)
+
+    @property
+    def train(self) -> int:
+        """Operations of forward and backward together."""
+        return sum(self.forward.values()) + self.backward
+
+    @property
+    def training_memory(self) -> int:
+        return self.training_state + sum(self.activations.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values under stable names, for JSON."""
+        total, forward = sum(self.parameters.values()), sum(self.forward.values())
+        return {
+            "given": {
+                "seq": self.seq,
+                "target_seq": self.target_seq,
+                "batch": self.batch,
+                "dtype": self.dtype,
+            },
+            "tokens": self.tokens,
+            "parameters": {
+                "total": total,
+                "active": self.active_parameters,
+                "non_embedding": total - self.table_parameters,
+                "parts": self.parameters,
+            },
+            "operations": {
+                "forward": forward,
+                "forward_per_token": forward / self.tokens,
+                "hidden_by_mask": self.hidden,
+                "backward": self.backward,
+                "recomputed": self.recomputed,
+                "train": self.train,
+                "train_per_token": self.train / self.tokens,
+                "rule_6n_per_token": 6 * self.multiplied_parameters,
+                "step": self.step,
+                "parts": self.forward,
+            },
+            "memory": {
+                "weights": self.weights,
+                "training_state": self.training_state,
+                "activations": sum(self.activations.values()),
+                "activations_reference": self.reference_activations,
+                "activation_parts": self.activations,
+                "training": self.training_memory,
+                "kv_cache": sum(self.kv_cache.values()),
+                "kv_cache_parts": self.kv_cache,
+            },
+        }
+
+
+def cost(
+    config: ModelConfig,
+    *,
+    seq: int | None = None,
+    batch: int = 1,
+    target_seq: int | None = None,
+    dtype: Dtype = "bf16",
+) -> Cost:
+    """The cost of `batch` rows of `seq` tokens (None: max_length, or a picture's patches)."""
+    if dtype not in BYTES:
+        raise UserError(f"dtype = {dtype!r}: unknown number format; {suggest(str(dtype), get_args(Dtype))}")
+    at_least_one("batch", batch)
+    source, target = lengths(config, seq, target_seq)
+    stacks, size = stack_shapes(config, source, target), BYTES[dtype]
+    parameters, forward = count_parameters(config), forward_operations(config, stacks, batch)
+    total = sum(parameters.values())
+    if max(total, sum(forward.values())) > LIMIT:
+        raise UserError(f"seq = {source}, batch = {batch}: with these sizes the counts pass 1e60; give smaller numbers")
+    idle = max(0, config.experts - config.experts_per_token) * feedforward_parameters(config)
+    active = total - idle * sum(stack.layers for stack in stacks)
+    tables = parameters.get("embedding", 0) + parameters.get("positions", 0)
+    tied = config.dim * output_size(config) if config.tie and config.head == "tokens" else 0
+    half = {"half_weights": size * (total - tables + tied)} if size < 4 else {}
+    written_out = replace(config, attention="reference")
+    return Cost(
+        seq=source,
+        target_seq=target,
+        batch=batch,
+        dtype=dtype,
+        parameters=parameters,
+        active_parameters=active,
+        table_parameters=tables,
+        multiplied_parameters=active - tables + tied,
+        forward=forward,
+        backward=2 * sum(forward.values()) - forward.get("source", 0),
+        recomputed=recomputed_operations(config, stacks, batch),
+        hidden=hidden_operations(config, stacks, batch),
+        step=step_operations(config, stacks[-1], batch),
+        weights=size * total,
+        training_state=4 * max(4, size) * total,
+        activations=activation_bytes(config, stacks, batch, size) | half,
+        reference_activations=sum((activation_bytes(written_out, stacks, batch, size) | half).values()),
+        kv_cache=_kv_cache(config, stacks[-1], batch, size),
+    )
+
+
+def _kv_cache(config: ModelConfig, stack: StackShape, batch: int, size: int) -> dict[str, int]:
+    token = stack.layers * batch * config.key_heads * (config.key_dim + config.val_dim) * size
+    return {"self": token * stack.length * stack.causal, "cross": token * stack.memory}

@@ -1,0 +1,1 @@
+"""Examples and padding: where text pairs come from, before they become tensors."""

@@ -1,0 +1,113 @@
+"""The demo: the whole job on an embedded default, from rule to report.
+
+    examples by rule -> tokenizers -> encoder-decoder -> training -> unseen examples -> report.html
+
+English dates and numbers become Korean: the order of the words turns round and thousands are regrouped by
+ten thousands, so the model has to learn an alignment, and its attention shows it. What it is made of stands
+in `recipes/demo.toml`; the parts are those of any other model.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.data.batch import Batches, Pairs
+from regard.data.korean import Example, examples
+from regard.decode.translate import Translator, framed
+from regard.errors import UserError
+from regard.explore.translation import Result, write_report
+from regard.models import EncoderDecoder, ModelConfig, build
+from regard.run import RECIPE, load_recipe, make_folder, save
+from regard.settings import from_dict, read_toml, to_dict, write_toml
+from regard.text.tokenizer import Tokenizer
+from regard.train.config import TrainConfig
+from regard.train.objective import translation
+from regard.train.trainer import Trainer, read_metrics
+
+SHOWN = ("March 3rd, 2021", "three hundred forty-two thousand", "Friday, August 15th, 1947", "seven hundred five")
+CONTENTS = (RECIPE, "source.json", "target.json", "model.safetensors", "metrics.jsonl", "report.html", "checkpoints")
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What a finished demo can tell."""
+
+    folder: Path
+    report: Path
+    result: Result
+    steps: int
+    seconds: float
+    parameters: int
+    shown: list[tuple[str, str]]
+
+
+class Setup:
+    """Data, tokenizers, model and trainer of the demo in `folder`."""
+
+    def __init__(self, folder: Path, changes: Mapping[str, Any], steps: int | None, seed: int | None) -> None:
+        tables = read_toml(str(resources.files("regard").joinpath("recipes", "demo.toml")))
+        self.folder, self.data = folder, tables["data"]
+        config = from_dict(TrainConfig, tables["train"], "train.")
+        self.config = replace(config, steps=steps or config.steps, seed=config.seed if seed is None else seed)
+        self.pairs = examples("train", self.data["train"], self.data["seed"])
+        self.source = Tokenizer.train((pair.source for pair in self.pairs), "word")
+        self.target = Tokenizer.train((pair.target for pair in self.pairs), "char")
+        sizes = {"vocab": len(self.source), "target_vocab": len(self.target)}
+        self.model_config = from_dict(ModelConfig, {**tables["model"], **sizes, **changes}, "model.")
+        self.recipe = {"model": to_dict(self.model_config), "train": to_dict(self.config), "data": self.data}
+
+    def claim_folder(self, fresh: bool) -> None:
+        """Make the folder this demo's, or say why it is not."""
+        if fresh:
+            for name in CONTENTS:
+                path = self.folder / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        make_folder(self.folder)
+        if (self.folder / RECIPE).exists():
+            if load_recipe(self.folder) != self.recipe:
+                raise UserError(
+                    f"{self.folder}: holds a run with other settings (see {RECIPE} there): "
+                    "name another folder with --out, or start anew with --fresh"
+                )
+        elif any((self.folder / name).exists() for name in CONTENTS):
+            raise UserError(f"{self.folder}: holds other files of this name: choose another folder with --out")
+        self.source.save(self.folder / "source.json")
+        self.target.save(self.folder / "target.json")
+        write_toml(self.folder / RECIPE, self.recipe)
+
+    def trainer(self) -> Trainer:
+        torch.manual_seed(self.config.seed)
+        model = build(self.model_config)
+        sources = framed(self.source, [pair.source for pair in self.pairs])
+        targets = framed(self.target, [pair.target for pair in self.pairs], begin=True)
+        batches = Batches(Pairs(sources, targets), self.config.batch_tokens, self.config.seed)
+        objective = partial(translation, label_smoothing=self.config.label_smoothing)
+        return Trainer(model, batches, objective, self.config, self.folder)
+
+    def finish(self, trainer: Trainer) -> Demo:
+        """Save the model, try it on what it has never seen, write the report."""
+        model = trainer.model
+        assert isinstance(model, EncoderDecoder)
+        save(model, self.folder, recipe=self.recipe)
+        translator = Translator(model, self.source, self.target)
+        unseen = examples("test", self.data["test"], self.data["seed"])
+        result = judge(translator, unseen)
+        title = "English dates and numbers → Korean"
+        metrics = read_metrics(self.folder)
+        report = write_report(self.folder / "report.html", title, translator, metrics, result, SHOWN[0])
+        shown = list(zip(SHOWN, translator.translate(SHOWN), strict=True))
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return Demo(self.folder, report, result, trainer.step, trainer.seconds, parameters, shown)
+
+
+def judge(translator: Translator, unseen: list[Example]) -> Result:
+    answers = translator.translate([example.source for example in unseen])
+    return Result([(example.source, example.target, answer) for example, answer in zip(unseen, answers, strict=True)])

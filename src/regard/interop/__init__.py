@@ -1,0 +1,36 @@
+"""Weights to and from Hugging Face: GPT-2, BERT, ViT, Marian, BART and T5 in the parts of this library.
+
+    from regard.interop import import_folder, export_folder
+    model, tokenizers = import_folder("gpt2")        # config.json, model.safetensors, tokenizer.json
+    export_folder(model, "out", tokenizers)          # AutoModelForCausalLM.from_pretrained("out")
+
+Six architectures that look different are one stack with other values; a module per family says which. Read
+`gpt2` first, then `rules` and `family`, which all of them use. transformers itself is needed only for
+`compare`, which runs both and reports the largest difference.
+"""
+
+from regard.interop.check import Difference, compare
+from regard.interop.convert import (
+    FAMILIES,
+    config_from_hf,
+    config_to_hf,
+    family_of,
+    weights_from_hf,
+    weights_to_hf,
+)
+from regard.interop.folder import Imported, export_folder, import_folder, read_folder
+
+__all__ = [
+    "FAMILIES",
+    "Difference",
+    "Imported",
+    "compare",
+    "config_from_hf",
+    "config_to_hf",
+    "export_folder",
+    "family_of",
+    "import_folder",
+    "read_folder",
+    "weights_from_hf",
+    "weights_to_hf",
+]

@@ -1,0 +1,123 @@
+"""The proof: the same random input through transformers and through Regard, and the largest difference.
+
+Both compute in float32, in another order of operations, so numbers agree to about 1e-6 of their size; a wrong
+map gives differences of the size of the numbers themselves. Rows have different lengths, so that padding is
+part of the proof; only real tokens are compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import MissingExtra, UserError
+from regard.interop.folder import read_json
+from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model
+
+TOLERANCE = 2e-5  # of the largest number compared
+
+
+@dataclass(frozen=True)
+class Difference:
+    largest: float  # max |ours - theirs|
+    size: float  # max |theirs|
+    count: int  # numbers compared
+
+    @property
+    def fits(self) -> bool:
+        return self.largest <= TOLERANCE * max(1.0, self.size)
+
+    @property
+    def sentence(self) -> str:
+        numbers = f"{self.count:,} numbers up to {self.size:.1f}"
+        return f"largest difference from transformers: {self.largest:.1e} in {numbers}"
+
+
+def compare(model: Model, folder: str | Path) -> Difference:
+    """Run `model` and what transformers loads from `folder` on the same random inputs."""
+    peer = load_peer(folder)
+    was_training, dtype = model.training, next(model.parameters()).dtype
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            pairs = _outputs(model.float().eval(), peer, generator)
+    finally:
+        model.to(dtype).train(was_training)
+    gaps = [(ours - theirs).abs().max().item() for ours, theirs in pairs]
+    sizes = [theirs.abs().max().item() for _, theirs in pairs]
+    return Difference(max(gaps), max(sizes), sum(theirs.numel() for _, theirs in pairs))
+
+
+def load_peer(folder: str | Path) -> Any:
+    """The transformers model in `folder`, in float32."""
+    try:
+        import transformers
+    except ModuleNotFoundError:
+        raise MissingExtra("hf", "transformers", "--check") from None
+    name = read_json(Path(folder) / "config.json")["architectures"][0]
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        kind = getattr(transformers, name)
+        return kind.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True).eval()
+    except Exception as error:  # whatever transformers raises, the folder did not load
+        raise UserError(f"{folder}: transformers cannot load it as {name}: {error}") from error
+
+
+def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    config = model.config
+    longest = min(24, config.max_length)
+
+    def tokens(vocab: int) -> tuple[Tensor, Tensor]:
+        """ids [3, N] and which are real: a full row, a short one and one of a single token."""
+        ids = torch.randint(vocab, (3, longest), generator=generator)
+        return ids, torch.arange(longest) < torch.tensor([longest, (longest + 1) // 2, 1])[:, None]
+
+    match model:
+        case EncoderDecoder():
+            source, source_valid = tokens(config.vocab or 0)
+            target, target_valid = tokens(config.target_size)
+            out = peer(
+                input_ids=source, attention_mask=source_valid.long(),
+                decoder_input_ids=target, decoder_attention_mask=target_valid.long(),
+            )  # fmt: skip
+            return [(model(source, target, source_valid, target_valid)[target_valid], _logits(out, peer)[target_valid])]
+        case Decoder():
+            ids, valid = tokens(config.vocab or 0)
+            out = peer(input_ids=ids, attention_mask=valid.long())
+            return [(model(ids, valid)[valid], _logits(out, peer)[valid])]
+        case Encoder() if config.source == "patches":
+            shape = (3, config.channels, config.image_size, config.image_size)
+            images = torch.randn(shape, generator=generator)
+            return _encoded(model, (images,), peer(pixel_values=images), None)
+        case Encoder():
+            ids, valid = tokens(config.vocab or 0)
+            types = torch.randint(max(1, config.token_types), ids.shape, generator=generator)
+            out = peer(input_ids=ids, attention_mask=valid.long(), token_type_ids=types)
+            return _encoded(model, (ids, valid, types if config.token_types else None), out, valid)
+
+
+def _logits(out: Any, peer: Any) -> Tensor:
+    """Logits; a model without an output layer is read through its table, as Regard does."""
+    if "logits" in out:
+        logits: Tensor = out.logits
+        return logits
+    states: Tensor = out.last_hidden_state
+    return states @ peer.get_input_embeddings().weight.T
+
+
+def _encoded(model: Encoder, given: tuple[Any, ...], out: Any, valid: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    real: Any = slice(None) if valid is None else valid
+    logits = out.get("logits", out.get("prediction_logits"))  # the second in BertForPreTraining
+    if logits is not None:
+        keep = real if model.config.head == "tokens" else slice(None)
+        return [(model(*given)[keep], logits[keep])]
+    states = model.encode(*given)
+    pairs = [(states[real], out.last_hidden_state[real])]
+    if model.pooler is not None:
+        pairs.append((model.pooled(states), out.pooler_output))
+    return pairs

@@ -1,0 +1,183 @@
+"""Folders as Hugging Face writes them: config.json, model.safetensors (or shards and an index), tokenizer.json.
+
+    model, tokenizers = import_folder("gpt2")            export_folder(model, "out", tokenizers)
+
+Imported weights become float32 (float64 stays): every number is kept, half precision included. What
+config.json says about special tokens and class names travels as `notes` in the recipe's table [hf].
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.errors import UserError
+from regard.interop.convert import (
+    NOTES,
+    config_from_hf,
+    config_to_hf,
+    family_in,
+    family_of,
+    read_weights_from_hf,
+    weights_to_hf,
+)
+from regard.interop.family import Json
+from regard.interop.rules import Tensors
+from regard.models.config import ModelConfig
+from regard.models.transformer import Model, build
+from regard.run import fill, make_folder, read_weights, weights_of, write_weights
+from regard.settings import write_whole
+from regard.text.tokenizer import Tokenizer
+
+# Tokens that transformers knows by their role and Regard does not, under the names that well-known models give them.
+ROLES = {"[CLS]": "cls_token", "[SEP]": "sep_token", "[MASK]": "mask_token", "<mask>": "mask_token"}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a folder held: `unused` names the tensors that carry nothing for the model."""
+
+    family: str
+    model: Model
+    tokenizers: dict[str, Tokenizer]
+    notes: Json
+    unused: list[str]
+
+
+def import_folder(folder: str | Path) -> tuple[Model, dict[str, Tokenizer]]:
+    """The model in a Hugging Face folder, in eval mode, and its tokenizer under the name "tokenizer", if any."""
+    found = read_folder(folder)
+    return found.model, found.tokenizers
+
+
+def read_folder(folder: str | Path) -> Imported:
+    """Everything that a Hugging Face folder says."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        hub = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(folder))
+        hint = f"; to get it from the Hugging Face hub:  hf download {folder} --local-dir {folder.name}" if hub else ""
+        raise UserError(f"{folder}: there is no such folder{hint}")
+    hf = read_json(folder / "config.json")
+    family = family_in(hf)
+    tensors = _read_tensors(folder, hf)
+    try:
+        config = config_from_hf(hf, tensors)
+        ours, unused = read_weights_from_hf(config, tensors)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
+    with torch.random.fork_rng(devices=[]):
+        model = build(config)
+    if any(tensor.dtype == torch.float64 for tensor in ours.values()):
+        model = model.double()
+    fill(model, ours, str(folder))
+    path = folder / "tokenizer.json"
+    tokenizers = {"tokenizer": Tokenizer.load(path)} if path.is_file() else {}
+    return Imported(family.title, model.eval(), tokenizers, _notes(hf, config), unused)
+
+
+def _notes(hf: Json, config: ModelConfig) -> Json:
+    names = (name for name in NOTES if name != "id2label" or config.head == "classes")
+    return {name: hf[name] for name in names if hf.get(name) is not None}
+
+
+def read_json(path: Path) -> Json:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; a Hugging Face folder has one, so copy or download it again") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error}); copy or download it again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a {type(content).__name__}, not a table of settings; copy or download it again")
+    return content
+
+
+def _read_tensors(folder: Path, hf: Json) -> Tensors:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return read_weights(single)
+    if index.is_file():
+        return _read_shards(folder, index)
+    if (folder / "pytorch_model.bin").exists() or (folder / "pytorch_model.bin.index.json").exists():
+        name = (hf.get("architectures") or ["AutoModel"])[0]
+        raise UserError(
+            f"{folder}: the weights are a pickle (pytorch_model.bin), which can run code when it is opened, so they "
+            'are not read. Convert them where you trust them:  python -c "from transformers import '
+            f"{name} as M; M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\""
+        )
+    raise UserError(f"{single}: missing, and there is no {index.name} either; copy or download the folder again")
+
+
+def _read_shards(folder: Path, index: Path) -> Tensors:
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise UserError(f"{index}: has no table weight_map of tensor and file names; copy or download it again")
+    tensors: Tensors = {}
+    for name in sorted(set(names.values())):
+        if Path(name).name != name:
+            raise UserError(f"{index}: the file name {name!r} leads out of the folder, so it is not read")
+        tensors.update(read_weights(folder / name))
+    if lost := [name for name in names if name not in tensors]:
+        raise UserError(f"{index}: {lost[0]} is not in {names[lost[0]]}; copy or download the folder again")
+    return tensors
+
+
+def export_folder(
+    model: Model,
+    folder: str | Path,
+    tokenizers: Mapping[str, Tokenizer] | None = None,
+    *,
+    notes: Mapping[str, Any] | None = None,
+) -> str:
+    """Write `model` so that transformers' `from_pretrained(folder)` reads it; gives the family's name.
+
+    Special tokens come from the tokenizers, unless `notes` names them. Where source and target have tokenizers
+    of their own, the target's goes to the subfolder `target`.
+    """
+    folder, tokenizers = Path(folder), dict(tokenizers or {})
+    config = model.config
+    family = family_of(config)
+    weights = weights_to_hf(config, weights_of(model))
+    source = tokenizers.get("source", tokenizers.get("tokenizer"))
+    target = tokenizers.get("target", source)
+    hf = config_to_hf(config, {**_special_ids(config, target), **(notes or {})})
+    hf["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
+    make_folder(folder)
+    for name, tokenizer in ((".", source), ("target", tokenizers.get("target"))):
+        if tokenizer is not None:
+            make_folder(folder / name)
+            path = folder / name / "tokenizer.json"
+            tokenizer.save(path)
+            added = {token["content"] for token in read_json(path).get("added_tokens", [])}
+            _write_json(path.with_name("tokenizer_config.json"), _tokenizer_config(tokenizer, added, config))
+    _write_json(folder / "config.json", hf)
+    write_weights(folder / "model.safetensors", weights)
+    return family.title
+
+
+def _special_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> Json:
+    if tokenizer is None:
+        return {}
+    ids: Json = {"pad_token_id": tokenizer.pad, "bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos}
+    if config.shape == "encoder-decoder":
+        ids["decoder_start_token_id"] = tokenizer.bos
+    return {name: id for name, id in ids.items() if id is not None}
+
+
+def _tokenizer_config(tokenizer: Tokenizer, added: set[str], config: ModelConfig) -> Json:
+    content: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_length}
+    for role in ("pad", "unk", "bos", "eos"):
+        id = getattr(tokenizer, role)
+        if id is not None:
+            content[f"{role}_token"] = tokenizer.token(id)
+    return {**content, **{role: name for name, role in ROLES.items() if name in added}}
+
+
+def _write_json(path: Path, content: Json) -> None:
+    write_whole(path, (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())

@@ -1,0 +1,93 @@
+"""GPT-2 (Radford et al. 2019): a decoder, pre-LN, learned positions, the tanh form of GELU.
+
+wte                          source.table             wpe                 decoder.position.table
+h.N.ln_1, ln_2               around_attention.norm, around_feedforward.norm
+h.N.attn.c_attn, c_proj      attention.qkv, out       [in, out] there, [out, in] here
+h.N.mlp.c_fc, c_proj         feedforward.up, down     ln_f                decoder.norm
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from regard.interop.family import Family, Json, Key, read_architecture, tied
+from regard.interop.rules import Rule, Tensors, conv1d, norm, same
+from regard.models.config import ModelConfig
+
+
+def rules(config: ModelConfig) -> Iterator[Rule]:
+    yield same("source.table.weight", "wte.weight")
+    yield same("decoder.position.table.weight", "wpe.weight")
+    for layer in range(config.layers):
+        ours, theirs = f"decoder.blocks.{layer}", f"h.{layer}"
+        yield from norm(f"{ours}.around_attention.norm", f"{theirs}.ln_1")
+        yield from conv1d(f"{ours}.attention.qkv", f"{theirs}.attn.c_attn")
+        yield from conv1d(f"{ours}.attention.out", f"{theirs}.attn.c_proj")
+        yield from norm(f"{ours}.around_feedforward.norm", f"{theirs}.ln_2")
+        yield from conv1d(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc")
+        yield from conv1d(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj")
+    yield from norm("decoder.norm", "ln_f")
+    if not config.tie:
+        yield same("head.project.weight", "lm_head.weight")
+
+
+def open_fields(hf: Json, tensors: Tensors | None) -> Json:
+    read_architecture(GPT2, hf)
+    width = hf.get("n_embd") or 768
+    return {
+        "ff_dim": hf.get("n_inner") or (4 * width if isinstance(width, int) else width),
+        "tie": tied(hf, tensors, "lm_head.weight", "wte.weight"),
+        "score_scale": 1.0 if hf.get("scale_attn_weights") is False else None,
+    }
+
+
+def doubts(config: ModelConfig) -> list[str]:
+    if config.scale == 1.0 or math.isclose(config.scale, config.key_dim**-0.5):
+        return []
+    return [f"score_scale = {config.score_scale} (GPT-2 has 1 / sqrt(head_dim) or 1)"]
+
+
+def extend(config: ModelConfig) -> Json:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "n_inner": config.ff_dim,
+        "tie_word_embeddings": config.tie,
+        "scale_attn_weights": config.scale != 1.0 or config.key_dim == 1,
+    }
+
+
+FIXED: Json = {
+    "shape": "decoder", "source": "tokens", "position": "learned", "norm": "layer", "norm_order": "pre",
+    "final_norm": True, "embed_norm": False, "bias": True, "embed_scale": False, "head_layer": False,
+    "logit_scale": 1.0, "logit_bias": False,
+}  # fmt: skip
+
+GPT2 = Family(
+    kind="gpt2",
+    title="GPT-2",
+    architectures=("GPT2LMHeadModel", "GPT2Model"),
+    keys=(
+        Key("dim", "n_embd", 768),
+        Key("layers", "n_layer", 12),
+        Key("heads", "n_head", 12),
+        Key("vocab", "vocab_size", 50257),
+        Key("max_length", "n_positions", 1024),
+        Key("activation", "activation_function", "gelu_new"),
+        Key("norm_eps", "layer_norm_epsilon", 1e-5),
+        Key("dropout", "resid_pdrop", 0.1),
+        Key("attention_dropout", "attn_pdrop", 0.1),
+        Key("embed_dropout", "embd_pdrop", 0.1),
+    ),
+    fixed=FIXED,
+    rules=rules,
+    only={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    free=("score_scale",),
+    prefix="transformer.",
+    outside=("lm_head.",),
+    unused=r"h\.\d+\.attn\.(bias|masked_bias)",  # the causal mask, once stored as a buffer
+    open=open_fields,
+    doubts=doubts,
+    extend=extend,
+    copies=lambda config: {"lm_head.weight": "wte.weight"} if config.tie else {},
+)

@@ -1,0 +1,240 @@
+"""Three wirings of the same parts: encoder-decoder, decoder, encoder.
+
+    EncoderDecoder   source -> encoder -> memory;  target -> decoder(memory) -> logits     Vaswani et al. 2017
+    Decoder          tokens -> decoder -> logits of the next token                         Radford et al. 2019
+    Encoder          source -> encoder -> states, a pooled vector, classes or token logits Devlin et al. 2018
+
+`build(config)` chooses. Logits have shape [B, N, vocab], classes [B, classes]. `valid` is True for real
+tokens. A model that generates offers `start` (read what is given) and `step` (one more token), both with
+a cache that stands beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import UserError
+from regard.models.config import ModelConfig
+from regard.nn.block import Memory, Stack
+from regard.nn.cache import Cache
+from regard.nn.embed import Features, Patches, Tokens
+from regard.nn.mask import Mask, Places, everything
+
+
+class Head(nn.Module):
+    """States to token logits; tied to an embedding table when one is given."""
+
+    def __init__(self, config: ModelConfig, size: int, table: nn.Embedding | None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(config.dim, config.dim) if config.head_layer else None
+        self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if config.head_layer else nn.Identity()
+        self.project = nn.Linear(config.dim, size, bias=False)
+        if table is not None:
+            self.project.weight = table.weight
+        self.bias = nn.Parameter(torch.zeros(size)) if config.logit_bias else None
+        self.scale = config.logit_scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layer is not None:
+            x = self.norm(F.gelu(self.layer(x)))
+        if self.scale != 1.0:
+            x = x * self.scale
+        logits: Tensor = F.linear(x, self.project.weight, self.bias)
+        return logits
+
+
+def make_source(config: ModelConfig) -> Tokens | Patches | Features:
+    match config.source:
+        case "tokens":
+            return Tokens(config.vocab or 0, config.dim, scaled=config.embed_scale, types=config.token_types)
+        case "patches":
+            cls = config.pool == "cls" and config.shape == "encoder"
+            return Patches(config.image_size, config.patch_size, config.channels, config.dim, cls=cls)
+        case "features":
+            return Features(config.feature_dim, config.dim)
+
+
+@dataclass
+class State:
+    """A generation under way: the cache, and the memory that cross attention looks at."""
+
+    cache: Cache
+    memory: Memory | None = None
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep these rows in this order (beam search)."""
+        self.cache.reorder(rows)
+        if self.memory is not None:
+            self.memory = Memory(self.memory.states.index_select(0, rows), self.memory.places.reorder(rows))
+
+
+class EncoderDecoder(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.source = make_source(config)
+        own = not (config.share and isinstance(self.source, Tokens))
+        self.target = Tokens(config.target_size, config.dim, scaled=config.embed_scale)
+        if not own and isinstance(self.source, Tokens):
+            self.target.table = self.source.table
+        self.encoder = Stack(config, causal=False)
+        layers = config.layers if config.decoder_layers is None else config.decoder_layers
+        self.decoder = Stack(replace(config, layers=layers), causal=True, memory=True)
+        self.head = Head(config, config.target_size, self.target.table if config.tie else None)
+        initialise(self)
+
+    def encode(self, source: Tensor, valid: Tensor | None = None, document: Tensor | None = None) -> Memory:
+        x = self.source(source)
+        places = Places.of(x.shape[1], x.device, valid, document)
+        return Memory(self.encoder(x, places), places)
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Memory,
+        valid: Tensor | None = None,
+        document: Tensor | None = None,
+        mask: Mask = everything,
+    ) -> Tensor:
+        """Teacher forcing: logits for the token after each one of `target`. Padding on the right needs no `valid`."""
+        places = Places.of(target.shape[1], target.device, valid, document)
+        return self.head(self.decoder(self.target(target), places, memory=memory, mask=mask))
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_valid: Tensor | None = None,
+        target_valid: Tensor | None = None,
+    ) -> Tensor:
+        return self.decode(target, self.encode(source, source_valid), target_valid)
+
+    def start(self, source: Tensor, valid: Tensor | None = None, capacity: int = 0) -> State:
+        return State(Cache(capacity), self.encode(source, valid))
+
+    def step(self, tokens: Tensor, state: State, valid: Tensor | None = None) -> Tensor:
+        """Read `tokens` [B, n] after what was read before; logits [B, n, vocab] of what follows each."""
+        places = state.cache.next_places(tokens.shape[1], tokens.device, valid)
+        return self.head(self.decoder(self.target(tokens), places, memory=state.memory, cache=state.cache))
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.source = Tokens(config.vocab or 0, config.dim, scaled=config.embed_scale)
+        self.decoder = Stack(config, causal=True)
+        self.head = Head(config, config.vocab or 0, self.source.table if config.tie else None)
+        initialise(self)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        valid: Tensor | None = None,
+        document: Tensor | None = None,
+        mask: Mask = everything,
+    ) -> Tensor:
+        places = Places.of(tokens.shape[1], tokens.device, valid, document)
+        return self.head(self.decoder(self.source(tokens), places, mask=mask))
+
+    def start(self, capacity: int = 0) -> State:
+        return State(Cache(capacity))
+
+    def step(self, tokens: Tensor, state: State, valid: Tensor | None = None) -> Tensor:
+        places = state.cache.next_places(tokens.shape[1], tokens.device, valid)
+        return self.head(self.decoder(self.source(tokens), places, cache=state.cache))
+
+
+class Encoder(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.source = make_source(config)
+        self.encoder = Stack(config, causal=False)
+        self.pooler = nn.Linear(config.dim, config.dim) if config.pooler else None
+        self.classify = (
+            nn.Linear(config.dim, config.classes) if config.classes is not None and config.head == "classes" else None
+        )
+        table = self.source.table if isinstance(self.source, Tokens) and config.tie else None
+        self.head = Head(config, config.vocab or 0, table) if config.head == "tokens" else None
+        initialise(self)
+
+    def encode(
+        self,
+        source: Tensor,
+        valid: Tensor | None = None,
+        types: Tensor | None = None,
+        mask: Mask = everything,
+    ) -> Tensor:
+        """States [B, N, dim]."""
+        x = self.source(source) if types is None else self.source(source, types)
+        return self.encoder(x, Places.of(x.shape[1], x.device, valid), mask=mask)
+
+    def pooled(self, states: Tensor, valid: Tensor | None = None) -> Tensor:
+        """One vector for the whole: the first real state, or the mean of the real ones. [B, dim]"""
+        if states.shape[1] == 0:
+            raise UserError("pool: the sequence has no tokens: give at least one")
+        if self.config.pool == "cls":
+            x = states[:, 0]
+            if valid is not None:  # padding may stand in front
+                first = valid.int().argmax(dim=1)
+                x = states[torch.arange(len(first), device=first.device), first]
+        elif valid is None:
+            x = states.mean(dim=1)
+        else:
+            real = valid[..., None].to(states.dtype)
+            x = (states * real).sum(dim=1) / real.sum(dim=1).clamp_min(1)
+        return x if self.pooler is None else torch.tanh(self.pooler(x))
+
+    def forward(
+        self,
+        source: Tensor,
+        valid: Tensor | None = None,
+        types: Tensor | None = None,
+        mask: Mask = everything,
+    ) -> Tensor:
+        states = self.encode(source, valid, types, mask)
+        if self.head is not None:
+            logits: Tensor = self.head(states)
+            return logits
+        if self.config.head == "none":
+            return states
+        pooled = self.pooled(states, valid)
+        return pooled if self.classify is None else self.classify(pooled)
+
+
+Model = EncoderDecoder | Decoder | Encoder
+
+
+def build(config: ModelConfig) -> Model:
+    """A new model with random weights (seed torch first for the same ones again)."""
+    match config.shape:
+        case "encoder-decoder":
+            return EncoderDecoder(config)
+        case "decoder":
+            return Decoder(config)
+        case "encoder":
+            return Encoder(config)
+
+
+def initialise(model: Model) -> None:
+    """xavier: Glorot & Bengio 2010, as the paper's code; normal: GPT-2's 0.02 with smaller residual outputs."""
+    config = model.config
+    depth = sum(len(stack.blocks) for stack in model.modules() if isinstance(stack, Stack))
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=config.dim**-0.5 if config.embed_scale else 0.02)
+        elif isinstance(module, nn.Linear | nn.Conv2d) and not name.startswith("head.project"):
+            if config.init == "normal":
+                inner = name.endswith(("attention.out", "cross.out", "feedforward.down"))
+                nn.init.normal_(module.weight, std=0.02 * (2 * depth) ** -0.5 if inner else 0.02)
+            else:
+                nn.init.xavier_uniform_(module.weight.flatten(1))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    if not config.tie and (head := getattr(model, "head", None)) is not None:
+        nn.init.normal_(head.project.weight, std=config.dim**-0.5)

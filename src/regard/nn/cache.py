@@ -1,0 +1,91 @@
+"""The key/value cache: what a decoder has already computed and need not compute again.
+
+Token t attends to tokens 0 … t. Their keys and values do not change, so they are kept and only the new
+token's are computed: N steps cost O(N²) attention instead of O(N³). Memory of one cache:
+
+    2 · layers · batch · kv_heads · length · head_dim · bytes per number        (Shazeer 2019)
+
+The cache stands beside the model, not in it. It also keeps where each key stands (`places`: position,
+validity), so that the masks and positions of a cached step are those of the whole sequence. Keys are
+stored after rotation. The keys and values of a memory (cross attention) are computed once and kept too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.nn.mask import Places
+
+
+class Cache:
+    """Grows by doubling; give `capacity` when the final length is known, and nothing is copied twice."""
+
+    def __init__(self, capacity: int = 0) -> None:
+        self.capacity = capacity
+        self.places: Places | None = None
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # buffers [B, Hkv, capacity, D]
+        self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # cross attention, [B, Hkv, M, D]
+
+    def __len__(self) -> int:
+        return 0 if self.places is None else len(self.places)
+
+    def next_places(self, count: int, device: torch.device, valid: Tensor | None = None) -> Places:
+        """Places of `count` new tokens after those that are here."""
+        known = self.places
+        if known is None:
+            return Places.of(count, device, valid)
+        if known.start is not None and valid is None:
+            return Places.of(count, device, start=len(known))
+        seen = known.pos + 1 if known.valid is None else torch.where(known.valid, known.pos + 1, 0)
+        fresh = Places.of(count, device, valid)
+        return Places(seen.amax(dim=1, keepdim=True) + fresh.pos, valid)
+
+    def add(self, new: Places) -> Places:
+        """Take in the places of new tokens; gives those of all keys. Called once a forward pass."""
+        known = self.places
+        if known is None:
+            self.places = new
+        elif known.start is not None and new.start == known.start + len(known):
+            self.places = Places.of(len(known) + len(new), new.pos.device, start=known.start)
+        else:
+            rows = max(known.rows, new.rows)
+            pos = torch.cat((known.pos.expand(rows, -1), new.pos.expand(rows, -1)), dim=1)
+            self.places = Places(pos, torch.cat((_valid(known, rows), _valid(new, rows)), dim=1))
+        return self.places
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append one layer's new keys and values [B, Hkv, n, D]; gives views of all of them."""
+        end = len(self)
+        start = end - k.shape[2]
+        buffers = self._layers.get(layer)
+        if buffers is None or buffers[0].shape[2] < end:
+            size = max(end, self.capacity, 2 * start)
+            grown = k.new_empty(*k.shape[:2], size, k.shape[3]), v.new_empty(*v.shape[:2], size, v.shape[3])
+            if buffers is not None:
+                for old, new in zip(buffers, grown, strict=True):
+                    new[:, :, :start] = old[:, :, :start]
+            buffers = self._layers[layer] = grown
+        buffers[0][:, :, start:end] = k
+        buffers[1][:, :, start:end] = v
+        return buffers[0][:, :, :end], buffers[1][:, :, :end]
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep these rows in this order, as beam search does; a row may be taken more than once."""
+
+        def pick(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            return pair[0].index_select(0, rows), pair[1].index_select(0, rows)
+
+        self._layers = {layer: pick(pair) for layer, pair in self._layers.items()}
+        self.memory = {layer: pick(pair) for layer, pair in self.memory.items()}
+        self.places = None if self.places is None else self.places.reorder(rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the self-attention buffers, filled or not."""
+        return sum(buffer.nbytes for pair in self._layers.values() for buffer in pair)
+
+
+def _valid(places: Places, rows: int) -> Tensor:
+    valid = torch.ones_like(places.pos, dtype=torch.bool) if places.valid is None else places.valid
+    return valid.expand(rows, -1)

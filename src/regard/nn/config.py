@@ -1,0 +1,165 @@
+"""What a stack of Transformer blocks is made of, as values.
+
+Every variant of the architecture is a field here, not a class of its own. A config is frozen, checks itself
+when it is made, and says in words what is wrong: the field, the value, the remedy.
+
+    paper (2017)   norm_order="post", activation="relu",   position="sinusoidal"
+    GPT-2 (2019)   norm_order="pre",  activation="gelu-tanh", position="learned"
+    T5 (2020)      norm_order="pre",  norm="rms", position="t5", bias=False, score_scale=1.0
+    today          norm_order="pre",  norm="rms", activation="swiglu", position="rope", kv_heads < heads
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from regard.errors import UserError
+from regard.settings import check_types
+
+Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu"]
+PositionKind = Literal["sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none"]
+Norm = Literal["layer", "rms", "none"]
+Score = Literal["dot", "multiplicative", "additive", "concat"]
+Path = Literal["fused", "reference", "flex"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """The parts of one stack; `dim` is the width of the residual stream."""
+
+    dim: int = 512
+    layers: int = 6
+    # attention
+    heads: int = 8
+    kv_heads: int | None = None  # fewer than heads: grouped-query; 1: multi-query; None: heads
+    head_dim: int | None = None  # d_k; None: dim / heads
+    value_dim: int | None = None  # d_v; None: head_dim
+    score: Score = "dot"
+    score_scale: float | None = None  # None: 1 / sqrt(head_dim) for dot, else 1
+    window: int | None = None  # self-attention sees only tokens less than this far away
+    attention: Path = "fused"  # which code computes it; the numbers are the same
+    # feed-forward
+    ff_dim: int = 2048
+    activation: Activation = "relu"
+    experts: int = 0  # 0: one dense feed-forward
+    experts_per_token: int = 2
+    # around them
+    norm: Norm = "layer"
+    norm_order: Literal["pre", "post"] = "post"
+    norm_eps: float = 1e-5
+    final_norm: bool | None = None  # one more norm after the last block; None: only with pre
+    embed_norm: bool = False  # one more norm before the first block
+    residual: bool = True
+    bias: bool = True  # in the linear maps
+    dropout: float = 0.1  # on each sub-layer's output
+    attention_dropout: float = 0.0  # on the attention weights
+    embed_dropout: float = 0.1  # on embeddings + positions
+    # positions
+    position: PositionKind = "sinusoidal"
+    pairs: Literal["interleaved", "halves"] = "interleaved"  # how sin/cos pairs lie in a vector
+    max_length: int = 512  # rows of the learned table; other schemes go beyond it
+    rope_base: float = 10000.0
+    position_distance: int = 128  # relative: clipped at it; t5: the last bucket starts there
+    position_buckets: int = 32  # t5
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in (
+            "dim",
+            "layers",
+            "heads",
+            "ff_dim",
+            "max_length",
+            "position_distance",
+            "experts_per_token",
+        ):
+            self._at_least(name, 1)
+        for name in ("kv_heads", "head_dim", "value_dim", "window"):
+            self._at_least(name, 1)
+        self._at_least("experts", 0)
+        self._at_least("position_buckets", 4)
+        for name in ("dropout", "attention_dropout", "embed_dropout"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise UserError(f"{name} = {value}: a probability, so it must be at least 0 and below 1")
+        for name in ("norm_eps", "rope_base"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name} = {getattr(self, name)}: must be greater than 0")
+        self._check_heads()
+        self._check_combinations()
+
+    def _at_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if value is not None and value < least:
+            raise UserError(f"{name} = {value}: must be {least} or more")
+
+    def _check_heads(self) -> None:
+        if self.head_dim is None and self.dim % self.heads:
+            most = min(self.heads, self.dim)
+            near = next(h for step in range(most) for h in (most - step, most + step) if self.dim % h == 0)
+            raise UserError(
+                f"heads = {self.heads} does not divide dim = {self.dim}: use heads = {near}, "
+                f"or set head_dim to give each head its own size"
+            )
+        if self.heads % self.key_heads:
+            raise UserError(
+                f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}: "
+                "each key/value head serves the same number of query heads"
+            )
+
+    def _check_combinations(self) -> None:
+        if self.position == "rope" and self.key_dim % 2:
+            raise UserError(
+                f"position = 'rope' turns pairs of numbers, but head_dim = {self.key_dim} is odd: "
+                "choose dim and heads (or head_dim) so that head_dim is even"
+            )
+        if self.position == "sinusoidal" and self.dim % 2:
+            raise UserError(
+                f"position = 'sinusoidal' needs sin/cos pairs, but dim = {self.dim} is odd: use an even dim"
+            )
+        if self.position == "t5" and self.position_buckets % 2:
+            raise UserError(f"position_buckets = {self.position_buckets}: must be even, half for each direction")
+        if self.position == "t5" and self.position_distance <= self.position_buckets // 2:
+            raise UserError(
+                f"position_distance = {self.position_distance}: must exceed position_buckets / 2 = "
+                f"{self.position_buckets // 2}, where the logarithmic buckets begin"
+            )
+        if self.experts and self.experts_per_token > self.experts:
+            raise UserError(
+                f"experts_per_token = {self.experts_per_token} exceeds experts = {self.experts}: "
+                "lower one or raise the other"
+            )
+        if self.attention == "flex" and self.attention_dropout:
+            raise UserError(
+                f"attention = 'flex' cannot drop weights, but attention_dropout = {self.attention_dropout}: "
+                "set it to 0, or use attention = 'fused'"
+            )
+        if self.score != "dot" and self.attention != "reference":
+            raise UserError(
+                f"score = {self.score!r} has no {self.attention} path: set attention = 'reference' (or score = 'dot')"
+            )
+        if self.score != "dot" and self.key_heads != self.heads:
+            raise UserError(f"score = {self.score!r} has parameters per head: leave kv_heads = {self.kv_heads} unset")
+
+    @property
+    def key_heads(self) -> int:
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def key_dim(self) -> int:
+        return self.dim // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def val_dim(self) -> int:
+        return self.key_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def scale(self) -> float:
+        if self.score_scale is not None:
+            return self.score_scale
+        return self.key_dim**-0.5 if self.score == "dot" else 1.0
+
+    @property
+    def ends_with_norm(self) -> bool:
+        return self.norm_order == "pre" if self.final_norm is None else self.final_norm

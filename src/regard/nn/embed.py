@@ -1,0 +1,71 @@
+"""Sources: how tokens, pictures and given features become vectors of the model's width.
+
+    tokens    E[id] · sqrt(dim)      [B, N]              -> [B, N, dim]       Vaswani et al. 2017, section 3.4
+    patches   W · pixels of a patch  [B, C, Hpx, Wpx]    -> [B, N (+1), dim]  Dosovitskiy et al. 2021
+    features  W · vector + b         [B, N, features]    -> [B, N, dim]       regions of a CNN, Anderson et al. 2018
+
+The factor sqrt(dim) brings the rows of a table that also serves as output layer (drawn with standard
+deviation dim^-0.5) to the size of the positions that are added to them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import UserError
+
+
+class Tokens(nn.Module):
+    """A row for each token, and optionally one for each segment type (BERT's sentence A and B)."""
+
+    def __init__(self, vocab: int, dim: int, *, scaled: bool, types: int = 0) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab, dim)
+        self.types = nn.Embedding(types, dim) if types else None
+        self.scale = dim**0.5 if scaled else 1.0
+
+    def forward(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+            raise UserError(
+                f"token ids have dtype {ids.dtype} and shape {tuple(ids.shape)}: give whole numbers [batch, length]"
+            )
+        x: Tensor = self.table(ids)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.types is not None:
+            x = x + self.types(torch.zeros_like(ids) if types is None else types)
+        return x
+
+
+class Patches(nn.Module):
+    """A picture cut into squares, each mapped by one matrix; optionally a learned vector [CLS] in front."""
+
+    def __init__(self, image_size: int, patch_size: int, channels: int, dim: int, *, cls: bool) -> None:
+        super().__init__()
+        self.image_size, self.channels = image_size, channels
+        self.project = nn.Conv2d(channels, dim, kernel_size=patch_size, stride=patch_size)
+        self.cls = nn.Parameter(torch.zeros(1, 1, dim)) if cls else None
+
+    def forward(self, images: Tensor) -> Tensor:
+        want = (self.channels, self.image_size, self.image_size)
+        if images.dim() != 4 or images.shape[1:] != want:
+            raise UserError(f"pictures have shape {tuple(images.shape)}: give [batch, {want[0]}, {want[1]}, {want[2]}]")
+        x = self.project(images).flatten(2).transpose(1, 2)  # [B, N, dim]
+        return x if self.cls is None else torch.cat((self.cls.expand(x.shape[0], -1, -1), x), dim=1)
+
+
+class Features(nn.Module):
+    """Vectors that another model made, such as 36 regions x 2048."""
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(size, dim)
+
+    def forward(self, features: Tensor) -> Tensor:
+        if features.dim() != 3 or features.shape[-1] != self.project.in_features:
+            raise UserError(
+                f"features have shape {tuple(features.shape)}: give [batch, regions, {self.project.in_features}]"
+            )
+        out: Tensor = self.project(features)
+        return out

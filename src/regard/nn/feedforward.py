@@ -1,0 +1,93 @@
+"""The feed-forward layer: after attention has mixed tokens, each one is worked on alone.
+
+    relu, gelu, silu      W₂ act(W₁ x + b₁) + b₂                     Vaswani et al. 2017, eq. 2
+    swiglu, geglu         W₂ (act(W_g x) ⊙ W_u x)                    Shazeer 2020
+
+    x [B, N, dim] -> hidden [B, N, ff_dim] -> [B, N, dim]
+
+A mixture of experts (Shazeer et al. 2017; Fedus et al. 2021) keeps several of them and sends each token
+only to the few that a router prefers: more parameters at the same work per token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.nn.config import Activation, StackConfig
+from regard.nn.trace import Traceable
+
+
+def gated(activation: Activation) -> bool:
+    return activation in ("swiglu", "geglu")
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    match activation:
+        case "relu":
+            return F.relu(x)
+        case "gelu":
+            return F.gelu(x)
+        case "gelu-tanh":
+            return F.gelu(x, approximate="tanh")
+        case "silu":
+            return F.silu(x)
+        case "swiglu":
+            gate, value = x.chunk(2, dim=-1)
+            return F.silu(gate) * value
+        case "geglu":
+            gate, value = x.chunk(2, dim=-1)
+            return F.gelu(gate, approximate="tanh") * value
+
+
+class FeedForward(Traceable):
+    stages = ("hidden", "output")
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        wide = 2 * config.ff_dim if gated(config.activation) else config.ff_dim  # gate and value in one product
+        self.up = nn.Linear(config.dim, wide, bias=config.bias)
+        self.down = nn.Linear(config.ff_dim, config.dim, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.mark("hidden", activate(self.up(x), self.activation))
+        return self.mark("output", self.down(hidden))
+
+
+class Experts(Traceable):
+    """`experts` feed-forward layers, of which each token uses `experts_per_token`, weighted by the router."""
+
+    stages = ("router", "output")
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.count, self.top = config.experts, config.experts_per_token
+        self.router = nn.Linear(config.dim, config.experts, bias=False)
+        self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.experts))
+        self.balance: Tensor | None = None  # load-balancing loss of the last forward pass, for the objective
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "balance": None}  # part of a graph, which can be neither copied nor saved
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)  # [T, dim]
+        exact = torch.promote_types(x.dtype, torch.float32)
+        chance = self.mark("router", self.router(tokens).softmax(dim=-1, dtype=exact))  # [T, experts]
+        weight, chosen = chance.topk(self.top, dim=-1)  # [T, top]
+        weight = (weight / weight.sum(dim=-1, keepdim=True)).to(x.dtype)
+        out = torch.zeros_like(tokens)
+        for index, expert in enumerate(self.experts):
+            token, rank = (chosen == index).nonzero(as_tuple=True)
+            out = out.index_add(0, token, expert(tokens[token]) * weight[token, rank, None])
+        # Fedus et al. 2021, eq. 4: share of tokens times mean probability, smallest (1) when even
+        share = F.one_hot(chosen, self.count).to(exact).mean(dim=(0, 1))
+        self.balance = self.count * (share * chance.mean(dim=0)).sum()
+        return self.mark("output", out.view_as(x))
+
+
+def make_feedforward(config: StackConfig) -> FeedForward | Experts:
+    return Experts(config) if config.experts else FeedForward(config)

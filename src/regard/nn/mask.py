@@ -1,0 +1,300 @@
+"""Masks: who may look at whom.
+
+A mask is a predicate over two places, the query's and the key's: True means *visible*.
+
+    causal            q.pos >= k.pos                     the future stays hidden
+    window(n)         |q.pos - k.pos| < n                only near tokens (Longformer, 2020)
+    padding           k.valid                            filler is never looked at
+    same_document     q.document == k.document           packed texts stay apart
+    everything        True
+
+Predicates combine with `&`, `|` and `~`:
+
+    mask = causal & (window(64) | Mask("first", lambda q, k: k.pos == 0))
+
+and see explicit positions, never array indices, so that the same mask serves a whole sequence, one new
+token beside a cache, left padding and packed rows. One predicate renders itself three ways by broadcasting:
+
+    Visibility.dense()   bool [B|1, 1, Nq|1, Nk]      for the written-out formula
+    Visibility.fused()   (tensor or None, is_causal)  for scaled_dot_product_attention
+    Visibility.blocks()  BlockMask                    for FlexAttention
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from regard.errors import UserError
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the tokens of a sequence stand.
+
+    pos       [B|1, N]  position of each token in its own text
+    valid     [B, N]    True for real tokens; None: all are
+    document  [B, N]    number of the text a token belongs to in a packed row; None: one text a row
+    start               not None promises pos == start, start+1, … in every row, so that exact shortcuts
+                        can be chosen without reading a tensor
+    """
+
+    pos: Tensor
+    valid: Tensor | None = None
+    document: Tensor | None = None
+    start: int | None = None
+
+    def __len__(self) -> int:
+        return self.pos.shape[-1]
+
+    @property
+    def rows(self) -> int:
+        return max(x.shape[0] for x in (self.pos, self.valid, self.document) if x is not None)
+
+    def reorder(self, rows: Tensor) -> Places:
+        """Keep these rows in this order; what all rows share stays shared."""
+
+        def pick(x: Tensor) -> Tensor:
+            return x if x.shape[0] == 1 else x.index_select(0, rows)
+
+        valid = None if self.valid is None else pick(self.valid)
+        document = None if self.document is None else pick(self.document)
+        return Places(pick(self.pos), valid, document, self.start)
+
+    @classmethod
+    def of(
+        cls,
+        length: int,
+        device: torch.device,
+        valid: Tensor | None = None,
+        document: Tensor | None = None,
+        start: int = 0,
+    ) -> Places:
+        """Places of a sequence; positions count the real tokens (per document) from `start`."""
+        if valid is None and document is None:
+            return cls(torch.arange(start, start + length, device=device)[None], start=start)
+        _check_marks(length, valid, document)
+        real = torch.ones_like(document) if valid is None else valid.long()  # type: ignore[arg-type]
+        before = real.cumsum(dim=1) - real  # [B, N] real tokens in front of each one
+        if document is not None:
+            fresh = torch.ones_like(document, dtype=torch.bool)
+            fresh[:, 1:] = document[:, 1:] != document[:, :-1]
+            before = before - torch.where(fresh, before, 0).cummax(dim=1).values
+        return cls(before + start, valid, document)
+
+
+def _check_marks(length: int, valid: Tensor | None, document: Tensor | None) -> None:
+    if valid is not None and (valid.dtype != torch.bool or valid.dim() != 2 or valid.shape[1] != length):
+        raise UserError(
+            f"valid has dtype {valid.dtype} and shape {tuple(valid.shape)}: "
+            f"give booleans (True = real token) of shape [batch, {length}]"
+        )
+    if document is not None and (document.is_floating_point() or document.dim() != 2 or document.shape[1] != length):
+        raise UserError(
+            f"document has dtype {document.dtype} and shape {tuple(document.shape)}: "
+            f"give whole numbers of shape [batch, {length}]"
+        )
+
+
+@dataclass(frozen=True)
+class Place:
+    """One side of a predicate. Every field broadcasts against the other side's."""
+
+    batch: Tensor
+    index: Tensor
+    pos: Tensor
+    valid: Tensor | None
+    document: Tensor | None
+
+
+Predicate = Callable[[Place, Place], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """A named predicate; `parts` remembers what `&` and `|` combined, so that a part can be taken out again.
+
+    `rows` is the number of batch rows the predicate itself knows about (1: the same for all).
+    """
+
+    name: str
+    predicate: Predicate
+    operator: str = ""
+    parts: tuple[Mask, ...] = ()
+    rows: int = 1
+
+    def _combine(self, operator: str, other: Mask, predicate: Predicate) -> Mask:
+        name = f"({self.name} {operator} {other.name})"
+        return Mask(name, predicate, operator, (self, other), max(self.rows, other.rows))
+
+    def __and__(self, other: Mask) -> Mask:
+        if self is everything or self is other:
+            return other
+        if other is everything:
+            return self
+        return self._combine("&", other, lambda q, k: self.predicate(q, k) & other.predicate(q, k))
+
+    def __or__(self, other: Mask) -> Mask:
+        if self is everything or other is everything:
+            return everything
+        return self._combine("|", other, lambda q, k: self.predicate(q, k) | other.predicate(q, k))
+
+    def __invert__(self) -> Mask:
+        return Mask(f"~{self.name}", lambda q, k: ~self.predicate(q, k), rows=self.rows)
+
+    def __contains__(self, part: Mask) -> bool:
+        return self is part or any(part in own for own in self.parts)
+
+    def without(self, part: Mask) -> Mask:
+        """This mask as if `part` let everything through: `(causal & padding).without(causal) is padding`."""
+        if self is part:
+            return everything
+        if not self.parts:
+            return self
+        left, right = (own.without(part) for own in self.parts)
+        return left & right if self.operator == "&" else left | right
+
+    def __repr__(self) -> str:
+        return f"Mask({self.name})"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def draw(self, queries: int, keys: int | None = None) -> str:
+        """A picture for people: ■ is visible, · is hidden.
+
+        >>> print(causal.draw(3))
+        ■ · ·
+        ■ ■ ·
+        ■ ■ ■
+        """
+        device = torch.device("cpu")
+        rows = Visibility(self, Places.of(queries, device), Places.of(keys or queries, device)).dense()
+        grid = rows[0, 0].expand(queries, keys or queries).tolist()
+        return "\n".join(" ".join("■" if cell else "·" for cell in row) for row in grid)
+
+
+def _padding(q: Place, k: Place) -> Tensor:
+    return torch.ones_like(k.pos, dtype=torch.bool) if k.valid is None else k.valid
+
+
+def _same_document(q: Place, k: Place) -> Tensor:
+    if q.document is None or k.document is None:
+        raise UserError("mask = 'same_document' needs document numbers on both sides: give `document` to the places")
+    return q.document == k.document
+
+
+everything = Mask("everything", lambda q, k: torch.ones_like(k.pos, dtype=torch.bool))
+causal = Mask("causal", lambda q, k: q.pos >= k.pos)
+padding = Mask("padding", _padding)
+same_document = Mask("same_document", _same_document)
+
+
+@cache
+def window(size: int) -> Mask:
+    """Only tokens less than `size` away: with `causal`, the query itself and `size - 1` before it."""
+    if size < 1:
+        raise UserError(f"window = {size}: must be 1 or more, so that a token can see at least itself")
+    return Mask(f"window({size})", lambda q, k: (q.pos - k.pos).abs() < size)
+
+
+def from_tensor(visible: Tensor) -> Mask:
+    """A mask from a ready boolean table [Nq, Nk] or [B, Nq, Nk], read by index."""
+    if visible.dtype != torch.bool or visible.dim() not in (2, 3):
+        raise UserError(
+            f"mask tensor has dtype {visible.dtype} and shape {tuple(visible.shape)}: "
+            "give booleans (True = visible) of shape [queries, keys] or [batch, queries, keys]"
+        )
+    table = visible if visible.dim() == 3 else visible[None]
+    rows = table.shape[0]
+
+    def look(q: Place, k: Place) -> Tensor:
+        sizes = (1 if rows == 1 else q.batch.numel(), q.index.numel(), k.index.numel())
+        if any(size > own for size, own in zip(sizes, table.shape, strict=True)):
+            raise UserError(
+                f"mask tensor has shape {tuple(visible.shape)}: too small for {sizes[1]} queries "
+                f"and {sizes[2]} keys in {q.batch.numel()} rows"
+            )
+        return table[0 if rows == 1 else q.batch, q.index, k.index]
+
+    return Mask("tensor", look, rows=rows)
+
+
+class Visibility:
+    """A mask over given places; each rendering is made once and shared by all layers of a forward pass."""
+
+    def __init__(self, mask: Mask, q: Places, k: Places) -> None:
+        for part, given in ((padding, k.valid), (same_document, k.document)):
+            if given is not None and part not in mask:
+                mask = mask & part
+        self.mask, self.q, self.k = mask, q, k
+        self._dense: Tensor | None = None
+        self._blocks: BlockMask | None = None
+
+    def with_mask(self, mask: Mask) -> Visibility:
+        return self if mask is self.mask else Visibility(mask, self.q, self.k)
+
+    def dense(self) -> Tensor:
+        """bool [B|1, 1, Nq|1, Nk]: the predicate over all pairs at once, by broadcasting."""
+        if self._dense is None:
+            q = _spread(self.q, self.mask.rows, 2)  # [B|1, 1, Nq, 1]
+            k = _spread(self.k, self.mask.rows, 3)  # [B|1, 1, 1, Nk]
+            self._dense = self.mask.predicate(q, k)
+        return self._dense
+
+    def fused(self) -> tuple[Tensor | None, bool]:
+        """(mask tensor or None, is_causal) for SDPA; no tensor wherever leaving it out is exact."""
+        if self.mask is everything:
+            return None, False
+        if self.mask is causal and self.q.start is not None and self.k.start is not None:
+            if self.q.start == self.k.start and len(self.q) == len(self.k):
+                return None, True  # is_causal counts from the first key, so both must start together
+            if self.q.start >= self.k.start + len(self.k) - 1:
+                return None, False  # every key is already in the past, as for one token beside a cache
+        return self.dense(), False
+
+    def blocks(self, batch: int) -> BlockMask | None:
+        """The sparse form of FlexAttention; None where everything is visible."""
+        if self.mask is everything:
+            return None
+        if self._blocks is None:
+            rows = max(self.mask.rows, self.q.rows, self.k.rows)
+            self._blocks = create_block_mask(
+                lambda b, h, i, j: self.mask.predicate(_pick(self.q, b, i), _pick(self.k, b, j)),
+                B=None if rows == 1 else batch,
+                H=None,
+                Q_LEN=len(self.q),
+                KV_LEN=len(self.k),
+                device=self.q.pos.device,
+            )
+        return self._blocks
+
+
+def _spread(places: Places, rows: int, axis: int) -> Place:
+    """All places at once, laid along `axis` of [B, H, Nq, Nk]."""
+
+    def lay(x: Tensor) -> Tensor:
+        return x[:, None, :, None] if axis == 2 else x[:, None, None, :]
+
+    device = places.pos.device
+    batch = torch.arange(max(rows, places.rows), device=device).view(-1, 1, 1, 1)
+    index = lay(torch.arange(len(places), device=device)[None])
+    valid = None if places.valid is None else lay(places.valid)
+    document = None if places.document is None else lay(places.document)
+    return Place(batch, index, lay(places.pos), valid, document)
+
+
+def _pick(places: Places, b: Tensor, i: Tensor) -> Place:
+    """One place: token `i` of row `b`, as FlexAttention asks for it."""
+
+    def at(x: Tensor) -> Tensor:
+        return x[b, i] if x.shape[0] > 1 else x[0, i]
+
+    valid = None if places.valid is None else at(places.valid)
+    document = None if places.document is None else at(places.document)
+    return Place(b, i, at(places.pos), valid, document)

@@ -1,0 +1,144 @@
+"""Multi-head attention: several small attentions side by side, each free to look elsewhere.
+
+    head_i = Attention(x W_q,i , y W_k,i , y W_v,i)        MultiHead(x, y) = [head_1; …; head_h] W_o
+
+x is where the queries come from, y where keys and values do: the same sequence (self attention) or
+another one (cross attention over a memory). One matrix product makes the projections of all heads; for
+self attention it makes q, k and v at once (GPT-2's `c_attn`). `HeadList` is the same thing spelled out,
+one small module a head, for reading and for checking.
+
+    x  [B, Nq, dim]   y  [B, Nk, dim]   ->   [B, Nq, dim]                 Vaswani et al. 2017, section 3.2.2
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from regard.nn.attention import attend, dot, reference
+from regard.nn.cache import Cache
+from regard.nn.config import StackConfig
+from regard.nn.mask import Visibility
+from regard.nn.position import Bias, Rotation, rotate
+from regard.nn.score import LearnedScore
+from regard.nn.trace import Traceable
+
+
+@dataclass(frozen=True)
+class Context:
+    """What travels through a stack unchanged, so that signatures stay short."""
+
+    visibility: Visibility  # of the sequence for itself
+    rotation: Rotation | None = None
+    bias: Bias | None = None
+    cache: Cache | None = None
+    memory: Tensor | None = None  # [B, M, dim], for cross attention
+    memory_visibility: Visibility | None = None
+
+
+class MultiHead(Traceable):
+    """Self attention, or cross attention over a memory when `cross`."""
+
+    stages = ("q", "k", "v", "mask", "scores", "scaled", "masked", "weights", "heads", "output")
+
+    def __init__(self, config: StackConfig, *, layer: int = 0, cross: bool = False) -> None:
+        super().__init__()
+        self.config, self.layer, self.cross = config, layer, cross
+        q_size, k_size = config.heads * config.key_dim, config.key_heads * config.key_dim
+        self.sizes = (q_size, k_size, config.key_heads * config.val_dim)
+        if cross:
+            self.q = nn.Linear(config.dim, q_size, bias=config.bias)
+            self.kv = nn.Linear(config.dim, sum(self.sizes[1:]), bias=config.bias)
+        else:
+            self.qkv = nn.Linear(config.dim, sum(self.sizes), bias=config.bias)
+        self.out = nn.Linear(config.heads * config.val_dim, config.dim, bias=config.bias)
+        self.score = None if config.score == "dot" else LearnedScore(config.score, config.heads, config.key_dim)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q, k, v = self._across(x, context) if self.cross else self._within(x, context)
+        visibility = context.memory_visibility if self.cross else context.visibility
+        assert visibility is not None
+        bias = None if self.cross else context.bias
+        config, dropout = self.config, self.config.attention_dropout if self.training else 0.0
+        if self.tap is None and self.score is None:
+            heads = attend(q, k, v, visibility, bias=bias, scale=config.scale, dropout=dropout, path=config.attention)
+        else:
+            q, k, v = self.mark("q", q), self.mark("k", k), self.mark("v", v)
+            mask = visibility.mask if self.tap is None else self.tap("mask", visibility.mask)
+            visible = visibility.with_mask(mask).dense()
+            table = None if bias is None else bias.dense(q)
+            score = dot if self.score is None else self.score
+            heads = reference(
+                q, k, v, visible, scale=config.scale, bias=table, dropout=dropout, score=score, mark=self.mark
+            ).output
+        return self.mark("output", self.out(heads.transpose(1, 2).flatten(2)))
+
+    def _within(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).split(self.sizes, dim=-1)
+        q, k, v = self._split(q, self.config.heads), self._split(k), self._split(v)
+        if context.rotation is not None:
+            q, k = (rotate(part, context.rotation, self.config.pairs) for part in (q, k))
+        if context.cache is not None:
+            k, v = context.cache.extend(self.layer, k, v)
+        return q, k, v
+
+    def _across(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q = self._split(self.q(x), self.config.heads)
+        cache = context.cache
+        if cache is not None and self.layer in cache.memory:
+            return q, *cache.memory[self.layer]
+        assert context.memory is not None
+        k, v = (self._split(part) for part in self.kv(context.memory).split(self.sizes[1:], dim=-1))
+        if cache is not None:
+            cache.memory[self.layer] = (k, v)
+        return q, k, v
+
+    def _split(self, x: Tensor, heads: int | None = None) -> Tensor:
+        """[B, N, H · D] -> [B, H, N, D]"""
+        heads = heads or self.config.key_heads
+        return x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)
+
+
+class HeadList(nn.Module):
+    """The same self attention as a list of single heads, concatenated: same weights, same output."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        single = replace(config, heads=1, kv_heads=1, head_dim=config.key_dim, value_dim=config.val_dim)
+        self.config = config
+        self.heads = nn.ModuleList(
+            nn.Linear(config.dim, sum(MultiHead(single).sizes), bias=config.bias) for _ in range(config.heads)
+        )
+        self.out = nn.Linear(config.heads * config.val_dim, config.dim, bias=config.bias)
+
+    @classmethod
+    def of(cls, fused: MultiHead) -> HeadList:
+        """Cut the fused projections into one projection a head."""
+        config, heads = fused.config, cls(fused.config).to(fused.qkv.weight)
+        group = config.heads // config.key_heads
+        for own, given in zip(
+            fused.qkv.parameters(),
+            zip(*(head.parameters() for head in heads.heads), strict=True),
+            strict=True,
+        ):
+            q, k, v = torch.split(own.detach(), list(fused.sizes))
+            for index, parameter in enumerate(given):
+                rows = (
+                    q.chunk(config.heads)[index],
+                    k.chunk(config.key_heads)[index // group],
+                    v.chunk(config.key_heads)[index // group],
+                )
+                parameter.data.copy_(torch.cat(rows))
+        heads.out.load_state_dict(fused.out.state_dict())
+        return heads
+
+    def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
+        outputs = []
+        for project in self.heads:
+            q, k, v = project(x).split((self.config.key_dim, self.config.key_dim, self.config.val_dim), dim=-1)
+            single = reference(q[:, None], k[:, None], v[:, None], visible, scale=self.config.scale)
+            outputs.append(single.output[:, 0])  # [B, N, Dv]
+        joined: Tensor = self.out(torch.cat(outputs, dim=-1))
+        return joined

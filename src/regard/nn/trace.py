@@ -1,0 +1,180 @@
+"""Tracing: look at any activation by its name, and put another in its place.
+
+    with trace(model) as t:
+        model(tokens)
+    t["decoder.0.attention.weights"]        # [B, H, Nq, Nk]
+
+Names are where an activation lives and what it is: `encoder.0.attention.weights`,
+`decoder.3.cross.scores`, `decoder.3.feedforward.hidden`, `decoder.3.output`. The stages of attention:
+
+    q k v      projected (and rotated) queries, keys, values       [B, H, N, D]
+    mask       the Mask, before it is applied
+    scores     q · k                                               [B, H, Nq, Nk]
+    scaled     after scale and position bias
+    masked     hidden pairs at -inf
+    weights    after softmax
+    heads      each head's weighted sum of values                  [B, H, Nq, Dv]
+    output     after the output projection                         [B, Nq, dim]
+
+An intervention uses the same names (with * and ?): a function from the value to what takes its place.
+
+    trace(model, {"decoder.0.attention.heads": zero_heads(3)})           # a head switched off
+    trace(model, {"decoder.*.attention.mask": drop(causal)})             # the future becomes visible
+    trace(model, {"encoder.1.attention.weights": replace(uniform)})      # other weights
+
+Tracing takes the reference path, whose numbers are those of the fused one, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import UserError, suggest
+from regard.nn.mask import Mask
+
+Edit = Callable[[Any], Any]
+
+
+class Traceable(nn.Module):
+    """A module whose activations have names. Without a trace, `mark` gives its value back untouched."""
+
+    tap: Callable[[str, Any], Any] | None = None
+    stages: tuple[str, ...] = ()
+
+    def mark(self, stage: str, value: Tensor) -> Tensor:
+        if self.tap is None:
+            return value
+        out: Tensor = self.tap(stage, value)
+        return out
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "tap"}  # a copy is not traced
+
+    if TYPE_CHECKING:  # nn.Module leaves the type of a call open
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
+
+
+class Trace:
+    """What was seen: `t[name]` is the latest value, `t.history(name)` all of them, `t.names` every name."""
+
+    def __init__(self, model: nn.Module, edits: Mapping[str, Edit] | None = None, only: str = "*") -> None:
+        self._modules = {
+            name.replace("blocks.", ""): module
+            for name, module in model.named_modules()
+            if isinstance(module, Traceable)
+        }
+        self.names = [
+            f"{path}.{stage}" if path else stage for path, module in self._modules.items() for stage in module.stages
+        ]
+        self._edits, self._only = dict(edits or {}), only
+        self._seen: dict[str, list[Any]] = {}
+        for pattern in (*self._edits, only):
+            if not any(fnmatchcase(name, pattern) for name in self.names):
+                raise UserError(f"trace: no activation is called {pattern!r}; {suggest(pattern, self.names)}")
+
+    def _listen(self, path: str) -> Callable[[str, Any], Any]:
+        def tap(stage: str, value: Any) -> Any:
+            name = f"{path}.{stage}" if path else stage
+            for pattern, edit in self._edits.items():
+                if fnmatchcase(name, pattern):
+                    value = self._checked(name, value, edit(value))
+            if fnmatchcase(name, self._only):
+                self._seen.setdefault(name, []).append(value)
+            return value
+
+        return tap
+
+    @staticmethod
+    def _checked(name: str, old: Any, new: Any) -> Any:
+        def kind(value: Any) -> str:
+            return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+        if kind(new) != kind(old):
+            raise UserError(f"trace: the edit of {name!r} gave {kind(new)}, but {kind(old)} belongs there")
+        return new
+
+    def __enter__(self) -> Trace:
+        if any(module.tap is not None for module in self._modules.values()):
+            raise UserError("trace: this model is being traced already; give the outer trace all edits instead")
+        for path, module in self._modules.items():
+            module.tap = self._listen(path)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for module in self._modules.values():
+            module.tap = None
+
+    def __getitem__(self, name: str) -> Any:
+        return self.history(name)[-1]
+
+    def history(self, name: str) -> list[Any]:
+        """One value a forward pass, oldest first: a decoder that steps with a cache leaves one a step."""
+        if name not in self._seen:
+            known = "was not computed in this trace" if name in self.names else "is not the name of an activation"
+            raise UserError(f"trace: {name!r} {known}; {suggest(name, self._seen or self.names)}")
+        return self._seen[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._seen
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._seen)
+
+    def stack(self, pattern: str) -> Tensor:
+        """All layers at once: `t.stack("decoder.*.attention.weights")` is [layers, B, H, Nq, Nk]."""
+        found = {name: self[name] for name in self._seen if fnmatchcase(name, pattern)}
+        if not found:
+            raise UserError(f"trace: nothing was seen that matches {pattern!r}; {suggest(pattern, self._seen)}")
+        shapes = {name: getattr(value, "shape", None) for name, value in found.items()}
+        if None in shapes.values() or len(set(shapes.values())) > 1:
+            raise UserError(f"trace: {pattern!r} matches activations of different shapes: {', '.join(shapes)}")
+        return torch.stack(list(found.values()))
+
+
+def trace(model: nn.Module, edits: Mapping[str, Edit] | None = None, *, only: str = "*") -> Trace:
+    """Watch `model` inside a `with` block; `edits` intervene, `only` limits what is kept."""
+    return Trace(model, edits, only)
+
+
+def zero_heads(*heads: int) -> Edit:
+    """For `….heads`: these heads say nothing."""
+
+    def edit(value: Tensor) -> Tensor:
+        missing = [head for head in heads if not 0 <= head < value.shape[1]]
+        if missing:
+            raise UserError(
+                f"zero_heads: there is no head {missing[0]}: this layer has heads 0 to {value.shape[1] - 1}"
+            )
+        gate = torch.ones(value.shape[1], device=value.device, dtype=value.dtype)
+        gate[list(heads)] = 0
+        return value * gate[:, None, None]
+
+    return edit
+
+
+def replace(value: Tensor) -> Edit:
+    """Put `value` there, broadcast to the right shape."""
+
+    def edit(old: Any) -> Tensor:
+        try:
+            return value.to(old).expand_as(old)
+        except (RuntimeError, TypeError):
+            what = f"shape {tuple(old.shape)}" if isinstance(old, Tensor) else f"a {type(old).__name__}"
+            raise UserError(
+                f"replace: a value of shape {tuple(value.shape)} cannot stand for {what}: "
+                "give a tensor that broadcasts to it"
+            ) from None
+
+    return edit
+
+
+def drop(part: Mask) -> Edit:
+    """For `….mask`: take one part away, such as `causal`. Padding stays hidden."""
+    return lambda mask: mask.without(part)

@@ -1,0 +1,105 @@
+"""Recipes: a model described in a text file, or by name.
+
+    [model]                       [model]
+    preset = "base"               shape = "decoder"
+    heads = 4                     vocab = 8000
+                                  dim = 256
+
+Left, a preset with changes; right, the fields of a ModelConfig. Where a model is meant, a command takes
+the name of a preset, a recipe file, or a folder that holds a recipe.toml, as every saved model does. Other
+tables ([data], [train], …) belong to whoever reads them and are handed through as they are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from regard.errors import UserError, suggest
+from regard.models.config import ModelConfig
+from regard.presets import PRESETS
+from regard.settings import from_dict, read_toml
+
+RECIPE = "recipe.toml"  # its name in the folder of a saved model
+
+
+def read_model(given: str | Path, changes: Mapping[str, Any] | None = None) -> ModelConfig:
+    """The model that a preset's name, a recipe file or a model folder describes, with fields changed."""
+    if str(given) in PRESETS:
+        return _changed(PRESETS[str(given)], changes or {})
+    path = recipe_path(given)
+    table = read_recipe(path).get("model")
+    if not isinstance(table, dict):
+        raise UserError(f'{path}: has no table [model]; write one, such as  [model]  with  preset = "base"')
+    fields = dict(table)
+    try:
+        name = fields.pop("preset", None)
+        if name is not None and name not in PRESETS:
+            raise UserError(f"model.preset = {name!r}: unknown preset; {suggest(str(name), PRESETS)}")
+        # a mistake in the file is reported as the file's, one in a change as the change's
+        config = from_dict(ModelConfig, {**(PRESETS[name] if name else {}), **fields}, "model.")
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return _changed(vars(config), changes) if changes else config
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """All tables of a recipe file, as they stand."""
+    return read_toml(path)
+
+
+def recipe_path(given: str | Path) -> Path:
+    """The recipe file that `given` means: itself, or the one in that folder."""
+    path = Path(given)
+    if path.is_dir():
+        if not (path / RECIPE).is_file() and (path / "config.json").is_file():
+            raise UserError(
+                f"{path}: this is a Hugging Face folder (config.json, no {RECIPE}); "
+                f"read it first:  regard import {path} -o RUN"
+            )
+        if not (path / RECIPE).is_file():
+            raise UserError(f"{path / RECIPE}: missing, so this is no folder of a saved model; name another")
+        return path / RECIPE
+    if path.exists():
+        return path
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise UserError(f"{path}: there is no such file or folder; name a recipe, a model's folder or a preset")
+    near = difflib.get_close_matches(str(given), PRESETS, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UserError(
+        f"{str(given)!r} is neither a preset nor a file or folder here; {hint}The presets are: {', '.join(PRESETS)}"
+    )
+
+
+def read_changes(assignments: Iterable[str]) -> dict[str, Any]:
+    """Fields of a ModelConfig from `name=value` texts, values as in TOML; text needs no quotes, none unsets."""
+    hints = get_type_hints(ModelConfig)
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = (part.strip() for part in assignment.partition("="))
+        if not equals:
+            raise UserError(f"--set {assignment}: write name=value, such as --set heads=4")
+        if name not in hints:
+            raise UserError(f"--set {assignment}: {name!r} is no setting of a model; {suggest(name, hints)}")
+        changes[name] = _value(text, hints[name])
+    return changes
+
+
+def _value(text: str, kind: Any) -> Any:
+    parts = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if text in [choice for part in parts if get_origin(part) is Literal for choice in get_args(part)]:
+        return text
+    if text == "none" and types.NoneType in parts:
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text  # not a number, not true or false: a word
+
+
+def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> ModelConfig:
+    return from_dict(ModelConfig, {**fields, **changes})

@@ -1,0 +1,131 @@
+"""Frozen dataclasses that check their own types and travel through TOML and JSON.
+
+A settings class is any frozen dataclass. `to_dict`/`from_dict` turn it into plain values and back, nested
+dataclasses included; `read_toml`/`write_toml` do the same with files. None is written by leaving the key
+out. An unknown key, a wrong type or a value outside a `Literal` raises a `UserError` that names the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import tempfile
+import tomllib
+import types
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import tomli_w
+
+from regard.errors import UserError, suggest
+
+T = TypeVar("T")
+
+
+def check_types(settings: object) -> None:
+    """Every field holds what its annotation says; whole numbers are welcome where a float is meant."""
+    hints = get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        value, kind = getattr(settings, field.name), hints[field.name]
+        if _matches(int, value) and not _matches(kind, value) and _matches(kind, 0.0):
+            value = float(value) if abs(value) < 2**1000 else math.inf
+            object.__setattr__(settings, field.name, value)
+        if not _matches(kind, value):
+            raise UserError(f"{field.name} = {value!r}: {_expected(kind, value)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{field.name} = {value}: must be a finite number")
+
+
+def _matches(kind: Any, value: Any) -> bool:
+    origin = get_origin(kind)
+    if origin is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in get_args(kind))
+    if origin in (Union, types.UnionType):
+        return any(_matches(part, value) for part in get_args(kind))
+    if origin is tuple:
+        item = get_args(kind)[0]
+        return isinstance(value, tuple) and all(_matches(item, part) for part in value)
+    if origin is dict:
+        return isinstance(value, dict)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _expected(kind: Any, value: Any) -> str:
+    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    choices = [choice for part in parts if get_origin(part) is Literal for choice in get_args(part)]
+    if choices:
+        return suggest(str(value), map(str, choices))
+    names = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}
+    words = [names.get(part, getattr(part, "__name__", str(part))) for part in parts if part is not types.NoneType]
+    return f"expected {' or '.join(words)}, got {type(value).__name__}"
+
+
+def to_dict(settings: Any) -> dict[str, Any]:
+    """Plain values; None is left out, tuples become lists."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return to_dict(value)
+        return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+    pairs = ((field.name, getattr(settings, field.name)) for field in dataclasses.fields(settings))
+    return {name: plain(value) for name, value in pairs if value is not None}
+
+
+def from_dict(kind: type[T], values: dict[str, Any], where: str = "") -> T:
+    """A `kind` from plain values; errors name the key with the table it stands in (`model.heads`)."""
+    hints = get_type_hints(kind)
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    ready: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(f"{where}{name}: unknown setting; {suggest(name, known)}")
+        nested = _nested(hints[name])
+        if nested is not None:
+            if not isinstance(value, dict):
+                raise UserError(f"{where}{name} = {value!r}: expected a table [{where}{name}]")
+            value = from_dict(nested, value, f"{where}{name}.")
+        ready[name] = tuple(value) if isinstance(value, list) else value
+    try:
+        return kind(**ready)
+    except UserError as error:
+        raise UserError(str(error) if str(error).startswith(where) else f"{where}{error}") from None
+    except TypeError as error:
+        raise UserError(f"{where.rstrip('.') or kind.__name__}: {error}") from None
+
+
+def _nested(kind: Any) -> type | None:
+    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return next((part for part in parts if dataclasses.is_dataclass(part) and isinstance(part, type)), None)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a number too long
+        raise UserError(f"{path}: not readable as TOML: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def write_toml(path: str | Path, values: dict[str, Any]) -> None:
+    write_whole(path, tomli_w.dumps(values).encode())
+
+
+def write_whole(path: str | Path, content: bytes) -> None:
+    """Write a file that is whole or absent: a temporary neighbour, flushed to disk, then renamed."""
+    path = Path(path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,1 @@
+"""Training: gradients, schedules, checkpoints. One loop for every task."""

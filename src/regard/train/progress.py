@@ -1,0 +1,41 @@
+"""What a person sees while training runs: a bar in a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from tqdm import tqdm
+
+LINE_EVERY = 10.0  # seconds between lines where there is no terminal
+
+
+class Progress:
+    """Steps done, loss, speed and time left, on standard error."""
+
+    def __init__(self, steps: int, done: int = 0, label: str = "training") -> None:
+        self.steps, self.first, self.label = steps, done, label
+        self.began = self.spoke = time.monotonic()
+        live = sys.stderr.isatty()
+        self.bar = tqdm(total=steps, initial=done, desc=label, unit="step", dynamic_ncols=True) if live else None
+
+    def update(self, step: int, loss: float, rate: float, tokens_per_second: float) -> None:
+        """Tell where it stands after `step` steps."""
+        figures = f"loss {loss:.4f}, lr {rate:.1e}, {tokens_per_second:,.0f} tokens/s"
+        if self.bar is not None:
+            self.bar.set_postfix_str(figures, refresh=False)
+            self.bar.update(step - self.bar.n)
+            return
+        now = time.monotonic()
+        if now - self.spoke >= LINE_EVERY or step == self.steps:
+            left = (now - self.began) / max(step - self.first, 1) * (self.steps - step)
+            print(f"{self.label}: step {step}/{self.steps}, {figures}, {left:.0f} s left", file=sys.stderr, flush=True)
+            self.spoke = now
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.bar is not None:
+            self.bar.close()

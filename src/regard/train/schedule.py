@@ -1,0 +1,34 @@
+"""The learning rate over the steps, as a share of its highest value.
+
+    inverse-sqrt   min(step / warmup, sqrt(warmup / step))                     Vaswani et al. 2017, eq. 3
+    cosine         (1 + cos(π (step - warmup) / (steps - warmup))) / 2         Loshchilov & Hutter 2017
+    constant       1
+
+each after a linear rise over `warmup` steps. The paper writes  d^-0.5 · min(step^-0.5, step · warmup^-1.5);
+its peak, at step = warmup, is lr = (d · warmup)^-0.5.
+"""
+
+from __future__ import annotations
+
+import math
+
+from regard.train.config import TrainConfig
+
+
+def rate(step: int, config: TrainConfig) -> float:
+    """The learning rate of update number `step`, counted from 1."""
+    if step < config.warmup:
+        return config.lr * step / config.warmup
+    match config.schedule:
+        case "inverse-sqrt":
+            return config.lr * math.sqrt(max(config.warmup, 1) / step)
+        case "cosine":
+            done = min((step - config.warmup) / max(config.steps - config.warmup, 1), 1.0)
+            return config.lr * (1 + math.cos(math.pi * done)) / 2
+        case "constant":
+            return config.lr
+
+
+def paper_rate(dim: int, warmup: int) -> float:
+    """The peak of the paper's schedule for a model of width `dim`."""
+    return float((dim * warmup) ** -0.5)

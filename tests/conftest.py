@@ -1,0 +1,38 @@
+"""Shared by all tests: reproducible random numbers, few threads, GPU tests only where there is a GPU.
+
+torch is touched only when a test module has imported it, so that the tests of the command line alone
+start in milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+
+import pytest
+
+# Test tensors are tiny: more threads cost more in hand-over than they give. The variable reaches torch in
+# subprocesses too, and must be set before torch is first imported.
+os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Every test starts from the same random state, whichever tests ran before it."""
+    random.seed(0)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("cuda")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))

@@ -1,0 +1,232 @@
+"""The key/value cache: reading a sequence in pieces gives the logits of reading it at once."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.errors import UserError
+from regard.models.config import ModelConfig
+from regard.models.transformer import Decoder, EncoderDecoder, State, build
+from regard.nn.cache import Cache
+
+CPU = torch.device("cpu")
+KINDS = ("sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none")
+WINDOWS = (None, 3)
+NORMS = (("layer", "post"), ("layer", "pre"), ("rms", "pre"), ("none", "post"))
+KV_HEADS = (4, 2, 1)
+VOCAB = 11
+
+
+def make(**changes: object) -> Decoder | EncoderDecoder:
+    values = {
+        "dim": 8, "layers": 2, "heads": 4, "ff_dim": 12, "vocab": VOCAB, "shape": "decoder", "max_length": 32,
+        "position_distance": 5, "position_buckets": 8,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = build(ModelConfig(**{**values, **changes})).double().eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def start(model: Decoder | EncoderDecoder, rows: int, capacity: int = 0) -> tuple[State, tuple[Tensor, ...]]:
+    """A fresh state, and what `model` takes besides the target when it reads everything at once."""
+    if isinstance(model, Decoder):
+        return model.start(capacity), ()
+    source = torch.randint(VOCAB, (rows, 6))
+    valid = torch.ones(rows, 6, dtype=torch.bool)
+    valid[0, 4:] = False
+    return model.start(source, valid, capacity), (source, valid)
+
+
+def whole(
+    model: Decoder | EncoderDecoder, tokens: Tensor, given: tuple[Tensor, ...], valid: Tensor | None = None
+) -> Tensor:
+    if isinstance(model, Decoder):
+        return model(tokens, valid)
+    return model(given[0], tokens, given[1], valid)
+
+
+def pieces(total: int, sizes: tuple[int, ...]) -> list[slice]:
+    """Slices of these sizes, the last one repeated until `total`."""
+    ends = list(itertools.accumulate(sizes))
+    while ends[-1] < total:
+        ends.append(ends[-1] + sizes[-1])
+    return [slice(a, min(b, total)) for a, b in itertools.pairwise([0, *ends])]
+
+
+def assert_close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("norm", "order"), NORMS)
+@pytest.mark.parametrize("kv_heads", KV_HEADS)
+def test_in_pieces_as_at_once(shape: str, kind: str, window: int | None, norm: str, order: str, kv_heads: int) -> None:
+    """One token at a time, mixed chunks, and a batch whose rows begin with padding."""
+    model = make(shape=shape, position=kind, window=window, norm=norm, norm_order=order, kv_heads=kv_heads)
+    tokens = torch.randint(VOCAB, (3, 9))
+    for sizes in ((1,), (4, 1, 3, 1)):
+        state, given = start(model, 3)
+        stepped = torch.cat([model.step(tokens[:, piece], state) for piece in pieces(9, sizes)], dim=1)
+        assert_close(stepped, whole(model, tokens, given))
+
+    valid = torch.ones(3, 9, dtype=torch.bool)
+    valid[0, :3], valid[2, :1] = False, False
+    state, given = start(model, 3)
+    stepped = [model.step(tokens[:, :5], state, valid[:, :5])]
+    stepped += [model.step(tokens[:, piece], state) for piece in (slice(5, 6), slice(6, 9))]
+    assert_close(torch.cat(stepped, dim=1)[valid], whole(model, tokens, given, valid)[valid])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_different_length_are_as_alone(kind: str) -> None:
+    """A left-padded batch continues each row as if it were by itself."""
+    model = make(position=kind, kv_heads=2)
+    rows = [torch.randint(VOCAB, (n,)) for n in (5, 2, 1)]
+    prompt, valid = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, 5, dtype=torch.bool)
+    for b, row in enumerate(rows):
+        prompt[b, 5 - len(row) :], valid[b, 5 - len(row) :] = row, True
+    state, more = model.start(), torch.randint(VOCAB, (3, 4))
+    found = [model.step(prompt, state, valid)[:, -1:]] + [model.step(more[:, i : i + 1], state) for i in range(4)]
+    for b, row in enumerate(rows):
+        alone = model(torch.cat((row, more[b]))[None])
+        assert_close(torch.cat(found, dim=1)[b], alone[0, len(row) - 1 :])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_in_a_later_step(kind: str) -> None:
+    """A row that has ended can be fed filler: it takes no position and is never seen."""
+    model = make(position=kind)
+    tokens, state = torch.randint(VOCAB, (2, 8)), model.start()
+    real = torch.tensor([[True] * 8, [True, True, True, False, True, False, False, True]])
+    steps = [model.step(tokens[:, :3], state)]
+    steps += [model.step(tokens[:, i : i + 1], state, real[:, i : i + 1]) for i in (3, 4)]
+    steps += [model.step(tokens[:, 5:], state, real[:, 5:])]
+    out = torch.cat(steps, dim=1)
+    for b in range(2):
+        assert_close(out[b][real[b]], model(tokens[b][real[b]][None])[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("path", ["fused", "reference", "flex"])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_every_path_reads_the_cache(path: str) -> None:
+    model, tokens = make(attention=path, position="alibi", layers=1), torch.randint(VOCAB, (2, 5))
+    state = model.start()
+    stepped = torch.cat([model.step(tokens[:, piece], state) for piece in pieces(5, (2, 1))], dim=1)
+    assert_close(stepped, make(attention="reference", position="alibi", layers=1)(tokens))
+
+
+# Beam search
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_reordered_rows_are_recomputed_rows(shape: str, kind: str, padded: bool) -> None:
+    """Rows repeated, dropped and swapped, twice: the same as reading the chosen histories afresh."""
+    model = make(shape=shape, position=kind, window=4)
+    tokens, valid = torch.randint(VOCAB, (3, 4)), torch.ones(3, 4, dtype=torch.bool)
+    valid[1, : 2 if padded else 0] = False
+    state, given = start(model, 3)
+    model.step(tokens, state, valid if padded else None)
+    for rows in (torch.tensor([2, 0, 0, 1]), torch.tensor([3, 3, 0])):
+        state.reorder(rows)
+        new = torch.randint(VOCAB, (len(rows), 2))
+        tokens, given = torch.cat((tokens[rows], new), dim=1), tuple(x[rows] for x in given)
+        valid = torch.cat((valid[rows], torch.ones_like(new, dtype=torch.bool)), dim=1)
+        out = model.step(new, state)
+        assert_close(out, whole(model, tokens, given, valid)[:, -2:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_one_row_becomes_many_beams(shape: str, padded: bool) -> None:
+    model, tokens = make(shape=shape, position="learned"), torch.randint(VOCAB, (1, 4))
+    valid = torch.tensor([[not padded, True, True, True]])
+    source = torch.randint(VOCAB, (1, 5))
+    state = model.start(source) if isinstance(model, EncoderDecoder) else model.start()
+    model.step(tokens, state, valid if padded else None)
+    state.reorder(torch.zeros(4, dtype=torch.long))
+    new = torch.randint(VOCAB, (4, 3))
+    out = model.step(new, state)
+    history, seen = torch.cat((tokens.expand(4, 4), new), dim=1), torch.ones(4, 7, dtype=torch.bool)
+    seen[:, 0] = not padded
+    given = (source.expand(4, 5), torch.ones(4, 5, dtype=torch.bool))
+    assert_close(out, whole(model, history, given, seen)[:, -3:])
+
+
+# Storage
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("capacity", [0, 3, 9, 50])
+def test_capacity_changes_no_number(capacity: int) -> None:
+    model, tokens = make(), torch.randint(VOCAB, (2, 9))
+    state = model.start(capacity)
+    stepped = torch.cat([model.step(tokens[:, i : i + 1], state) for i in range(9)], dim=1)
+    assert_close(stepped, model(tokens))
+    assert len(state.cache) == 9
+
+
+def test_a_cache_takes_the_memory_of_its_formula() -> None:
+    """2 · layers · batch · kv_heads · length · head_dim · bytes (Shazeer 2019)."""
+    model = make(kv_heads=2, layers=3)
+    state = model.start(20)
+    assert state.cache.nbytes == 0
+    with torch.no_grad():
+        model.step(torch.zeros(5, 4, dtype=torch.long), state)
+    assert state.cache.nbytes == 2 * 3 * 5 * 2 * 20 * 2 * 8
+
+
+def test_buffers_grow_by_doubling() -> None:
+    """n steps copy O(n) numbers in all: the buffer is replaced only log2(n) times."""
+    cache, sizes = Cache(), set()
+    for _ in range(100):
+        cache.add(cache.next_places(1, CPU))
+        k, _ = cache.extend(0, torch.randn(1, 1, 1, 2), torch.randn(1, 1, 1, 2))
+        sizes.add(cache.nbytes)
+        assert k.shape[2] == len(cache)
+    assert len(sizes) <= 8
+
+
+def test_values_of_another_size_than_keys() -> None:
+    model, tokens = make(value_dim=5, head_dim=3, position="none"), torch.randint(VOCAB, (2, 6))
+    state = model.start()
+    with torch.no_grad():
+        stepped = torch.cat([model.step(tokens[:, piece], state) for piece in pieces(6, (2,))], dim=1)
+        assert_close(stepped, model(tokens))
+
+
+def test_places_go_on_where_they_stopped() -> None:
+    cache = Cache()
+    valid = torch.tensor([[False, True, True], [True, True, True]])
+    cache.add(cache.next_places(3, CPU, valid))
+    assert cache.next_places(2, CPU).pos.tolist() == [[2, 3], [3, 4]]
+    plain = Cache()
+    plain.add(plain.next_places(3, CPU))
+    following = plain.next_places(2, CPU)
+    assert following.start == 3 and following.pos.tolist() == [[3, 4]]
+
+
+def test_a_full_learned_table_is_refused_before_anything_is_stored() -> None:
+    model = make(position="learned", max_length=4)
+    state = model.start()
+    with torch.no_grad():
+        model.step(torch.zeros(1, 3, dtype=torch.long), state)
+        with pytest.raises(UserError, match="max_length = 4"):
+            model.step(torch.zeros(1, 2, dtype=torch.long), state)
+        assert len(state.cache) == 3
+        assert model.step(torch.zeros(1, 1, dtype=torch.long), state).isfinite().all()

@@ -1,0 +1,324 @@
+"""Each family, there and back: the answers of transformers' own model and of ours, from the same weights."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+from regard import run
+from regard.interop import config_from_hf, export_folder, read_folder
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
+
+transformers = pytest.importorskip("transformers", reason="install it with  pip install 'regard[hf]'")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+GPT = {"vocab_size": 31, "n_positions": 40, "n_embd": 12, "n_layer": 2, "n_head": 3, "bos_token_id": 0}
+BERT = {
+    "vocab_size": 31, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 10,
+    "max_position_embeddings": 40,
+}  # fmt: skip
+VIT = {
+    "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 10, "image_size": 12,
+    "patch_size": 4,
+}  # fmt: skip
+SEQ = {
+    "vocab_size": 31, "d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3, "encoder_ffn_dim": 10, "decoder_ffn_dim": 10, "max_position_embeddings": 40,
+    "pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 3, "forced_eos_token_id": 3,
+}  # fmt: skip
+T5 = {"vocab_size": 31, "d_model": 12, "d_kv": 5, "d_ff": 14, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 3}
+
+# name: (class, config class, options of the config, options of the class)
+PEERS = {
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT, {}),
+    "gpt2-untied-unscaled": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {**GPT, "tie_word_embeddings": False, "scale_attn_weights": False, "activation_function": "relu"},
+        {},
+    ),
+    "gpt2-headless": ("GPT2Model", "GPT2Config", {**GPT, "n_inner": 7}, {}),
+    "bert": ("BertModel", "BertConfig", BERT, {}),
+    "bert-no-pooler": ("BertModel", "BertConfig", {**BERT, "hidden_act": "gelu_new"}, {"add_pooling_layer": False}),
+    "bert-masked": ("BertForMaskedLM", "BertConfig", BERT, {}),
+    "bert-masked-untied": ("BertForMaskedLM", "BertConfig", {**BERT, "tie_word_embeddings": False}, {}),
+    "bert-pretraining": ("BertForPreTraining", "BertConfig", BERT, {}),
+    "bert-classes": ("BertForSequenceClassification", "BertConfig", {**BERT, "num_labels": 3}, {}),
+    "vit": ("ViTModel", "ViTConfig", VIT, {}),
+    "vit-classes": ("ViTForImageClassification", "ViTConfig", {**VIT, "num_labels": 5, "num_channels": 1}, {}),
+    "marian": ("MarianMTModel", "MarianConfig", {**SEQ, "scale_embedding": True, "activation_function": "swish"}, {}),
+    "marian-untied": ("MarianMTModel", "MarianConfig", {**SEQ, "tie_word_embeddings": False}, {}),
+    "marian-two-tables": (
+        "MarianMTModel",
+        "MarianConfig",
+        {**SEQ, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 37},
+        {},
+    ),
+    "bart": ("BartForConditionalGeneration", "BartConfig", SEQ, {}),
+    "bart-untied": ("BartForConditionalGeneration", "BartConfig", {**SEQ, "tie_word_embeddings": False}, {}),
+    "bart-headless": ("BartModel", "BartConfig", SEQ, {}),
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5, {}),
+    "t5-1.1": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        {},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(seed):
+    """Tensors of a few hundred numbers: a second thread costs more than it computes."""
+    torch.set_num_threads(1)
+
+
+def make_peer(name: str, **changes):
+    """A model of transformers in which every number is random, biases and norms included."""
+    kind, config_kind, options, arguments = PEERS[name]
+    peer = getattr(transformers, kind)(getattr(transformers, config_kind)(**{**options, **changes}), **arguments).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in peer.named_parameters():
+            if not (config_kind == "MarianConfig" and "embed_positions" in parameter_name):
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        if hasattr(peer, "final_logits_bias"):
+            peer.final_logits_bias.normal_()
+        if name == "t5-1.1":  # transformers 5 ties a new one; those that were published are not tied
+            peer.lm_head.weight = torch.nn.Parameter(torch.randn_like(peer.lm_head.weight))
+    return peer
+
+
+def tokens(vocab: int, length: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+    """ids [3, N] and which are real: rows of full length, of about half and of one token."""
+    valid = torch.arange(length) < torch.tensor([length, (length + 1) // 2, 1])[:, None]
+    return torch.randint(vocab, (3, length)), valid
+
+
+@torch.no_grad()
+def answers(model, peer, length: int = 9) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Ours and theirs on the same input, real tokens only."""
+    config, dtype = model.config, next(peer.parameters()).dtype
+    if config.source == "patches":
+        images = torch.randn(3, config.channels, config.image_size, config.image_size, dtype=dtype)
+        out, given, real = peer(pixel_values=images), (images,), slice(None)
+    elif config.shape == "encoder-decoder":
+        (source, source_valid), (target, real) = tokens(config.vocab, length), tokens(config.target_size, length - 2)
+        out = peer(
+            input_ids=source,
+            attention_mask=source_valid.long(),
+            decoder_input_ids=target,
+            decoder_attention_mask=real.long(),
+        )
+        given = (source, target, source_valid, real)
+    elif config.shape == "decoder":
+        ids, real = tokens(config.vocab, length)
+        out, given = peer(input_ids=ids, attention_mask=real.long()), (ids, real)
+    else:
+        ids, real = tokens(config.vocab, length)
+        types = torch.randint(config.token_types, ids.shape)
+        out, given = peer(input_ids=ids, attention_mask=real.long(), token_type_ids=types), (ids, real, types)
+    if config.shape == "encoder" and config.head in ("none", "pooled"):
+        pairs = [(model.encode(*given)[real], out.last_hidden_state[real])]
+        return pairs if config.head == "none" else [*pairs, (model(*given), out.pooler_output)]
+    if "logits" not in out and "prediction_logits" not in out:  # a model without output layer: its table is one
+        return [(model(*given)[real], (out.last_hidden_state @ peer.get_input_embeddings().weight.T)[real])]
+    theirs = out.get("logits", out.get("prediction_logits"))
+    keep = slice(None) if config.head == "classes" else real
+    return [(model(*given)[keep], theirs[keep])]
+
+
+def gap(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    return max(((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1)).item() for ours, theirs in pairs)
+
+
+def exact_rms(self, x: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
+
+
+def widen(peer, monkeypatch):
+    """`peer` in float64, without the two places where transformers falls back to float32."""
+    peer = peer.double()
+    if peer.config.model_type == "t5":  # the variance
+        monkeypatch.setattr(type(peer.encoder.final_layer_norm), "forward", exact_rms)
+    if peer.config.model_type == "marian":  # the table: PE(pos, i) = sin(w_i pos), PE(pos, d/2 + i) = cos(w_i pos)
+        length, dim = peer.model.encoder.embed_positions.weight.shape
+        angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, dim, 2) / dim)
+        table = torch.from_numpy(np.concatenate((np.sin(angle), np.cos(angle)), axis=1))
+        for stack in (peer.model.encoder, peer.model.decoder):
+            stack.embed_positions.weight = torch.nn.Parameter(table)
+    return peer
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_imported_weights_give_the_same_answers(name, tmp_path, monkeypatch):
+    peer = make_peer(name)
+    peer.save_pretrained(tmp_path / "32")
+    model = read_folder(tmp_path / "32").model
+    assert next(model.parameters()).dtype == torch.float32 and not model.training
+    assert gap(answers(model, peer)) < 1e-5
+    peer = widen(peer, monkeypatch)
+    peer.save_pretrained(tmp_path / "64")
+    model = read_folder(tmp_path / "64").model
+    assert next(model.parameters()).dtype == torch.float64
+    assert gap(answers(model, peer)) < 1e-10
+
+
+RENAMED = {
+    "bert-pretraining": "BertForMaskedLM",
+    "gpt2-headless": "GPT2LMHeadModel",
+    "bart-headless": "BartForConditionalGeneration",
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_what_goes_in_comes_out(name, tmp_path):
+    """transformers -> Regard -> transformers: the weights are equal bit by bit, and so are the answers."""
+    peer = make_peer(name)
+    peer.save_pretrained(tmp_path / "in")
+    found = read_folder(tmp_path / "in")
+    export_folder(found.model, tmp_path / "out", notes=found.notes)
+    given, written = (
+        {re.sub(r"^(transformer|bert|vit|model)\.", "", key): value for key, value in load_file(path).items()}
+        for path in (tmp_path / "in" / "model.safetensors", tmp_path / "out" / "model.safetensors")
+    )
+    for key in set(given) - set(found.unused):
+        skip = 2 if name.startswith("bart") and "embed_positions" in key else 0  # rows that BART never reads
+        assert torch.equal(given[key][skip:], written[key][skip:]), key
+    loaded, report = getattr(transformers, RENAMED.get(name, PEERS[name][0])).from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not report["unexpected_keys"] and not report["mismatched_keys"]
+    if name != "bert-no-pooler":  # for which transformers makes a new one
+        assert not report["missing_keys"]
+    assert gap(answers(found.model, loaded)) < 1e-5
+
+
+@pytest.mark.parametrize("auto, name", [
+    ("AutoModelForCausalLM", "gpt2"), ("AutoModelForMaskedLM", "bert-masked"), ("AutoModel", "bert"),
+    ("AutoModelForSequenceClassification", "bert-classes"), ("AutoModelForImageClassification", "vit-classes"),
+    ("AutoModelForSeq2SeqLM", "marian"), ("AutoModelForSeq2SeqLM", "bart"), ("AutoModelForSeq2SeqLM", "t5-1.1"),
+])  # fmt: skip
+def test_the_auto_classes_know_what_was_exported(auto, name, tmp_path):
+    make_peer(name).save_pretrained(tmp_path / "in")
+    found = read_folder(tmp_path / "in")
+    export_folder(found.model, tmp_path / "out", notes=found.notes)
+    loaded = getattr(transformers, auto).from_pretrained(tmp_path / "out")
+    assert type(loaded).__name__ == PEERS[name][0]
+    assert gap(answers(found.model, loaded)) < 1e-5
+
+
+SIZES = {
+    "gpt2": lambda d: {
+        "n_embd": d.dim, "n_head": d.heads, "n_layer": d.layers, "n_inner": d.wide, "vocab_size": d.vocab,
+    },
+    "bert-masked": lambda d: {
+        "hidden_size": d.dim, "num_attention_heads": d.heads, "num_hidden_layers": d.layers,
+        "intermediate_size": d.wide, "vocab_size": d.vocab, "type_vocab_size": d.layers, "layer_norm_eps": 1e-3,
+    },
+    "vit-classes": lambda d: {
+        "hidden_size": d.dim, "num_attention_heads": d.heads, "num_hidden_layers": d.layers,
+        "intermediate_size": d.wide, "image_size": 5 * d.layers, "patch_size": 5, "num_labels": d.vocab,
+    },
+    "bart": lambda d: {
+        "d_model": d.dim, "encoder_attention_heads": d.heads, "decoder_attention_heads": d.heads,
+        "encoder_layers": d.layers, "decoder_layers": 1, "encoder_ffn_dim": d.wide, "decoder_ffn_dim": d.wide,
+        "vocab_size": d.vocab,
+    },
+    "marian": lambda d: {
+        "d_model": 2 * d.dim, "encoder_attention_heads": d.heads, "decoder_attention_heads": d.heads,
+        "encoder_layers": 1, "decoder_layers": d.layers, "encoder_ffn_dim": d.wide, "decoder_ffn_dim": d.wide,
+        "vocab_size": d.vocab,
+    },
+    "t5": lambda d: {
+        "d_model": d.dim, "d_kv": d.wide, "num_heads": d.heads, "num_layers": d.layers, "num_decoder_layers": 1,
+        "d_ff": d.wide, "vocab_size": d.vocab, "relative_attention_num_buckets": 6,
+        "relative_attention_max_distance": 11,
+    },
+}  # fmt: skip
+
+
+class Draw:
+    """Odd sizes on purpose: nothing divides anything else."""
+
+    def __init__(self, seed: int) -> None:
+        draw = random.Random(seed)
+        self.heads, self.layers = draw.choice((1, 3, 5)), draw.choice((1, 2, 3))
+        self.dim, self.wide = self.heads * draw.choice((1, 3, 7)), draw.choice((1, 5, 13))
+        self.vocab = draw.choice((5, 17, 41))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", SIZES)
+def test_odd_sizes(name, seed, tmp_path):
+    peer = make_peer(name, **SIZES[name](Draw(seed)))
+    peer.save_pretrained(tmp_path)
+    assert gap(answers(read_folder(tmp_path).model, peer)) < 2e-5
+
+
+def test_far_distances_fall_into_the_same_buckets_of_t5(tmp_path):
+    peer = make_peer("t5")
+    peer.save_pretrained(tmp_path)
+    assert gap(answers(read_folder(tmp_path).model, peer, length=300)) < 1e-5
+
+
+def test_half_precision_loses_nothing(tmp_path):
+    peer = make_peer("gpt2").half()
+    peer.save_pretrained(tmp_path)
+    model = read_folder(tmp_path).model
+    assert next(model.parameters()).dtype == torch.float32
+    assert gap(answers(model, peer.float())) < 1e-5
+
+
+def test_notes_travel_with_the_folder(tmp_path):
+    peer = make_peer("bert-classes", id2label={0: "부정", 1: "중립", 2: "긍정"})
+    peer.save_pretrained(tmp_path / "in")
+    found = read_folder(tmp_path / "in")
+    run.save(found.model, tmp_path / "run", recipe={"hf": found.notes})
+    notes = run.load_recipe(tmp_path / "run")["hf"]
+    assert notes["id2label"] == {"0": "부정", "1": "중립", "2": "긍정"} and notes["pad_token_id"] == 0
+    export_folder(run.load(tmp_path / "run"), tmp_path / "out", notes=notes)
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
+    assert config.id2label == {0: "부정", 1: "중립", 2: "긍정"} and config.label2id["긍정"] == 2
+    assert config.pad_token_id == 0
+
+
+def test_names_without_prefix_and_names_of_tensorflow(tmp_path):
+    """The published GPT-2 has no prefix and stores its mask; the published BERT calls a norm's weight gamma."""
+    norms = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for name, rename in (
+        ("gpt2", lambda key: key.removeprefix("transformer.")),
+        ("bert-masked", lambda key: re.sub(r"LayerNorm\.\w+", lambda part: norms[part[0]], key)),
+    ):
+        peer, folder = make_peer(name), tmp_path / name
+        peer.save_pretrained(folder)
+        tensors = {rename(key): value for key, value in load_file(folder / "model.safetensors").items()}
+        if name == "gpt2":
+            tensors["h.0.attn.bias"], tensors["h.1.attn.masked_bias"] = torch.ones(1, 1, 40, 40), torch.tensor(-1e4)
+            tensors["lm_head.weight"] = tensors["wte.weight"].clone()
+        save_file(tensors, folder / "model.safetensors")
+        found = read_folder(folder)
+        assert found.unused == (["h.0.attn.bias", "h.1.attn.masked_bias"] if name == "gpt2" else [])
+        assert gap(answers(found.model, peer)) < 1e-5
+
+
+def test_published_sizes():
+    """Parameter counts of the models as published (GPT-2 124M, BERT base 110M, T5 small 60.5M)."""
+    sizes = {
+        "gpt2": ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, 124_439_808),
+        "bert": ({"model_type": "bert", "architectures": ["BertModel"]}, 109_482_240),
+        "t5": ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, 60_506_624),
+        "vit": ({"model_type": "vit", "architectures": ["ViTForImageClassification"], "num_labels": 1000}, 86_567_656),
+    }
+    for hf, count in sizes.values():
+        config = config_from_hf(hf)
+        assert isinstance(config, ModelConfig)
+        with torch.device("meta"):
+            assert sum(tensor.numel() for tensor in build(config).parameters()) == count

@@ -1,0 +1,313 @@
+"""Masks: predicates mean what they say, combine like booleans, and render the same in all three ways."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import regard.nn.mask
+from regard.errors import UserError
+from regard.nn.mask import (
+    Mask,
+    Place,
+    Places,
+    Visibility,
+    causal,
+    everything,
+    from_tensor,
+    padding,
+    same_document,
+    window,
+)
+
+CPU = torch.device("cpu")
+first = Mask("first", lambda q, k: k.pos == 0)
+even = Mask("even", lambda q, k: (q.pos + k.pos) % 2 == 0)
+nothing = ~everything
+
+
+def dense(mask: Mask, queries: int = 5, keys: int = 5) -> Tensor:
+    """[Nq, Nk], positions counted from 0 on both sides."""
+    visibility = Visibility(mask, Places.of(queries, CPU), Places.of(keys, CPU))
+    return visibility.dense().expand(1, 1, queries, keys)[0, 0]
+
+
+def by_loop(mask: Mask, q: Places, k: Places, batch: int) -> Tensor:
+    """The predicate asked pair by pair, [B, Nq, Nk]."""
+
+    def place(of: Places, b: int, i: int) -> Place:
+        def at(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[min(b, x.shape[0] - 1), i]
+
+        pos = at(of.pos)
+        assert pos is not None
+        return Place(torch.tensor(b), torch.tensor(i), pos, at(of.valid), at(of.document))
+
+    rows = range(batch)
+    cells = [
+        [[bool(mask.predicate(place(q, b, i), place(k, b, j))) for j in range(len(k))] for i in range(len(q))]
+        for b in rows
+    ]
+    return torch.tensor(cells)
+
+
+leaves = st.sampled_from([causal, window(1), window(2), window(3), first, even, everything, nothing])
+masks = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.builds(lambda a, b: a & b, inner, inner),
+        st.builds(lambda a, b: a | b, inner, inner),
+        st.builds(lambda a: ~a, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize(
+    ("mask", "rule"),
+    [
+        (everything, lambda i, j: True),
+        (causal, lambda i, j: j <= i),
+        (window(1), lambda i, j: i == j),
+        (window(3), lambda i, j: abs(i - j) <= 2),
+        (causal & window(2), lambda i, j: i - 1 <= j <= i),
+        (causal & (window(2) | first), lambda i, j: j <= i and (j >= i - 1 or j == 0)),
+        (~causal, lambda i, j: j > i),
+        (~(causal & window(2)), lambda i, j: not i - 1 <= j <= i),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 4), (4, 1), (3, 7)])
+def test_truth_tables(mask: Mask, rule: object, queries: int, keys: int) -> None:
+    expected = torch.tensor([[bool(rule(i, j)) for j in range(keys)] for i in range(queries)])
+    assert torch.equal(dense(mask, queries, keys), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(masks, masks)
+def test_masks_combine_like_booleans(a: Mask, b: Mask) -> None:
+    one, other = dense(a), dense(b)
+    assert torch.equal(dense(a & b), one & other)
+    assert torch.equal(dense(a | b), one | other)
+    assert torch.equal(dense(~a), ~one)
+    assert torch.equal(dense(~(a & b)), dense(~a | ~b))  # De Morgan
+    assert torch.equal(dense(~(a | b)), dense(~a & ~b))
+    assert torch.equal(dense(a | a & b), one) and torch.equal(dense(~~a), one)
+
+
+@settings(max_examples=60, deadline=None)
+@given(masks, leaves)
+def test_without_lets_one_part_through(mask: Mask, part: Mask) -> None:
+    """Taking a part out can only show more, and what is left does not hold it any longer."""
+    rest = mask.without(part)
+    assert part is everything or part not in rest
+    if part not in mask:
+        assert torch.equal(dense(rest), dense(mask))
+    assert (dense(rest) | ~dense(mask)).all()
+
+
+def test_without_and_in() -> None:
+    assert (causal & padding).without(causal) is padding
+    assert causal.without(causal) is everything and causal.without(padding) is causal
+    nested = causal & (window(3) & padding)
+    assert all(part in nested for part in (causal, window(3), padding)) and first not in nested
+    assert torch.equal(dense((causal & (window(2) | first)).without(causal)), dense(window(2) | first))
+    assert (causal | first).without(first) is everything
+    assert causal & everything is causal and everything & causal is causal and causal & causal is causal
+
+
+def test_names_say_what_was_combined() -> None:
+    assert str(causal & ~(window(3) | first)) == "(causal & ~(window(3) | first))"
+    assert repr(causal) == "Mask(causal)"
+
+
+def test_draw() -> None:
+    assert doctest.testmod(regard.nn.mask).failed == 0
+    assert (causal & window(2)).draw(3, 4) == "■ · · ·\n■ ■ · ·\n· ■ ■ ·"
+    assert first.draw(2) == "■ ·\n■ ·"
+    assert everything.draw(1, 3) == "■ ■ ■"
+
+
+def test_a_window_below_one_is_refused() -> None:
+    with pytest.raises(UserError, match="window = 0"):
+        window(0)
+
+
+# Padding, documents, tables
+
+
+def test_positions_count_real_tokens() -> None:
+    valid = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()
+    pos = Places.of(5, CPU, valid).pos
+    assert [pos[b][valid[b]].tolist() for b in range(4)] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3, 4], []]
+    assert Places.of(3, CPU, start=4).pos.tolist() == [[4, 5, 6]]
+
+
+def test_positions_restart_with_each_document() -> None:
+    document = torch.tensor([[0, 0, 0, 1, 1, 2], [5, 5, 7, 7, 7, 7]])
+    assert Places.of(6, CPU, document=document).pos.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 3]]
+    valid = torch.tensor([[0, 1, 1, 1, 0, 0], [1, 1, 0, 0, 1, 1]]).bool()
+    pos = Places.of(6, CPU, valid, document).pos
+    assert pos[0][valid[0]].tolist() == [0, 1, 0] and pos[1][valid[1]].tolist() == [0, 1, 0, 1]
+
+
+def test_padding_and_documents_hide_by_themselves() -> None:
+    """Whatever mask is asked for: filler is never seen, and neither is another document."""
+    valid = torch.tensor([[False, True, True], [True, True, False]])
+    seen = Visibility(everything, Places.of(3, CPU), Places.of(3, CPU, valid)).dense()
+    assert torch.equal(seen.expand(2, 1, 3, 3)[:, 0], valid[:, None].expand(2, 3, 3))
+    packed = Places.of(4, CPU, document=torch.tensor([[0, 0, 1, 1]]))
+    expected = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    assert torch.equal(Visibility(causal, packed, packed).dense()[0, 0], torch.tensor(expected).bool())
+    taken = Visibility(causal, packed, packed).with_mask(everything)
+    assert same_document in taken.mask  # dropping a mask never joins documents
+
+
+def test_documents_are_needed_on_both_sides() -> None:
+    packed = Places.of(2, CPU, document=torch.tensor([[0, 1]]))
+    with pytest.raises(UserError, match="document"):
+        Visibility(everything, Places.of(2, CPU), packed).dense()
+
+
+@pytest.mark.parametrize(
+    ("valid", "document", "word"),
+    [
+        (torch.ones(2, 3), None, "float32"),  # 1 and 0 would be added to the scores
+        (torch.ones(2, 3).long(), None, "int64"),
+        (torch.ones(2, 4).bool(), None, r"\(2, 4\)"),
+        (torch.ones(3).bool(), None, r"\(3,\)"),
+        (None, torch.zeros(2, 3), "float32"),
+        (None, torch.zeros(2, 5).long(), r"\(2, 5\)"),
+    ],
+)
+def test_marks_of_a_wrong_kind_are_refused(valid: Tensor | None, document: Tensor | None, word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        Places.of(3, CPU, valid, document)
+
+
+def test_from_tensor_reads_by_index() -> None:
+    table = torch.rand(2, 3, 4) < 0.5
+    seen = Visibility(from_tensor(table), Places.of(3, CPU), Places.of(4, CPU)).dense()
+    assert torch.equal(seen[:, 0], table)
+    assert torch.equal(dense(from_tensor(table[1]), 3, 4), table[1])
+    assert torch.equal(dense(from_tensor(table[1]) & causal, 3, 4), table[1] & dense(causal, 3, 4))
+
+
+def test_from_tensor_refuses_what_does_not_fit() -> None:
+    for wrong in (torch.ones(3, 3), torch.ones(3).bool(), torch.ones(1, 1, 3, 3).bool()):
+        with pytest.raises(UserError, match="mask tensor"):
+            from_tensor(wrong)
+    with pytest.raises(UserError, match=r"\(3, 3\): too small for 4 queries and 3 keys"):
+        dense(from_tensor(torch.ones(3, 3).bool()), 4, 3)
+
+
+# Renderings
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[Visibility, int]:
+    """A mask over places with left or right padding, packed documents, or a cache in front."""
+    batch, keys = draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    kind = draw(st.sampled_from(["plain", "padded", "packed", "cached"]))
+    bits = st.lists(st.booleans(), min_size=keys, max_size=keys)
+    k = Places.of(keys, CPU)
+    if kind == "padded":
+        k = Places.of(keys, CPU, torch.tensor([draw(bits) for _ in range(batch)]))
+    if kind == "packed":
+        steps = torch.tensor([draw(bits) for _ in range(batch)]).long()
+        k = Places.of(keys, CPU, document=steps.cumsum(dim=1))
+    q = k
+    if kind == "cached":
+        new = draw(st.integers(1, keys))
+        q = Places.of(new, CPU, start=keys - new)
+    mask = draw(masks)
+    if draw(st.booleans()):
+        table = torch.tensor([[draw(bits) for _ in range(len(q))] for _ in range(batch)])
+        mask = mask & from_tensor(table)
+    return Visibility(mask, q, k), batch
+
+
+@settings(max_examples=60, deadline=None)
+@given(situations())
+def test_dense_is_a_loop_over_all_pairs(situation: tuple[Visibility, int]) -> None:
+    visibility, batch = situation
+    expected = by_loop(visibility.mask, visibility.q, visibility.k, batch)
+    assert torch.equal(visibility.dense().expand(batch, 1, *expected.shape[1:])[:, 0], expected)
+
+
+@settings(max_examples=15, deadline=None)
+@given(situations())
+def test_blocks_are_the_dense_mask(situation: tuple[Visibility, int]) -> None:
+    """FlexAttention's own evaluation of its mask, and no visible pair in a block that it would skip."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    visibility, batch = situation
+    expected = visibility.dense().expand(batch, 1, len(visibility.q), len(visibility.k))
+    blocks = visibility.blocks(batch)
+    if blocks is None:
+        assert expected.all()
+        return
+    assert torch.equal(create_mask(blocks.mask_mod, batch, 1, len(visibility.q), len(visibility.k), "cpu"), expected)
+    kept = blocks.to_dense().bool().expand(batch, 1, -1, -1)  # one block of 128 x 128 holds all of it
+    assert torch.equal(kept[:, 0, 0, 0], expected.flatten(1).any(dim=1))
+
+
+@settings(max_examples=80, deadline=None)
+@given(situations())
+def test_fused_is_the_dense_mask(situation: tuple[Visibility, int]) -> None:
+    """Whatever shortcut `fused` takes, SDPA computes what the dense mask says."""
+    visibility, batch = situation
+    q = torch.randn(batch, 1, len(visibility.q), 4, dtype=torch.float64)
+    k = torch.randn(batch, 1, len(visibility.k), 4, dtype=torch.float64)
+    mask, is_causal = visibility.fused()
+    ours = F.scaled_dot_product_attention(q, k, k, mask, is_causal=is_causal)
+    dense_mask = visibility.dense().expand(batch, 1, q.shape[2], k.shape[2])
+    torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, k, dense_mask))
+
+
+def span(start: int, count: int) -> Places:
+    return Places.of(count, CPU, start=start)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "shortcut"),
+    [
+        (span(0, 6), span(0, 6), (None, True)),  # a whole sequence
+        (span(3, 4), span(3, 4), (None, True)),
+        (span(5, 1), span(0, 6), (None, False)),  # one token beside a cache: every key is in the past
+        (span(0, 1), span(0, 1), (None, True)),
+        (span(3, 3), span(0, 6), None),  # a chunk beside a cache: is_causal would count from the first key
+        (span(0, 3), span(0, 6), None),
+        (span(0, 6), span(0, 3), None),
+        (span(7, 2), span(0, 6), (None, False)),
+        (span(6, 2), span(0, 8), None),
+    ],
+)
+def test_causal_needs_no_tensor_exactly_where_it_is_exact(q: Places, k: Places, shortcut: object) -> None:
+    visibility = Visibility(causal, q, k)
+    mask, is_causal = visibility.fused()
+    if shortcut is None:
+        assert mask is not None and not is_causal
+    else:
+        assert (mask, is_causal) == shortcut
+    if shortcut == (None, False):
+        assert visibility.dense().all()
+
+
+def test_padding_and_windows_always_bring_a_tensor() -> None:
+    padded = Places.of(4, CPU, torch.tensor([[False, True, True, True]]))
+    assert Visibility(causal, padded, padded).fused()[0] is not None
+    assert Visibility(causal & window(2), span(0, 4), span(0, 4)).fused()[0] is not None
+    assert Visibility(everything, padded, span(0, 4)).fused() == (None, False)  # padded queries hide no keys
+
+
+def test_a_rendering_is_made_once() -> None:
+    visibility = Visibility(causal & window(2), span(0, 4), span(0, 4))
+    assert visibility.dense() is visibility.dense() and visibility.blocks(1) is visibility.blocks(1)
+    assert visibility.with_mask(visibility.mask) is visibility

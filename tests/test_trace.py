@@ -1,0 +1,353 @@
+"""Tracing: every activation under its name, nothing changed by looking, and edits that do what they say."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.errors import UserError
+from regard.models.config import ModelConfig
+from regard.models.transformer import Decoder, Encoder, EncoderDecoder, build
+from regard.nn.block import Stack
+from regard.nn.mask import Mask, Places, causal, everything, padding, window
+from regard.nn.trace import Traceable, drop, replace, trace, zero_heads
+
+KINDS = ("sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none")
+ATTENTION = ("q", "k", "v", "mask", "scores", "scaled", "masked", "weights", "heads", "output")
+
+
+def make(seed: int = 0, **changes: object) -> Decoder | Encoder | EncoderDecoder:
+    values = {"dim": 16, "layers": 2, "heads": 4, "ff_dim": 24, "vocab": 11, "shape": "decoder", "max_length": 32}
+    torch.manual_seed(seed)
+    return build(ModelConfig(**{**values, **changes})).double().eval()
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(11, shape or (2, 6))
+
+
+def padded() -> Tensor:
+    return torch.tensor([[True] * 6, [False, False, True, True, True, True]])
+
+
+# Names
+
+
+def test_names_are_complete_and_ordered() -> None:
+    """What is promised is what is seen, for every shape and kind of layer."""
+    block = [f"attention.{stage}" for stage in ATTENTION]
+    cross = [f"cross.{stage}" for stage in ATTENTION]
+    expected = {
+        f"{stack}.{layer}.{name}"
+        for stack, inner in (("encoder", block), ("decoder", block + cross))
+        for layer in (0, 1)
+        for name in [*inner, "feedforward.hidden", "feedforward.output", "output"]
+    }
+    expected |= {f"{stack}.{stage}" for stack in ("encoder", "decoder") for stage in ("embedded", "output")}
+    model = make(shape="encoder-decoder")
+    with trace(model) as t:
+        model(tokens(2, 5), tokens(2, 3))
+    assert set(t) == set(t.names) == expected
+    assert len(t.names) == len(expected)
+
+
+@pytest.mark.parametrize("changes", [{"shape": "encoder"}, {"experts": 3}, {"kv_heads": 2}, {"position": "t5"}])
+def test_every_promised_name_is_seen(changes: dict) -> None:
+    model = make(**changes)
+    with trace(model) as t:
+        model(tokens())
+    assert set(t) == set(t.names)
+
+
+def test_shapes() -> None:
+    model = make(shape="encoder-decoder", kv_heads=2, value_dim=3)
+    with trace(model) as t:
+        model(tokens(2, 5), tokens(2, 3))
+    at = "decoder.1.cross"
+    sizes = {"q": (4, 3, 4), "k": (2, 5, 4), "v": (2, 5, 3), "scores": (4, 3, 5), "weights": (4, 3, 5), "heads": (4, 3, 3)}
+    for stage, size in sizes.items():
+        assert t[f"{at}.{stage}"].shape == (2, *size)
+    assert t[f"{at}.output"].shape == t["decoder.embedded"].shape == (2, 3, 16)
+    assert t.stack("encoder.*.attention.weights").shape == (2, 2, 4, 5, 5)
+
+
+def test_only_keeps_what_is_asked_for() -> None:
+    model = make()
+    with trace(model, only="decoder.*.attention.weights") as t:
+        model(tokens())
+    assert list(t) == ["decoder.0.attention.weights", "decoder.1.attention.weights"]
+    assert "decoder.0.attention.q" not in t
+
+
+def test_a_part_of_a_model_can_be_traced() -> None:
+    model = make()
+    with trace(model.decoder.blocks[1].attention) as t:
+        model(tokens())
+    assert set(t) == set(ATTENTION)
+
+
+# Looking changes nothing
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", ["encoder", "decoder", "encoder-decoder"])
+def test_a_traced_model_computes_the_same(kind: str, shape: str) -> None:
+    model = make(position=kind, shape=shape, kv_heads=2, window=4)
+    given = (tokens(), tokens(), padded(), padded()) if shape == "encoder-decoder" else (tokens(), padded())
+    plain = model(*given)
+    with trace(model):
+        traced = model(*given)
+    torch.testing.assert_close(traced, plain, atol=1e-12, rtol=0)
+    slopes = [torch.autograd.grad(out.sin().sum(), list(model.parameters())) for out in (plain, traced)]
+    for own, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(own, other, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stages_follow_from_each_other(kind: str) -> None:
+    model = make(position=kind)
+    with torch.no_grad(), trace(model) as t:
+        model(tokens(), padded())
+    for layer in (0, 1):
+        q, k, v, mask, scores, scaled, masked, weights, heads, output = (
+            t[f"decoder.{layer}.attention.{stage}"] for stage in ATTENTION
+        )
+        torch.testing.assert_close(scores, torch.einsum("bhid,bhjd->bhij", q, k))
+        if kind not in ("relative", "t5", "alibi"):
+            torch.testing.assert_close(scaled, scores / math.sqrt(4))
+        assert causal in mask and padding in mask
+        seen = masked != float("-inf")
+        torch.testing.assert_close(masked[seen], scaled[seen])
+        blind = ~seen.any(dim=-1)
+        torch.testing.assert_close(weights.sum(dim=-1), (~blind).double())
+        torch.testing.assert_close(weights[~blind], masked[~blind].softmax(dim=-1))
+        torch.testing.assert_close(heads, weights @ v)
+        attention = model.decoder.blocks[layer].attention
+        torch.testing.assert_close(output, attention.out(torch.cat(heads.unbind(dim=1), dim=-1)))
+
+
+def test_nothing_is_left_behind() -> None:
+    model = make()
+    keys, plain = list(model.state_dict()), model(tokens(1, 4) * 0)
+    with pytest.raises(ZeroDivisionError), trace(model):
+        assert list(model.state_dict()) == keys
+        model(tokens())
+        raise ZeroDivisionError
+    assert all(module.tap is None for module in model.modules() if isinstance(module, Traceable))
+    assert list(model.state_dict()) == keys
+    assert torch.equal(model(tokens(1, 4) * 0), plain)
+
+
+def test_a_copy_made_inside_a_trace_is_not_traced() -> None:
+    model = make()
+    with trace(model) as t:
+        twin = copy.deepcopy(model)
+        twin(tokens())
+    assert not list(t) and all(module.tap is None for module in twin.modules() if isinstance(module, Traceable))
+    given = tokens()
+    assert torch.equal(twin(given), model(given))
+
+
+def test_one_trace_at_a_time() -> None:
+    model = make()
+    with trace(model) as outer:
+        for part in (model, model.decoder.blocks[0]):
+            with pytest.raises(UserError, match="traced already"), trace(part):
+                pass
+        model(tokens())
+    assert "decoder.0.attention.weights" in outer
+    with trace(model):
+        pass
+
+
+def test_two_models_are_traced_in_two_threads() -> None:
+    models, seen = [make(seed) for seed in (1, 2)], {}
+    given, gate = tokens(), threading.Barrier(2)
+
+    def work(index: int) -> None:
+        with torch.no_grad(), trace(models[index]) as t:
+            gate.wait()
+            for _ in range(5):
+                models[index](given)
+            gate.wait()
+        seen[index] = t.history("decoder.1.attention.weights")
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, model in enumerate(models):
+        with torch.no_grad(), trace(model) as alone:
+            model(given)
+        assert len(seen[index]) == 5
+        assert all(torch.equal(value, alone["decoder.1.attention.weights"]) for value in seen[index])
+
+
+def test_history_with_a_cache() -> None:
+    """One value a step; side by side the rows of the whole causal matrix."""
+    model, given = make(), tokens(2, 5)
+    with torch.no_grad(), trace(model) as whole:
+        model(given)
+    state = model.start()
+    with torch.no_grad(), trace(model) as t:
+        for i in range(5):
+            model.step(given[:, i : i + 1], state)
+    steps = t.history("decoder.1.attention.weights")
+    assert [step.shape[-2:] for step in steps] == [(1, n) for n in range(1, 6)]
+    for i, step in enumerate(steps):
+        torch.testing.assert_close(step[:, :, 0], whole["decoder.1.attention.weights"][:, :, i, : i + 1])
+
+
+def test_gradients_flow_through_what_was_seen() -> None:
+    """d loss / d weights = (d loss / d heads) vᵀ."""
+    model = make()
+    with trace(model) as t:
+        loss = model(tokens()).sin().sum()
+    at = "decoder.0.attention"
+    by_weights, by_heads = torch.autograd.grad(loss, [t[f"{at}.weights"], t[f"{at}.heads"]])
+    torch.testing.assert_close(by_weights, by_heads @ t[f"{at}.v"].transpose(-2, -1))
+    assert by_weights.abs().sum() > 0
+
+
+def test_under_no_grad_nothing_holds_a_graph() -> None:
+    model = make()
+    with torch.no_grad(), trace(model) as t:
+        model(tokens())
+    assert not any(t[name].requires_grad for name in t if isinstance(t[name], Tensor))
+
+
+def test_checkpointing_rests_while_traced() -> None:
+    """Each activation is seen once, and the backward pass may come after the trace."""
+    model = make()
+    model.decoder.checkpoint = True
+    with trace(model) as t:
+        loss = model(tokens()).sin().sum()
+    loss.backward()
+    assert len(t.history("decoder.0.attention.weights")) == 1
+
+
+# Interventions
+
+
+@pytest.mark.parametrize("heads", [(0,), (3,), (1, 2), (0, 1, 2, 3)])
+def test_a_switched_off_head_is_a_removed_column(heads: tuple[int, ...]) -> None:
+    model, given = make(), tokens()
+    with trace(model, {"decoder.1.attention.heads": zero_heads(*heads)}):
+        edited = model(given)
+    for head in heads:
+        model.decoder.blocks[1].attention.out.weight.data[:, 4 * head : 4 * head + 4] = 0
+    torch.testing.assert_close(edited, model(given))
+
+
+def test_uniform_weights_are_the_mean_of_the_values() -> None:
+    model = make(shape="encoder", head="none")
+    with trace(model, {"encoder.0.attention.weights": replace(torch.tensor(1 / 6))}) as t:
+        model(tokens())
+    mean = t["encoder.0.attention.v"].mean(dim=2, keepdim=True)
+    torch.testing.assert_close(t["encoder.0.attention.heads"], mean.expand(-1, -1, 6, -1), atol=1e-7, rtol=1e-6)
+
+
+def test_dropping_the_causal_mask_makes_a_two_way_stack() -> None:
+    model, given = make(), tokens()
+    with trace(model, {"decoder.*.attention.mask": drop(causal)}):
+        edited = model(given)
+    both_ways = Stack(model.config, causal=False).double().eval()
+    both_ways.load_state_dict(model.decoder.state_dict())
+    states = both_ways(model.source(given), Places.of(6, given.device))
+    torch.testing.assert_close(edited, model.head(states))
+    assert (edited - model(given)).abs().max() > 1e-3
+
+
+def test_dropping_a_mask_never_shows_padding() -> None:
+    model, given = make(window=3), tokens()
+    with trace(model, {"*.mask": drop(causal)}) as t:
+        model(given, padded())
+    weights = t["decoder.0.attention.weights"]
+    assert (weights[1, :, :, :2] == 0).all() and (weights[0, :, 0, 1:3] > 0).all() and (weights[0, :, 0, 3:] == 0).all()
+    assert window(3) in t["decoder.0.attention.mask"] and causal not in t["decoder.0.attention.mask"]
+
+
+def test_an_own_mask_can_be_put_in() -> None:
+    model, diagonal = make(), Mask("self", lambda q, k: q.pos == k.pos)
+    with trace(model, {"decoder.0.attention.mask": lambda mask: mask & diagonal}) as t:
+        model(tokens())
+    torch.testing.assert_close(t["decoder.0.attention.weights"], torch.eye(6).double().expand(2, 4, 6, 6))
+
+
+def test_an_edited_activation_is_what_later_layers_see() -> None:
+    model, given = make(), tokens()
+    with trace(model) as before:
+        model(given)
+    patch = torch.randn_like(before["decoder.0.output"])
+    with trace(model, {"decoder.0.output": replace(patch)}) as after:
+        out = model(given)
+    assert torch.equal(after["decoder.0.output"], patch)
+    states = patch
+    places = Places.of(6, given.device)
+    context = model.decoder._context(places, None, None, everything)
+    torch.testing.assert_close(out, model.head(model.decoder.norm(model.decoder.blocks[1](states, context))))
+
+
+def test_edits_apply_in_the_order_given() -> None:
+    model = make()
+    with trace(model, {"decoder.0.output": lambda x: x + 1, "decoder.?.output": lambda x: x * 2}) as t:
+        model(tokens())
+    with trace(model) as plain:
+        torch.manual_seed(0)
+    assert not list(plain)
+    assert t["decoder.0.output"].shape == (2, 6, 16)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda x: x[:, :2],
+        lambda x: None,
+        lambda x: x.tolist(),
+        lambda x: x.float(),
+        replace(torch.zeros(3, 3)),
+    ],
+)
+def test_an_edit_of_another_shape_or_kind_is_refused(edit: object) -> None:
+    model, plain = make(), make()(tokens(1, 1) * 0)
+    with pytest.raises(UserError, match="belongs there|cannot stand for"), trace(
+        model, {"decoder.0.attention.weights": edit}
+    ):
+        model(tokens())
+    assert torch.equal(model(tokens(1, 1) * 0), plain)  # and the trace is gone
+
+
+def test_wrong_names_are_refused_with_the_nearest_right_one() -> None:
+    model = make()
+    with pytest.raises(UserError, match=r"did you mean 'decoder\.0\.attention\.weights'"):
+        trace(model, {"decoder.0.attention.weight": replace(torch.zeros(1))})
+    with pytest.raises(UserError, match="no activation is called 'encoder"):
+        trace(model, only="encoder.*")
+    with trace(model, only="decoder.0.*") as t:
+        model(tokens())
+    with pytest.raises(UserError, match="was not computed in this trace"):
+        t["decoder.1.output"]
+    with pytest.raises(UserError, match="is not the name of an activation"):
+        t["decoder.0.wights"]
+    with pytest.raises(UserError, match="different shapes"):
+        t.stack("decoder.0.attention.*")
+    with pytest.raises(UserError, match="nothing was seen"):
+        t.stack("decoder.7.*")
+    with pytest.raises(UserError, match="no head 4: this layer has heads 0 to 3"), trace(
+        model, {"decoder.0.attention.heads": zero_heads(4)}
+    ):
+        model(tokens())
+
+
+def test_a_model_without_names_is_refused() -> None:
+    with pytest.raises(UserError, match="no activation"):
+        trace(nn.Linear(2, 2))
