@@ -127,6 +127,17 @@ def test_every_path_reads_the_cache(path: str) -> None:
     assert_close(stepped, make(attention="reference", position="alibi", layers=1)(tokens))
 
 
+@torch.no_grad()
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", ["fused", "flex"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_reads_the_cache(kind: str, path: str) -> None:
+    model, tokens = make(attention=path, position=kind, dim=64).float().cuda(), torch.randint(VOCAB, (2, 9)).cuda()
+    state = model.start()
+    stepped = torch.cat([model.step(tokens[:, piece], state) for piece in pieces(9, (4, 1, 3))], dim=1)
+    torch.testing.assert_close(stepped, model(tokens), atol=5e-2, rtol=2e-2)
+
+
 # Beam search
 
 

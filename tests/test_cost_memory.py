@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cost_models import CASES, drawn, inputs, loss, sizes, small
@@ -125,3 +126,19 @@ def test_activations_on_a_gpu(name, dtype):
     source = x[0].nbytes if config.source == "tokens" or dtype == "fp32" else 0  # was there before
     target = x[1].nbytes if len(x) > 1 else 0
     assert kept + source + target == pytest.approx(sum(found.activations.values()), rel=0.05), found.activations
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_peak_on_a_gpu(dtype):
+    """The most memory of a training step, beyond weights and gradients: activations and the loss's gradients."""
+    config = small("decoder", dim=128, ff_dim=256, vocab=5000, max_length=64)
+    found, model = cost(config, **sizes(config, batch=16, seq=64), dtype=dtype), build(config).cuda()
+    x, answers = *inputs(config, found, "cuda"), torch.zeros(16 * 64, dtype=torch.long, device="cuda")
+    for _ in range(2):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == "bf16"):
+            F.cross_entropy(model(x).flatten(0, 1), answers, label_smoothing=0.1).backward()
+        peak = torch.cuda.max_memory_allocated() - before
+    assert peak == pytest.approx(sum(found.activations.values()) + found.loss_gradients, rel=0.05)

@@ -50,7 +50,7 @@ T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
         (
             BERT,
             {"position_embedding_type": "relative_key"},
-            ["position_embedding_type", "'relative_key'", "'absolute'"],
+            ["position_embedding_type", "relative_key", "absolute"],
         ),
         (BERT, {"is_decoder": True}, ["is_decoder", "True"]),
         (BERT, {"hidden_act": "relu"}, ["hidden_act", "'relu'", "'gelu'"]),
@@ -200,7 +200,7 @@ def test_a_tensor_given_twice(config, tensors):
 
 
 def test_a_position_table_that_is_not_sinusoidal_is_no_marian():
-    """Marian's table may be stored; then it must be PE(pos, i) = sin(pos / 10000^(2i/d)), cosines in the second half."""
+    """Marian may store its table, which is sin(pos / 10000^(2i/d)) and, in the second half, the cosines."""
     config = config_from_hf({**MARIAN, "max_position_embeddings": 6})
     tensors = weights_to_hf(config, weights_of(build(config)))
     angle = torch.arange(6)[:, None] / 10000 ** (torch.arange(0, 12, 2) / 12)
@@ -215,14 +215,19 @@ def test_class_names_must_fit_the_classes():
     config = preset("bert-base", head="classes", classes=2)
     assert config_to_hf(config, {"id2label": {"0": "bad", "1": "good"}})["label2id"] == {"bad": 0, "good": 1}
     assert config_to_hf(config)["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
-    with pytest.raises(UserError, match="id2label.*classes = 2"):
+    with pytest.raises(UserError, match=r"id2label.*classes = 2"):
         config_to_hf(config, {"id2label": {"0": "bad", "1": "neutral", "2": "good"}})
 
 
 JUNK = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 40), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=2),
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 40),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
     st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=150, deadline=None)

@@ -252,6 +252,23 @@ def test_every_path_computes_every_scheme(kind: str) -> None:
         torch.testing.assert_close(own, other, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", ["fused", "flex"])
+def test_every_scheme_trains_on_a_gpu(kind: str, path: str) -> None:
+    """Values and gradients by the fast paths, near those of the formula; flex multiplies in TF32."""
+    valid = torch.ones(2, 130, dtype=torch.bool, device="cuda")
+    valid[1, :3] = False
+    x, found = torch.randn(2, 130, 64, device="cuda", requires_grad=True), {}
+    for way in (path, "reference"):
+        torch.manual_seed(1)
+        stack = Stack(config(position=kind, attention=way, dim=64, max_length=130), causal=True).cuda().eval()
+        out = stack(x, Places.of(130, x.device, valid))[valid]
+        found[way] = [out, *torch.autograd.grad(out.sin().sum(), [x, *stack.parameters()])]
+    for ours, theirs in zip(found[path], found["reference"], strict=True):
+        assert (ours - theirs).norm() <= 2e-2 * theirs.norm() + 1e-4
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(("relative", "t5", "alibi")), st.lists(st.integers(0, 40), min_size=1, max_size=6))
 def test_a_bias_does_not_care_where_a_token_stands_in_the_row(kind: str, pos: list[int]) -> None:

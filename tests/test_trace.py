@@ -69,7 +69,7 @@ def test_shapes() -> None:
     with trace(model) as t:
         model(tokens(2, 5), tokens(2, 3))
     at = "decoder.1.cross"
-    sizes = {"q": (4, 3, 4), "k": (2, 5, 4), "v": (2, 5, 3), "scores": (4, 3, 5), "weights": (4, 3, 5), "heads": (4, 3, 3)}
+    sizes = {"q": (4, 3, 4), "k": (2, 5, 4), "v": (2, 5, 3), "weights": (4, 3, 5), "heads": (4, 3, 3)}
     for stage, size in sizes.items():
         assert t[f"{at}.{stage}"].shape == (2, *size)
     assert t[f"{at}.output"].shape == t["decoder.embedded"].shape == (2, 3, 16)
@@ -288,39 +288,28 @@ def test_an_edited_activation_is_what_later_layers_see() -> None:
     with trace(model, {"decoder.0.output": replace(patch)}) as after:
         out = model(given)
     assert torch.equal(after["decoder.0.output"], patch)
-    states = patch
-    places = Places.of(6, given.device)
-    context = model.decoder._context(places, None, None, everything)
-    torch.testing.assert_close(out, model.head(model.decoder.norm(model.decoder.blocks[1](states, context))))
+    context = model.decoder._context(Places.of(6, given.device), None, None, everything)
+    torch.testing.assert_close(out, model.head(model.decoder.blocks[1](patch, context)))
 
 
 def test_edits_apply_in_the_order_given() -> None:
-    model = make()
-    with trace(model, {"decoder.0.output": lambda x: x + 1, "decoder.?.output": lambda x: x * 2}) as t:
-        model(tokens())
+    model, given = make(), tokens()
     with trace(model) as plain:
-        torch.manual_seed(0)
-    assert not list(plain)
-    assert t["decoder.0.output"].shape == (2, 6, 16)
+        model(given)
+    with trace(model, {"decoder.0.output": lambda x: x + 1, "decoder.?.output": lambda x: x * 2}) as t:
+        model(given)
+    torch.testing.assert_close(t["decoder.0.output"], (plain["decoder.0.output"] + 1) * 2)
 
 
 # What is refused
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda x: x[:, :2],
-        lambda x: None,
-        lambda x: x.tolist(),
-        lambda x: x.float(),
-        replace(torch.zeros(3, 3)),
-    ],
-)
+@pytest.mark.parametrize("edit", [lambda x: x[:, :2], lambda x: None, lambda x: x.float(), replace(torch.zeros(3, 3))])
 def test_an_edit_of_another_shape_or_kind_is_refused(edit: object) -> None:
     model, plain = make(), make()(tokens(1, 1) * 0)
-    with pytest.raises(UserError, match="belongs there|cannot stand for"), trace(
-        model, {"decoder.0.attention.weights": edit}
+    with (
+        pytest.raises(UserError, match=r"belongs there|cannot stand for"),
+        trace(model, {"decoder.0.attention.weights": edit}),
     ):
         model(tokens())
     assert torch.equal(model(tokens(1, 1) * 0), plain)  # and the trace is gone
@@ -342,8 +331,9 @@ def test_wrong_names_are_refused_with_the_nearest_right_one() -> None:
         t.stack("decoder.0.attention.*")
     with pytest.raises(UserError, match="nothing was seen"):
         t.stack("decoder.7.*")
-    with pytest.raises(UserError, match="no head 4: this layer has heads 0 to 3"), trace(
-        model, {"decoder.0.attention.heads": zero_heads(4)}
+    with (
+        pytest.raises(UserError, match="no head 4: this layer has heads 0 to 3"),
+        trace(model, {"decoder.0.attention.heads": zero_heads(4)}),
     ):
         model(tokens())
 

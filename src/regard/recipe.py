@@ -30,26 +30,25 @@ RECIPE = "recipe.toml"  # its name in the folder of a saved model
 def read_model(given: str | Path, changes: Mapping[str, Any] | None = None) -> ModelConfig:
     """The model that a preset's name, a recipe file or a model folder describes, with fields changed."""
     if str(given) in PRESETS:
-        return _changed(PRESETS[str(given)], changes or {})
+        return from_dict(ModelConfig, {**PRESETS[str(given)], **(changes or {})})
     path = recipe_path(given)
-    table = read_recipe(path).get("model")
+    table = read_toml(path).get("model")
     if not isinstance(table, dict):
         raise UserError(f'{path}: has no table [model]; write one, such as  [model]  with  preset = "base"')
-    fields = dict(table)
+    fields = {**table, **(changes or {})}
     try:
         name = fields.pop("preset", None)
-        if name is not None and name not in PRESETS:
+        if name is not None and not (isinstance(name, str) and name in PRESETS):
             raise UserError(f"model.preset = {name!r}: unknown preset; {suggest(str(name), PRESETS)}")
-        # a mistake in the file is reported as the file's, one in a change as the change's
-        config = from_dict(ModelConfig, {**(PRESETS[name] if name else {}), **fields}, "model.")
+        return from_dict(ModelConfig, {**(PRESETS[name] if name else {}), **fields}, "model.")
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    return _changed(vars(config), changes) if changes else config
+        field = str(error).removeprefix("model.").partition(" ")[0].rstrip(":")
+        raise error if field in (changes or {}) else UserError(f"{path}: {error}") from None
 
 
-def read_recipe(path: str | Path) -> dict[str, Any]:
-    """All tables of a recipe file, as they stand."""
-    return read_toml(path)
+def read_recipe(given: str | Path) -> dict[str, Any]:
+    """All tables of a recipe file, or of the one in a model's folder, as they stand."""
+    return read_toml(recipe_path(given))
 
 
 def recipe_path(given: str | Path) -> Path:
@@ -99,7 +98,3 @@ def _value(text: str, kind: Any) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text  # not a number, not true or false: a word
-
-
-def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> ModelConfig:
-    return from_dict(ModelConfig, {**fields, **changes})

@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ def save(
 ) -> None:
     """Write `model` to `folder`; `recipe` adds or replaces tables, those already there are kept."""
     folder = Path(folder)
+    model = getattr(model, "_orig_mod", model)  # a compiled model wraps the one whose names are meant
     for name in tokenizers or {}:
         if name not in TOKENIZERS:
             raise UserError(f"tokenizers: {name!r} is no name for a tokenizer; {suggest(name, TOKENIZERS)}")
@@ -66,7 +67,10 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Model:
     if len(kinds) == 1:
         model = model.to(kinds.pop())
     fill(model, tensors, str(folder / WEIGHTS))
-    return model.to(device).eval()
+    try:
+        return model.to(device).eval()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without that kind of device
+        raise UserError(f"device = {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 def load_recipe(folder: str | Path) -> dict[str, Any]:
@@ -113,9 +117,9 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
     """Copy `tensors` into `model`; names and shapes must be exactly the model's."""
     own = weights_of(model)
     if missing := [name for name in own if name not in tensors]:
-        raise UserError(f"{where}: lacks {_some(missing)}; the file belongs to another [model] or is incomplete")
+        raise UserError(f"{where}: lacks {name_some(missing)}; the file belongs to another [model] or is incomplete")
     if extra := [name for name in tensors if name not in own]:
-        raise UserError(f"{where}: {_some(extra)} has no place in the model; the file belongs to another [model]")
+        raise UserError(f"{where}: the model has no place for {name_some(extra)}; the file belongs to another [model]")
     for name, tensor in own.items():
         if tensor.shape != tensors[name].shape:
             raise UserError(
@@ -126,7 +130,8 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
         tensor.copy_(tensors[name])
 
 
-def _some(names: list[str]) -> str:
+def name_some(names: list[str]) -> str:
+    """The first three of many names."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -195,6 +200,7 @@ def staged(folder: str | Path, *, marker: str, force: bool, keep: str | Path) ->
             raise UserError(f"{folder}: holds no {marker}, so --force does not replace it; name another folder")
         if Path(keep).resolve().is_relative_to(target):
             raise UserError(f"{folder}: holds {keep}, which is being read; name another folder")
+    made = not target.parent.exists()
     make_folder(target.parent)
     suffix = secrets.token_hex(4)
     fresh, old = target.with_name(f".{target.name}.{suffix}.new"), target.with_name(f".{target.name}.{suffix}.old")
@@ -207,7 +213,9 @@ def staged(folder: str | Path, *, marker: str, force: bool, keep: str | Path) ->
     except BaseException:
         if old.exists() and not target.exists():
             os.replace(old, target)
-        raise
-    finally:
         shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        if made:
+            with suppress(OSError):  # someone else has put something there meanwhile
+                target.parent.rmdir()
+        raise
+    shutil.rmtree(old, ignore_errors=True)

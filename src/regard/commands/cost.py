@@ -24,7 +24,8 @@ regard cost base --seq 512 --batch 32         the paper's base model on a batch 
 regard cost gpt2 --set kv_heads=4 --batch 8   what a change to the model would cost
 regard cost base --seq 100 --target-seq 20    a long source, a short target
 regard cost gpt2 --dtype fp32                 numbers of 4 bytes
-regard cost recipe.toml --json                every number, for programs
+regard cost recipe.toml --set vocab=8000      a recipe that leaves the vocabulary to its tokenizer
+regard cost runs/demo --json                  every number of a saved model, for programs
 regard cost --list                            all presets and their sizes
 """
 
@@ -127,7 +128,7 @@ def _report(name: str, config: ModelConfig, found: Cost) -> str:
         "parameters": _parameter_rows(config, found),
         "operations of a forward pass": _forward_rows(config, found),
         "operations of training and generation": _training_rows(config, found),
-        "memory": _memory_rows(found),
+        "memory": _memory_rows(config, found),
     }
     rows = [row for table in tables.values() for row in table]
     label, value = (max(len(row[column]) for row in rows) for column in (0, 1))
@@ -192,7 +193,7 @@ def _training_rows(config: ModelConfig, found: Cost) -> list[Row]:
     return rows
 
 
-def _memory_rows(found: Cost) -> list[Row]:
+def _memory_rows(config: ModelConfig, found: Cost) -> list[Row]:
     rows: list[Row] = [("weights", size(found.weights), found.dtype)]
     cache = sum(found.kv_cache.values())
     if cache:
@@ -202,9 +203,12 @@ def _memory_rows(found: Cost) -> list[Row]:
     rows.append(("training: weights, gradients, Adam", size(found.training_state), state))
     rows.append(("training: activations", size(sum(found.activations.values())), ""))
     rows += [(f"  {name.replace('_', ' ')}", size(value), "") for name, value in found.activations.items()]
-    rows.append(("training in all", size(found.training_memory), ""))
-    written_out = found.training_state + found.reference_activations
-    rows.append(("  with attention = 'reference'", size(written_out), ""))
+    if found.loss_gradients:
+        rows.append(("training: gradients of the loss", size(found.loss_gradients), "as the backward pass begins"))
+    rows.append(("training in all, at the peak", size(found.training_memory), ""))
+    if config.attention != "reference":
+        written_out = found.training_memory + found.reference_activations - sum(found.activations.values())
+        rows.append(("  with attention = 'reference'", size(written_out), ""))
     return rows
 
 

@@ -16,8 +16,11 @@ a second copy of each matrix in 16 bits ("half_weights", which `total` adds).
 
 These are the tensors of PyTorch's CUDA kernels, which never keep the [B, H, N, N] weights on the fused path. A
 kernel may decline (on a CPU: attention dropout, learned biases, value_dim ≠ head_dim; on a GPU: fp32 with fewer
-key heads than heads); then the written-out formula runs, and "reference" is the better estimate. Not counted:
-gradients under way, workspaces, the allocator's rounding.
+key heads than heads); then the written-out formula runs, and "reference" is the better estimate.
+
+The backward pass frees as it goes. It needs most at its beginning: the gradients of the loss, (w + s) bytes for
+each of the T·vocab logits (with label smoothing; a little less without). Not counted: libraries' workspaces (tens
+of MiB) and the allocator's rounding.
 """
 
 from __future__ import annotations
@@ -55,6 +58,11 @@ def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, 
         _loss(config, batch, last.length, size),
     )
     return {name: count for name, count in kept.items() if count}
+
+
+def loss_gradient_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, size: int) -> int:
+    """The most that the backward pass adds: it begins with the gradients of log-probabilities and logits."""
+    return _outputs(config, batch, stacks[-1].length) * (max(4, size) + size)
 
 
 def _source(config: ModelConfig, batch: int, stacks: list[StackShape], size: int) -> int:
@@ -197,6 +205,11 @@ def _head(config: ModelConfig, batch: int, length: int, size: int) -> int:
 
 def _loss(config: ModelConfig, batch: int, length: int, size: int) -> int:
     """Cross-entropy: log-probabilities, the 16-bit logits they were made from, and the right answers."""
-    rows = batch * length if config.head == "tokens" else batch
-    outputs = output_size(config)
-    return rows * (outputs * (size if size >= 4 else size + 4) + INDEX) if outputs else 0
+    outputs = _outputs(config, batch, length)
+    rows = outputs // (output_size(config) or 1)
+    return outputs * (size if size >= 4 else size + 4) + INDEX * rows
+
+
+def _outputs(config: ModelConfig, batch: int, length: int) -> int:
+    """Logits of the whole batch."""
+    return output_size(config) * batch * (length if config.head == "tokens" else 1)

@@ -2,7 +2,7 @@
 
     weights         parameters · s                        s bytes a number: bf16 and fp16 2, fp32 4, fp64 8
     training state  4 · parameters · max(4, s)            weights, gradients, Adam's two moments, kept in fp32
-    activations     see `activations`
+    activations     see `activations`; and at the peak, as the backward pass begins, the gradients of the loss
     KV cache        layers · B · G · N · (D + Dv) · s     self attention (Shazeer 2019); N: tokens so far
                     layers · B · G · M · (D + Dv) · s     cross attention over M source tokens
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from regard.cost.activations import activation_bytes
+from regard.cost.activations import activation_bytes, loss_gradient_bytes
 from regard.cost.operations import (
     forward_operations,
     hidden_operations,
@@ -54,6 +54,7 @@ class Cost:
     training_state: int
     activations: dict[str, int]
     reference_activations: int  # all of them with attention = "reference"
+    loss_gradients: int  # what the backward pass adds at its beginning
     kv_cache: dict[str, int]  # "self", "cross"
 
     @property
@@ -67,7 +68,8 @@ class Cost:
 
     @property
     def training_memory(self) -> int:
-        return self.training_state + sum(self.activations.values())
+        """The most that is in use at a time: as the backward pass begins."""
+        return self.training_state + sum(self.activations.values()) + self.loss_gradients
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values under stable names, for JSON."""
@@ -104,6 +106,7 @@ class Cost:
                 "activations": sum(self.activations.values()),
                 "activations_reference": self.reference_activations,
                 "activation_parts": self.activations,
+                "loss_gradients": self.loss_gradients,
                 "training": self.training_memory,
                 "kv_cache": sum(self.kv_cache.values()),
                 "kv_cache_parts": self.kv_cache,
@@ -153,6 +156,7 @@ def cost(
         training_state=4 * max(4, size) * total,
         activations=activation_bytes(config, stacks, batch, size) | half,
         reference_activations=sum((activation_bytes(written_out, stacks, batch, size) | half).values()),
+        loss_gradients=loss_gradient_bytes(config, stacks, batch, size),
         kv_cache=_kv_cache(config, stacks[-1], batch, size),
     )
 

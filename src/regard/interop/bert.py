@@ -105,7 +105,9 @@ def repeats(config: ModelConfig) -> dict[str, str]:
 
 
 def zeros(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    types = {} if config.token_types else {"embeddings.token_type_embeddings.weight": (1, config.dim)}
+    types: dict[str, tuple[int, ...]] = {}
+    if not config.token_types:
+        types["embeddings.token_type_embeddings.weight"] = (1, config.dim)
     if config.head != "tokens" or config.logit_bias:
         return types
     return {**types, BIAS if config.tie else OUTPUT_BIAS: (config.vocab or 0,)}

@@ -7,6 +7,7 @@ part of the proof; only real tokens are compared.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,9 @@ class Difference:
 def compare(model: Model, folder: str | Path) -> Difference:
     """Run `model` and what transformers loads from `folder` on the same random inputs."""
     peer = load_peer(folder)
-    was_training, dtype = model.training, next(model.parameters()).dtype
-    generator = torch.Generator().manual_seed(0)
-    try:
-        with torch.no_grad():
-            pairs = _outputs(model.float().eval(), peer, generator)
-    finally:
-        model.to(dtype).train(was_training)
+    own = copy.deepcopy(model).float().cpu().eval()
+    with torch.no_grad():
+        pairs = _outputs(own, peer, torch.Generator().manual_seed(0))
     gaps = [(ours - theirs).abs().max().item() for ours, theirs in pairs]
     sizes = [theirs.abs().max().item() for _, theirs in pairs]
     return Difference(max(gaps), max(sizes), sum(theirs.numel() for _, theirs in pairs))
@@ -59,13 +56,17 @@ def load_peer(folder: str | Path) -> Any:
     except ModuleNotFoundError:
         raise MissingExtra("hf", "transformers", "--check") from None
     name = read_json(Path(folder) / "config.json")["architectures"][0]
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    log, loud = transformers.logging, transformers.logging.get_verbosity()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
     try:
         kind = getattr(transformers, name)
         return kind.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True).eval()
     except Exception as error:  # whatever transformers raises, the folder did not load
         raise UserError(f"{folder}: transformers cannot load it as {name}: {error}") from error
+    finally:
+        log.set_verbosity(loud)
+        log.enable_progress_bar()
 
 
 def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
+from regard.run import name_some
 
 Tensors = dict[str, Tensor]
 
@@ -83,10 +84,12 @@ def read(
         for name, part in zip(rule.theirs, rule.write(shapes[rule.ours]), strict=True)
     }
     if missing := [name for name in wanted if name not in tensors]:
-        raise UserError(f"the weights lack {_some(missing)}: the file is incomplete, or config.json is another model's")
+        raise UserError(
+            f"the weights lack {name_some(missing)}: the file is incomplete or config.json another's"
+        )
     left = [name for name in tensors if name not in wanted]
     if extra := [name for name in left if not re.fullmatch(unused, name)]:
-        raise UserError(f"the weights hold {_some(extra)}, unknown here: config.json is another model's")
+        raise UserError(f"the weights hold {name_some(extra)}, unknown here: config.json is another model's")
     for name, shape in wanted.items():
         if tuple(tensors[name].shape) != shape:
             raise UserError(
@@ -103,7 +106,3 @@ def write(rules: Iterable[Rule], tensors: Mapping[str, Tensor]) -> Tensors:
         for rule in rules
         for name, part in zip(rule.theirs, rule.write(tensors[rule.ours]), strict=True)
     }
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

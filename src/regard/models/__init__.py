@@ -1,6 +1,23 @@
-"""Models: wiring, and nothing but wiring. The parts are in `regard.nn`."""
+"""Models: wiring, and nothing but wiring. The parts are in `regard.nn`.
+
+Only a name that builds something imports torch, so that a config can be read and counted in no time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from regard.models.config import ModelConfig
-from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model, State, build
+
+if TYPE_CHECKING:
+    from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model, State, build
 
 __all__ = ["Decoder", "Encoder", "EncoderDecoder", "Model", "ModelConfig", "State", "build"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from regard.models import transformer
+
+    return getattr(transformer, name)

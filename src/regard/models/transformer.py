@@ -101,8 +101,9 @@ class EncoderDecoder(nn.Module):
         mask: Mask = everything,
     ) -> Tensor:
         """Teacher forcing: logits for the token after each one of `target`. Padding on the right needs no `valid`."""
-        places = Places.of(target.shape[1], target.device, valid, document)
-        return self.head(self.decoder(self.target(target), places, memory=memory, mask=mask))
+        x = self.target(target)
+        places = Places.of(x.shape[1], x.device, valid, document)
+        return self.head(self.decoder(x, places, memory=memory, mask=mask))
 
     def forward(
         self,
@@ -118,8 +119,9 @@ class EncoderDecoder(nn.Module):
 
     def step(self, tokens: Tensor, state: State, valid: Tensor | None = None) -> Tensor:
         """Read `tokens` [B, n] after what was read before; logits [B, n, vocab] of what follows each."""
-        places = state.cache.next_places(tokens.shape[1], tokens.device, valid)
-        return self.head(self.decoder(self.target(tokens), places, memory=state.memory, cache=state.cache))
+        x = self.target(tokens)
+        places = state.cache.next_places(x.shape[1], x.device, valid)
+        return self.head(self.decoder(x, places, memory=state.memory, cache=state.cache))
 
 
 class Decoder(nn.Module):
@@ -138,15 +140,16 @@ class Decoder(nn.Module):
         document: Tensor | None = None,
         mask: Mask = everything,
     ) -> Tensor:
-        places = Places.of(tokens.shape[1], tokens.device, valid, document)
-        return self.head(self.decoder(self.source(tokens), places, mask=mask))
+        x = self.source(tokens)
+        return self.head(self.decoder(x, Places.of(x.shape[1], x.device, valid, document), mask=mask))
 
     def start(self, capacity: int = 0) -> State:
         return State(Cache(capacity))
 
     def step(self, tokens: Tensor, state: State, valid: Tensor | None = None) -> Tensor:
-        places = state.cache.next_places(tokens.shape[1], tokens.device, valid)
-        return self.head(self.decoder(self.source(tokens), places, cache=state.cache))
+        x = self.source(tokens)
+        places = state.cache.next_places(x.shape[1], x.device, valid)
+        return self.head(self.decoder(x, places, cache=state.cache))
 
 
 class Encoder(nn.Module):
@@ -182,7 +185,7 @@ class Encoder(nn.Module):
             x = states[:, 0]
             if valid is not None:  # padding may stand in front
                 first = valid.int().argmax(dim=1)
-                x = states[torch.arange(len(first), device=first.device), first]
+                x = states[torch.arange(first.shape[0], device=first.device), first]
         elif valid is None:
             x = states.mean(dim=1)
         else:

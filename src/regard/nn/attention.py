@@ -95,7 +95,9 @@ def attend(
         case "fused":
             mask, is_causal = visibility.fused()
             if bias is not None:
-                mask, is_causal = _additive(bias.dense(q).to(q.dtype), visibility), False
+                mask, is_causal = _additive(bias.dense(q), visibility), False
+            elif mask is not None and q.is_cuda:
+                mask = visibility.additive(q.dtype)  # cuDNN takes an all-False boolean row for an all-True one
             return F.scaled_dot_product_attention(
                 q, k, v, mask, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped
             )

@@ -109,7 +109,7 @@ class Stack(Traceable):
         mask: Mask = everything,
     ) -> Tensor:
         """x: embeddings [B, N, dim]; `mask` further restricts self attention."""
-        check_length(self.config, len(places) + (0 if cache is None else len(cache)))
+        check_length(self.config, places.length + (0 if cache is None else len(cache)))
         context = self._context(places, memory, cache, mask)
         embedded = self.position.embed(places.pos)
         if embedded is not None:

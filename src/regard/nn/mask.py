@@ -50,6 +50,11 @@ class Places:
     start: int | None = None
 
     def __len__(self) -> int:
+        return self.length
+
+    @property
+    def length(self) -> int:
+        """As `len`, which would freeze the length when torch.compile or torch.export leaves it open."""
         return self.pos.shape[-1]
 
     @property
@@ -234,6 +239,7 @@ class Visibility:
                 mask = mask & part
         self.mask, self.q, self.k = mask, q, k
         self._dense: Tensor | None = None
+        self._additive: Tensor | None = None
         self._blocks: BlockMask | None = None
 
     def with_mask(self, mask: Mask) -> Visibility:
@@ -247,14 +253,21 @@ class Visibility:
             self._dense = self.mask.predicate(q, k)
         return self._dense
 
+    def additive(self, dtype: torch.dtype) -> Tensor:
+        """0 where visible, -inf where hidden, in the shape of `dense`."""
+        if self._additive is None or self._additive.dtype != dtype:
+            visible = self.dense()
+            self._additive = torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, float("-inf"))
+        return self._additive
+
     def fused(self) -> tuple[Tensor | None, bool]:
         """(mask tensor or None, is_causal) for SDPA; no tensor wherever leaving it out is exact."""
         if self.mask is everything:
             return None, False
         if self.mask is causal and self.q.start is not None and self.k.start is not None:
-            if self.q.start == self.k.start and len(self.q) == len(self.k):
+            if self.q.start == self.k.start and self.q.length == self.k.length:
                 return None, True  # is_causal counts from the first key, so both must start together
-            if self.q.start >= self.k.start + len(self.k) - 1:
+            if self.q.start >= self.k.start + self.k.length - 1:
                 return None, False  # every key is already in the past, as for one token beside a cache
         return self.dense(), False
 
@@ -268,8 +281,8 @@ class Visibility:
                 lambda b, h, i, j: self.mask.predicate(_pick(self.q, b, i), _pick(self.k, b, j)),
                 B=None if rows == 1 else batch,
                 H=None,
-                Q_LEN=len(self.q),
-                KV_LEN=len(self.k),
+                Q_LEN=self.q.length,
+                KV_LEN=self.k.length,
                 device=self.q.pos.device,
             )
         return self._blocks
@@ -283,7 +296,7 @@ def _spread(places: Places, rows: int, axis: int) -> Place:
 
     device = places.pos.device
     batch = torch.arange(max(rows, places.rows), device=device).view(-1, 1, 1, 1)
-    index = lay(torch.arange(len(places), device=device)[None])
+    index = lay(torch.arange(places.length, device=device)[None])
     valid = None if places.valid is None else lay(places.valid)
     document = None if places.document is None else lay(places.document)
     return Place(batch, index, lay(places.pos), valid, document)

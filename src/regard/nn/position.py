@@ -43,13 +43,13 @@ class Bias:
     def dense(self, q: Tensor) -> Tensor:
         """[B|1, H, Nq, Nk]; made once for all layers unless the queries matter."""
         if self._dense is not None and not self.content:
-            return self._dense
+            return self._dense.to(q.dtype)
         rows = q.shape[0] if self.content else max(self._q_pos.shape[0], self._k_pos.shape[0])
         sizes = (rows, self._heads, self._q_pos.shape[1], self._k_pos.shape[1])
         index = (torch.arange(size, device=q.device) for size in sizes)
         b, h, i, j = (x.view([-1 if axis == own else 1 for axis in range(4)]) for own, x in enumerate(index))
         self._dense = self._at(q)(b, h, i, j)
-        return self._dense
+        return self._dense.to(q.dtype)
 
     def share(self, x: Tensor) -> None:
         """Make the table that all layers use now, so that it is no part of a layer that is computed again."""
@@ -178,12 +178,13 @@ class ALiBi(Position):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.slopes: Tensor
-        self.register_buffer("slopes", torch.tensor(alibi_slopes(config.heads)), persistent=False)
 
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Bias:
+        # no buffer: a model made on the meta device would lose it, one in half precision would round it
+        slopes = torch.tensor(alibi_slopes(self.heads), device=q_pos.device)
+
         def value(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return -self.slopes[h] * (_at(k_pos, b, j) - _at(q_pos, b, i)).abs()
+            return -slopes[h] * (_at(k_pos, b, j) - _at(q_pos, b, i)).abs()
 
         return Bias(lambda q: value, self.heads, q_pos, k_pos, content=False)
 

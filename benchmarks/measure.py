@@ -1,0 +1,104 @@
+"""Timing side by side, and what a result file must say about itself.
+
+Peers take turns (round robin), so that a noisy minute hits all of them alike. The figure of a peer is the
+median over the rounds; the spread is given as the quartiles. On a GPU each sample is a batch of calls
+between two events; on a CPU it is the wall clock around as many calls as fill `least` seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Call = Callable[[], Any]
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Where and with what this was measured."""
+    packages = ("torch", "transformers", "x-transformers", "triton")
+    versions = {"python": platform.python_version()}
+    for name in packages:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    hardware = torch.cuda.get_device_name() if device == "cuda" else _processor()
+    return {
+        "hardware": hardware,
+        "threads": torch.get_num_threads(),
+        "versions": versions,
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit(),
+    }
+
+
+def commit() -> str:
+    """The commit measured: from git, or from REGARD_COMMIT where the files travelled without it."""
+    if "REGARD_COMMIT" in os.environ:
+        return os.environ["REGARD_COMMIT"]
+    try:
+        done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {torch.get_num_threads()} threads"
+
+
+def sample(call: Call, device: str, least: float) -> float:
+    """Milliseconds of one call, from as many calls as fill `least` seconds."""
+    calls = 1
+    while True:
+        if device == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            for _ in range(calls):
+                call()
+            end.record()
+            torch.cuda.synchronize()
+            spent = start.elapsed_time(end) / 1000
+        else:
+            begin = time.perf_counter()
+            for _ in range(calls):
+                call()
+            spent = time.perf_counter() - begin
+        if spent >= least:
+            return spent / calls * 1000
+        calls = max(calls + 1, int(calls * least / max(spent, 1e-6) * 1.1))
+
+
+def race(calls: Mapping[str, Call], device: str, rounds: int, least: float) -> dict[str, dict[str, float]]:
+    """{name: median, low and high quartile in ms}, the peers taking turns."""
+    for call in calls.values():
+        for _ in range(3):
+            call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds):
+        names = list(calls)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            times[name].append(sample(calls[name], device, least))
+    figures = {}
+    for name, values in times.items():
+        low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+        figures[name] = {"ms": round(statistics.median(values), 4), "low": round(low, 4), "high": round(high, 4)}
+    return figures
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
