@@ -14,7 +14,7 @@ import pytest
 
 # Test tensors are tiny: more threads cost more in hand-over than they give. The variable reaches torch in
 # subprocesses too, and must be set before torch is first imported.
-os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

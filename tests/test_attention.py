@@ -145,6 +145,7 @@ def test_flex_is_the_reference(seed: int) -> None:
 @pytest.mark.parametrize("path", ["fused", "flex"])
 @pytest.mark.parametrize("seed", range(12))
 def test_gradients_on_a_gpu(seed: int, path: str) -> None:
+    torch._dynamo.reset()  # past 8 kinds of graph in one process, flex would no longer be compiled
     case = make_case(seed, torch.float32, "cuda", head_dim=16)
     ours, theirs = case.run(path), case.run("reference")
     torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-2)  # flex multiplies in TF32

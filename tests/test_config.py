@@ -278,6 +278,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError("disk full")
 
     monkeypatch.setattr("regard.settings.os.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match=r"model\.toml: cannot be written: disk full"):
         write_toml(path, {"heads": 4})
     assert read_toml(path) == {"heads": 8} and list(tmp_path.iterdir()) == [path]

@@ -120,7 +120,7 @@ def test_a_model_that_no_family_can_hold_is_told_why(config, nearest, fields):
 
 
 def test_every_preset_has_a_family():
-    kinds = {name: family_of(preset(name)).kind for name in PRESETS}
+    kinds = {name: family_of(preset(name)).kind for name in PRESETS if preset(name).shape != "recurrent"}
     wanted = {"base": "marian", "big": "marian", "tiny": "marian", "small": "marian"}
     for name, kind in kinds.items():
         assert kind == wanted.get(name, name.partition("-")[0]), name
@@ -130,6 +130,8 @@ def test_the_config_comes_back_as_it_went():
     fields = {"dropout": 0.25, "embed_dropout": 0.25, "attention_dropout": 0.25}
     for name in PRESETS:
         config = preset(name, **fields)
+        if config.shape == "recurrent":
+            continue  # refused: see test_recurrent
         again = config_from_hf(config_to_hf(config))
         expected = {"init": "normal", "final_norm": config.ends_with_norm}
         if config.shape == "encoder-decoder":

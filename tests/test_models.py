@@ -66,14 +66,6 @@ def test_published_models_have_their_published_size(name: str, count: int) -> No
     assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
-@pytest.mark.parametrize(("name", "millions"), [("base", 65), ("big", 213)])
-def test_the_paper_s_models_have_about_the_paper_s_size(name: str, millions: int) -> None:
-    """Table 3 counts 65 and 213 million; the size of its vocabulary is given as "about 37000"."""
-    with torch.device("meta"):
-        model = build(preset(name))
-    assert sum(p.numel() for p in model.parameters()) == pytest.approx(millions * 1e6, rel=0.05)
-
-
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("tie", [True, False])
 def test_shared_tables_are_one_tensor(share: bool, tie: bool) -> None:
@@ -126,24 +118,18 @@ def test_every_wiring_runs_and_trains(kind: str, shape: str, source: str, head: 
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"norm": "none"},
-        {"residual": False},
-        {"norm": "none", "residual": False},
-        {"norm": "rms", "norm_order": "pre", "activation": "swiglu", "kv_heads": 1, "bias": False},
-        {"heads": 3, "head_dim": 5, "value_dim": 2, "position": "alibi"},
-        {"heads": 1, "dim": 1, "ff_dim": 1, "position": "none", "layers": 1},
-        {"experts": 3, "experts_per_token": 1},
-        {"embed_norm": True, "token_types": 3, "head_layer": True, "logit_bias": True, "logit_scale": 0.3},
-        {"window": 1},
-        {"score": "multiplicative", "attention": "reference"},
-        {"score": "additive", "attention": "reference"},
-        {"score": "concat", "attention": "reference"},
-    ],
-    ids=str,
-)
+UNUSUAL = [
+    {"norm": "none"}, {"residual": False}, {"norm": "none", "residual": False}, {"window": 1},
+    {"norm": "rms", "norm_order": "pre", "activation": "swiglu", "kv_heads": 1, "bias": False},
+    {"heads": 3, "head_dim": 5, "value_dim": 2, "position": "alibi"},
+    {"heads": 1, "dim": 1, "ff_dim": 1, "position": "none", "layers": 1},
+    {"experts": 3, "experts_per_token": 1},
+    {"embed_norm": True, "token_types": 3, "head_layer": True, "logit_bias": True, "logit_scale": 0.3},
+    *({"score": score, "attention": "reference"} for score in ("multiplicative", "additive", "concat")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", UNUSUAL, ids=str)
 def test_unusual_models_learn(changes: dict) -> None:
     """A few steps on one batch lower its loss."""
     model, given = make(**changes), tokens(4, 6)
@@ -181,9 +167,7 @@ def test_the_same_seed_gives_the_same_model(init: str) -> None:
     assert not torch.equal(one["encoder.blocks.0.attention.qkv.weight"], other["encoder.blocks.0.attention.qkv.weight"])
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"norm_order": "pre"}, {"init": "normal", "embed_scale": False}, {"tie": False}]
-)
+@pytest.mark.parametrize("changes", [{}, {"norm_order": "pre"}, {"init": "normal", "embed_scale": False}])
 def test_a_new_language_model_knows_nothing(changes: dict) -> None:
     """Cross-entropy near log(vocab), that of guessing evenly."""
     model = make(dim=32, vocab=503, **changes).eval()
@@ -210,9 +194,7 @@ def test_initial_spreads_are_those_of_the_papers() -> None:
 # The same model by other means
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"shape": "encoder-decoder"}, {"position": "t5"}, {"position": "alibi"}], ids=str
-)
+@pytest.mark.parametrize("changes", [{"position": "alibi"}, {"position": "t5", "shape": "encoder-decoder"}], ids=str)
 def test_compiles_without_graph_breaks(changes: dict) -> None:
     model = make(**changes).eval()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

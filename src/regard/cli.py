@@ -32,7 +32,13 @@ if TYPE_CHECKING:
 # name: (module, one-line help), in the order in which `regard --help` lists them
 COMMANDS = {
     "demo": ("regard.commands.demo", "train a small Transformer here and look inside it"),
+    "train": ("regard.commands.train", "train a translation model on your own sentence pairs"),
+    "resume": ("regard.commands.resume", "go on with a run that was stopped"),
+    "average": ("regard.commands.average", "make the mean of a run's last checkpoints its model"),
+    "evaluate": ("regard.commands.evaluate", "BLEU and chrF of a trained model on its test sets"),
+    "runs": ("regard.commands.runs", "a table of runs: steps, loss, validation, BLEU"),
     "translate": ("regard.commands.translate", "translate lines with a trained model"),
+    "data": ("regard.commands.data", "download public data sets, check your own"),
     "cost": ("regard.commands.cost", "parameters, operations and memory of a model, before you build it"),
     "import": ("regard.commands.import_", "read a Hugging Face model into a Regard folder"),
     "export": ("regard.commands.export", "write a Regard folder as a Hugging Face model"),

@@ -9,6 +9,7 @@ in `recipes/demo.toml`; the parts are those of any other model.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,19 +22,23 @@ import torch
 
 from regard.data.batch import Batches, Pairs
 from regard.data.korean import Example, examples
-from regard.decode.translate import Translator, framed
+from regard.decode.translate import Translator
 from regard.errors import UserError
 from regard.explore.translation import Result, write_report
-from regard.models import EncoderDecoder, ModelConfig, build
-from regard.run import RECIPE, load_recipe, make_folder, save
+from regard.models import ModelConfig, SequenceToSequence, build
+from regard.recipe import RECIPE
+from regard.run import load_recipe, make_folder, save
 from regard.settings import from_dict, read_toml, to_dict, write_toml
+from regard.text.frame import framed
 from regard.text.tokenizer import Tokenizer
 from regard.train.config import TrainConfig
 from regard.train.objective import translation
 from regard.train.trainer import Trainer, read_metrics
 
 SHOWN = ("March 3rd, 2021", "three hundred forty-two thousand", "Friday, August 15th, 1947", "seven hundred five")
-CONTENTS = (RECIPE, "source.json", "target.json", "model.safetensors", "metrics.jsonl", "report.html", "checkpoints")
+CONTENTS = ("source.json", "target.json", "model.safetensors", "metrics.jsonl", "report.html", "checkpoints", RECIPE)
+FIXED = ("source", "vocab", "target_vocab", "head")  # they follow from the data
+SHAPES = ("encoder-decoder", "recurrent")
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,11 @@ class Setup:
     def __init__(self, folder: Path, changes: Mapping[str, Any], steps: int | None, seed: int | None) -> None:
         tables = read_toml(str(resources.files("regard").joinpath("recipes", "demo.toml")))
         self.folder, self.data = folder, tables["data"]
+        for name in FIXED:
+            if name in changes:
+                raise UserError(f"{name} = {changes[name]!r}: the demo's data decides this; leave {name} as it is")
+        if (shape := changes.get("shape", SHAPES[0])) not in SHAPES:
+            raise UserError(f"shape = {shape!r}: the demo translates; use {' or '.join(map(repr, SHAPES))}")
         config = from_dict(TrainConfig, tables["train"], "train.")
         self.config = replace(config, steps=steps or config.steps, seed=config.seed if seed is None else seed)
         self.pairs = examples("train", self.data["train"], self.data["seed"])
@@ -65,23 +75,24 @@ class Setup:
         self.recipe = {"model": to_dict(self.model_config), "train": to_dict(self.config), "data": self.data}
 
     def claim_folder(self, fresh: bool) -> None:
-        """Make the folder this demo's, or say why it is not."""
-        if fresh:
-            for name in CONTENTS:
-                path = self.folder / name
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        """Make the folder this demo's, or say why it is not. The recipe is the mark: first to come, last to go."""
         make_folder(self.folder)
-        if (self.folder / RECIPE).exists():
-            if load_recipe(self.folder) != self.recipe:
-                raise UserError(
-                    f"{self.folder}: holds a run with other settings (see {RECIPE} there): "
-                    "name another folder with --out, or start anew with --fresh"
-                )
-        elif any((self.folder / name).exists() for name in CONTENTS):
-            raise UserError(f"{self.folder}: holds other files of this name: choose another folder with --out")
+        found = [name for name in CONTENTS if os.path.lexists(self.folder / name)]
+        recipe = load_recipe(self.folder) if RECIPE in found else {}
+        if found and _task(recipe) != _task(self.recipe):
+            raise UserError(f"{self.folder}: holds a {found[0]} that is not the demo's: name another folder with --out")
+        if fresh:
+            for name in found:
+                path = self.folder / name
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        elif recipe and recipe != self.recipe:
+            raise UserError(
+                f"{self.folder}: holds a run with other settings (see {RECIPE} there): "
+                "name another folder with --out, or start anew with --fresh"
+            )
+        write_toml(self.folder / RECIPE, self.recipe)
         self.source.save(self.folder / "source.json")
         self.target.save(self.folder / "target.json")
-        write_toml(self.folder / RECIPE, self.recipe)
 
     def trainer(self) -> Trainer:
         torch.manual_seed(self.config.seed)
@@ -95,7 +106,7 @@ class Setup:
     def finish(self, trainer: Trainer) -> Demo:
         """Save the model, try it on what it has never seen, write the report."""
         model = trainer.model
-        assert isinstance(model, EncoderDecoder)
+        assert isinstance(model, SequenceToSequence)
         save(model, self.folder, recipe=self.recipe)
         translator = Translator(model, self.source, self.target)
         unseen = examples("test", self.data["test"], self.data["seed"])
@@ -106,6 +117,11 @@ class Setup:
         shown = list(zip(SHOWN, translator.translate(SHOWN), strict=True))
         parameters = sum(parameter.numel() for parameter in model.parameters())
         return Demo(self.folder, report, result, trainer.step, trainer.seconds, parameters, shown)
+
+
+def _task(recipe: Mapping[str, Any]) -> object:
+    data = recipe.get("data")
+    return data.get("task") if isinstance(data, dict) else None
 
 
 def judge(translator: Translator, unseen: list[Example]) -> Result:

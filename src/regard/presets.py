@@ -8,7 +8,6 @@ Any field can be changed by name: `preset("gpt2", layers=6, position="rope")`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from regard.errors import UserError, suggest
@@ -34,6 +33,13 @@ _T5: dict[str, Any] = {
     "score_scale": 1.0, "embed_scale": False,
 }  # fmt: skip
 
+_RNN: dict[str, Any] = {"shape": "recurrent", "cell": "gru", "score": "additive", "layers": 1}
+# Bahdanau et al. 2015, appendix B: RNNsearch-50; the readout is embed_dim wide, not 500
+_SEARCH: dict[str, Any] = {
+    **_RNN, "dim": 1000, "embed_dim": 620, "vocab": 30000, "target_vocab": 30000, "share": False, "tie": False,
+    "max_length": 50, "dropout": 0.0, "embed_dropout": 0.0,
+}  # fmt: skip
+
 
 def _size(dim: int, layers: int, heads: int, ff_dim: int) -> dict[str, int]:
     return {"dim": dim, "layers": layers, "heads": heads, "ff_dim": ff_dim}
@@ -56,6 +62,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "vit-base": {**_VIT, **_size(768, 12, 12, 3072)},
     "t5-small": {**_T5, **_size(512, 6, 8, 2048), "logit_scale": 512**-0.5},
     "t5-base": {**_T5, **_size(768, 12, 12, 3072), "logit_scale": 768**-0.5},
+    "rnn-2015": _SEARCH,
+    # beside "small": the same vocabulary, as many parameters
+    "rnn-small": {**_RNN, "dim": 512, "embed_dim": 256, "vocab": 10000, "dropout": 0.2, "embed_dropout": 0.2},
 }
 
 
@@ -66,4 +75,4 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     unknown = [key for key in changes if key not in ModelConfig.__dataclass_fields__]
     if unknown:
         raise UserError(f"{unknown[0]}: unknown setting; {suggest(unknown[0], ModelConfig.__dataclass_fields__)}")
-    return replace(ModelConfig(**PRESETS[name]), **changes)
+    return ModelConfig(**{**PRESETS[name], **changes})

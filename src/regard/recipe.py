@@ -79,13 +79,37 @@ def read_changes(assignments: Iterable[str]) -> dict[str, Any]:
     hints = get_type_hints(ModelConfig)
     changes: dict[str, Any] = {}
     for assignment in assignments:
-        name, equals, text = (part.strip() for part in assignment.partition("="))
-        if not equals:
-            raise UserError(f"--set {assignment}: write name=value, such as --set heads=4")
+        name, text = _halves(assignment, "heads=4")
         if name not in hints:
             raise UserError(f"--set {assignment}: {name!r} is no setting of a model; {suggest(name, hints)}")
         changes[name] = _value(text, hints[name])
     return changes
+
+
+def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """The tables of a recipe with single settings changed: `train.lr=0.001`, `model.position=rope`."""
+    changed = {name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()}
+    for assignment in assignments:
+        name, text = _halves(assignment, "train.lr=0.001")
+        table, dot, field = name.partition(".")
+        if not dot:
+            raise UserError(f"--set {assignment}: say which table it is in, such as --set model.{name}={text}")
+        hints = get_type_hints(ModelConfig) if table == "model" else {}
+        value = _value(text, hints.get(field))
+        changed.setdefault(table, {})
+        if not isinstance(changed[table], dict):
+            raise UserError(f"--set {assignment}: {table} is not a table in this recipe")
+        changed[table][field] = value
+        if value is None:
+            del changed[table][field]
+    return changed
+
+
+def _halves(assignment: str, example: str) -> tuple[str, str]:
+    name, equals, text = (part.strip() for part in assignment.partition("="))
+    if not equals or not name:
+        raise UserError(f"--set {assignment}: write name=value, such as --set {example}")
+    return name, text
 
 
 def _value(text: str, kind: Any) -> Any:

@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from regard.errors import UserError, suggest
 from regard.models.config import ModelConfig
 from regard.models.transformer import Model, build
+from regard.recipe import RECIPE
 from regard.settings import from_dict, read_toml, to_dict, write_toml
 from regard.text.tokenizer import Tokenizer
 
-RECIPE, WEIGHTS = "recipe.toml", "model.safetensors"
+WEIGHTS = "model.safetensors"
 TOKENIZERS = ("tokenizer", "source", "target")  # the names a tokenizer may have in a folder
 
 
@@ -71,6 +72,15 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Model:
         return model.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without that kind of device
         raise UserError(f"device = {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+def find_device(name: str | None) -> torch.device:
+    """The device called `name`, tried out; None: a GPU where there is one."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without that kind of device
+        raise UserError(f"device = {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 def load_recipe(folder: str | Path) -> dict[str, Any]:

@@ -28,13 +28,22 @@ def check_types(settings: object) -> None:
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
         value, kind = getattr(settings, field.name), hints[field.name]
-        if _matches(int, value) and not _matches(kind, value) and _matches(kind, 0.0):
-            value = float(value) if abs(value) < 2**1000 else math.inf
-            object.__setattr__(settings, field.name, value)
+        value = _widened(kind, value)
+        object.__setattr__(settings, field.name, value)
         if not _matches(kind, value):
             raise UserError(f"{field.name} = {value!r}: {_expected(kind, value)}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{field.name} = {value}: must be a finite number")
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise UserError(f"{field.name} = {value}: must be a finite number")
+
+
+def _widened(kind: Any, value: Any) -> Any:
+    """A whole number as a float where only that is meant, in a tuple too."""
+    if get_origin(kind) is tuple and isinstance(value, tuple):
+        return tuple(_widened(get_args(kind)[0], part) for part in value)
+    if _matches(int, value) and not _matches(kind, value) and _matches(kind, 0.0):
+        return float(value) if abs(value) < 2**1000 else math.inf
+    return value
 
 
 def _matches(kind: Any, value: Any) -> bool:
@@ -47,7 +56,8 @@ def _matches(kind: Any, value: Any) -> bool:
         item = get_args(kind)[0]
         return isinstance(value, tuple) and all(_matches(item, part) for part in value)
     if origin is dict:
-        return isinstance(value, dict)
+        name, item = get_args(kind)
+        return isinstance(value, dict) and all(_matches(name, k) and _matches(item, v) for k, v in value.items())
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, kind)
@@ -69,6 +79,8 @@ def to_dict(settings: Any) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return to_dict(value)
+        if isinstance(value, dict):
+            return {name: plain(item) for name, item in value.items()}
         return [plain(item) for item in value] if isinstance(value, tuple) else value
 
     pairs = ((field.name, getattr(settings, field.name)) for field in dataclasses.fields(settings))
@@ -88,13 +100,20 @@ def from_dict(kind: type[T], values: dict[str, Any], where: str = "") -> T:
             if not isinstance(value, dict):
                 raise UserError(f"{where}{name} = {value!r}: expected a table [{where}{name}]")
             value = from_dict(nested, value, f"{where}{name}.")
-        ready[name] = tuple(value) if isinstance(value, list) else value
+        ready[name] = _tuples(value)
     try:
         return kind(**ready)
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(where) else f"{where}{error}") from None
     except TypeError as error:
         raise UserError(f"{where.rstrip('.') or kind.__name__}: {error}") from None
+
+
+def _tuples(value: Any) -> Any:
+    """Lists become tuples, in tables too."""
+    if isinstance(value, dict):
+        return {name: _tuples(item) for name, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _nested(kind: Any) -> type | None:
@@ -115,17 +134,22 @@ def write_toml(path: str | Path, values: dict[str, Any]) -> None:
     write_whole(path, tomli_w.dumps(values).encode())
 
 
-def write_whole(path: str | Path, content: bytes) -> None:
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file that is whole or absent: a temporary neighbour, flushed to disk, then renamed."""
-    path = Path(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    path = Path(path).resolve()  # through links, so that a link stays a link
+    if path.is_dir():
+        raise UserError(f"{path}: cannot be written: it is a folder; give the name of a file in it")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error

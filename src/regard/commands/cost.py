@@ -101,7 +101,8 @@ def _presets_table() -> str:
     lines: list[tuple[str, ...]] = [("preset", "shape", "layers", "dim", "heads", "ff_dim", "vocab", "parameters")]
     for name in PRESETS:
         config = preset(name)
-        sizes = (_layers(config), config.dim, config.heads, config.ff_dim, config.vocab or "-")
+        inside = ("-", "-") if config.shape == "recurrent" else (config.heads, config.ff_dim)
+        sizes = (_layers(config), config.dim, *inside, config.vocab or "-")
         total = sum(cost(config).parameters.values())
         lines.append((name, config.shape, *map(str, sizes), f"{total:,}"))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -117,7 +118,7 @@ def _pad(cell: str, width: int, right: bool) -> str:
 
 
 def _layers(config: ModelConfig) -> str:
-    if config.shape != "encoder-decoder":
+    if config.shape not in ("encoder-decoder", "recurrent"):
         return str(config.layers)
     return f"{config.layers}+{config.layers if config.decoder_layers is None else config.decoder_layers}"
 
@@ -141,7 +142,11 @@ def _report(name: str, config: ModelConfig, found: Cost) -> str:
 
 def _describe(config: ModelConfig) -> str:
     heads = f"{config.heads} heads" + (f" ({config.kv_heads} for keys)" if config.kv_heads else "")
-    parts = [config.shape, f"{_layers(config)} layers", f"dim {config.dim}", heads, f"ff_dim {config.ff_dim}"]
+    parts = [config.shape, f"{_layers(config)} layers", f"dim {config.dim}"]
+    if config.shape == "recurrent":
+        parts += [config.cell, f"embed_dim {config.token_dim}", f"{config.score} attention"]
+    else:
+        parts += [heads, f"ff_dim {config.ff_dim}"]
     if config.vocab is not None and (config.source == "tokens" or config.head == "tokens"):
         parts.append(f"vocab {config.vocab}")
     return ", ".join(parts)
@@ -197,7 +202,8 @@ def _memory_rows(config: ModelConfig, found: Cost) -> list[Row]:
     rows: list[Row] = [("weights", size(found.weights), found.dtype)]
     cache = sum(found.kv_cache.values())
     if cache:
-        cross = f"self {size(found.kv_cache['self'])}, cross {size(found.kv_cache['cross'])}"
+        own = "state" if config.shape == "recurrent" else "self"
+        cross = f"{own} {size(found.kv_cache['self'])}, cross {size(found.kv_cache['cross'])}"
         rows.append(("key/value cache", size(cache), cross if found.kv_cache["cross"] else ""))
     state = "fp64" if found.dtype == "fp64" else "fp32"
     rows.append(("training: weights, gradients, Adam", size(found.training_state), state))
@@ -206,7 +212,7 @@ def _memory_rows(config: ModelConfig, found: Cost) -> list[Row]:
     if found.loss_gradients:
         rows.append(("training: gradients of the loss", size(found.loss_gradients), "as the backward pass begins"))
     rows.append(("training in all, at the peak", size(found.training_memory), ""))
-    if config.attention != "reference":
+    if config.attention != "reference" and config.shape != "recurrent":
         written_out = found.training_memory + found.reference_activations - sum(found.activations.values())
         rows.append(("  with attention = 'reference'", size(written_out), ""))
     return rows
@@ -221,7 +227,7 @@ def _parts(parts: dict[str, int], show: Callable[[float], str]) -> list[Row]:
 
 
 def _token(config: ModelConfig) -> str:
-    if config.shape == "encoder-decoder":
+    if config.shape in ("encoder-decoder", "recurrent"):
         return "target token"
     return {"tokens": "token", "patches": "patch", "features": "feature"}[config.source]
 
@@ -232,9 +238,11 @@ def _assumptions(config: ModelConfig, found: Cost) -> list[str]:
         "reference": "every pair counts, hidden or not; the weights are kept for the backward pass",
         "flex": "only visible pairs count; hidden ones are skipped",
     }[config.attention]
+    if config.shape == "recurrent":
+        path = "every pair of a target and a source token counts; the weights are kept for the backward pass"
     mixed = "; training in mixed precision" if found.dtype in ("bf16", "fp16") else ""
     return [
-        f"assumed: attention = {config.attention!r}: {path}.",
+        f"assumed: {path}." if config.shape == "recurrent" else f"assumed: attention = {config.attention!r}: {path}.",
         f"         A product [m, k] x [k, n] is 2·m·n·k operations, all else 0; no padding{mixed}.",
     ]
 

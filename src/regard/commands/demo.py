@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -50,13 +51,17 @@ def run(args: argparse.Namespace) -> int:
 
     if args.steps is not None and args.steps < 1:
         raise UserError(f"--steps {args.steps}: give 1 or more")
+    changes = read_changes(args.set)
     if not args.json:
-        print("English dates and numbers -> Korean: an encoder-decoder Transformer, trained from scratch.", flush=True)
-    setup = Setup(Path(args.out), read_changes(args.set), args.steps, args.seed)
+        kind = {"recurrent": "a recurrent model with attention"}.get(
+            changes.get("shape", ""), "an encoder-decoder Transformer"
+        )
+        print(f"English dates and numbers -> Korean: {kind}, trained from scratch.", flush=True)
+    setup = Setup(Path(args.out), changes, args.steps, args.seed)
     setup.claim_folder(args.fresh)
     trainer = setup.trainer()
     resumed = trainer.resume()
-    again = "".join(f" --{name} {value}" for name, value in _given(args))
+    again = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in _given(args))
     if resumed and trainer.step >= setup.config.steps:
         print(f"{args.out} is trained already (regard demo{again} --fresh trains anew).", file=sys.stderr)
     elif resumed:
@@ -72,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     if args.open:
         import webbrowser
 
-        webbrowser.open(done.report.resolve().as_uri())
+        if not webbrowser.open(done.report.resolve().as_uri()):
+            print(f"no browser found here; the report is {done.report.resolve()}", file=sys.stderr)
     return 0
 
 
@@ -105,6 +111,12 @@ def _tell(done: Demo) -> None:
         f"{done.result.exact:.2%} ({done.parameters:,} parameters, {done.seconds:.0f} s of training)"
     )
     print(f"\nreport: {done.report.resolve()}\n\nthree things to try next:")
-    print(f'  regard translate {done.folder} "July 4th, 1976"         ask it yourself')
-    print("  regard demo --out runs/one-head --set heads=1     one head instead of four: what does it cost?")
-    print(f"  regard cost {done.folder} --seq 32                    what it takes: parameters, operations, memory")
+    folder = shlex.quote(str(done.folder))
+    hints = {
+        f'regard translate {folder} "July 4th, 1976"': "ask it yourself",
+        "regard demo --out runs/one-head --set heads=1": "one head instead of four: what does it cost?",
+        f"regard cost {folder} --seq 32": "what it takes: parameters, operations, memory",
+    }
+    width = max(map(len, hints))
+    for command, meaning in hints.items():
+        print(f"  {command:<{width}}    {meaning}")

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from regard.cost import recurrent
 from regard.cost.parameters import output_size
 from regard.cost.sequences import StackShape
 
@@ -38,6 +39,8 @@ INDEX = 8  # bytes of an int64
 
 def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, size: int) -> dict[str, int]:
     """Bytes kept after one forward pass with loss, by kind; kinds of which there is nothing are left out."""
+    if config.shape == "recurrent":
+        return recurrent.activation_bytes(config, stacks, batch, size)
     wide = max(4, size)
     kept = dict.fromkeys(("source", "norms", "attention", "scores", "feedforward", "dropout", "head", "loss"), 0)
     kept["source"] = _source(config, batch, stacks, size)

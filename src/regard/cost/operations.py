@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from regard.cost import recurrent
 from regard.cost.parameters import output_size
 from regard.cost.sequences import StackShape
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> dict[str, int]:
     """One forward pass, by part; parts without products are left out."""
+    if config.shape == "recurrent":
+        return recurrent.forward_operations(config, stacks, batch)
     parts = {"source": _source(config, batch, stacks[0].length)}
     for stack in stacks:
         name, layers, n, m = stack.name, stack.layers, stack.length, stack.memory
@@ -49,7 +52,7 @@ def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int
 
 def hidden_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> int:
     """What the forward pass spends on pairs that the mask then hides: nothing where they are skipped."""
-    if config.attention == "flex":
+    if config.attention == "flex" or config.shape == "recurrent":
         return 0
     return sum(
         stack.layers * _per_pair(config, batch) * (stack.length**2 - visible_pairs(config, stack)) for stack in stacks
@@ -58,7 +61,7 @@ def hidden_operations(config: ModelConfig, stacks: list[StackShape], batch: int)
 
 def recomputed_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> int:
     """q · k once more in the backward pass, where attention does not keep its weights."""
-    if config.attention == "reference":
+    if config.attention == "reference" or config.shape == "recurrent":
         return 0
     pairs = 0
     for stack in stacks:
@@ -71,6 +74,8 @@ def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:
     """One more token a row when `stack.length` - 1 are in the cache; 0 for a model that does not generate."""
     if not stack.causal:
         return 0
+    if config.shape == "recurrent":
+        return recurrent.step_operations(config, stack, batch)
     keys, m = stack.length, stack.memory
     pairs = min(keys, config.window or keys) if config.attention == "flex" else keys
     block = _projections(config, batch, 1, 1) + _scores(config, batch, 1, keys, pairs) + _relative(config, batch, 1)

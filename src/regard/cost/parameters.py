@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from regard.cost import recurrent
 from regard.cost.sequences import stack_shapes
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
     """Parameters by part; parts without any are left out."""
+    if config.shape == "recurrent":
+        return recurrent.count_parameters(config)
     parts = {"embedding": _tables(config), "source": _source(config), "positions": 0}
     for stack in stack_shapes(config):
         parts["positions"] += _positions(config)
@@ -40,7 +43,7 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
 def output_size(config: ModelConfig) -> int:
     """Tokens, classes, or 0 where a model gives states."""
     if config.head == "tokens":
-        return config.target_size if config.shape == "encoder-decoder" else config.vocab or 0
+        return config.target_size if config.shape in ("encoder-decoder", "recurrent") else config.vocab or 0
     return (config.classes or 0) if config.head == "classes" else 0
 
 

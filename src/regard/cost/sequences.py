@@ -4,6 +4,7 @@
     encoder-decoder  seq              target_seq, and looks at the seq states of the encoder
     decoder          -                seq
     encoder          seq              -
+    recurrent        seq              target_seq, and looks at the seq states of the encoder
 
 A picture has as many positions as patches (and one for [CLS]), so its length is no choice. A table of
 learned positions ends at max_length.
@@ -41,7 +42,7 @@ class StackShape:
 
 def stack_shapes(config: ModelConfig, source: int = 1, target: int = 1) -> list[StackShape]:
     match config.shape:
-        case "encoder-decoder":
+        case "encoder-decoder" | "recurrent":
             layers = config.layers if config.decoder_layers is None else config.decoder_layers
             return [
                 StackShape("encoder", config.layers, source),
@@ -55,7 +56,7 @@ def stack_shapes(config: ModelConfig, source: int = 1, target: int = 1) -> list[
 
 def lengths(config: ModelConfig, seq: int | None, target_seq: int | None) -> tuple[int, int]:
     """Source and target length, checked; the target's is 0 where there is one sequence only."""
-    two = config.shape == "encoder-decoder"
+    two = config.shape in ("encoder-decoder", "recurrent")
     picture = config.source_length if config.source == "patches" else None
     if picture is not None and seq not in (None, picture):
         raise UserError(
@@ -68,7 +69,7 @@ def lengths(config: ModelConfig, seq: int | None, target_seq: int | None) -> tup
     target = source if target_seq is None else target_seq
     for name, length in (("seq", source), ("target_seq", target))[: 2 if two else 1]:
         at_least_one(name, length)
-        if config.position == "learned" and length > config.max_length:
+        if config.position == "learned" and config.shape != "recurrent" and length > config.max_length:
             raise UserError(
                 f"{name} = {length}: longer than max_length = {config.max_length} of the learned positions; "
                 f"use {config.max_length} or less, raise max_length, or take position = 'rope'"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from regard.cost import recurrent
 from regard.cost.activations import activation_bytes, loss_gradient_bytes
 from regard.cost.operations import (
     forward_operations,
@@ -133,10 +134,13 @@ def cost(
     if max(total, sum(forward.values())) > LIMIT:
         raise UserError(f"seq = {source}, batch = {batch}: with these sizes the counts pass 1e60; give smaller numbers")
     idle = max(0, config.experts - config.experts_per_token) * feedforward_parameters(config)
-    active = total - idle * sum(stack.layers for stack in stacks)
+    active = total if config.shape == "recurrent" else total - idle * sum(stack.layers for stack in stacks)
     tables = parameters.get("embedding", 0) + parameters.get("positions", 0)
-    tied = config.dim * output_size(config) if config.tie and config.head == "tokens" else 0
+    tied = config.token_dim * output_size(config) if config.tie and config.head == "tokens" else 0
     half = {"half_weights": size * (total - tables + tied)} if size < 4 else {}
+    constant = forward.get("source", 0)  # products with what needs no gradient
+    if config.shape == "recurrent":
+        constant = recurrent.first_step_operations(config, batch)
     written_out = replace(config, attention="reference")
     return Cost(
         seq=source,
@@ -148,7 +152,7 @@ def cost(
         table_parameters=tables,
         multiplied_parameters=active - tables + tied,
         forward=forward,
-        backward=2 * sum(forward.values()) - forward.get("source", 0),
+        backward=2 * sum(forward.values()) - constant,
         recomputed=recomputed_operations(config, stacks, batch),
         hidden=hidden_operations(config, stacks, batch),
         step=step_operations(config, stacks[-1], batch),
@@ -162,5 +166,7 @@ def cost(
 
 
 def _kv_cache(config: ModelConfig, stack: StackShape, batch: int, size: int) -> dict[str, int]:
+    if config.shape == "recurrent":
+        return recurrent.state_bytes(config, stack, batch, size)
     token = stack.layers * batch * config.key_heads * (config.key_dim + config.val_dim) * size
     return {"self": token * stack.length * stack.causal, "cross": token * stack.memory}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -22,12 +23,22 @@ from regard.errors import UserError
 
 
 class Ragged:
-    """Sequences of ids end to end: flat [total], starts [rows], lengths [rows]."""
+    """Sequences of ids end to end: flat [total], starts [rows], lengths [rows].
 
-    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
-        self.lengths = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.long)
-        self.starts = self.lengths.cumsum(0) - self.lengths
-        self.flat = torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.int32)
+    `flat` is in memory or mapped from a file (`regard.data.store`), where only the rows of a batch are read.
+    """
+
+    def __init__(self, flat: Tensor, lengths: Tensor) -> None:
+        self.flat, self.lengths = flat, lengths
+        self.starts = lengths.cumsum(0) - lengths
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]] | Ragged) -> Ragged:
+        """From lists of ids, in memory; what is ragged already stays as it is."""
+        if isinstance(sequences, Ragged):
+            return sequences
+        lengths = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.long)
+        return cls(torch.tensor([*chain.from_iterable(sequences)], dtype=torch.int32), lengths)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -52,6 +63,11 @@ class PairBatch:
 
     IGNORE = -100
 
+    @property
+    def tokens(self) -> Tensor:
+        """How many target tokens are to be learned."""
+        return (self.expected != self.IGNORE).sum()
+
     def to(self, device: torch.device) -> PairBatch:
         valid = None if self.source_valid is None else self.source_valid.to(device, non_blocking=True)
         source, target, expected = (x.to(device, non_blocking=True) for x in (self.source, self.target, self.expected))
@@ -61,12 +77,16 @@ class PairBatch:
 class Pairs:
     """Source and target sequences as a model reads them: sources end with </s>, targets are <s> … </s>."""
 
-    def __init__(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> None:
+    def __init__(self, sources: Sequence[Sequence[int]] | Ragged, targets: Sequence[Sequence[int]] | Ragged) -> None:
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources but {len(targets)} targets: each source needs one target")
         if not sources:
             raise UserError("no sentence pairs: the data is empty")
-        self.sources, self.targets = Ragged(sources), Ragged(targets)
+        self.sources, self.targets = Ragged.of(sources), Ragged.of(targets)
+        for name, side, least in (("source", self.sources, 1), ("target", self.targets, 2)):
+            if (shortest := int(side.lengths.min())) < least:
+                row = int(side.lengths.argmin())
+                raise UserError(f"{name} {row} has {shortest} ids: sources end with </s>, targets are <s> … </s>")
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -83,15 +103,31 @@ class Pairs:
         return PairBatch(source, None if bool(source_valid.all()) else source_valid, target[:, :-1], expected)
 
 
-class Batches:
-    """An endless, repeatable stream of batches; `position` is where it stands."""
+class Stream:
+    """What is endless and repeatable, and can go on from any point: `position` is where it stands."""
+
+    epoch = 0
+    index = 0  # batches taken from this epoch
+
+    @property
+    def position(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "index": self.index}
+
+    def seek(self, position: dict[str, int]) -> None:
+        self.epoch, self.index = position["epoch"], position["index"]
+
+
+class Batches(Stream):
+    """Padded batches of similar length, up to `budget` tokens each."""
 
     def __init__(self, data: Pairs, budget: int, seed: int) -> None:
         longest = int(data.sizes.max())
         if longest > budget:
-            raise UserError(f"batch_tokens = {budget} is too small for a sequence of {longest} tokens: raise it")
+            raise UserError(
+                f"train.batch_tokens = {budget} is too small for a sequence of {longest} tokens: raise it, "
+                "or leave such pairs out with a lower data.max_length"
+            )
         self.data, self.budget, self.seed = data, budget, seed
-        self.epoch, self.index = 0, 0
 
     def plan(self, epoch: int) -> list[Tensor]:
         """The rows of each batch of an epoch."""
@@ -116,10 +152,3 @@ class Batches:
                 self.index += 1
                 yield self.data.batch(rows)
             self.epoch, self.index = self.epoch + 1, 0
-
-    @property
-    def position(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "index": self.index}
-
-    def seek(self, position: dict[str, int]) -> None:
-        self.epoch, self.index = position["epoch"], position["index"]

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.data.batch import PairBatch, Pairs, Ragged
+from regard.data.batch import PairBatch, Pairs, Ragged, Stream
 from regard.errors import UserError
 
 
@@ -36,6 +37,18 @@ class PackedBatch:
 
     def to(self, device: torch.device) -> PackedBatch:
         return PackedBatch(*(getattr(self, field.name).to(device, non_blocking=True) for field in fields(self)))
+
+    def clone(self) -> PackedBatch:
+        return PackedBatch(*(getattr(self, field.name).clone() for field in fields(self)))
+
+    def copy_(self, other: PackedBatch) -> None:
+        for field in fields(self):
+            getattr(self, field.name).copy_(getattr(other, field.name), non_blocking=True)
+
+    @property
+    def tokens(self) -> Tensor:
+        """How many target tokens are to be learned."""
+        return (self.expected != PairBatch.IGNORE).sum()
 
     def rows(self, chosen: slice) -> PackedBatch:
         return PackedBatch(*(getattr(self, field.name)[chosen] for field in fields(self)))
@@ -62,16 +75,28 @@ def assign(sources: list[int], targets: list[int], length: int, window: int = 64
     return rows
 
 
-class Packs:
-    """An endless, repeatable stream of packed batches of `rows` rows of `length` tokens."""
+class _Plan(NamedTuple):
+    """Which pair goes where, ordered by row."""
+
+    order: Tensor  # [pairs] number of the pair in the data
+    row: Tensor  # [pairs] the row it goes to
+    first: Tensor  # [pairs] whether it is the first one there
+    document: Tensor  # [pairs] its number within the row, from 1
+    rows: int  # of the whole epoch
+
+
+class Packs(Stream):
+    """Packed batches of `rows` rows of `length` tokens."""
 
     def __init__(self, data: Pairs, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
-        longest = int(data.sizes.max())
+        longest = max(int(data.sources.lengths.max()), int(data.targets.lengths.max()) - 1)
         if longest > length:
-            raise UserError(f"row_length = {length} is too short for a sequence of {longest} tokens: raise it")
+            raise UserError(
+                f"train.pack = {length} is too short for a sequence of {longest} tokens: raise it, "
+                f"or leave longer ones out with data.max_length = {length}"
+            )
         self.data, self.rows, self.length, self.seed = data, rows, length, seed
         self.device = device or torch.device("cpu")
-        self.epoch, self.index = 0, 0
 
     def layout(self, epoch: int) -> PackedBatch:
         """All rows of an epoch, in random order, those of the last incomplete step filled up with filler."""
@@ -85,24 +110,22 @@ class Packs:
         order, row, sources, targets = order[by_row], row[by_row], sources[by_row], targets[by_row]
         first = torch.ones_like(row, dtype=torch.bool)
         first[1:] = row[1:] != row[:-1]
-        document = _within(torch.ones_like(row), first) + 1
-        source, source_document = self._lay(self.data.sources, order, row, sources, first, document, count, 0)
-        target, target_document = self._lay(self.data.targets, order, row, targets, first, document, count, 0)
-        expected, _ = self._lay(self.data.targets, order, row, targets, first, document, count, 1)
+        plan = _Plan(order, row, first, _within(torch.ones_like(row), first) + 1, count)
+        source, source_document = self._lay(self.data.sources, plan, sources)
+        target, target_document = self._lay(self.data.targets, plan, targets)
+        expected, _ = self._lay(self.data.targets, plan, targets, shift=1)
         expected = torch.where(target_document > 0, expected, PairBatch.IGNORE)
         return PackedBatch(source, source_document, target, target_document, expected)
 
-    def _lay(
-        self, data: Ragged, order: Tensor, row: Tensor, lengths: Tensor, first: Tensor, document: Tensor, count: int, shift: int
-    ) -> tuple[Tensor, Tensor]:
-        """ids and documents [count, length]; `shift` tokens of each sequence are passed over."""
-        start = row * self.length + _within(lengths, first)  # where each sequence begins in the flat rows
+    def _lay(self, data: Ragged, plan: _Plan, lengths: Tensor, shift: int = 0) -> tuple[Tensor, Tensor]:
+        """ids and documents [count, length]; the first `shift` tokens of each sequence are passed over."""
+        start = plan.row * self.length + _within(lengths, plan.first)  # where each begins in the flat rows
         step = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
         to = start.repeat_interleave(lengths) + step
-        ids, documents = torch.zeros(2, count * self.length, dtype=torch.long)
-        ids[to] = data.flat[data.starts[order].repeat_interleave(lengths) + step + shift].long()
-        documents[to] = document.repeat_interleave(lengths)
-        return ids.view(count, self.length), documents.view(count, self.length)
+        ids, documents = torch.zeros(2, plan.rows * self.length, dtype=torch.long)
+        ids[to] = data.flat[data.starts[plan.order].repeat_interleave(lengths) + step + shift].long()
+        documents[to] = plan.document.repeat_interleave(lengths)
+        return ids.view(plan.rows, self.length), documents.view(plan.rows, self.length)
 
     def __iter__(self) -> Iterator[PackedBatch]:
         while True:
@@ -112,13 +135,6 @@ class Packs:
                 self.index += 1
                 yield epoch.rows(slice(at, at + self.rows))
             self.epoch, self.index = self.epoch + 1, 0
-
-    @property
-    def position(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "index": self.index}
-
-    def seek(self, position: dict[str, int]) -> None:
-        self.epoch, self.index = position["epoch"], position["index"]
 
 
 def _within(sizes: Tensor, first: Tensor) -> Tensor:

@@ -1,6 +1,9 @@
 """Decoding: choosing the next token, again and again."""
 
-from regard.decode.search import greedy
-from regard.decode.translate import Translator
+from regard.decode.beam import beam
+from regard.decode.config import SearchConfig
+from regard.decode.sample import sample
+from regard.decode.search import Hypothesis, greedy
+from regard.decode.translate import Translation, Translator
 
-__all__ = ["Translator", "greedy"]
+__all__ = ["Hypothesis", "SearchConfig", "Translation", "Translator", "beam", "greedy", "sample"]

@@ -1,35 +1,65 @@
 """Translation: text in, text out, through a model with its tokenizers.
 
 Sentences of similar length are decoded together; the answers come back in the order of the questions, a
-line for a line.
+line for a line. How they are found (greedy, beam, sampling) is a `SearchConfig`, by default that of the
+folder's recipe, table [decode].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from regard.data.batch import Ragged
-from regard.decode.search import greedy
+from regard.decode.beam import beam
+from regard.decode.config import SearchConfig, read_config
+from regard.decode.sample import sample
 from regard.errors import UserError
-from regard.models import EncoderDecoder
-from regard.run import load, load_tokenizers
+from regard.models import SequenceToSequence
+from regard.recipe import RECIPE
+from regard.run import load, load_recipe, load_tokenizers
+from regard.text.frame import framed, special
 from regard.text.tokenizer import Tokenizer
+
+TOKENS = 2**15  # source tokens of a batch, filler and beams included: long sentences come in smaller batches
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translation of a line; `score` ranks it among the others, `log_probability` is the model's own."""
+
+    text: str
+    score: float
+    log_probability: float
 
 
 class Translator:
-    """An encoder-decoder with the tokenizers of its two sides."""
+    """An encoder-decoder, Transformer or recurrent, with the tokenizers of its two sides."""
 
-    def __init__(self, model: EncoderDecoder, source: Tokenizer, target: Tokenizer) -> None:
+    def __init__(
+        self,
+        model: SequenceToSequence,
+        source: Tokenizer,
+        target: Tokenizer,
+        config: SearchConfig | None = None,
+        start: int | None = None,
+    ) -> None:
+        """`start` is the token that every target begins with, where it is not the tokenizer's <s>."""
         self.model, self.source, self.target = model.eval(), source, target
+        self.config, self.start = config or SearchConfig(), start
         self.device = next(model.parameters()).device
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu") -> Translator:
+    def load(cls, folder: str | Path, device: str = "cpu", changes: Mapping[str, Any] | None = None) -> Translator:
+        """The model in `folder`, searched as [decode] of its recipe says; `changes` are fields of a SearchConfig."""
+        tables = load_recipe(folder)
+        config = decode_config(tables, changes, Path(folder) / RECIPE)
         model, tokenizers = load(folder, device), load_tokenizers(folder)
-        if not isinstance(model, EncoderDecoder) or not tokenizers:
+        if not isinstance(model, SequenceToSequence) or not tokenizers:
             raise UserError(
                 f"{folder}: shape = {model.config.shape!r} with {len(tokenizers)} tokenizers; "
                 "translation needs an encoder-decoder and its tokenizers"
@@ -38,38 +68,76 @@ class Translator:
         source, target = tokenizers.get("source", both), tokenizers.get("target", both)
         if source is None or target is None:
             raise UserError(f"{folder}: needs tokenizer.json, or both source.json and target.json")
-        return cls(model, source, target)
+        notes = tables.get("hf")  # an imported model may start with another token than <s>
+        start = notes.get("decoder_start_token_id") if isinstance(notes, dict) else None
+        return cls(model, source, target, config, start)
 
-    def translate(self, lines: Sequence[str], *, batch: int = 128) -> list[str]:
+    def translate(self, lines: Sequence[str], *, batch: int = 128, config: SearchConfig | None = None) -> list[str]:
         """One translation for each line; an empty line stays empty."""
-        bos, eos = special(self.target, "bos"), special(self.target, "eos")
+        return [found[0].text for found in self.search(lines, batch=batch, config=config)]
+
+    def search(
+        self, lines: Sequence[str], *, batch: int = 128, config: SearchConfig | None = None, first: int = 0
+    ) -> list[list[Translation]]:
+        """Up to `n_best` translations of each line, best first, decoded at most `batch` lines at a time.
+
+        `first` is the number of the first line, by which a sample tells lines apart.
+        """
+        config = self._within_reach(config or self.config)
+        bos = special(self.target, "bos") if self.start is None else self.start
+        eos = special(self.target, "eos")
         ids = framed(self.source, lines)
-        table, answers = Ragged(ids), [""] * len(ids)
-        rows = [row for row in table.lengths.argsort(stable=True).tolist() if len(ids[row]) > 1]
-        for at in range(0, len(rows), batch):
-            chosen = rows[at : at + batch]
-            source, valid = table.pad(torch.tensor(chosen))
-            limit = 2 * source.shape[1] + 50
-            if self.model.config.position == "learned":
-                limit = min(limit, self.model.config.max_length)
+        table, answers = Ragged.of(ids), [[Translation("", 0.0, 0.0)] for _ in ids]
+        for rows in self._batches(ids, batch, config):
+            source, valid = table.pad(torch.tensor(rows))
             whole = None if bool(valid.all()) else valid.to(self.device)
-            outputs = greedy(self.model, source.to(self.device), whole, bos=bos, eos=eos, limit=limit)
-            for row, output in zip(chosen, outputs, strict=True):
-                answers[row] = self.target.decode(output)
+            source = source.to(self.device)
+            if config.sample:
+                numbers = [first + row for row in rows]
+                found = sample(self.model, source, whole, config, bos, eos, lines=numbers)
+            else:
+                found = beam(self.model, source, whole, config, bos, eos)
+            for row, some in zip(rows, found, strict=True):
+                answers[row] = [
+                    Translation(self.target.decode(one.tokens), one.score, one.log_probability) for one in some
+                ]
         return answers
 
+    def _batches(self, ids: Sequence[Sequence[int]], batch: int, config: SearchConfig) -> Iterator[list[int]]:
+        """Rows that are decoded together, shortest first; a line of </s> alone has nothing to translate."""
+        if batch < 1:
+            raise UserError(f"batch = {batch}: must be 1 or more lines")
+        width = config.n_best if config.sample else config.beam
+        rows: list[int] = []
+        for row in sorted((row for row in range(len(ids)) if len(ids[row]) > 1), key=lambda row: len(ids[row])):
+            if len(rows) == batch or ((len(rows) + 1) * len(ids[row]) * width > TOKENS and rows):
+                yield rows
+                rows = []
+            rows.append(row)
+        if rows:
+            yield rows
 
-def framed(tokenizer: Tokenizer, lines: Sequence[str], *, begin: bool = False) -> list[list[int]]:
-    """ids of each line, ending with </s> and, where `begin`, starting with <s>."""
-    before, after = [special(tokenizer, "bos")] if begin else [], [special(tokenizer, "eos")]
-    return [before + ids + after for ids in tokenizer.encode_batch(list(lines))]
+    def _within_reach(self, config: SearchConfig) -> SearchConfig:
+        """Learned positions end, and so do answers."""
+        model = self.model.config
+        if (
+            model.shape == "recurrent"
+            or model.position != "learned"
+            or (config.max_length or model.max_length + 1) <= model.max_length
+        ):
+            return config
+        if config.min_length > model.max_length:
+            raise UserError(f"min_length = {config.min_length}: the model's positions end at {model.max_length}")
+        return replace(config, max_length=model.max_length)
 
 
-def special(tokenizer: Tokenizer, name: str) -> int:
-    """The id of <s> (bos) or </s> (eos), which translation cannot do without."""
-    found: int | None = getattr(tokenizer, name)
-    if found is None:
-        raise UserError(
-            f"the tokenizer has no {name} token, which translation needs: use the one the model was trained with"
-        )
-    return found
+def decode_config(tables: Mapping[str, Any], changes: Mapping[str, Any] | None, where: Path) -> SearchConfig:
+    """The config that [decode] of a recipe asks for, with changes; a mistake in the recipe names the file."""
+    table = tables.get("decode", {})
+    if not isinstance(table, dict):
+        raise UserError(f"{where}: decode = {table!r}: write a table [decode], such as  [decode]  with  beam = 5")
+    try:
+        read_config(table)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    return read_config(table, changes)

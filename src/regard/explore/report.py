@@ -22,7 +22,6 @@ import math
 import numbers
 import os
 import re
-import secrets
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from importlib import resources
 from pathlib import Path
 
 from regard.errors import UserError
+from regard.settings import write_whole
 
 DIFFERENCE_LIMIT = 1_000  # characters; difflib takes time in proportion to the square of the length
 _INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -184,21 +184,26 @@ def _differences(expected: str, got: str) -> tuple[str, str]:
     return first, second
 
 
-def examples_table(rows: Sequence[tuple[str, str, str]]) -> str:
-    """(source, expected, got) with a word and a sign for right and wrong, and the differing characters marked."""
+def examples_table(rows: Sequence[tuple[str, str, str]], *, judged: bool = True) -> str:
+    """(source, expected, got) with a word and a sign for right and wrong, and the differing characters marked.
+
+    `judged=False` leaves the verdict out: a translation that differs from its reference need not be wrong.
+    """
     parts = []
     for source, expected, got in rows:
         right = expected == got
         first, second = _differences(expected, got)
         verdict = '<span aria-hidden="true">✓</span> right' if right else '<span aria-hidden="true">✗</span> wrong'
         cells = (("Source", escape(source)), ("Expected", first), ("Got", second))
+        row = f'<tr class="{"right" if right else "wrong"}"><td class="verdict">{verdict}</td>' if judged else "<tr>"
         parts.append(
-            f'<tr class="{"right" if right else "wrong"}"><td class="verdict">{verdict}</td>'
+            row
             + "".join(f'<td data-name="{name}" dir="auto">{cell or "<em>(empty)</em>"}</td>' for name, cell in cells)
             + "</tr>"
         )
     body = "".join(parts) or '<tr><td class="muted" colspan="4">No examples.</td></tr>'
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("Result", "Source", "Expected", "Got"))
+    names = ("Result", "Source", "Expected", "Got")[not judged :]
+    heads = "".join(f'<th scope="col">{name}</th>' for name in names)
     return _scrolling(f'<table class="examples"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>')
 
 
@@ -237,35 +242,12 @@ def page(
     )
 
 
-def _write(path: str | os.PathLike[str], text: str) -> Path:
-    """Replace a file in one step: write a neighbour, make sure that it is on the disk, rename it."""
-    target = Path(path).resolve()  # through links, so that a link stays a link
-    if target.is_dir():
-        raise UserError(f"path: {str(path)!r} is a folder; give the name of a file in it")
-    part = target.with_name(f".regard-{secrets.token_hex(6)}.tmp")
-    try:
-        try:
-            with open(part, "xb") as file:
-                file.write(text.encode("utf-8", "replace"))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, target)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(
-            f"path: cannot write {str(path)!r} ({reason}); name a file in an existing folder with room"
-        ) from error
-    return target
-
-
 def write_page(path: str | os.PathLike[str], html: str) -> Path:
     """Write a page, whole or not at all; gives back where it lies."""
-    return _write(path, html)
+    write_whole(path, html.encode("utf-8", "replace"))
+    return Path(path).resolve()
 
 
 def svg_file(path: str | os.PathLike[str], svg: str) -> Path:
     """Save a figure as a file of its own, for browsers, editors and papers."""
-    return _write(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n')
+    return write_page(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n')

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.errors import MissingExtra, UserError
 from regard.interop.folder import read_json
-from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model
+from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model, Recurrent
 
 TOLERANCE = 2e-5  # of the largest number compared
 
@@ -79,7 +79,7 @@ def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[
         return ids, torch.arange(longest) < torch.tensor([longest, (longest + 1) // 2, 1])[:, None]
 
     match model:
-        case EncoderDecoder():
+        case EncoderDecoder() | Recurrent():
             source, source_valid = tokens(config.vocab or 0)
             target, target_valid = tokens(config.target_size)
             out = peer(

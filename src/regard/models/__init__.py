@@ -10,9 +10,28 @@ from typing import TYPE_CHECKING
 from regard.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model, State, build
+    from regard.models.transformer import (
+        Decoder,
+        Encoder,
+        EncoderDecoder,
+        Model,
+        Recurrent,
+        SequenceToSequence,
+        State,
+        build,
+    )
 
-__all__ = ["Decoder", "Encoder", "EncoderDecoder", "Model", "ModelConfig", "State", "build"]
+__all__ = [
+    "Decoder",
+    "Encoder",
+    "EncoderDecoder",
+    "Model",
+    "ModelConfig",
+    "Recurrent",
+    "SequenceToSequence",
+    "State",
+    "build",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -4,8 +4,16 @@
     encoder-decoder  tokens, patches, features    target tokens
     decoder          tokens                       the next token
     encoder          tokens, patches, features    none (states), pooled, classes, tokens
+    recurrent        tokens                       target tokens
 
 One flat table, so that one key changes both stacks: `heads = 4` in a recipe is the whole experiment.
+So is `shape = "recurrent"`, the encoder-decoder before the Transformer. It reads of this table
+
+    dim  embed_dim  layers  decoder_layers  cell  score  score_scale  bias  dropout  attention_dropout
+    embed_dropout  vocab  target_vocab  share  tie  embed_scale  logit_scale  logit_bias
+
+and nothing else: it has one head, no positions, no norms and no feed-forward layers, so the fields that
+describe those mean nothing to it, just as `patch_size` means nothing to a model that reads tokens.
 """
 
 from __future__ import annotations
@@ -14,13 +22,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regard.errors import UserError
-from regard.nn.config import StackConfig
+from regard.nn.config import Score, StackConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(StackConfig):
-    shape: Literal["encoder-decoder", "decoder", "encoder"] = "encoder-decoder"
-    decoder_layers: int | None = None  # encoder-decoder: None: as many as layers
+    shape: Literal["encoder-decoder", "decoder", "encoder", "recurrent"] = "encoder-decoder"
+    decoder_layers: int | None = None  # encoder-decoder, recurrent: None: as many as layers
+    score: Score = None  # type: ignore[assignment]  # left out: "additive" for recurrent, else "dot"
+    cell: Literal["lstm", "gru"] = "gru"  # recurrent
+    embed_dim: int | None = None  # recurrent: width of the token vectors and the readout; None: dim
     # what goes in
     source: Literal["tokens", "patches", "features"] = "tokens"
     vocab: int | None = None  # source tokens, and target tokens unless target_vocab says otherwise
@@ -44,11 +55,14 @@ class ModelConfig(StackConfig):
     init: Literal["xavier", "normal"] = "xavier"  # normal: 0.02, residual outputs by 1/sqrt(2 layers) (GPT-2)
 
     def __post_init__(self) -> None:
+        if self.score is None:
+            object.__setattr__(self, "score", "additive" if self.shape == "recurrent" else "dot")
         super().__post_init__()
         for name in (
             "vocab",
             "target_vocab",
             "decoder_layers",
+            "embed_dim",
             "image_size",
             "patch_size",
             "channels",
@@ -60,12 +74,23 @@ class ModelConfig(StackConfig):
         self._check_source()
         self._check_head()
 
+    def _check_heads(self) -> None:
+        if self.shape != "recurrent":
+            super()._check_heads()
+
+    def _check_combinations(self) -> None:
+        if self.shape != "recurrent":
+            super()._check_combinations()
+        elif self.score == "concat":
+            raise UserError("score = 'concat' over a recurrent model is its additive score: use score = 'additive'")
+
     def _check_source(self) -> None:
         if self.vocab is None and (self.source == "tokens" or self.head == "tokens"):
             raise UserError("vocab is not set: give the number of tokens, such as vocab = 8000")
-        if self.shape == "decoder" and self.source != "tokens":
+        if self.shape in ("decoder", "recurrent") and self.source != "tokens":
             raise UserError(
-                f"source = {self.source!r}: a decoder reads tokens; use shape = 'encoder-decoder' or 'encoder'"
+                f"source = {self.source!r}: a {self.shape} model reads tokens; "
+                "use shape = 'encoder-decoder' or 'encoder'"
             )
         if self.source == "patches" and self.image_size % self.patch_size:
             raise UserError(
@@ -96,6 +121,11 @@ class ModelConfig(StackConfig):
     def source_length(self) -> int:
         """Positions that a picture takes, the [CLS] vector included."""
         return (self.image_size // self.patch_size) ** 2 + (self.pool == "cls" and self.shape == "encoder")
+
+    @property
+    def token_dim(self) -> int:
+        """Width of a token's vector."""
+        return self.embed_dim if self.shape == "recurrent" and self.embed_dim is not None else self.dim
 
     @property
     def target_size(self) -> int:

@@ -4,9 +4,9 @@
     Decoder          tokens -> decoder -> logits of the next token                         Radford et al. 2019
     Encoder          source -> encoder -> states, a pooled vector, classes or token logits Devlin et al. 2018
 
-`build(config)` chooses. Logits have shape [B, N, vocab], classes [B, classes]. `valid` is True for real
-tokens. A model that generates offers `start` (read what is given) and `step` (one more token), both with
-a cache that stands beside it.
+`build(config)` chooses, and knows the `Recurrent` baseline of 2015 besides. Logits have shape [B, N, vocab],
+classes [B, classes]. `valid` is True for real tokens. A model that generates offers `start` (read what is
+given) and `step` (one more token), both with a cache that stands beside it.
 """
 
 from __future__ import annotations
@@ -14,37 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.models.config import ModelConfig
+from regard.models.head import Head
+from regard.models.recurrent import Recurrent
 from regard.nn.block import Memory, Stack
 from regard.nn.cache import Cache
 from regard.nn.embed import Features, Patches, Tokens
 from regard.nn.mask import Mask, Places, everything
-
-
-class Head(nn.Module):
-    """States to token logits; tied to an embedding table when one is given."""
-
-    def __init__(self, config: ModelConfig, size: int, table: nn.Embedding | None) -> None:
-        super().__init__()
-        self.layer = nn.Linear(config.dim, config.dim) if config.head_layer else None
-        self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if config.head_layer else nn.Identity()
-        self.project = nn.Linear(config.dim, size, bias=False)
-        if table is not None:
-            self.project.weight = table.weight
-        self.bias = nn.Parameter(torch.zeros(size)) if config.logit_bias else None
-        self.scale = config.logit_scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.layer is not None:
-            x = self.norm(F.gelu(self.layer(x)))
-        if self.scale != 1.0:
-            x = x * self.scale
-        logits: Tensor = F.linear(x, self.project.weight, self.bias)
-        return logits
 
 
 def make_source(config: ModelConfig) -> Tokens | Patches | Features:
@@ -210,7 +189,8 @@ class Encoder(nn.Module):
         return pooled if self.classify is None else self.classify(pooled)
 
 
-Model = EncoderDecoder | Decoder | Encoder
+SequenceToSequence = EncoderDecoder | Recurrent  # source in, target out: what translates
+Model = SequenceToSequence | Decoder | Encoder
 
 
 def build(config: ModelConfig) -> Model:
@@ -222,9 +202,11 @@ def build(config: ModelConfig) -> Model:
             return Decoder(config)
         case "encoder":
             return Encoder(config)
+        case "recurrent":
+            return Recurrent(config)
 
 
-def initialise(model: Model) -> None:
+def initialise(model: EncoderDecoder | Decoder | Encoder) -> None:
     """xavier: Glorot & Bengio 2010, as the paper's code; normal: GPT-2's 0.02 with smaller residual outputs."""
     config = model.config
     depth = sum(len(stack.blocks) for stack in model.modules() if isinstance(stack, Stack))

@@ -26,7 +26,12 @@ def multiplicative(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
 
 def additive(q: Tensor, k: Tensor, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
     """q [B, H, Nq, D], k [B, H, Nk, E], u [H, D, A], w [H, E, A], v [H, A] -> [B, H, Nq, Nk]."""
-    hidden = torch.tanh((q @ u)[:, :, :, None] + (k @ w)[:, :, None])  # [B, H, Nq, Nk, A]
+    return additive_of(q @ u, k @ w, v)
+
+
+def additive_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same of queries and keys that are mapped already: a decoder that loops over time maps its keys once."""
+    hidden = torch.tanh(q[:, :, :, None] + k[:, :, None])  # [B, H, Nq, Nk, A]
     return torch.einsum("bhqka,ha->bhqk", hidden, v)
 
 

@@ -28,6 +28,7 @@ Tracing takes the reference path, whose numbers are those of the fused one, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ Edit = Callable[[Any], Any]
 class Traceable(nn.Module):
     """A module whose activations have names. Without a trace, `mark` gives its value back untouched."""
 
-    tap: Callable[[str, Any], Any] | None = None
+    tap: Tap | None = None
     stages: tuple[str, ...] = ()
 
     def mark(self, stage: str, value: Tensor) -> Tensor:
@@ -53,12 +54,56 @@ class Traceable(nn.Module):
         out: Tensor = self.tap(stage, value)
         return out
 
+    def joined(self, dim: int) -> AbstractContextManager[None]:
+        """Inside, a stage that is marked again and again (a loop over time) leaves one value, joined along `dim`.
+
+        An intervention still acts on each one, when it is made: what follows depends on it.
+        """
+        return nullcontext() if self.tap is None else self.tap.joined(self.stages, dim)
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "tap"}  # a copy is not traced
 
     if TYPE_CHECKING:  # nn.Module leaves the type of a call open
 
         def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
+
+
+class Tap:
+    """What a trace does at one module: edit what passes, and keep it."""
+
+    def __init__(self, path: str, edits: dict[str, Edit], only: str, seen: dict[str, list[Any]]) -> None:
+        self.path, self.edits, self.only, self.seen = path, edits, only, seen
+
+    def name(self, stage: str) -> str:
+        return f"{self.path}.{stage}" if self.path else stage
+
+    def __call__(self, stage: str, value: Any) -> Any:
+        name = self.name(stage)
+        for pattern, edit in self.edits.items():
+            if fnmatchcase(name, pattern):
+                value = self._checked(name, value, edit(value))
+        if fnmatchcase(name, self.only):
+            self.seen.setdefault(name, []).append(value)
+        return value
+
+    @contextmanager
+    def joined(self, stages: tuple[str, ...], dim: int) -> Iterator[None]:
+        before = {name: len(self.seen.get(name, ())) for name in map(self.name, stages)}
+        yield
+        for name, count in before.items():
+            values = self.seen.get(name, [])
+            if len(values) > count + 1:
+                values[count:] = [torch.cat(values[count:], dim)]
+
+    @staticmethod
+    def _checked(name: str, old: Any, new: Any) -> Any:
+        def kind(value: Any) -> str:
+            return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+        if kind(new) != kind(old):
+            raise UserError(f"trace: the edit of {name!r} gave {kind(new)}, but {kind(old)} belongs there")
+        return new
 
 
 class Trace:
@@ -79,32 +124,11 @@ class Trace:
             if not any(fnmatchcase(name, pattern) for name in self.names):
                 raise UserError(f"trace: no activation is called {pattern!r}; {suggest(pattern, self.names)}")
 
-    def _listen(self, path: str) -> Callable[[str, Any], Any]:
-        def tap(stage: str, value: Any) -> Any:
-            name = f"{path}.{stage}" if path else stage
-            for pattern, edit in self._edits.items():
-                if fnmatchcase(name, pattern):
-                    value = self._checked(name, value, edit(value))
-            if fnmatchcase(name, self._only):
-                self._seen.setdefault(name, []).append(value)
-            return value
-
-        return tap
-
-    @staticmethod
-    def _checked(name: str, old: Any, new: Any) -> Any:
-        def kind(value: Any) -> str:
-            return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-        if kind(new) != kind(old):
-            raise UserError(f"trace: the edit of {name!r} gave {kind(new)}, but {kind(old)} belongs there")
-        return new
-
     def __enter__(self) -> Trace:
         if any(module.tap is not None for module in self._modules.values()):
             raise UserError("trace: this model is being traced already; give the outer trace all edits instead")
         for path, module in self._modules.items():
-            module.tap = self._listen(path)
+            module.tap = Tap(path, self._edits, self._only, self._seen)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -21,13 +21,11 @@ Ids 0 to 3 are <pad>, <unk>, <s>, </s>. Plain text never turns into <pad>, <s> o
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import re
 import reprlib
-import secrets
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -37,6 +35,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as RawTokenizer
 
 from regard.errors import UserError, suggest
+from regard.settings import write_whole
 
 Kind = Literal["word", "char", "bpe", "unigram"]
 
@@ -112,22 +111,7 @@ class Tokenizer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `tokenizer.json`: the old file or the whole new one is there, never half of one."""
-        target = Path(path)
-        temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
-        try:
-            with temporary.open("x", encoding="utf-8", newline="\n") as file:
-                file.write(self._json)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except OSError as error:
-            raise UserError(
-                f"the tokenizer cannot be written to {str(path)!r}: {error}; "
-                "check that the folder exists and can be written to"
-            ) from error
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        write_whole(path, self._json.encode())
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without <s> and </s>."""

@@ -20,11 +20,24 @@ class TrainConfig:
     eps: float = 1e-9
     weight_decay: float = 0.0
     label_smoothing: float = 0.1
+    r_drop: float = 0.0  # weight of the difference between two passes with other dropout (Liang et al. 2021)
     clip: float = 1.0  # largest norm of the gradient
+    accumulate: int = 1  # batches a step
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the products; weights stay fp32
+    nonfinite: Literal["stop", "skip"] = "stop"  # a gradient that is not a number ends training, or is left out
+    pack: int = 0  # tokens of a packed row: batches of one shape without filler; 0: padded sentences
+    graph: bool = False  # record a step as a CUDA graph; needs pack
+    compile: bool = False  # through torch.compile
+    ema: float = 0.0  # decay of a running mean of the weights, which is then what is tested and kept; 0: none
     seed: int = 1
     log_every: int = 10
     save_every: int = 1000
     keep: int = 2  # checkpoints; a damaged newest one falls back to the one before
+    evaluate_every: int = 0  # steps; 0: at the end only
+    metric: Literal["loss", "bleu"] = "loss"  # which validation figure chooses the best weights
+    patience: int = 0  # evaluations without a better figure before training stops; 0: never
+    average: int = 1  # checkpoints whose mean is the final model
+    tensorboard: bool = False  # the figures of metrics.jsonl as events for TensorBoard, too
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -35,16 +48,44 @@ class TrainConfig:
             "log_every": 1,
             "save_every": 1,
             "keep": 1,
+            "accumulate": 1,
+            "pack": 0,
+            "evaluate_every": 0,
+            "patience": 0,
+            "average": 1,
         }.items():
             if getattr(self, name) < least:
                 raise UserError(f"{name} = {getattr(self, name)}: must be {least} or more")
         for name in ("lr", "eps", "clip"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} = {getattr(self, name)}: must be greater than 0")
-        for name, value in {"label_smoothing": self.label_smoothing, **{"betas": max(self.betas)}}.items():
-            if not 0 <= value < 1:
-                raise UserError(f"{name} = {value}: must be at least 0 and below 1")
-        if len(self.betas) != 2 or min(self.betas) < 0:
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(f"label_smoothing = {self.label_smoothing}: must be at least 0 and below 1")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"betas = {list(self.betas)}: give two numbers from 0 to below 1, such as [0.9, 0.98]")
-        if self.weight_decay < 0:
-            raise UserError(f"weight_decay = {self.weight_decay}: must be 0 or more")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed = {self.seed}: must be a whole number from 0 to {2**32 - 1}")
+        for name in ("weight_decay", "r_drop"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} = {getattr(self, name)}: must be 0 or more")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if not 0 <= self.ema < 1:
+            raise UserError(f"ema = {self.ema}: must be at least 0 and below 1, such as 0.999")
+        if self.ema and self.average > 1:
+            raise UserError(
+                f"average = {self.average}: ema = {self.ema} is a mean of the weights too; choose one of them"
+            )
+        if self.average > self.keep:
+            raise UserError(f"average = {self.average}: needs as many checkpoints; set keep = {self.average} or more")
+        if self.pack and self.pack > self.batch_tokens:
+            raise UserError(f"pack = {self.pack}: a row is longer than batch_tokens = {self.batch_tokens}; raise that")
+        one_shape = self.pack and self.accumulate == 1 and self.precision != "fp16" and self.nonfinite == "stop"
+        if self.graph and not one_shape:
+            raise UserError(
+                f"graph = true records one step of one shape: it needs pack > 0 (pack = {self.pack}), accumulate = 1, "
+                "precision fp32 or bf16, and nonfinite = 'stop'"
+            )
+        if self.patience and not self.evaluate_every:
+            raise UserError(f"patience = {self.patience}: counts evaluations; set evaluate_every, such as 500 steps")

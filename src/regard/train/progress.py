@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 
 from tqdm import tqdm
@@ -15,14 +16,14 @@ class Progress:
     """Steps done, loss, speed and time left, on standard error."""
 
     def __init__(self, steps: int, done: int = 0, label: str = "training") -> None:
-        self.steps, self.first, self.label = steps, done, label
+        self.steps, self.first, self.label, self.judged = steps, done, label, ""
         self.began = self.spoke = time.monotonic()
-        live = sys.stderr.isatty()
+        live = sys.stderr.isatty() and done < steps
         self.bar = tqdm(total=steps, initial=done, desc=label, unit="step", dynamic_ncols=True) if live else None
 
     def update(self, step: int, loss: float, rate: float, tokens_per_second: float) -> None:
         """Tell where it stands after `step` steps."""
-        figures = f"loss {loss:.4f}, lr {rate:.1e}, {tokens_per_second:,.0f} tokens/s"
+        figures = f"loss {loss:.4f}, lr {rate:.1e}, {tokens_per_second:,.0f} tokens/s{self.judged}"
         if self.bar is not None:
             self.bar.set_postfix_str(figures, refresh=False)
             self.bar.update(step - self.bar.n)
@@ -32,6 +33,10 @@ class Progress:
             left = (now - self.began) / max(step - self.first, 1) * (self.steps - step)
             print(f"{self.label}: step {step}/{self.steps}, {figures}, {left:.0f} s left", file=sys.stderr, flush=True)
             self.spoke = now
+
+    def tell(self, figures: Mapping[str, float]) -> None:
+        """Keep the figures of the last evaluation in sight."""
+        self.judged = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
 
     def __enter__(self) -> Progress:
         return self

@@ -1,0 +1,111 @@
+"""`regard data`: public data sets to download, and a look at your own before training."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+DESCRIPTION = """
+List and download public data sets (checked against their SHA-256), and check the files that the [data] table
+of a recipe names: whether they are there, are UTF-8, and belong together line by line.
+"""
+
+EXAMPLES = """
+regard data list                        what can be downloaded
+regard data get multi30k                into data/multi30k
+regard data get multi30k -o ~/corpora   into another folder
+regard data check recipe.toml           read everything that [data] names, report what is wrong
+regard data check recipe.toml --data ~/corpora
+"""
+
+ACTIONS = ("list", "get", "check")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", metavar="ACTION", help="list, get or check")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="get: a data set; check: a recipe")
+    parser.add_argument("-o", "--output", metavar="DIR", help="get: the folder to write (default: data/NAME)")
+    parser.add_argument("--data", metavar="DIR", help="check: where the recipe's file names start (default: beside it)")
+    parser.add_argument("--skip-bad", action="store_true", help="check: count bad lines instead of refusing them")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from regard.errors import UserError, suggest
+
+    if args.action not in ACTIONS:
+        raise UserError(f"regard data {args.action}: unknown action; {suggest(args.action, ACTIONS)}")
+    wanted = {"list": None, "get": "a data set, such as  regard data get multi30k", "check": "a recipe file"}
+    if wanted[args.action] is None and args.name is not None:
+        raise UserError(f"regard data list takes no name; download with  regard data get {args.name}")
+    if wanted[args.action] is not None and args.name is None:
+        raise UserError(f"regard data {args.action}: name {wanted[args.action]}")
+    for option, given, action in (
+        ("-o", args.output is not None, "get"),
+        ("--data", args.data is not None, "check"),
+        ("--skip-bad", args.skip_bad, "check"),
+    ):
+        if given and args.action != action:
+            raise UserError(f"regard data {args.action} has no option {option}: it belongs to  regard data {action}")
+    return {"list": _list, "get": _get, "check": _check}[args.action](args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from regard.data.fetch import DATASETS
+
+    if args.json:
+        rows = [
+            {
+                "name": one.name, "summary": one.summary, "licence": one.licence, "bytes": one.size,
+                "files": [vars(file) for file in one.files],
+            }
+            for one in DATASETS.values()
+        ]  # fmt: skip
+        print(json.dumps(rows, ensure_ascii=False))
+        return 0
+    for one in DATASETS.values():
+        count = f"{len(one.files)} file{'s' * (len(one.files) > 1)}"
+        print(f"{one.name}  ({count}, {one.size / 1e6:.1f} MB)\n  {one.summary}\n  licence: {one.licence}")
+    return 0
+
+
+def _get(args: argparse.Namespace) -> int:
+    from regard.data.fetch import fetch, named
+
+    dataset = named(args.name)
+    folder = Path(args.output).expanduser() if args.output else Path("data") / dataset.name
+    paths = fetch(dataset, folder)
+    if args.json:
+        print(json.dumps({"name": dataset.name, "folder": str(folder), "files": [str(path) for path in paths]}))
+        return 0
+    count = f"{len(paths)} file{'s' * (len(paths) > 1)}"
+    print(f"{dataset.name}: {count}, {dataset.size / 1e6:.1f} MB in {folder}, all with the right SHA-256")
+    print(f"licence: {dataset.licence}")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from regard.data.config import read_data
+    from regard.data.read import check
+
+    config = read_data(args.name, args.data)
+    sets = {"train": config.train, "valid": config.valid}
+    sets |= {f"test.{name}": files for name, files in config.test.items()}
+    reports = {
+        name: check(files, config, skip_bad=args.skip_bad or config.skip_bad) for name, files in sets.items() if files
+    }
+    if args.json:
+        rows = {
+            name: {"pairs": one.count, "bad": one.bad_count, "first": [str(p) for p in one.bad], "notes": one.notes}
+            for name, one in reports.items()
+        }
+        print(json.dumps(rows, ensure_ascii=False))
+        return 0
+    for name, one in reports.items():
+        print(f"{name}: {one.count:,} pairs{f', {one.bad_count:,} left out' if one.bad_count else ''}")
+        for line in (*map(str, one.bad), *one.notes):
+            print(f"  {line}")
+        if one.bad_count > len(one.bad):
+            print(f"  and {one.bad_count - len(one.bad):,} more")
+    return 0

@@ -1,0 +1,43 @@
+"""`regard resume`: go on with a run that was stopped."""
+
+from __future__ import annotations
+
+import argparse
+
+DESCRIPTION = "Go on with a run from its last checkpoint, as if it had never stopped. The recipe in the folder decides."
+
+EXAMPLES = """
+regard resume runs/multi30k-en-de
+regard resume runs/multi30k-en-de --data ~/moved/multi30k-tok
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    parser.add_argument("--data", metavar="DIR", help="folder of the data files, where they have moved")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
+    parser.add_argument("--json", action="store_true", help="print the final figures as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from regard.commands.train import carry_out
+    from regard.data.config import DataConfig, find
+    from regard.errors import UserError
+    from regard.run import RECIPE, load_recipe
+    from regard.settings import from_dict, to_dict, write_toml
+
+    tables = load_recipe(args.run)
+    if not isinstance(tables.get("data"), dict) or "train" not in tables:
+        raise UserError(f"{args.run}: its recipe has no [data] and [train], so there is nothing to go on with")
+    if isinstance(tables["data"].get("train"), int):
+        raise UserError(f"{args.run}: is a demo; go on with  regard demo --out {args.run}")
+    if args.data is not None:
+        config = from_dict(DataConfig, {**tables["data"], "folder": str(Path(args.data).resolve())}, "data.")
+        for files in (config.train, config.valid, *config.test.values()):
+            if files:
+                find(files, config.folder)  # the recipe is not touched unless they are there
+        tables["data"] = to_dict(config)
+        write_toml(Path(args.run) / RECIPE, tables)
+    return carry_out(tables, Path(args.run), args.device, args.json)

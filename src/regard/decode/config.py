@@ -1,0 +1,101 @@
+"""How a model's scores become a sequence, as values: the [decode] table of a recipe.
+
+    [decode]
+    beam = 5
+    length_penalty = 0.6
+
+A search ranks what it finds by  score = log P(Y | X) / lp(Y) + cp(X, Y),  with
+
+    lp(Y)    = ((5 + |Y|) / 6)^length_penalty                             |Y| counts the tokens, </s> included
+    cp(X, Y) = coverage_penalty · Σ_i log min(Σ_j a_ji, 1)                a_ji: how much target j looks at source i
+
+log P falls with every token, so plain beam search likes short answers: lp > 0 evens that out. cp falls
+where a source token was never looked at, so that nothing is left untranslated (Wu et al. 2016, section 7).
+
+`sample = true` draws from the distribution instead: temperature flattens or sharpens it, top_k keeps the k
+likeliest tokens (Fan et al. 2018), top_p the fewest that hold a share p of it (Holtzman et al. 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regard.errors import UserError
+from regard.settings import check_types, from_dict
+
+BEAM_ONLY = ("beam", "early_stopping", "coverage_penalty")
+SAMPLE_ONLY = ("temperature", "top_k", "top_p", "seed")
+SLACK = 50  # tokens that an answer may always have beyond max_ratio times its source
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    beam: int = 1  # hypotheses kept at every step; 1 is greedy search
+    n_best: int = 1  # answers for each source, best first; of a sample: draws, which may be alike
+    length_penalty: float = 0.0  # 0: none
+    coverage_penalty: float = 0.0  # 0: none; needs cross attention, whose last layer is read
+    early_stopping: bool = False  # true: stop at the first `beam` finished; false: when no other can be better
+    min_length: int = 0  # tokens before </s>
+    max_length: int | None = None  # tokens, </s> included; an answer that has reached it counts as it stands
+    max_ratio: float = 2.0  # never more than max_ratio · source + 50 tokens
+    no_repeat_ngram: int = 0  # no sequence of so many tokens occurs twice; 0: it may
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0  # 0: all tokens
+    top_p: float = 1.0
+    seed: int = 1  # together with a line's number it fixes what is drawn for that line
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        least = {"beam": 1, "n_best": 1, "min_length": 0, "no_repeat_ngram": 0, "max_ratio": 0, "top_k": 0, "seed": 0}
+        for name, bound in {**least, "coverage_penalty": 0}.items():
+            if getattr(self, name) < bound:
+                raise UserError(f"{name} = {getattr(self, name)}: must be {bound} or more")
+        if self.max_length is not None and self.max_length < max(1, self.min_length):
+            raise UserError(
+                f"max_length = {self.max_length}: must be 1 or more and not below min_length = {self.min_length}"
+            )
+        if abs(self.length_penalty) > 10:
+            raise UserError(f"length_penalty = {self.length_penalty}: must be from -10 to 10; 0.6 to 1 is usual")
+        if not self.temperature > 0:
+            raise UserError(f"temperature = {self.temperature}: must be greater than 0; top_k = 1 takes the likeliest")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p = {self.top_p}: must be greater than 0 and at most 1")
+        self._check_kind()
+
+    def _check_kind(self) -> None:
+        """What has no effect in the kind of search that was asked for is a mistake, not a wish."""
+        for name in BEAM_ONLY if self.sample else SAMPLE_ONLY:
+            value = getattr(self, name)
+            if value != type(self).__dataclass_fields__[name].default:
+                remedy = "leave it out, or set sample = false" if self.sample else "leave it out, or set sample = true"
+                kind = "sampling" if self.sample else "beam search"
+                raise UserError(f"{name} = {value}: has no effect on {kind}; {remedy}")
+        if not self.sample and self.n_best > self.beam:
+            raise UserError(
+                f"n_best = {self.n_best}: a search with beam = {self.beam} finds no more than {self.beam}; "
+                f"set beam = {self.n_best} or more"
+            )
+
+    def penalty(self, length: int) -> float:
+        """lp: what log P of `length` tokens is divided by."""
+        return float(((5 + length) / 6) ** self.length_penalty)
+
+    def limit(self, source: int) -> int:
+        """The most tokens that an answer to `source` tokens may have."""
+        limit = int(self.max_ratio * source) + SLACK
+        return limit if self.max_length is None else min(limit, self.max_length)
+
+
+def read_config(table: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> SearchConfig:
+    """The config of a [decode] table, with changes; asking for the other kind of search drops what was for this one."""
+    if not changes:
+        return from_dict(SearchConfig, dict(table), "decode.")
+    kept, changes = dict(table), dict(changes)
+    if "beam" in changes and "sample" not in changes and kept.pop("sample", False):
+        kept = {name: value for name, value in kept.items() if name not in SAMPLE_ONLY}
+    if changes.get("sample") and not kept.get("sample"):
+        kept = {name: value for name, value in kept.items() if name not in BEAM_ONLY}
+    return from_dict(SearchConfig, {**kept, **changes})

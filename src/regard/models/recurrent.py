@@ -1,0 +1,280 @@
+"""Before the Transformer: a recurrent encoder-decoder that learned where to look.
+
+The encoder reads the source in both directions; h_j = [h→_j; h←_j] says what stands at j. The decoder
+writes a token at a time. Before each one it compares its state with every h_j and takes their mean:
+
+    e_ij = score(s_i-1, h_j)       α_i = softmax(e_i)       c_i = Σ_j α_ij h_j           (attention, one head)
+    s_i  = cell([E y_i-1; c_i], s_i-1)                      s_0 = tanh(W h←_1)
+    p(y_i) ∝ exp(W_o t_i)          t_i = max of pairs in  W_t [s_i; c_i; E y_i-1]         (maxout readout)
+
+    score   additive        vᵀ tanh(U s + W h)    Bahdanau et al. 2015
+            multiplicative  s · W h               Luong et al. 2015 ("general")
+            dot             s · (h→ + h←)         Luong et al. 2015; the sum makes the widths fit
+
+    h [B, S, 2 dim]    s [B, dim]    c [B, 2 dim]    t [B, T, embed_dim]    weights [B, 1, T, S]
+
+The state s_i needs c_i and c_i needs s_i-1, so the decoder goes through time in a loop, even in training: that
+is what the Transformer did away with. All that need not wait stands outside of it: W h is made once a
+sentence, readout and logits once for all tokens. More layers are stacked; the topmost state is the one that
+looks. An LSTM's memory cell starts at zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from regard.errors import UserError
+from regard.models.config import ModelConfig
+from regard.models.head import Head
+from regard.nn.attention import dot, reference
+from regard.nn.block import Memory
+from regard.nn.embed import Tokens
+from regard.nn.mask import Places, Visibility, everything
+from regard.nn.score import additive_of
+from regard.nn.trace import Traceable
+
+Layer = tuple[Tensor, ...]  # one layer's state: (h,) of a GRU, (h, memory cell) of an LSTM, [B, dim] each
+
+
+class RecurrentEncoder(Traceable):
+    """Both directions over the source, layer upon layer: [B, S, embed_dim] -> [B, S, 2 dim]."""
+
+    stages = ("embedded", "output")
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        kind = {"lstm": nn.LSTM, "gru": nn.GRU}[config.cell]
+        self.layers = kind(
+            config.token_dim,
+            config.dim,
+            config.layers,
+            bias=config.bias,
+            batch_first=True,
+            dropout=config.dropout if config.layers > 1 else 0.0,
+            bidirectional=True,
+        )
+
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        x = self.mark("embedded", _dropout(self, x, self.config.embed_dropout))
+        states = self.layers(x)[0] if valid is None else self._real(x, valid)
+        return self.mark("output", _dropout(self, states, self.config.dropout))
+
+    def _real(self, x: Tensor, valid: Tensor) -> Tensor:
+        """Only real tokens are read, wherever filler stands; its states are zero."""
+        order = (~valid).int().argsort(dim=1, stable=True)[..., None]  # real tokens first, in their order
+        lengths = valid.sum(dim=1).clamp_min(1).cpu()  # a row without any still has to be a row
+        front = x.gather(1, order.expand_as(x))
+        packed = pack_padded_sequence(front, lengths, batch_first=True, enforce_sorted=False)
+        states, _ = pad_packed_sequence(self.layers(packed)[0], batch_first=True, total_length=x.shape[1])
+        back = torch.empty_like(states).scatter(1, order.expand_as(states), states)
+        return back.masked_fill(~valid[..., None], 0.0)
+
+
+@dataclass
+class RecurrentState:
+    """A generation under way: where every layer stands, and what attention looks at."""
+
+    layers: list[Layer]
+    k: Tensor  # [B, 1, S, dim] the source as it is compared
+    v: Tensor  # [B, 1, S, 2 dim] the source as it is taken
+    places: Places  # of the source
+    length: int = field(default=0)  # tokens read so far
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep these rows in this order (beam search)."""
+        self.layers = [tuple(part.index_select(0, rows) for part in layer) for layer in self.layers]
+        self.k, self.v = self.k.index_select(0, rows), self.v.index_select(0, rows)
+        self.places = self.places.reorder(rows)
+
+
+class Alignment(Traceable):
+    """Attention of the decoder's state over the source, with one head."""
+
+    stages = ("q", "k", "v", "mask", "scores", "scaled", "masked", "weights", "heads")
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config, dim = config, config.dim
+        self.q = nn.Linear(dim, dim, bias=False) if config.score == "additive" else None
+        self.k = None if config.score == "dot" else nn.Linear(2 * dim, dim, bias=False)
+        self.v = nn.Parameter(torch.empty(1, dim)) if config.score == "additive" else None  # [heads, dim]
+        self.scale = 1.0 if config.score_scale is None else config.score_scale
+
+    def keys(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Once a sentence: keys [B, 1, S, dim] and values [B, 1, S, 2 dim]."""
+        k = states.unflatten(-1, (2, -1)).sum(dim=-2) if self.k is None else self.k(states)
+        return self.mark("k", k[:, None]), self.mark("v", states[:, None])
+
+    def visible(self, queries: Places, keys: Places) -> Tensor | None:
+        """bool [B|1, 1, T|1, S], or None where nothing is hidden."""
+        visibility = Visibility(everything, queries, keys)
+        if self.tap is not None:
+            visibility = visibility.with_mask(self.tap("mask", visibility.mask))
+        return None if visibility.mask is everything else visibility.dense()
+
+    def forward(self, state: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+        """state [B, dim] -> context [B, 2 dim]"""
+        q = self.mark("q", (state if self.q is None else self.q(state))[:, None, None])  # [B, 1, 1, dim]
+        dropout = self.config.attention_dropout if self.training else 0.0
+        seen = reference(q, k, v, visible, scale=self.scale, dropout=dropout, score=self._score(), mark=self.mark)
+        return seen.output[:, 0, 0]
+
+    def _score(self) -> Callable[[Tensor, Tensor], Tensor]:
+        v = self.v
+        return dot if v is None else lambda q, k: additive_of(q, k, v)
+
+
+class RecurrentDecoder(Traceable):
+    """One cell a layer, attention before them, a readout after them."""
+
+    stages = ("embedded", "states", "output")
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config, dim, width = config, config.dim, config.token_dim
+        layers = config.layers if config.decoder_layers is None else config.decoder_layers
+        kind = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}[config.cell]
+        self.first = nn.Linear(dim, layers * dim, bias=config.bias)  # s_0 of every layer
+        self.cross = Alignment(config)
+        self.cells = nn.ModuleList(
+            kind(dim if layer else width + 2 * dim, dim, bias=config.bias) for layer in range(layers)
+        )
+        self.readout = nn.Linear(3 * dim + width, 2 * width, bias=config.bias)
+
+    def start(self, memory: Memory) -> RecurrentState:
+        states, valid = memory.states, memory.places.valid
+        first = torch.zeros_like(states[:, 0, 0], dtype=torch.long) if valid is None else valid.int().argmax(dim=1)
+        backward = states[torch.arange(states.shape[0], device=states.device), first, self.config.dim :]  # h←_1
+        begin = torch.tanh(self.first(backward)).chunk(len(self.cells), dim=-1)
+        lstm = self.config.cell == "lstm"
+        layers: list[Layer] = [(h, torch.zeros_like(h)) if lstm else (h,) for h in begin]
+        return RecurrentState(layers, *self.cross.keys(states), memory.places)
+
+    def forward(self, x: Tensor, state: RecurrentState, valid: Tensor | None = None) -> Tensor:
+        """x: embeddings [B, T, embed_dim] of what is read; `state` moves on. Gives t [B, T, embed_dim]."""
+        x = self.mark("embedded", _dropout(self, x, self.config.embed_dropout))
+        visible = self.cross.visible(Places.of(x.shape[1], x.device, start=state.length), state.places)
+        above, contexts = [], []
+        with self.cross.joined(dim=2):
+            for at, token in enumerate(x.unbind(dim=1)):
+                row = visible if visible is None or visible.shape[2] == 1 else visible[:, :, at : at + 1]
+                contexts.append(self.cross(state.layers[-1][0], state.k, state.v, row))
+                layers = self._move(torch.cat((token, contexts[-1]), dim=-1), state.layers)
+                if valid is not None:  # filler is passed over
+                    real = valid[:, at, None]
+                    layers = [
+                        tuple(torch.where(real, new, old) for new, old in zip(*pair, strict=True))
+                        for pair in zip(layers, state.layers, strict=True)
+                    ]
+                state.layers = layers
+                above.append(layers[-1][0])
+        state.length += x.shape[1]
+        states = self.mark("states", torch.stack(above, dim=1))
+        read = torch.cat((_dropout(self, states, self.config.dropout), torch.stack(contexts, dim=1), x), dim=-1)
+        return self.mark("output", torch.maximum(*self.readout(read).chunk(2, dim=-1)))
+
+    def _move(self, x: Tensor, layers: list[Layer]) -> list[Layer]:
+        """One step of every layer."""
+        moved: list[Layer] = []
+        for cell, layer in zip(self.cells, layers, strict=True):
+            if moved:
+                x = _dropout(self, x, self.config.dropout)
+            new: Layer = cell(x, layer) if len(layer) == 2 else (cell(x, layer[0]),)
+            moved.append(new)
+            x = new[0]
+        return moved
+
+
+class Recurrent(nn.Module):
+    """The same calls as the Transformer's EncoderDecoder, so that it is trained, searched and shown alike."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config, width = config, config.token_dim
+        self.source = Tokens(config.vocab or 0, width, scaled=config.embed_scale)
+        self.target = Tokens(config.target_size, width, scaled=config.embed_scale)
+        if config.share:
+            self.target.table = self.source.table
+        self.encoder = RecurrentEncoder(config)
+        self.decoder = RecurrentDecoder(config)
+        table = self.target.table if config.tie else None
+        self.head = Head(replace(config, dim=width, head_layer=False), config.target_size, table)
+        initialise(self)
+
+    def encode(self, source: Tensor, valid: Tensor | None = None, document: Tensor | None = None) -> Memory:
+        _refuse_documents(document)
+        x = _some("source", self.source(source))
+        places = Places.of(x.shape[1], x.device, valid)
+        return Memory(self.encoder(x, valid), places)
+
+    def decode(
+        self, target: Tensor, memory: Memory, valid: Tensor | None = None, document: Tensor | None = None
+    ) -> Tensor:
+        """Teacher forcing: logits for the token after each one of `target`. Padding on the right needs no `valid`."""
+        _refuse_documents(document)
+        return self.step(target, self.decoder.start(memory), valid)
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_valid: Tensor | None = None,
+        target_valid: Tensor | None = None,
+    ) -> Tensor:
+        return self.decode(target, self.encode(source, source_valid), target_valid)
+
+    def start(self, source: Tensor, valid: Tensor | None = None, capacity: int = 0) -> RecurrentState:
+        """Read the source. The state never grows, so `capacity` changes nothing."""
+        return self.decoder.start(self.encode(source, valid))
+
+    def step(self, tokens: Tensor, state: RecurrentState, valid: Tensor | None = None) -> Tensor:
+        """Read `tokens` [B, n] after what was read before; logits [B, n, vocab] of what follows each."""
+        logits: Tensor = self.head(self.decoder(_some("target", self.target(tokens)), state, valid))
+        return logits
+
+
+def _dropout(module: nn.Module, x: Tensor, chance: float) -> Tensor:
+    return F.dropout(x, chance) if module.training and chance else x
+
+
+def _some(name: str, x: Tensor) -> Tensor:
+    if not x.shape[1]:
+        raise UserError(f"{name} has shape {tuple(x.shape[:2])}: a recurrent model needs at least one token a row")
+    return x
+
+
+def _refuse_documents(document: Tensor | None) -> None:
+    if document is not None:
+        raise UserError(
+            "document: shape = 'recurrent' reads one text a row, because its state runs on from text to text: "
+            "leave packing off, or use shape = 'encoder-decoder'"
+        )
+
+
+def initialise(model: Recurrent) -> None:
+    """Recurrent matrices orthogonal, the others after Glorot, biases 0; an LSTM begins by not forgetting (bias 1)."""
+    config = model.config
+    for name, parameter in model.named_parameters():
+        if "weight_hh" in name:
+            for gate in parameter.data.split(config.dim):
+                nn.init.orthogonal_(gate)
+        elif "weight_ih" in name:
+            for gate in parameter.data.split(config.dim):
+                nn.init.xavier_uniform_(gate)
+        elif name.endswith("table.weight") or name == "head.project.weight":
+            nn.init.normal_(parameter, std=config.token_dim**-0.5 if config.embed_scale else 0.02)
+        elif name == "decoder.cross.v":
+            nn.init.normal_(parameter, std=config.dim**-0.5)
+        elif parameter.dim() == 2:
+            nn.init.xavier_uniform_(parameter)
+        else:
+            nn.init.zeros_(parameter)
+            if "bias_ih" in name and config.cell == "lstm":  # gates: input, forget, cell, output
+                parameter.data[config.dim : 2 * config.dim] = 1.0

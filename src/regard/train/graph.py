@@ -1,0 +1,44 @@
+"""CUDA graphs: a training step recorded once, then replayed whole.
+
+A small model's step is a thousand kernels of a few microseconds each, and Python needs longer to ask for a
+kernel than the GPU to run it. A graph asks for all of them at once. The price: every tensor keeps its shape
+and its place in memory, so batches must have one shape (`train.pack`) and are copied into the recorded ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Update = Callable[[Any], tuple[Tensor, Tensor]]
+
+
+class Graph:
+    """`update(batch)` for batches of one shape. What it returns is overwritten by the next call."""
+
+    WARM_UP = 3  # calls before recording, as the allocator and the libraries need; they are real steps
+
+    def __init__(self, update: Update) -> None:
+        self.update, self.calls = update, 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        if self.calls <= self.WARM_UP:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                result = self.update(batch)
+            torch.cuda.current_stream().wait_stream(stream)
+            return result
+        if self.graph is None:
+            self.batch = batch.clone()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):  # records, does not run
+                self.result = self.update(self.batch)
+        self.batch.copy_(batch)
+        self.graph.replay()
+        return self.result

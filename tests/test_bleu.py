@@ -1,0 +1,77 @@
+"""Scores: the figures are sacrebleu's own, and say what they are."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from regard.errors import UserError
+from regard.score import score
+
+
+@pytest.fixture(scope="module")
+def lines() -> tuple[list[str], list[str]]:
+    """Answers that are partly right, some empty, some with capitals."""
+    draw, words = random.Random(0), "a Man is riding the small horse , over two hills . Hund springt".split()
+    references = [" ".join(draw.choices(words, k=draw.randint(4, 15))) for _ in range(60)]
+    answers = []
+    for reference in references:
+        kept = [word for word in reference.split() if draw.random() > 0.2]
+        answers.append(" ".join(kept if draw.random() > 0.1 else [word.lower() for word in kept]))
+    answers[7] = ""
+    return answers, references
+
+
+def sacrebleu(tmp_path, answers, references, *options) -> dict:
+    (tmp_path / "ref").write_text("\n".join(references) + "\n")
+    (tmp_path / "out").write_text("\n".join(answers) + "\n")
+    command = [
+        sys.executable,
+        "-m",
+        "sacrebleu",
+        str(tmp_path / "ref"),
+        "-i",
+        str(tmp_path / "out"),
+        "-w",
+        "10",
+        *options,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_bleu_is_the_command_line_s(tmp_path, lines):
+    found, theirs = score(*lines), sacrebleu(tmp_path, *lines)
+    assert found.bleu == pytest.approx(theirs["score"], abs=1e-9) and 10 < found.bleu < 90
+    assert theirs["signature"] in found.signature or found.signature in theirs["signature"]
+    assert "tok:13a" in found.signature and "version:" in found.signature and found.lines == 60
+
+
+def test_tokenised_bleu_is_the_command_line_s_without_a_tokenizer(tmp_path, lines):
+    found = score(*lines)
+    theirs = sacrebleu(tmp_path, *lines, "--tokenize", "none", "--lowercase", "--force")
+    assert found.tokenised_bleu == pytest.approx(theirs["score"], abs=1e-9)
+    assert found.reference_tokens == sum(len(line.split()) for line in lines[1])
+    assert found.tokenised_bleu != pytest.approx(found.bleu, abs=1e-3)
+
+
+def test_chrf_is_the_command_line_s(tmp_path, lines):
+    theirs = sacrebleu(tmp_path, *lines, "-m", "chrf")
+    assert score(*lines).chrf == pytest.approx(theirs["score"], abs=1e-9)
+
+
+def test_perfect_answers():
+    text = ["ein hund läuft über die wiese .", "zwei kinder spielen im sand ."]
+    found = score(text, text)
+    assert found.bleu == pytest.approx(100) and found.chrf == pytest.approx(100) and found.exact == 1.0
+    assert score([text[0], "x"], text).exact == 0.5
+
+
+@pytest.mark.parametrize(("answers", "references"), [(["a"], ["a", "b"]), ([], []), (["a"], [])])
+def test_a_mismatch_is_an_error_with_both_numbers(answers, references):
+    with pytest.raises(UserError, match=rf"{len(answers)} answers and {len(references)} references"):
+        score(answers, references)

@@ -1,0 +1,79 @@
+"""The [data] table of a recipe: what it may say, where its names start, and `regard data check`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from regard import cli
+from regard.data.config import DataConfig, read_data
+from regard.data.read import pairs
+from regard.errors import UserError
+from regard.settings import from_dict, read_toml, to_dict, write_toml
+
+
+def write(path: Path, lines: list[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def texts(of: DataConfig) -> list[tuple[str, str]]:
+    return [pair[:2] for pair in pairs(of.train, of)]
+
+
+def test_recipe_round_trip(tmp_path) -> None:
+    given_table = {"train": ["a.en", "a.de"], "valid": ["v.tsv"], "test": {"x": ["x.en", "x.de"], "y": ["y.tsv"]}}
+    of = from_dict(DataConfig, {**given_table, "source": "en", "target": "de"}, "data.")
+    assert of.train == ("a.en", "a.de") and of.test == {"x": ("x.en", "x.de"), "y": ("y.tsv",)}
+    write_toml(tmp_path / "recipe.toml", {"data": to_dict(of)})
+    assert from_dict(DataConfig, read_toml(tmp_path / "recipe.toml")["data"]) == of
+
+
+def test_relative_names_start_beside_the_recipe_or_in_data(tmp_path) -> None:
+    (tmp_path / "recipe.toml").write_text('[data]\ntrain = ["t.tsv"]\n')
+    (tmp_path / "elsewhere").mkdir()
+    write(tmp_path / "t.tsv", ["here\tx"])
+    write(tmp_path / "elsewhere" / "t.tsv", ["there\tx"])
+    assert texts(read_data(tmp_path / "recipe.toml")) == [("here", "x")]
+    assert texts(read_data(tmp_path / "recipe.toml", tmp_path / "elsewhere")) == [("there", "x")]
+    (tmp_path / "recipe.toml").write_text('[data]\ntrain = ["t.tsv"]\nfolder = "elsewhere"\n')
+    assert texts(read_data(tmp_path)) == [("there", "x")]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('train = "t.tsv"', "data.train = 't.tsv': write a list"),
+        ("train = []", "names no file"),
+        ("", "names no file"),
+        ("train = [1]", "expected a list of file names"),
+        ('train = ["a\\u0000.tsv"]', "expected a list of file names"),
+        ('train = ["a.tsv"]\nfolder = "\\u0000"', "no name of a folder"),
+        ('train = ["a.tsv"]\ntest = ["a.tsv"]', "give each set a name"),
+        ('train = ["a.tsv"]\ntest = { x = "a.tsv" }', "data.test.x = 'a.tsv': write a list"),
+        ('train = ["a.tsv"]\nsource = "en"', "without target"),
+        ('train = ["a.tsv"]\nsource = "en"\ntarget = "en"', "two columns"),
+        ('train = ["a.tsv"]\nmax_length = 1', "give 2 or more"),
+        ('train = ["a.tsv"]\nmax_length = "9"', "expected a whole number"),
+        ('train = ["a.tsv"]\nvaild = ["a.tsv"]', "did you mean 'valid'"),
+    ],
+)
+def test_wrong_tables(tmp_path, table, message) -> None:
+    (tmp_path / "recipe.toml").write_text(f"[data]\n{table}\n")
+    with pytest.raises(UserError) as caught:
+        read_data(tmp_path / "recipe.toml")
+    assert message in str(caught.value) and "recipe.toml" in str(caught.value)
+
+
+def test_the_command(tmp_path, capsys) -> None:
+    (tmp_path / "recipe.toml").write_text('[data]\ntrain = ["t.tsv"]\ntest = { x = ["x.en", "x.de"] }\n')
+    write(tmp_path / "t.tsv", ["one\teins", "two\t"])
+    write(tmp_path / "x.en", ["one"])
+    write(tmp_path / "x.de", ["eins"])
+    assert cli.main(["data", "check", str(tmp_path)]) == 2
+    assert "t.tsv, line 2: column '2' is empty" in capsys.readouterr().err
+    assert cli.main(["data", "check", str(tmp_path), "--skip-bad"]) == 0
+    assert capsys.readouterr().out.startswith("train: 1 pairs, 1 left out\n")
+    assert cli.main(["data", "check", str(tmp_path), "--skip-bad", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["test.x"]["pairs"] == 1

@@ -1,0 +1,102 @@
+"""R-Drop against its formula (Liang et al. 2021, eq. 1 to 4), packed and padded alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard.data.pack import Packs
+from regard.models import ModelConfig, build
+from regard.train.objective import predict, translation
+from reversal import MODEL, reversal_pairs
+
+
+class Scripted(torch.nn.Module):
+    """Gives the logits it was handed, one set a call: dropout made visible."""
+
+    def __init__(self, *answers: torch.Tensor) -> None:
+        super().__init__()
+        self.answers = list(answers)
+
+    def forward(self, source, target, source_valid=None):
+        return self.answers.pop(0)
+
+
+def written_out(first, second, expected, smoothing, alpha):
+    """Token by token, with probabilities instead of log-probabilities and torch's own KL divergence."""
+    total = torch.zeros((), dtype=torch.float64)
+    for b, t in (expected != -100).nonzero().tolist():
+        p, q = first[b, t].double().softmax(-1), second[b, t].double().softmax(-1)
+        right = torch.full_like(p, smoothing / len(p))
+        right[expected[b, t]] += 1 - smoothing
+        surprise = -(right * p.log()).sum() - (right * q.log()).sum()
+        apart = F.kl_div(q.log(), p, reduction="sum") + F.kl_div(p.log(), q, reduction="sum")
+        total += surprise / 2 + alpha * apart / 4
+    return total
+
+
+@pytest.mark.parametrize(("smoothing", "alpha"), [(0.0, 1.0), (0.1, 5.0), (0.1, 0.5)])
+def test_r_drop_is_its_formula(smoothing, alpha):
+    batch = reversal_pairs().batch(torch.arange(6))
+    first, second = torch.randn(2, *batch.target.shape, 12) * 2
+    loss, count = translation(Scripted(first, second), batch, smoothing, alpha)
+    torch.testing.assert_close(
+        loss.double(), written_out(first, second, batch.expected, smoothing, alpha), rtol=1e-5, atol=1e-4
+    )
+    assert int(count) == int((batch.expected != -100).sum())
+
+
+def test_what_stands_on_filler_does_not_matter():
+    batch = reversal_pairs().batch(torch.arange(6))
+    first, second = torch.randn(2, *batch.target.shape, 12)
+    loss, _ = translation(Scripted(first, second), batch, 0.1, 2.0)
+    filler = batch.expected == -100
+    assert filler.any()
+    other = [torch.where(filler[..., None], torch.randn_like(x) * 9, x) for x in (first, second)]
+    torch.testing.assert_close(translation(Scripted(*other), batch, 0.1, 2.0)[0], loss)
+
+
+def test_without_dropout_it_is_the_plain_loss():
+    """Both passes agree, so nothing is added; the gradient is the same, too."""
+    config = ModelConfig(**{**MODEL.__dict__, "dropout": 0.0, "embed_dropout": 0.0})
+    model, batch = build(config).train(), reversal_pairs().batch(torch.arange(6))
+    losses = [translation(model, batch, 0.1, alpha)[0] for alpha in (0.0, 3.0)]
+    torch.testing.assert_close(losses[1], losses[0])
+    plain, twice = (torch.autograd.grad(loss, list(model.parameters())) for loss in losses)
+    for a, b in zip(plain, twice, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_packed_and_padded_agree():
+    """Two passes through models that differ, as dropout makes them: the same sum over the same pairs."""
+    pairs, models = reversal_pairs(), [build(MODEL).eval() for _ in range(2)]
+
+    class Turns(torch.nn.Module):
+        """The first pass through one model, the second through the other."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.turn = 0
+
+        def encode(self, *args, **named):
+            return models[self.turn % 2].encode(*args, **named)
+
+        def decode(self, *args, **named):
+            self.turn += 1
+            return models[(self.turn - 1) % 2].decode(*args, **named)
+
+        def forward(self, source, target, valid=None):
+            return self.decode(target, self.encode(source, valid))
+
+    packed, count = translation(Turns(), Packs(pairs, 3, 16, seed=1).layout(0), 0.1, 4.0)
+    padded, other = translation(Turns(), pairs.batch(torch.arange(len(pairs))), 0.1, 4.0)
+    assert int(count) == int(other)
+    torch.testing.assert_close(packed, padded, rtol=1e-5, atol=1e-4)
+    plain, _ = translation(Turns(), pairs.batch(torch.arange(len(pairs))), 0.1)
+    assert packed > plain + 1  # the two models do differ
+
+
+def test_dropout_makes_two_passes_differ():
+    model, batch = build(MODEL).train(), reversal_pairs().batch(torch.arange(6))
+    assert not torch.equal(predict(model, batch), predict(model, batch))

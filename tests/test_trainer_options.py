@@ -1,0 +1,364 @@
+"""What [train] can ask for beyond plain steps, each against its definition, and exact resuming with all of it on."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard.data.batch import Batches
+from regard.data.pack import Packs
+from regard.errors import MissingExtra, UserError
+from regard.models import build
+from regard.run import WEIGHTS, read_weights, weights_of
+from regard.train import board
+from regard.train.config import TrainConfig
+from regard.train.objective import predict, translation
+from regard.train.trainer import Trainer, read_metrics
+from reversal import MODEL, TRAIN, reversal_pairs, train
+
+STILL = replace(MODEL, dropout=0.0, embed_dropout=0.0)
+VALID = reversal_pairs(8, seed=9)
+
+
+def valid_loss(model) -> dict[str, float]:
+    with torch.inference_mode():
+        loss, count = translation(model, VALID.batch(torch.arange(len(VALID))))
+    return {"valid_loss": loss.item() / int(count)}
+
+
+def make(folder, config=TRAIN, model=MODEL, evaluate=None, objective=None) -> Trainer:
+    torch.manual_seed(config.seed)
+    pairs = reversal_pairs()
+    packed = config.pack and Packs(pairs, config.batch_tokens // config.pack, config.pack, config.seed)
+    stream = packed or Batches(pairs, config.batch_tokens, config.seed)
+    usual = partial(translation, label_smoothing=config.label_smoothing, r_drop=config.r_drop)
+    return Trainer(build(model), stream, objective or usual, config, folder, evaluate)
+
+
+def weights(trainer):
+    return {name: tensor.clone() for name, tensor in weights_of(trainer.model).items()}
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+# --- several batches a step
+
+
+def surprise(model, batch):
+    """The loss in the precision of the model: float64 here."""
+    logits = predict(model, batch).flatten(0, 1)
+    return F.cross_entropy(logits, batch.expected.flatten(), ignore_index=-100, reduction="sum"), batch.tokens
+
+
+class Gradients(Trainer):
+    """Keeps the gradient that the optimizer was handed, before clipping (clip is large)."""
+
+    def _update(self, batches):
+        kept = {}
+        step, self.scaler.step = (
+            self.scaler.step,
+            lambda optimizer: kept.update({name: p.grad.clone() for name, p in self.model.named_parameters()}),
+        )
+        try:
+            return super()._update(batches)
+        finally:
+            self.scaler.step, self.kept = step, kept
+
+
+def gradients(folder, config, stream):
+    torch.manual_seed(1)
+    trainer = Gradients(build(STILL).double(), stream, surprise, config, folder)
+    trainer.run()
+    return trainer.kept
+
+
+def test_accumulated_batches_give_the_gradient_of_one_large_batch(tmp_path):
+    """The mean is over tokens, not over batches, although these have different sizes."""
+    pairs, config = reversal_pairs(), replace(TRAIN, steps=1, clip=1e9)
+    stream = Batches(pairs, TRAIN.batch_tokens, 1)
+    parts = stream.plan(0)
+    assert len(parts) > 2 and len({int(pairs.batch(rows).tokens) for rows in parts}) > 1
+    many = gradients(tmp_path / "many", replace(config, accumulate=len(parts)), stream)
+    one = gradients(tmp_path / "one", config, Batches(pairs, 10_000, 1))
+    for name in one:
+        torch.testing.assert_close(many[name], one[name], rtol=1e-9, atol=1e-12)
+
+
+def test_accumulating_takes_the_batches_in_turn(tmp_path):
+    trainer = make(tmp_path, replace(TRAIN, accumulate=3, steps=4))
+    plain = Batches(reversal_pairs(), TRAIN.batch_tokens, 1)
+    for _ in zip(range(12), plain, strict=False):
+        pass
+    trainer.run()
+    assert trainer.batches.position == plain.position
+
+
+# --- the running mean
+
+
+def test_the_mean_follows_its_recursion(tmp_path):
+    """m_t = β m_(t-1) + (1 - β) θ_t, from the first weights on."""
+    config = replace(TRAIN, steps=6, ema=0.7, save_every=1, keep=6)
+    trainer = make(tmp_path, config)
+    mean = {name: tensor.double() for name, tensor in weights(trainer).items()}
+    trainer.run()
+    for step in range(1, 7):
+        now = read_weights(tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
+        mean = {name: 0.7 * mean[name] + 0.3 * now[name].double() for name in mean}
+    for running, (name, _) in zip(trainer.mean, trainer.model.named_parameters(), strict=True):
+        torch.testing.assert_close(running.double(), mean[name], rtol=1e-5, atol=1e-6)
+        assert not running.requires_grad  # no graph grows behind it, step after step
+
+
+def test_the_mean_is_what_is_judged_and_kept(tmp_path):
+    judged = []
+
+    def evaluate(model):
+        assert not model.training
+        judged.append({name: tensor.clone() for name, tensor in weights_of(model).items()})
+        return valid_loss(model)
+
+    trainer = make(tmp_path, replace(TRAIN, ema=0.9), evaluate=evaluate)
+    trainer.run()
+    means = dict(zip((name for name, _ in trainer.model.named_parameters()), trainer.mean, strict=True))
+    assert_same(judged[-1], means)
+    assert_same(read_weights(tmp_path / WEIGHTS), means)
+    newest = read_weights(tmp_path / "checkpoints" / "step-00000023" / "model.safetensors")
+    assert_same(newest, weights(trainer))  # training itself goes on with the weights, not their mean
+    assert any(not torch.equal(newest[name], means[name]) for name in means)
+
+
+# --- numbers that are none
+
+
+def poisoned(at: int):
+    """The usual loss, but infinite in batch number `at`."""
+    seen = 0
+
+    def objective(model, batch):
+        nonlocal seen
+        seen += 1
+        loss, count = translation(model, batch)
+        return loss * (float("inf") if seen == at else 1.0), count
+
+    return objective
+
+
+def test_a_bad_batch_is_left_out_where_that_is_asked(tmp_path, capsys):
+    config = replace(TRAIN, steps=6, nonfinite="skip", save_every=1, keep=6, log_every=1)
+    trainer = make(tmp_path, config, objective=poisoned(4))
+    assert trainer.run()
+    assert "step 4: the gradient is not finite" in capsys.readouterr().err
+    read = [read_weights(tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors") for step in range(1, 7)]
+    assert_same(read[2], read[3])
+    assert any(not torch.equal(read[3][name], read[4][name]) for name in read[3])
+    lines = read_metrics(tmp_path)  # nothing was learned in step 4, so there is nothing to tell of it
+    assert [line["step"] for line in lines] == [1, 2, 3, 5, 6]
+    json.loads(trainer.metrics.read_text().splitlines()[-1], parse_constant=pytest.fail)
+
+
+def test_or_ends_training_with_the_last_checkpoint_as_it_was(tmp_path):
+    trainer = make(tmp_path, replace(TRAIN, steps=6, save_every=1), objective=poisoned(4))
+    with pytest.raises(UserError, match=r"loss = nan at step 4.*train.lr"):
+        trainer.run()
+    saved = read_weights(tmp_path / "checkpoints" / "step-00000003" / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in saved.values())
+    assert not (tmp_path / "checkpoints" / "step-00000004").exists()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains_on_a_cpu(tmp_path, precision):
+    """The products are rounded, the weights stay float32, and the loss falls about as it does in float32."""
+    config = replace(TRAIN, steps=150, log_every=10, label_smoothing=0.0)
+    kinds = set()
+
+    def objective(model, batch):
+        logits = predict(model, batch)
+        kinds.add(logits.dtype)
+        return translation(model, batch)
+
+    make(tmp_path / "full", config, STILL).run()
+    trainer = make(tmp_path / "half", replace(config, precision=precision), STILL, objective=objective)
+    assert trainer.run()
+    assert kinds == {torch.bfloat16 if precision == "bf16" else torch.float16}
+    assert all(parameter.dtype == torch.float32 for parameter in trainer.model.parameters())
+    full, half = ([line["loss"] for line in read_metrics(tmp_path / name)] for name in ("full", "half"))
+    assert half[-1] < 0.7 * half[0] and half[-1] == pytest.approx(full[-1], abs=0.25)
+
+
+# --- the best weights, and enough
+
+
+def falling_then_rising(best_at: int):
+    """A validation figure with its minimum at one evaluation, whatever the model does."""
+    count = 0
+
+    def evaluate(model):
+        nonlocal count
+        count += 1
+        return {"valid_loss": 1.0 + abs(count - best_at), "bleu": 50.0 - abs(count - best_at)}
+
+    return evaluate
+
+
+@pytest.mark.parametrize("metric", ["loss", "bleu"])
+def test_patience_ends_training_and_the_best_weights_are_kept(tmp_path, metric):
+    config = replace(TRAIN, steps=1000, evaluate_every=2, patience=3, save_every=2, keep=100, metric=metric)
+    trainer = make(tmp_path, config, evaluate=falling_then_rising(4))
+    assert trainer.run() and trainer.step == 14  # best at step 8, then three that are worse
+    assert trainer.best == {"step": 8, "stale": 3, "value": 1.0 if metric == "loss" else 50.0}
+    best = read_weights(tmp_path / "checkpoints" / "step-00000008" / "model.safetensors")
+    assert_same(read_weights(tmp_path / WEIGHTS), best)
+    again = make(tmp_path, config, evaluate=falling_then_rising(1))
+    assert again.resume() and again.finished and again.run() and again.step == 14
+
+
+def test_a_metric_that_is_not_there_is_an_error(tmp_path):
+    trainer = make(tmp_path, replace(TRAIN, steps=1, metric="bleu"), evaluate=valid_loss)
+    with pytest.raises(UserError, match=r"train.metric = 'bleu'.*valid_loss"):
+        trainer.run()
+
+
+def test_evaluation_changes_nothing(tmp_path):
+    plain = train(tmp_path / "plain")
+    judged = make(tmp_path / "judged", replace(TRAIN, evaluate_every=2), evaluate=valid_loss)
+    judged.run()
+    assert_same(weights(plain), weights(judged))
+
+
+# --- stopped and resumed, with everything on
+
+
+ALL = replace(
+    TRAIN, steps=24, pack=12, accumulate=2, ema=0.9, r_drop=1.0, precision="bf16", nonfinite="skip",
+    evaluate_every=3, patience=6, save_every=4, log_every=5, keep=3,
+)  # fmt: skip
+
+
+def everything(trainer):
+    """All that a run has to show but measured time."""
+    lines = [
+        {k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")}
+        for line in read_metrics(trainer.folder)
+    ]
+    means = {str(i): mean for i, mean in enumerate(trainer.mean)}
+    moments = {
+        f"{i}/{key}": value
+        for i, p in enumerate(trainer.model.parameters())
+        for key, value in trainer.optimizer.state[p].items()
+    }
+    return weights(trainer) | means | moments | read_weights(trainer.folder / WEIGHTS), (
+        lines, trainer.best, trainer.step, trainer.batches.position, torch.get_rng_state().tolist(),
+        sorted(path.name for path in (trainer.folder / "checkpoints").iterdir()),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stops", [(1,), (5, 6), (4, 13, 22)])
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, stops):
+    whole = make(tmp_path / "whole", ALL, evaluate=valid_loss)
+    assert whole.run()
+    tensors, others = everything(whole)
+
+    for stop in stops:
+        part = make(tmp_path / "parts", ALL, evaluate=valid_loss)
+        part.resume()
+        real = part._update
+
+        def update(batches, part=part, real=real, stop=stop):
+            if part.step + 1 == stop:
+                signal.raise_signal(signal.SIGINT)
+            return real(batches)
+
+        part.update = update
+        assert not part.run() and part.step == stop
+    last = make(tmp_path / "parts", ALL, evaluate=valid_loss)
+    assert last.resume() and last.step == stops[-1] and last.run()
+    again, same = everything(last)
+    assert same == others
+    assert_same(again, tensors)
+
+
+def test_patience_runs_on_over_a_stop(tmp_path):
+    """Two stale evaluations before a stop and one after it make three."""
+    config = replace(TRAIN, steps=1000, evaluate_every=2, patience=3)
+    first = make(tmp_path, config, evaluate=falling_then_rising(1))
+    real = first._update
+
+    def update(batches):
+        if first.step + 1 == 6:
+            signal.raise_signal(signal.SIGINT)
+        return real(batches)
+
+    first.update = update
+    assert not first.run() and first.best["stale"] == 2
+    second = make(tmp_path, config, evaluate=lambda model: {"valid_loss": 2.0})
+    assert second.resume() and second.run() and second.step == 8
+
+
+# --- TensorBoard
+
+
+def test_events_are_the_lines_of_the_log(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = replace(TRAIN, steps=8, log_every=2, evaluate_every=4, save_every=4, tensorboard=True)
+    make(tmp_path, config, evaluate=valid_loss).run()
+    for old in ("step-00000008",):  # go back to step 4: what was logged after it happens again, and counts once
+        for file in (tmp_path / "checkpoints" / old).iterdir():
+            file.unlink()
+    again = make(tmp_path, config, evaluate=valid_loss)
+    assert again.resume() and again.step == 4 and again.run()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    lines = read_metrics(tmp_path)
+    for name in ("loss", "lr", "valid_loss"):
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        wanted = [(line["step"], line[name]) for line in lines if name in line]
+        assert found == [(step, pytest.approx(value, rel=1e-6)) for step, value in wanted]
+
+
+def test_without_the_package_it_says_which_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingExtra, match=r"train.tensorboard = true needs .* pip install 'regard\[tensorboard\]'"):
+        board.Board(tmp_path)
+
+
+# --- what does not go together
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ema": 1.0}, r"ema = 1.0"),
+        ({"ema": -0.1}, r"ema = -0.1"),
+        ({"ema": 0.9, "average": 2}, r"average = 2: ema = 0.9 .* choose one"),
+        ({"average": 5}, r"average = 5: .* keep = 5"),
+        ({"pack": 5000}, r"pack = 5000: .* batch_tokens = 4096"),
+        ({"patience": 2}, r"patience = 2: .* evaluate_every"),
+        ({"graph": True}, r"graph = true .* pack > 0"),
+        ({"graph": True, "pack": 64, "accumulate": 2}, r"accumulate = 1"),
+        ({"accumulate": 0}, r"accumulate = 0"),
+        ({"r_drop": -1.0}, r"r_drop = -1.0"),
+        ({"precision": "half"}, r"precision = 'half'.*bf16"),
+        ({"nonfinite": "ignore"}, r"nonfinite = 'ignore'.*skip"),
+        ({"tensorboard": 1}, r"tensorboard = 1: expected true or false"),
+    ],
+)
+def test_refusals_name_the_field(fields, message):
+    with pytest.raises(UserError, match=message):
+        TrainConfig(**fields)
+
+
+def test_a_graph_needs_a_gpu(tmp_path):
+    with pytest.raises(UserError, match=r"graph = true: a CUDA graph needs an NVIDIA GPU, not cpu"):
+        make(tmp_path, replace(TRAIN, graph=True, pack=16))

@@ -1,0 +1,436 @@
+"""`regard train` on a person's own sentence pairs: from five lines of TOML to a folder that can go anywhere."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard.cli import main
+from regard.data.korean import examples
+from regard.decode.translate import Translator
+from regard.explore.translation import attention_of
+from regard.run import read_weights
+from regard.settings import read_toml
+from regard.train.trainer import Trainer, read_metrics
+
+SMALL = [
+    f"--set={setting}"
+    for setting in (
+        "text.vocab=300", "model.dim=16", "model.layers=1", "model.heads=2", "model.ff_dim=32",
+        "train.batch_tokens=600", "train.warmup=4", "train.lr=0.01", "train.log_every=2", "train.save_every=4",
+    )
+]  # fmt: skip
+FIVE_LINES = """[data]
+train = ["train.en", "train.ko"]
+valid = ["valid.en", "valid.ko"]
+[train]
+steps = 6
+"""
+COMPLETE = {"recipe.toml", "tokenizer.json", "model.safetensors", "metrics.jsonl", "checkpoints", "scores.json"}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for name, split, count in (("train", "train", 60), ("valid", "test", 6), ("news", "test", 8)):
+        pairs = [(example.source, example.target) for example in examples(split, count, seed=len(name))]
+        for side, ending in enumerate(("en", "ko")):
+            (folder / f"{name}.{ending}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+        (folder / f"{name}.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
+        rows = "".join(json.dumps({"source": a, "target": b}) + "\n" for a, b in pairs)
+        (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
+        for ending in ("en", "ko"):
+            with gzip.open(folder / f"zipped-{name}.{ending}.gz", "wb") as file:
+                file.write((folder / f"{name}.{ending}").read_bytes())
+    (folder / "mine.toml").write_text(FIVE_LINES)
+    return folder
+
+
+@pytest.fixture
+def here(corpus, tmp_path, monkeypatch) -> Path:
+    """A folder of one's own with the corpus in it, where commands run."""
+    shutil.copytree(corpus, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+@pytest.fixture(scope="module")
+def finished(corpus) -> Path:
+    """A run that is over; tests copy it."""
+    assert train(corpus / "mine.toml", "-o", str(corpus / "finished")) == 0
+    return corpus / "finished"
+
+
+def train(recipe: str | Path = "mine.toml", *arguments: str) -> int:
+    return main(["train", str(recipe), *SMALL, *arguments, "--device", "cpu"])
+
+
+def interrupt_at(monkeypatch, step: int) -> None:
+    """Ctrl-C in the middle of a step, once."""
+    real, sent = Trainer._update, []
+
+    def update(self, batches):
+        if self.step + 1 == step and not sent:
+            sent.append(step)
+            signal.raise_signal(signal.SIGINT)
+        return real(self, batches)
+
+    monkeypatch.setattr(Trainer, "_update", update)
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    first, second = read_weights(a / "model.safetensors"), read_weights(b / "model.safetensors")
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+# --- from five lines to a folder
+
+
+def test_five_lines_make_a_complete_run(here, capsys):
+    assert train() == 0
+    run = here / "runs" / "mine"
+    assert {path.name for path in run.iterdir()} >= COMPLETE | {"report.html"}
+    assert "6 steps" in capsys.readouterr().out
+    lines = read_metrics(run)
+    assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6]
+    assert [line["step"] for line in lines if "valid_loss" in line] == [6]
+    scores = json.loads((run / "scores.json").read_text())
+    assert scores["valid"]["lines"] == 6 and scores["valid"]["signature"].startswith("nrefs:1")
+    assert regard.load(run).config.vocab == 300
+    assert Path(read_toml(run / "recipe.toml")["data"]["folder"]) == here
+    assert isinstance(Translator.load(run).translate(["July 4th, 1976"])[0], str)
+
+
+@pytest.mark.parametrize(
+    "data",
+    ['train = ["train.tsv"]', 'train = ["train.jsonl"]', 'train = ["zipped-train.en", "zipped-train.ko"]'],
+    ids=["tsv", "jsonl", "gz"],
+)
+def test_every_format_gives_the_same_model(here, finished, data):
+    """The pairs are the same, so the weights are, to the bit."""
+    Path("other.toml").write_text(f'[data]\n{data}\nvalid = ["valid.en", "valid.ko"]\n[train]\nsteps = 6\n')
+    assert train("other.toml") == 0
+    assert_same_weights(here / "runs" / "other", finished)
+
+
+@pytest.mark.parametrize("kind", ["word", "char", "unigram"])
+def test_other_tokenizers(here, kind):
+    assert train("mine.toml", f"--set=text.kind={kind}", "--set=train.steps=2") == 0
+    assert regard.load("runs/mine").config.target_vocab is None
+
+
+def test_two_tokenizers(here):
+    assert train("mine.toml", "--set=text.joint=false", "--set=train.steps=2") == 0
+    run, names = here / "runs" / "mine", {path.name for path in (here / "runs" / "mine").iterdir()}
+    assert {"source.json", "target.json"} <= names and "tokenizer.json" not in names
+    translator = Translator.load(run)
+    config = regard.load(run).config
+    assert not config.share
+    assert (config.vocab, config.target_vocab) == (len(translator.source), len(translator.target))
+    assert main(["resume", str(run)]) == 0
+
+
+def test_without_a_validation_set_the_last_weights_are_the_model(here):
+    Path("mine.toml").write_text('[data]\ntrain = ["train.en", "train.ko"]\n[train]\nsteps = 6\n')
+    assert train() == 0
+    assert json.loads(Path("runs/mine/scores.json").read_text()) == {}
+    last = read_weights(Path("runs/mine/checkpoints/step-00000006/model.safetensors"))
+    assert all(
+        torch.equal(tensor, last[name]) for name, tensor in read_weights(Path("runs/mine/model.safetensors")).items()
+    )
+    assert "How it learned" in Path("runs/mine/report.html").read_text()
+
+
+def test_with_a_running_mean_that_is_the_model(here):
+    Path("mine.toml").write_text('[data]\ntrain = ["train.en", "train.ko"]\n[train]\nsteps = 6\nema = 0.5\n')
+    assert train() == 0
+    last = Path("runs/mine/checkpoints/step-00000006")
+    means = {
+        name.removesuffix("/mean"): tensor
+        for name, tensor in read_weights(last / "optimizer.safetensors").items()
+        if name.endswith("/mean")
+    }
+    model = read_weights(Path("runs/mine/model.safetensors"))
+    assert model.keys() == means.keys() and all(torch.equal(model[name], means[name]) for name in means)
+
+
+def test_the_mean_of_the_last_checkpoints_is_the_model(here, capsys):
+    settings = ["--set=train.save_every=2", "--set=train.keep=3", "--set=train.average=3"]
+    assert train("mine.toml", *settings) == 0
+    parts = [read_weights(Path(f"runs/mine/checkpoints/step-0000000{n}/model.safetensors")) for n in (2, 4, 6)]
+    for name, tensor in read_weights(Path("runs/mine/model.safetensors")).items():
+        torch.testing.assert_close(tensor, torch.stack([part[name] for part in parts]).mean(0))
+    settings[1:] = ["--set=train.keep=9", "--set=train.average=9"]
+    capsys.readouterr()
+    assert train("mine.toml", *settings, "-o", "runs/few") == 0  # three are there: they are taken, and it says so
+    assert "train.average = 9, but there are 3 checkpoints" in capsys.readouterr().err
+
+
+def test_test_sets_and_a_recurrent_model(here, capsys):
+    Path("rnn.toml").write_text(FIVE_LINES + '[data.test]\nnews = ["news.tsv"]\n[model]\nshape = "recurrent"\n')
+    assert train("rnn.toml", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["steps"] == 6 and told["scores"].keys() == {"valid", "news"}
+    report = Path("runs/rnn/report.html").read_text()
+    assert "BLEU on news" in report and "Alignment" in report and "Heads of the encoder" not in report
+    translator = Translator.load("runs/rnn")
+    seen = attention_of(translator, "July 4th", "7월 4일")
+    assert seen.encoder is None and seen.decoder is None
+    torch.testing.assert_close(seen.cross.sum(dim=-1), torch.ones(seen.cross.shape[:-1]))
+    assert main(["evaluate", "runs/rnn", "--test", "news", "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["news"] == told["scores"]["news"]
+
+
+def test_the_report_of_a_transformer_has_its_heads(finished):
+    report = (finished / "report.html").read_text()
+    assert "BLEU on valid" in report and "validation loss" in report and "Heads of the encoder" in report
+    assert "exact match, never seen" not in report and "wrong" not in report.split("<body>")[1]
+
+
+def test_bleu_may_choose(here):
+    assert train("mine.toml", "--set=train.metric=bleu", "--set=train.evaluate_every=3", "--set=train.pack=64") == 0
+    judged = [line for line in read_metrics(Path("runs/mine")) if "bleu" in line]
+    assert [line["step"] for line in judged] == [3, 6] and all("valid_loss" in line for line in judged)
+
+
+# --- again, elsewhere, interrupted
+
+
+def test_the_same_command_again_changes_nothing(here, finished, capsys):
+    shutil.copytree(finished, "runs/mine")
+    recipe = Path("runs/mine/recipe.toml")
+    recipe.write_text(recipe.read_text().replace(str(finished.parent), str(here)))
+    before = {path: path.read_bytes() for path in Path("runs/mine").rglob("*") if path.is_file()}
+    assert train() == 0
+    changed = [path for path, content in before.items() if path.read_bytes() != content and path.name != "report.html"]
+    assert [path.name for path in changed if "data" not in path.parts] == []
+    assert "6 steps" in capsys.readouterr().out
+
+
+def test_other_settings_are_refused_and_nothing_is_touched(here, finished, capsys):
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    assert train(finished.parent / "mine.toml", "-o", str(finished), "--set=train.steps=7") == 2
+    assert "holds a run with other settings" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, capsys, stop):
+    """With the mean of the last checkpoints, which must not include the one that the interruption left."""
+    settings = ["--set=train.save_every=2", "--set=train.keep=3", "--set=train.average=3", "--set=train.pack=64"]
+    assert train("mine.toml", *settings, "-o", "runs/whole") == 0
+    interrupt_at(monkeypatch, stop)
+    assert train("mine.toml", *settings, "-o", "runs/parts") == 130
+    assert f"saved at step {stop} of 6. To go on:  regard resume runs/parts" in capsys.readouterr().err
+    assert main(["resume", "runs/parts", "--device", "cpu"]) == 0
+    assert f"going on from step {stop} of 6" in capsys.readouterr().err
+    assert_same_weights(Path("runs/parts"), Path("runs/whole"))
+    whole, parts = (json.loads(Path(f"runs/{name}/scores.json").read_text()) for name in ("whole", "parts"))
+    assert whole == parts
+
+
+def test_a_run_can_be_moved(here, monkeypatch, capsys):
+    assert train("mine.toml", "-o", "whole") == 0
+    interrupt_at(monkeypatch, 3)
+    assert train("mine.toml", "-o", "first/place") == 130
+    shutil.move("first/place", "second")
+    assert main(["resume", "second", "--device", "cpu"]) == 0
+    assert_same_weights(Path("second"), Path("whole"))
+    capsys.readouterr()
+    assert main(["translate", "second", "July 4th, 1976"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert main(["evaluate", "second", "--device", "cpu"]) == 0
+    assert "tokenised BLEU" in capsys.readouterr().out
+
+
+def test_when_the_data_is_gone(here, monkeypatch, capsys, tmp_path):
+    assert train("mine.toml", "-o", "whole") == 0
+    interrupt_at(monkeypatch, 3)
+    assert train("mine.toml", "-o", "run") == 130
+    Path("moved").mkdir()
+    for file in here.glob("*.en"), here.glob("*.ko"):
+        for path in file:
+            path.rename(Path("moved") / path.name)
+    capsys.readouterr()
+    assert main(["translate", "whole", "July 4th, 1976"]) == 0
+    before = Path("run/recipe.toml").read_bytes()
+    assert main(["resume", "run"]) == 2
+    error = capsys.readouterr().err
+    assert str(here / "train.en") in error and "there is no such file" in error
+    assert main(["resume", "run", "--data", "nowhere"]) == 2
+    assert Path("run/recipe.toml").read_bytes() == before
+    assert main(["resume", "run", "--data", "moved", "--device", "cpu"]) == 0
+    assert_same_weights(Path("run"), Path("whole"))
+
+
+def test_resume_wants_a_run(here, capsys):
+    assert main(["resume", "nowhere"]) == 2
+    Path("other").mkdir()
+    assert main(["resume", "other"]) == 2
+    Path("other/recipe.toml").write_text("[model]\nvocab = 8\n")
+    assert main(["resume", "other"]) == 2
+    assert "no [data] and [train]" in capsys.readouterr().err
+
+
+# --- mistakes, all before training
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("trian.lr=1", "[trian]: unknown table; did you mean 'train'?"),
+        ("train.stepz=1", "train.stepz: unknown setting; did you mean 'steps'?"),
+        ("train.lr=fast", "train.lr = 'fast': expected a number"),
+        ("train.schedule=cosin", "train.schedule = 'cosin': did you mean 'cosine'?"),
+        ("model.dmi=8", "model.dmi: unknown setting; did you mean 'dim'?"),
+        ("model.preset=tny", "model.preset = 'tny': unknown preset; did you mean 'tiny'?"),
+        ("model.shape=decoder", "model.shape = 'decoder'"),
+        ("model.vocab=7", "model.vocab = 7: the tokenizer has 300 pieces"),
+        ("model.heads=3", "model."),
+        ("text.kind=bpee", "text.kind = 'bpee': did you mean 'bpe'?"),
+        ("text.vocab=99", "text.vocab is 99, too small"),
+        ("text.joint=maybe", "text.joint = 'maybe': expected true or false"),
+        ("data.trian=1", "data.trian: unknown setting; did you mean 'train'?"),
+        ("data.train=1", "data.train = 1: expected a list"),
+        ("data.folder=1", "data.folder = 1: expected text"),
+        ("decode.beem=1", "decode.beem: unknown setting; did you mean 'beam'?"),
+        ("decode.beam=0", "decode.beam = 0"),
+        ("train.batch_tokens=9", "train.batch_tokens = 9 is too small for a sequence of"),
+        ("train.pack=9", "train.pack = 9 is too short for a sequence of"),
+        ("data.max_length=2", "all 60 are longer than max_length = 2"),
+        ("lr=1", "say which table"),
+        ("train.lr", "write name=value"),
+    ],
+)
+def test_a_wrong_setting_is_named_and_leaves_nothing(here, capsys, setting, message):
+    assert train("mine.toml", "--set", setting) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("runs/mine").exists()
+
+
+def test_learned_positions_that_end_too_early(here, capsys):
+    assert train("mine.toml", "--set=model.position=learned", "--set=model.max_length=9") == 2
+    assert "model.max_length = 9" in capsys.readouterr().err and not Path("runs/mine").exists()
+
+
+def test_packing_a_recurrent_model_is_refused(here, capsys):
+    assert train("mine.toml", "--set=model.shape=recurrent", "--set=train.pack=64") == 2
+    assert "train.pack = 64: a recurrent model reads one sentence a row" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("[train]\nsteps = 2\n", "has no table [data]"),
+        ("data = 3\n", "has no table [data]"),
+        ("[data]\nvalid = ['a', 'b']\n", "data.train = []: names no file"),
+        ("train = 3\n[data]\ntrain = ['train.en', 'train.ko']\n", "train = 3: write a table [train]"),
+        ("[data]\ntrain = ['train.en', 'train.kr']\n", "did you mean 'train.ko'"),
+        ("[data]\ntrain = ['train.en', 'train.ko']\ntest = { x = ['no.en', 'no.ko'] }\n", "no.en: there is no such"),
+        ("[data\n", "not readable as TOML"),
+    ],
+)
+def test_a_wrong_recipe(here, capsys, recipe, message):
+    Path("mine.toml").write_text(recipe)
+    assert main(["train", "mine.toml"]) == 2
+    assert message in capsys.readouterr().err and not Path("runs/mine").exists()
+
+
+def test_a_preset_is_no_recipe(here, capsys):
+    assert main(["train", "tiny"]) == 2
+    assert "is a preset of a model, without data" in capsys.readouterr().err
+
+
+def test_bad_lines_stop_training_before_it_begins(here, capsys):
+    lines = Path("train.ko").read_text().splitlines()
+    lines[4], lines[9] = "", "  "
+    Path("train.ko").write_text("\n".join(lines) + "\n")
+    assert train() == 2
+    error = capsys.readouterr().err
+    assert "train.ko:5" in error.replace(", line ", ":") and "train.ko:10" in error.replace(", line ", ":")
+    assert not Path("runs/mine").exists()
+    assert train("mine.toml", "--skip-bad-lines") == 0
+    error = capsys.readouterr().err
+    assert "left out: 2 bad lines" in error and error.count("train.ko") >= 3
+    assert json.loads(Path("runs/mine/data/train/index.json").read_text())["rows"] == 58
+
+
+def test_a_bad_line_of_a_test_set_shows_before_training_too(here, capsys):
+    Path("valid.ko").write_text("\n".join(["", *Path("valid.ko").read_text().splitlines()[1:]]) + "\n")
+    assert train() == 2
+    assert "valid.ko" in capsys.readouterr().err and not Path("runs/mine").exists()
+
+
+def test_an_empty_file(here, capsys):
+    for name in ("train.en", "train.ko"):
+        Path(name).write_text("")
+    assert train() == 2
+    assert "no sentence pairs" in capsys.readouterr().err and not Path("runs/mine").exists()
+
+
+def test_long_pairs_are_left_out_and_counted(here, capsys):
+    assert train("mine.toml", "--set=data.max_length=20", "--set=train.steps=2") == 0
+    dropped = json.loads(Path("runs/mine/data/train/index.json").read_text())["dropped"]
+    assert dropped and f"left out: {dropped} pairs longer than data.max_length = 20" in capsys.readouterr().err
+
+
+def test_a_folder_of_something_else_is_left_alone(here, capsys):
+    Path("hf").mkdir()
+    Path("hf/tokenizer.json").write_text("{}")
+    assert train("mine.toml", "-o", "hf") == 2
+    assert "holds tokenizer.json but no recipe.toml" in capsys.readouterr().err
+    assert [path.name for path in Path("hf").iterdir()] == ["tokenizer.json"]
+
+
+def test_a_device_that_is_not_there(here, capsys):
+    assert main(["train", "mine.toml", "--device", "toaster"]) == 2
+    assert "device = 'toaster' cannot be used here" in capsys.readouterr().err
+
+
+# --- evaluate and runs
+
+
+def test_evaluate_other_files(finished, corpus, capsys):
+    files = [str(corpus / "news.en"), str(corpus / "news.ko")]
+    assert main(["evaluate", str(finished), "--files", *files, "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"]["lines"] == 8
+    assert main(["evaluate", str(finished), "--test", "vaild"]) == 2
+    assert "did you mean 'valid'?" in capsys.readouterr().err
+
+
+def test_runs_side_by_side(here, finished, capsys):
+    shutil.copytree(finished, "runs/one")
+    shutil.copytree(finished, "runs/stopped", ignore=shutil.ignore_patterns("scores.json"))
+    lines = Path("runs/stopped/metrics.jsonl").read_text().splitlines()
+    Path("runs/stopped/metrics.jsonl").write_text("\n".join(lines[:2]) + '\n{"step": 5, "se')  # cut short
+    for odd, content in (("empty", ""), ("broken", "[train"), ("model", "[model]\nvocab = 8\n")):
+        Path(f"runs/{odd}").mkdir()
+        if content:
+            Path(f"runs/{odd}/recipe.toml").write_text(content)
+    Path("runs/note.txt").write_text("not a folder")
+    assert main(["runs"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["run", "steps", "seconds", "loss", "best", "BLEU"]
+    assert [row.split()[0] for row in rows] == ["one", "stopped"]
+    assert main(["runs", "runs", "--json"]) == 0
+    one, stopped = json.loads(capsys.readouterr().out)
+    scores = json.loads((finished / "scores.json").read_text())
+    judged = [line["valid_loss"] for line in read_metrics(finished) if "valid_loss" in line]
+    assert (one["step"], one["steps"], one["best"]) == (6, 6, min(judged))
+    assert one["bleu"] == {"valid": scores["valid"]["bleu"]} and stopped["bleu"] == {} and stopped["best"] is None
+    assert stopped["step"] == 4 and "4 of 6" in rows[1]
+
+
+def test_runs_where_there_are_none(here, capsys):
+    assert main(["runs"]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
+    Path("runs").mkdir()
+    assert main(["runs"]) == 0
+    assert "no runs yet" in capsys.readouterr().err
