@@ -13,7 +13,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
 # Paths below are relative, so the folder may have spaces in its name.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types format clean FORCE
+.PHONY: help demo test lint types format chaos clean FORCE
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ types: .venv/ready-dev ## check types with mypy
 format: .venv/ready-dev ## sort imports, fix what ruff can fix, format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
+
+chaos: .venv/ready ## kill training 50 times and check that nothing was lost
+	$(RUN) benchmarks/chaos.py $(ARGS)
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,7 +83,7 @@ def test_the_page_holds_curve_examples_alignment_and_the_heads(done):
 
 
 def test_each_thing_to_try_next_is_a_command_that_runs(done, capsys):
-    folder, text = done
+    _, text = done
     lines = text.partition("three things to try next:\n")[2].splitlines()
     commands = [re.split(r"\s{2,}", line.strip())[0] for line in lines]
     assert len(commands) == 3 and all(command.startswith("regard ") for command in commands)
@@ -285,17 +287,20 @@ def start(*options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def wait_for(path: Path, running: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert running() and time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-def test_stopped_by_a_signal_it_saves_says_how_to_go_on_and_goes_on(tmp_path, number):
+def test_ctrl_c_saves_says_how_to_go_on_and_the_same_command_goes_on(tmp_path):
     folder = tmp_path / "a run"
     options = ["--out", str(folder), "--steps", "60", *SMALL]
     process = start(*options)
-    deadline = time.monotonic() + 60
-    while not (folder / "metrics.jsonl").exists():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.01)
-    process.send_signal(number)
+    wait_for(folder / "metrics.jsonl", lambda: process.poll() is None)
+    process.send_signal(signal.SIGINT)
     out, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
     assert "stopping after this step" in error and "Traceback" not in error and "Korean" in out
@@ -304,8 +309,6 @@ def test_stopped_by_a_signal_it_saves_says_how_to_go_on_and_goes_on(tmp_path, nu
     assert 10 <= step < 60 and [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{step:08d}"]
     again = shlex.split(last.partition("To go on:  ")[2])
     assert again == ["regard", "demo", *options]
-    if number == signal.SIGTERM:
-        return  # the rest is the same
     process = start(*again[2:], "--json")
     out, error = process.communicate(timeout=120)
     assert process.returncode == 0, error
@@ -314,8 +317,25 @@ def test_stopped_by_a_signal_it_saves_says_how_to_go_on_and_goes_on(tmp_path, nu
     assert steps == list(range(10, 61, 10))
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(("signals", "saved"), [([signal.SIGTERM], True), ([signal.SIGINT] * 2, None)], ids=str)
+def test_sigterm_saves_too_and_a_second_ctrl_c_ends_it_in_any_case(tmp_path, signals, saved):
+    child = multiprocessing.get_context("fork").Process(
+        target=lambda: os._exit(demo(tmp_path / "run", "--steps", "100000"))
+    )
+    child.start()
+    wait_for(tmp_path / "run" / "metrics.jsonl", child.is_alive)
+    for number in signals:
+        os.kill(child.pid, number)
+    child.join(30)
+    assert child.exitcode == 130
+    if saved:
+        assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
+    assert not list((tmp_path / "run").rglob(".*"))
+
+
 @pytest.mark.slow
-def test_the_whole_demo_is_right_on_99_in_100_it_has_never_seen(tmp_path, monkeypatch):
+def test_the_whole_demo_is_right_on_99_in_100_it_has_never_seen(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "regard", "demo", "--out", str(tmp_path), "--json"], capture_output=True, text=True
     )

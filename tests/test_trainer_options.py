@@ -13,10 +13,9 @@ import torch.nn.functional as F
 
 from regard.data.batch import Batches
 from regard.data.pack import Packs
-from regard.errors import MissingExtra, UserError
+from regard.errors import UserError
 from regard.models import build
 from regard.run import WEIGHTS, read_weights, weights_of
-from regard.train import board
 from regard.train.config import TrainConfig
 from regard.train.objective import predict, translation
 from regard.train.trainer import Trainer, read_metrics
@@ -303,34 +302,6 @@ def test_patience_runs_on_over_a_stop(tmp_path):
     assert not first.run() and first.best["stale"] == 2
     second = make(tmp_path, config, evaluate=lambda model: {"valid_loss": 2.0})
     assert second.resume() and second.run() and second.step == 8
-
-
-# --- TensorBoard
-
-
-def test_events_are_the_lines_of_the_log(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    config = replace(TRAIN, steps=8, log_every=2, evaluate_every=4, save_every=4, tensorboard=True)
-    make(tmp_path, config, evaluate=valid_loss).run()
-    for old in ("step-00000008",):  # go back to step 4: what was logged after it happens again, and counts once
-        for file in (tmp_path / "checkpoints" / old).iterdir():
-            file.unlink()
-    again = make(tmp_path, config, evaluate=valid_loss)
-    assert again.resume() and again.step == 4 and again.run()
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    lines = read_metrics(tmp_path)
-    for name in ("loss", "lr", "valid_loss"):
-        found = [(event.step, event.value) for event in events.Scalars(name)]
-        wanted = [(line["step"], line[name]) for line in lines if name in line]
-        assert found == [(step, pytest.approx(value, rel=1e-6)) for step, value in wanted]
-
-
-def test_without_the_package_it_says_which_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(MissingExtra, match=r"train.tensorboard = true needs .* pip install 'regard\[tensorboard\]'"):
-        board.Board(tmp_path)
 
 
 # --- what does not go together

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import dataclasses
 import json
 import shutil
 import signal
@@ -12,45 +12,21 @@ import pytest
 import torch
 
 import regard
+from corpus import FIVE_LINES, train, write_corpus
 from regard.cli import main
-from regard.data.korean import examples
+from regard.data.config import DataConfig
 from regard.decode.translate import Translator
 from regard.explore.translation import attention_of
 from regard.run import read_weights
 from regard.settings import read_toml
 from regard.train.trainer import Trainer, read_metrics
 
-SMALL = [
-    f"--set={setting}"
-    for setting in (
-        "text.vocab=300", "model.dim=16", "model.layers=1", "model.heads=2", "model.ff_dim=32",
-        "train.batch_tokens=600", "train.warmup=4", "train.lr=0.01", "train.log_every=2", "train.save_every=4",
-    )
-]  # fmt: skip
-FIVE_LINES = """[data]
-train = ["train.en", "train.ko"]
-valid = ["valid.en", "valid.ko"]
-[train]
-steps = 6
-"""
 COMPLETE = {"recipe.toml", "tokenizer.json", "model.safetensors", "metrics.jsonl", "checkpoints", "scores.json"}
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    for name, split, count in (("train", "train", 60), ("valid", "test", 6), ("news", "test", 8)):
-        pairs = [(example.source, example.target) for example in examples(split, count, seed=len(name))]
-        for side, ending in enumerate(("en", "ko")):
-            (folder / f"{name}.{ending}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
-        (folder / f"{name}.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
-        rows = "".join(json.dumps({"source": a, "target": b}) + "\n" for a, b in pairs)
-        (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
-        for ending in ("en", "ko"):
-            with gzip.open(folder / f"zipped-{name}.{ending}.gz", "wb") as file:
-                file.write((folder / f"{name}.{ending}").read_bytes())
-    (folder / "mine.toml").write_text(FIVE_LINES)
-    return folder
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture
@@ -66,10 +42,6 @@ def finished(corpus) -> Path:
     """A run that is over; tests copy it."""
     assert train(corpus / "mine.toml", "-o", str(corpus / "finished")) == 0
     return corpus / "finished"
-
-
-def train(recipe: str | Path = "mine.toml", *arguments: str) -> int:
-    return main(["train", str(recipe), *SMALL, *arguments, "--device", "cpu"])
 
 
 def interrupt_at(monkeypatch, step: int) -> None:
@@ -279,121 +251,6 @@ def test_resume_wants_a_run(here, capsys):
     assert "no [data] and [train]" in capsys.readouterr().err
 
 
-# --- mistakes, all before training
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("trian.lr=1", "[trian]: unknown table; did you mean 'train'?"),
-        ("train.stepz=1", "train.stepz: unknown setting; did you mean 'steps'?"),
-        ("train.lr=fast", "train.lr = 'fast': expected a number"),
-        ("train.schedule=cosin", "train.schedule = 'cosin': did you mean 'cosine'?"),
-        ("model.dmi=8", "model.dmi: unknown setting; did you mean 'dim'?"),
-        ("model.preset=tny", "model.preset = 'tny': unknown preset; did you mean 'tiny'?"),
-        ("model.shape=decoder", "model.shape = 'decoder'"),
-        ("model.vocab=7", "model.vocab = 7: the tokenizer has 300 pieces"),
-        ("model.heads=3", "model."),
-        ("text.kind=bpee", "text.kind = 'bpee': did you mean 'bpe'?"),
-        ("text.vocab=99", "text.vocab is 99, too small"),
-        ("text.joint=maybe", "text.joint = 'maybe': expected true or false"),
-        ("data.trian=1", "data.trian: unknown setting; did you mean 'train'?"),
-        ("data.train=1", "data.train = 1: expected a list"),
-        ("data.folder=1", "data.folder = 1: expected text"),
-        ("decode.beem=1", "decode.beem: unknown setting; did you mean 'beam'?"),
-        ("decode.beam=0", "decode.beam = 0"),
-        ("train.batch_tokens=9", "train.batch_tokens = 9 is too small for a sequence of"),
-        ("train.pack=9", "train.pack = 9 is too short for a sequence of"),
-        ("data.max_length=2", "all 60 are longer than max_length = 2"),
-        ("lr=1", "say which table"),
-        ("train.lr", "write name=value"),
-    ],
-)
-def test_a_wrong_setting_is_named_and_leaves_nothing(here, capsys, setting, message):
-    assert train("mine.toml", "--set", setting) == 2
-    assert message in capsys.readouterr().err
-    assert not Path("runs/mine").exists()
-
-
-def test_learned_positions_that_end_too_early(here, capsys):
-    assert train("mine.toml", "--set=model.position=learned", "--set=model.max_length=9") == 2
-    assert "model.max_length = 9" in capsys.readouterr().err and not Path("runs/mine").exists()
-
-
-def test_packing_a_recurrent_model_is_refused(here, capsys):
-    assert train("mine.toml", "--set=model.shape=recurrent", "--set=train.pack=64") == 2
-    assert "train.pack = 64: a recurrent model reads one sentence a row" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("recipe", "message"),
-    [
-        ("[train]\nsteps = 2\n", "has no table [data]"),
-        ("data = 3\n", "has no table [data]"),
-        ("[data]\nvalid = ['a', 'b']\n", "data.train = []: names no file"),
-        ("train = 3\n[data]\ntrain = ['train.en', 'train.ko']\n", "train = 3: write a table [train]"),
-        ("[data]\ntrain = ['train.en', 'train.kr']\n", "did you mean 'train.ko'"),
-        ("[data]\ntrain = ['train.en', 'train.ko']\ntest = { x = ['no.en', 'no.ko'] }\n", "no.en: there is no such"),
-        ("[data\n", "not readable as TOML"),
-    ],
-)
-def test_a_wrong_recipe(here, capsys, recipe, message):
-    Path("mine.toml").write_text(recipe)
-    assert main(["train", "mine.toml"]) == 2
-    assert message in capsys.readouterr().err and not Path("runs/mine").exists()
-
-
-def test_a_preset_is_no_recipe(here, capsys):
-    assert main(["train", "tiny"]) == 2
-    assert "is a preset of a model, without data" in capsys.readouterr().err
-
-
-def test_bad_lines_stop_training_before_it_begins(here, capsys):
-    lines = Path("train.ko").read_text().splitlines()
-    lines[4], lines[9] = "", "  "
-    Path("train.ko").write_text("\n".join(lines) + "\n")
-    assert train() == 2
-    error = capsys.readouterr().err
-    assert "train.ko:5" in error.replace(", line ", ":") and "train.ko:10" in error.replace(", line ", ":")
-    assert not Path("runs/mine").exists()
-    assert train("mine.toml", "--skip-bad-lines") == 0
-    error = capsys.readouterr().err
-    assert "left out: 2 bad lines" in error and error.count("train.ko") >= 3
-    assert json.loads(Path("runs/mine/data/train/index.json").read_text())["rows"] == 58
-
-
-def test_a_bad_line_of_a_test_set_shows_before_training_too(here, capsys):
-    Path("valid.ko").write_text("\n".join(["", *Path("valid.ko").read_text().splitlines()[1:]]) + "\n")
-    assert train() == 2
-    assert "valid.ko" in capsys.readouterr().err and not Path("runs/mine").exists()
-
-
-def test_an_empty_file(here, capsys):
-    for name in ("train.en", "train.ko"):
-        Path(name).write_text("")
-    assert train() == 2
-    assert "no sentence pairs" in capsys.readouterr().err and not Path("runs/mine").exists()
-
-
-def test_long_pairs_are_left_out_and_counted(here, capsys):
-    assert train("mine.toml", "--set=data.max_length=20", "--set=train.steps=2") == 0
-    dropped = json.loads(Path("runs/mine/data/train/index.json").read_text())["dropped"]
-    assert dropped and f"left out: {dropped} pairs longer than data.max_length = 20" in capsys.readouterr().err
-
-
-def test_a_folder_of_something_else_is_left_alone(here, capsys):
-    Path("hf").mkdir()
-    Path("hf/tokenizer.json").write_text("{}")
-    assert train("mine.toml", "-o", "hf") == 2
-    assert "holds tokenizer.json but no recipe.toml" in capsys.readouterr().err
-    assert [path.name for path in Path("hf").iterdir()] == ["tokenizer.json"]
-
-
-def test_a_device_that_is_not_there(here, capsys):
-    assert main(["train", "mine.toml", "--device", "toaster"]) == 2
-    assert "device = 'toaster' cannot be used here" in capsys.readouterr().err
-
-
 # --- evaluate and runs
 
 
@@ -434,3 +291,17 @@ def test_runs_where_there_are_none(here, capsys):
     Path("runs").mkdir()
     assert main(["runs"]) == 0
     assert "no runs yet" in capsys.readouterr().err
+
+
+def test_the_page_has_a_row_for_every_setting_of_the_data():
+    page = (Path(__file__).parent.parent / "docs" / "translation.md").read_text(encoding="utf-8")
+    table = page.split("| `[data]` |")[1].split("\n\n")[0]
+    shown = [line.split("|")[1].strip(" `") for line in table.splitlines()[2:]]
+    assert shown == [field.name for field in dataclasses.fields(DataConfig)]
+
+
+def test_evaluating_what_has_no_test_files(here, capsys):
+    Path("demo").mkdir()
+    Path("demo/recipe.toml").write_text("[data]\ntask = 'korean'\ntrain = 100\n")
+    assert main(["evaluate", "demo"]) == 2
+    assert "demo: its recipe names no files; give some with --files" in capsys.readouterr().err

@@ -69,8 +69,14 @@ def _expected(kind: Any, value: Any) -> str:
     if choices:
         return suggest(str(value), map(str, choices))
     names = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}
-    words = [names.get(part, getattr(part, "__name__", str(part))) for part in parts if part is not types.NoneType]
-    return f"expected {' or '.join(words)}, got {type(value).__name__}"
+
+    def word(part: Any) -> str:
+        if get_origin(part) is tuple:
+            return f"a list in which each is {word(get_args(part)[0])}"
+        return names.get(part, getattr(part, "__name__", str(part)))
+
+    words = [word(part) for part in parts if part is not types.NoneType]
+    return f"expected {' or '.join(words)}, got {'list' if isinstance(value, tuple) else type(value).__name__}"
 
 
 def to_dict(settings: Any) -> dict[str, Any]:

@@ -44,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
         config = DataConfig(train=tuple(args.files))
         sets = {"files": config.train}
     else:
-        config = from_dict(DataConfig, load_recipe(args.run).get("data", {}), "data.")
+        table = load_recipe(args.run).get("data")
+        if not isinstance(table, dict) or isinstance(table.get("train"), int):  # imported, or a demo
+            raise UserError(f"{args.run}: its recipe names no files; give some with --files")
+        config = from_dict(DataConfig, table, "data.")
         sets = {"valid": config.valid, **config.test}
         if args.test is not None and args.test not in sets:
             raise UserError(f"--test {args.test}: the recipe has no such set; {suggest(args.test, sets)}")

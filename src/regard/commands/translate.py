@@ -7,6 +7,7 @@ output while it goes on, and a file is taken in large pieces, which batch well.
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 import os
 import stat
@@ -112,6 +113,9 @@ def read_lines(bar: Any) -> Iterator[list[str]]:
         *lines, rest = (rest + piece).split(b"\n")
         if not piece and rest:  # the last line may lack its end
             lines, rest = [rest], b""
+        lines = [line.removesuffix(b"\r") for line in lines]  # a file from Windows
+        if lines and number == 0:
+            lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
         try:
             texts = [line.decode("utf-8") for line in lines]
         except UnicodeDecodeError as error:

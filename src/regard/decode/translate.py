@@ -87,6 +87,7 @@ class Translator:
         bos = special(self.target, "bos") if self.start is None else self.start
         eos = special(self.target, "eos")
         ids = framed(self.source, lines)
+        self._check_reach(ids, first)
         table, answers = Ragged.of(ids), [[Translation("", 0.0, 0.0)] for _ in ids]
         for rows in self._batches(ids, batch, config):
             source, valid = table.pad(torch.tensor(rows))
@@ -116,6 +117,16 @@ class Translator:
             rows.append(row)
         if rows:
             yield rows
+
+    def _check_reach(self, ids: Sequence[Sequence[int]], first: int) -> None:
+        """Learned positions end; a line beyond them is named before any is translated."""
+        model = self.model.config
+        for number, line in enumerate(ids, start=first + 1):
+            if model.position == "learned" and len(line) > model.max_length:
+                raise UserError(
+                    f"line {number} has {len(line)} tokens, its end included, but the model's learned positions end at "
+                    f"max_length = {model.max_length}: split the line"
+                )
 
     def _within_reach(self, config: SearchConfig) -> SearchConfig:
         """Learned positions end, and so do answers."""

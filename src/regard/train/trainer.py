@@ -105,12 +105,13 @@ class Trainer:
         self._keep_metrics(self.step)
         return True
 
-    def save(self) -> Path:
+    def save(self, every: int = 1) -> Path:
+        """Write a checkpoint; `every` is the rhythm of those that stay, see `checkpoint.write`."""
         line = {"loss": self.loss.item(), "tokens": int(self.tokens), "began": self.began}
         state = {"step": self.step, "seconds": self.seconds, "data": self.batches.position, "line": line}
         state |= {"best": self.best, "scaler": self.scaler.state_dict()}
         folder, keep = self.folder / "checkpoints", self.config.keep
-        return checkpoint.write(folder, state, self.model, self.optimizer, keep, self.mean, self.config.save_every)
+        return checkpoint.write(folder, state, self.model, self.optimizer, keep, self.mean, every)
 
     def run(self) -> bool:
         """Train to the end; False if it was interrupted (a checkpoint is there then)."""
@@ -136,7 +137,7 @@ class Trainer:
                 if log:
                     self._log(progress)
                 if save or self.finished:
-                    self.save()
+                    self.save(config.save_every)
                 if stopped:
                     break
         self.model.eval()

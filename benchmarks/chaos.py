@@ -1,0 +1,112 @@
+"""Kill training at random moments, again and again, and compare what comes out with a run that was left alone.
+
+    python benchmarks/chaos.py --kills 50
+
+Two runs of one recipe on a small generated corpus: the first is never touched, the second is killed with
+SIGKILL (no chance to save anything) at random moments and started again each time, until it has been killed
+often enough and has finished. Every file of weights and the log must then be equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from regard.data.korean import examples
+
+RECIPE = """
+[data]
+train = ["train.tsv"]
+valid = ["valid.tsv"]
+[text]
+kind = "char"
+[model]
+dim = 32
+layers = 1
+heads = 2
+ff_dim = 64
+dropout = 0.1
+[train]
+steps = {steps}
+batch_tokens = 512
+warmup = 20
+ema = 0.99
+save_every = 5
+evaluate_every = 20
+[decode]
+max_length = 8
+"""
+
+
+def command(folder: Path, run: str) -> list[str]:
+    recipe, out = str(folder / "recipe.toml"), str(folder / run)
+    return [sys.executable, "-m", "regard", "train", recipe, "-o", out, "--device", "cpu"]
+
+
+def prepare(folder: Path, steps: int) -> None:
+    for name, split, count in (("train", "train", 400), ("valid", "test", 40)):
+        lines = [f"{pair.source}\t{pair.target}\n" for pair in examples(split, count, 1)]
+        (folder / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
+    (folder / "recipe.toml").write_text(RECIPE.format(steps=steps), encoding="utf-8")
+
+
+def step_of(run: Path) -> int:
+    found = [int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")]
+    return max(found, default=0)
+
+
+def torment(folder: Path, kills: int, chance: random.Random) -> int:
+    """Start and kill until `kills` are done, then let it finish; gives how many starts met a finished run."""
+    done = finished = 0
+    while done < kills:
+        process = subprocess.Popen(command(folder, "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(chance.uniform(0.2, 6.0))
+        if process.poll() is not None:
+            finished += 1
+            shutil.rmtree(folder / "killed")  # it was faster than we: begin again
+            continue
+        process.kill()
+        process.wait()
+        done += 1
+        print(f"kill {done:2}: the last whole checkpoint is step {step_of(folder / 'killed')}", flush=True)
+    subprocess.run(command(folder, "killed"), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return finished
+
+
+def compare(whole: Path, killed: Path) -> list[str]:
+    """The files that differ, of those that hold what was learned."""
+    names = [path.relative_to(whole) for path in sorted(whole.rglob("*.safetensors"))]
+    different = [str(name) for name in names if (whole / name).read_bytes() != (killed / name).read_bytes()]
+    logs = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (whole, killed)]
+    for log in logs:
+        for line in log:
+            line.pop("seconds"), line.pop("tokens_per_second", None)
+    return different + (["metrics.jsonl"] if logs[0] != logs[1] else [])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder, args.steps)
+        subprocess.run(command(folder, "whole"), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        restarts = torment(folder, args.kills, random.Random(args.seed))
+        different = compare(folder / "whole", folder / "killed")
+    print(f"{args.kills} kills ({restarts} times it finished first and was begun again)")
+    print(f"different: {', '.join(different)}" if different else "all weights and the log are equal bit for bit")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
