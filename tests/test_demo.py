@@ -19,6 +19,7 @@ import torch
 
 import regard.demo
 from regard import cli
+from regard.commands import program
 from regard.data.korean import examples
 from regard.decode import Translator
 from regard.run import load_recipe
@@ -86,7 +87,7 @@ def test_each_thing_to_try_next_is_a_command_that_runs(done, capsys):
     _, text = done
     lines = text.partition("three things to try next:\n")[2].splitlines()
     commands = [re.split(r"\s{2,}", line.strip())[0] for line in lines]
-    assert len(commands) == 3 and all(command.startswith("regard ") for command in commands)
+    assert len(commands) == 3 and all(command.startswith(f"{program()} ") for command in commands)
     names = [shlex.split(command)[1] for command in commands]
     assert names == ["translate", "demo", "cost"]
     for command in (commands[0], commands[2]):
@@ -209,7 +210,7 @@ def test_a_second_time_nothing_is_trained_and_the_report_is_there(tmp_path, caps
     assert demo(tmp_path, "--steps", "2", "--json") == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out) == first
-    again = f"regard demo --out {tmp_path} --steps 2 " + " ".join(SMALL)
+    again = f"{program()} demo --out {tmp_path} --steps 2 " + " ".join(SMALL)
     assert captured.err == f"{tmp_path} is trained already ({again} --fresh trains anew).\n"
     after = files(tmp_path)
     assert before.pop("report.html") and after.pop("report.html") and after == before
@@ -305,10 +306,10 @@ def test_ctrl_c_saves_says_how_to_go_on_and_the_same_command_goes_on(tmp_path):
     assert process.returncode == 130, error
     assert "stopping after this step" in error and "Traceback" not in error and "Korean" in out
     last = error.splitlines()[-1]
-    step = int(re.match(r"saved at step (\d+) of 60\. To go on:  regard demo ", last)[1])
+    step = int(re.match(r"saved at step (\d+) of 60\. To go on:  \S*regard demo ", last)[1])
     assert 10 <= step < 60 and [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{step:08d}"]
     again = shlex.split(last.partition("To go on:  ")[2])
-    assert again == ["regard", "demo", *options]
+    assert again == [program(), "demo", *options]
     process = start(*again[2:], "--json")
     out, error = process.communicate(timeout=120)
     assert process.returncode == 0, error

@@ -14,6 +14,7 @@ import torch
 import regard
 from corpus import FIVE_LINES, train, write_corpus
 from regard.cli import main
+from regard.commands import program
 from regard.data.config import DataConfig
 from regard.decode.translate import Translator
 from regard.explore.translation import attention_of
@@ -200,7 +201,7 @@ def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, cap
     assert train("mine.toml", *settings, "-o", "runs/whole") == 0
     interrupt_at(monkeypatch, stop)
     assert train("mine.toml", *settings, "-o", "runs/parts") == 130
-    assert f"saved at step {stop} of 6. To go on:  regard resume runs/parts" in capsys.readouterr().err
+    assert f"saved at step {stop} of 6. To go on:  {program()} resume runs/parts" in capsys.readouterr().err
     assert main(["resume", "runs/parts", "--device", "cpu"]) == 0
     assert f"going on from step {stop} of 6" in capsys.readouterr().err
     assert_same_weights(Path("runs/parts"), Path("runs/whole"))

@@ -21,6 +21,10 @@ the table of `regard.cli`.
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
+import shutil
+import sys
 from typing import Protocol
 
 
@@ -33,3 +37,12 @@ class Command(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, args: argparse.Namespace) -> int: ...
+
+
+def program() -> str:
+    """How to call `regard` from here: by name where the shell finds it, else by the path of this environment's."""
+    if shutil.which("regard"):
+        return "regard"
+    beside = os.path.join(os.path.dirname(sys.executable), "regard")
+    here = os.path.relpath(beside)
+    return shlex.quote(beside if here.startswith("..") else here)

@@ -8,6 +8,8 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
+from regard.commands import program
+
 if TYPE_CHECKING:
     from regard.demo import Demo
 
@@ -63,11 +65,13 @@ def run(args: argparse.Namespace) -> int:
     resumed = trainer.resume()
     again = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in _given(args))
     if resumed and trainer.step >= setup.config.steps:
-        print(f"{args.out} is trained already (regard demo{again} --fresh trains anew).", file=sys.stderr)
+        print(f"{args.out} is trained already ({program()} demo{again} --fresh trains anew).", file=sys.stderr)
     elif resumed:
         print(f"going on from step {trainer.step} of {setup.config.steps}.", file=sys.stderr)
     if not trainer.run():
-        print(f"saved at step {trainer.step} of {setup.config.steps}. To go on:  regard demo{again}", file=sys.stderr)
+        print(
+            f"saved at step {trainer.step} of {setup.config.steps}. To go on:  {program()} demo{again}", file=sys.stderr
+        )
         return 130
     done = setup.finish(trainer)
     if args.json:
@@ -113,9 +117,9 @@ def _tell(done: Demo) -> None:
     print(f"\nreport: {done.report.resolve()}\n\nthree things to try next:")
     folder = shlex.quote(str(done.folder))
     hints = {
-        f'regard translate {folder} "July 4th, 1976"': "ask it yourself",
-        "regard demo --out runs/one-head --set heads=1": "one head instead of four: what does it cost?",
-        f"regard cost {folder} --seq 32": "what it takes: parameters, operations, memory",
+        f'{program()} translate {folder} "July 4th, 1976"': "ask it yourself",
+        f"{program()} demo --out runs/one-head --set heads=1": "one head instead of four: what does it cost?",
+        f"{program()} cost {folder} --seq 32": "what it takes: parameters, operations, memory",
     }
     width = max(map(len, hints))
     for command, meaning in hints.items():

@@ -7,6 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from regard.commands import program
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -74,7 +76,8 @@ def carry_out(tables: dict[str, object], folder: Path, device: str | None, as_js
         print(f"going on from step {trainer.step} of {task.config.steps}.", file=sys.stderr)
     if not trainer.run():
         print(
-            f"saved at step {trainer.step} of {task.config.steps}. To go on:  regard resume {folder}", file=sys.stderr
+            f"saved at step {trainer.step} of {task.config.steps}. To go on:  {program()} resume {folder}",
+            file=sys.stderr,
         )
         return 130
     scores = task.finish(trainer)

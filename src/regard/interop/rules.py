@@ -84,9 +84,7 @@ def read(
         for name, part in zip(rule.theirs, rule.write(shapes[rule.ours]), strict=True)
     }
     if missing := [name for name in wanted if name not in tensors]:
-        raise UserError(
-            f"the weights lack {name_some(missing)}: the file is incomplete or config.json another's"
-        )
+        raise UserError(f"the weights lack {name_some(missing)}: the file is incomplete or config.json another's")
     left = [name for name in tensors if name not in wanted]
     if extra := [name for name in left if not re.fullmatch(unused, name)]:
         raise UserError(f"the weights hold {name_some(extra)}, unknown here: config.json is another model's")

@@ -1,6 +1,6 @@
 """Framing: the special tokens around a sentence, which tell a model where it begins and ends.
 
-    source   … </s>             target   <s> … </s>
+source   … </s>             target   <s> … </s>
 """
 
 from __future__ import annotations
