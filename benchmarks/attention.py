@@ -203,7 +203,7 @@ def row(kind: str, size: Size, compiled: bool, args: argparse.Namespace) -> list
             {
                 "block": kind, "size": size.name, "mode": "compiled" if compiled else "eager", "pass": what,
                 "batch": size.batch, "length": size.length, "times": times,
-                "ours_over_fastest_peer": round(best / times["regard"]["ms"], 3),
+                "fastest_peer_over_ours": round(best / times["regard"]["ms"], 3),
             }
         )  # fmt: skip
         print(_line(rows[-1]), flush=True)
@@ -222,7 +222,7 @@ def _in_mode(peer: nn.Module, what: str, call: measure.Call) -> measure.Call:
 def _line(row: dict[str, Any]) -> str:
     times = "  ".join(f"{name} {figure['ms']:8.3f}" for name, figure in row["times"].items())
     label = f"{row['block']:8} {row['size']:6} {row['mode']:9} {row['pass']:17}"
-    return f"{label} {times}  | {row['ours_over_fastest_peer']:.2f}x"
+    return f"{label} {times}  | {row['fastest_peer_over_ours']:.2f}x"
 
 
 def main() -> None:

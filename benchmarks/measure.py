@@ -44,7 +44,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit measured: from git, or from REGARD_COMMIT where the files travelled without it."""
+    """The commit measured: from git, or from REGARD_COMMIT where the code was copied without its history."""
     if "REGARD_COMMIT" in os.environ:
         return os.environ["REGARD_COMMIT"]
     try:

@@ -26,7 +26,7 @@ def table(path: Path) -> str:
         times = [row["times"][peer]["ms"] for peer in shown]
         cells = [f"{time / own:.2f}" if ratios else f"{time:.3f}" for time in times]
         head = f"| {row['block']} | {row['size']} {row['batch']}x{row['length']} | {row['mode']} | {row['pass']} |"
-        lines.append(f"{head} {' | '.join(cells)} | {row['ours_over_fastest_peer']:.2f} |")
+        lines.append(f"{head} {' | '.join(cells)} | {row['fastest_peer_over_ours']:.2f} |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Blocks and stacks: torch.nn's layers with our weights; and who may learn of whom."""
+"""Blocks and stacks: norms and the way around; and who may learn of whom."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, build
-from regard.nn.block import Block, Memory, Residual, Stack, make_norm
+from regard.nn.block import Residual, Stack, make_norm
 from regard.nn.config import StackConfig
-from regard.nn.mask import Places, Visibility, everything
-from regard.nn.multihead import Context
+from regard.nn.mask import Places
 
 CPU = torch.device("cpu")
 KINDS = ("sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none")
@@ -33,107 +33,6 @@ def shaken(module: nn.Module) -> nn.Module:
     for parameter in module.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     return module
-
-
-# Against torch.nn
-
-
-def attention_pairs(ours: nn.Module, theirs: nn.Module) -> list[tuple[list[Tensor], Tensor]]:
-    parts = [ours.q, ours.kv] if ours.cross else [ours.qkv]
-    return [
-        ([part.weight for part in parts], theirs.in_proj_weight),
-        ([part.bias for part in parts], theirs.in_proj_bias),
-        ([ours.out.weight], theirs.out_proj.weight),
-        ([ours.out.bias], theirs.out_proj.bias),
-    ]
-
-
-def block_pairs(ours: Block, theirs: nn.Module) -> list[tuple[list[Tensor], Tensor]]:
-    """Our parameters beside those of torch that hold the same numbers."""
-    same = [(ours.feedforward.up, theirs.linear1), (ours.feedforward.down, theirs.linear2)]
-    norms = [ours.around_attention.norm, ours.around_feedforward.norm]
-    pairs = attention_pairs(ours.attention, theirs.self_attn)
-    if ours.cross is not None:
-        norms.insert(1, ours.around_cross.norm)
-        pairs += attention_pairs(ours.cross, theirs.multihead_attn)
-    same += zip(norms, (theirs.norm1, theirs.norm2, getattr(theirs, "norm3", None)), strict=False)
-    return pairs + [([a.get_parameter(n)], b.get_parameter(n)) for a, b in same for n in ("weight", "bias")]
-
-
-def stack_pairs(ours: Stack, theirs: nn.Module) -> list[tuple[list[Tensor], Tensor]]:
-    pairs = [pair for a, b in zip(ours.blocks, theirs.layers, strict=True) for pair in block_pairs(a, b)]
-    return [*pairs, ([ours.norm.weight], theirs.norm.weight), ([ours.norm.bias], theirs.norm.bias)]
-
-
-def assert_same(ours: Tensor, theirs: Tensor, inputs: list[Tensor], pairs: list[tuple[list[Tensor], Tensor]]) -> None:
-    """Values, and the gradients of inputs and of every parameter."""
-    torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
-    weight = torch.arange(ours.numel(), dtype=ours.dtype).view_as(ours).sin()
-    own = torch.autograd.grad((ours * weight).sum(), inputs + [x for parts, _ in pairs for x in parts])
-    other = torch.autograd.grad((theirs * weight).sum(), inputs + [x for _, x in pairs])
-    grads = iter(own)
-    joined = [next(grads) for _ in inputs] + [torch.cat([next(grads) for _ in parts]) for parts, _ in pairs]
-    for a, b in zip(joined, other, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
-
-
-def torch_transformer(ours: EncoderDecoder) -> nn.Transformer:
-    c = ours.config
-    theirs = nn.Transformer(
-        c.dim,
-        c.heads,
-        c.layers,
-        c.decoder_layers or c.layers,
-        c.ff_dim,
-        dropout=0.0,
-        activation=c.activation,
-        batch_first=True,
-        norm_first=c.norm_order == "pre",
-    ).double()
-    for parts, target in stack_pairs(ours.encoder, theirs.encoder) + stack_pairs(ours.decoder, theirs.decoder):
-        target.data.copy_(torch.cat([part.data for part in parts]))
-    return theirs
-
-
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("order", ["post", "pre"])
-@pytest.mark.parametrize("padded", [False, True])
-def test_both_stacks_are_torch(order: str, activation: str, padded: bool) -> None:
-    """nn.Transformer ends both stacks with a norm, also after post-LN: our final_norm = True."""
-    made = model(norm_order=order, activation=activation, final_norm=True, position="none", decoder_layers=1)
-    assert isinstance(made, EncoderDecoder)
-    theirs = torch_transformer(made)
-    source = torch.randn(2, 6, 12, dtype=torch.float64, requires_grad=True)
-    target = torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True)
-    source_valid, target_valid = torch.ones(2, 6).bool(), torch.ones(2, 5).bool()
-    if padded:
-        source_valid[0, 4:], source_valid[1, :2], target_valid[1, 3:] = False, False, False
-    places = Places.of(6, CPU, source_valid if padded else None)
-    memory = Memory(made.encoder(source, places), places)
-    ours = made.decoder(target, Places.of(5, CPU, target_valid if padded else None), memory=memory)
-    other = theirs(
-        source,
-        target,
-        tgt_mask=nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64),
-        src_key_padding_mask=torch.zeros(2, 6, dtype=torch.float64).masked_fill(~source_valid, float("-inf")),
-        memory_key_padding_mask=torch.zeros(2, 6, dtype=torch.float64).masked_fill(~source_valid, float("-inf")),
-        tgt_key_padding_mask=torch.zeros(2, 5, dtype=torch.float64).masked_fill(~target_valid, float("-inf")),
-    )
-    pairs = stack_pairs(made.encoder, theirs.encoder) + stack_pairs(made.decoder, theirs.decoder)
-    real = target_valid[..., None]
-    assert_same(ours * real, other * real, [source, target], pairs)
-
-
-@pytest.mark.parametrize("order", ["post", "pre"])
-def test_one_encoder_layer_is_torch(order: str) -> None:
-    ours = shaken(Block(config(norm_order=order)).double())
-    theirs = nn.TransformerEncoderLayer(12, 3, 20, dropout=0.0, batch_first=True, norm_first=order == "pre").double()
-    pairs = block_pairs(ours, theirs)
-    for parts, target in pairs:
-        target.data.copy_(torch.cat([part.data for part in parts]))
-    x, places = torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True), Places.of(5, CPU)
-    assert_same(ours(x, Context(Visibility(everything, places, places))), theirs(x), [x], pairs)
 
 
 # Norms and the way around
@@ -266,3 +165,52 @@ def test_packed_translations_look_only_at_their_own_source(kind: str) -> None:
     packed = made.decode(torch.cat(targets)[None], memory, document=numbers[1])[0]
     alone = [made(s[None], t[None])[0] for s, t in zip(sources, targets, strict=True)]
     torch.testing.assert_close(packed, torch.cat(alone), atol=1e-10, rtol=1e-10)
+
+
+def pack(texts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Tokens and document numbers of one row, [1, N] each."""
+    numbers = [torch.full((len(text),), number) for number, text in enumerate(texts, 1)]
+    return torch.cat(texts)[None], torch.cat(numbers)[None]
+
+
+def test_documents_shorter_than_the_learned_table_fill_a_longer_row() -> None:
+    """Positions restart with each document, so only the longest one has to fit, here exactly."""
+    made = model(shape="decoder", position="learned", max_length=6)
+    texts = [torch.randint(13, (n,)) for n in (5, 6, 1, 4)]
+    tokens, document = pack(texts)
+    alone = torch.cat([made(text[None])[0] for text in texts])
+    torch.testing.assert_close(made(tokens, document=document)[0], alone, atol=1e-10, rtol=1e-10)
+    valid = torch.ones(1, 20, dtype=torch.bool)
+    valid[:, 16:] = False  # filler at the end of the row
+    padded, numbers = (torch.cat((x, torch.zeros(1, 4, dtype=torch.long)), dim=1) for x in (tokens, document))
+    torch.testing.assert_close(made(padded, valid, numbers)[0, :16], alone, atol=1e-10, rtol=1e-10)
+
+
+def test_filler_of_a_full_document_needs_no_learned_position() -> None:
+    """Filler that bears the number of the last document stands after it, where the table has ended."""
+    made = model(shape="decoder", position="learned", max_length=6)
+    texts = [torch.randint(13, (n,)) for n in (3, 6)]
+    tokens, document = pack([texts[0], torch.cat((texts[1], torch.zeros(2, dtype=torch.long)))])
+    valid = torch.arange(11)[None] < 9
+    alone = torch.cat([made(text[None])[0] for text in texts])
+    torch.testing.assert_close(made(tokens, valid, document)[0, :9], alone, atol=1e-10, rtol=1e-10)
+
+
+def test_packed_translations_fit_the_learned_table_one_by_one() -> None:
+    made = model(shape="encoder-decoder", position="learned", max_length=6)
+    assert isinstance(made, EncoderDecoder)
+    sources, targets = ([torch.randint(13, (n,)) for n in sizes] for sizes in ((3, 6, 2), (5, 1, 6)))
+    (source, source_document), (target, target_document) = pack(sources), pack(targets)
+    packed = made.decode(target, made.encode(source, document=source_document), document=target_document)[0]
+    alone = [made(s[None], t[None])[0] for s, t in zip(sources, targets, strict=True)]
+    torch.testing.assert_close(packed, torch.cat(alone), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("lengths", [(7,), (3, 7), (7, 1, 2)])
+def test_a_document_longer_than_the_learned_table_is_refused(lengths: tuple[int, ...]) -> None:
+    made = model(shape="decoder", position="learned", max_length=6)
+    tokens, document = pack([torch.randint(13, (n,)) for n in lengths])
+    with pytest.raises(UserError, match="max_length = 6"):
+        made(tokens, document=document)
+    with pytest.raises(UserError, match="max_length = 6"):
+        made(torch.cat((tokens, tokens)), document=torch.cat((torch.arange(sum(lengths))[None], document)))

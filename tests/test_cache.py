@@ -12,6 +12,7 @@ from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder, EncoderDecoder, State, build
 from regard.nn.cache import Cache
+from regard.nn.mask import Mask, everything, from_tensor, window
 
 CPU = torch.device("cpu")
 KINDS = ("sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none")
@@ -44,11 +45,15 @@ def start(model: Decoder | EncoderDecoder, rows: int, capacity: int = 0) -> tupl
 
 
 def whole(
-    model: Decoder | EncoderDecoder, tokens: Tensor, given: tuple[Tensor, ...], valid: Tensor | None = None
+    model: Decoder | EncoderDecoder,
+    tokens: Tensor,
+    given: tuple[Tensor, ...],
+    valid: Tensor | None = None,
+    mask: Mask = everything,
 ) -> Tensor:
     if isinstance(model, Decoder):
-        return model(tokens, valid)
-    return model(given[0], tokens, given[1], valid)
+        return model(tokens, valid, mask=mask)
+    return model.decode(tokens, model.encode(*given), valid, mask=mask)
 
 
 def pieces(total: int, sizes: tuple[int, ...]) -> list[slice]:
@@ -137,6 +142,76 @@ def test_a_gpu_reads_the_cache(kind: str, path: str) -> None:
     state = model.start()
     stepped = torch.cat([model.step(tokens[:, piece], state) for piece in pieces(9, (4, 1, 3))], dim=1)
     torch.testing.assert_close(stepped, model(tokens), atol=5e-2, rtol=2e-2)
+
+
+# A mask of one's own
+
+
+def own_masks(rows: int, length: int) -> dict[str, Mask]:
+    first = Mask("first", lambda q, k: k.pos == 0)
+    table = torch.rand(rows, length, length) < 0.5
+    table |= torch.eye(length, dtype=torch.bool)
+    return {
+        "window": window(3),
+        "sink": window(2) | first,  # Xiao et al. 2023
+        "not": ~(window(4) & ~window(2)),
+        "table": from_tensor(table[0]),
+        "tables": from_tensor(table),
+        "both": from_tensor(table[1]) & window(4) | first,
+    }
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("kind", ["rope", "learned", "alibi"])
+@pytest.mark.parametrize("path", ["fused", "reference"])
+@pytest.mark.parametrize("name", own_masks(2, 2))
+def test_a_mask_in_pieces_as_at_once(name: str, path: str, kind: str, shape: str) -> None:
+    """A table is read by the query's index in the whole sequence, a position rule by its position."""
+    model = make(shape=shape, position=kind, attention=path, head_dim=4)
+    tokens, mask = torch.randint(VOCAB, (3, 9)), own_masks(3, 9)[name]
+    for sizes in ((1,), (4, 1, 3, 1), (9,), (2, 7)):
+        state, given = start(model, 3)
+        stepped = torch.cat([model.step(tokens[:, piece], state, mask=mask) for piece in pieces(9, sizes)], dim=1)
+        expected = whole(model, tokens, given, mask=mask)
+        assert_close(stepped, expected)
+        assert (expected - whole(model, tokens, given)).abs().max() > 1e-3  # the mask does hide something
+
+    valid = torch.ones(3, 9, dtype=torch.bool)
+    valid[0, :3], valid[2, :1], valid[1, 6] = False, False, False
+    for sizes in ((1,), (5, 1, 3)):
+        state, given = start(model, 3)
+        steps = [model.step(tokens[:, piece], state, valid[:, piece], mask=mask) for piece in pieces(9, sizes)]
+        assert_close(torch.cat(steps, dim=1)[valid], whole(model, tokens, given, valid, mask)[valid])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["sink", "table", "tables"])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_reads_the_cache_through_a_mask(name: str) -> None:
+    model, tokens, mask = make(attention="flex", layers=1), torch.randint(VOCAB, (2, 5)), own_masks(2, 5)[name]
+    state = model.start()
+    stepped = torch.cat([model.step(tokens[:, piece], state, mask=mask) for piece in pieces(5, (2, 1))], dim=1)
+    assert_close(stepped, make(attention="reference", layers=1)(tokens, mask=mask))
+
+
+@torch.no_grad()
+def test_a_mask_follows_reordered_rows() -> None:
+    model, tokens = make(), torch.randint(VOCAB, (3, 6))
+    mask, state, rows = own_masks(3, 6)["table"], model.start(), torch.tensor([2, 0, 0])
+    model.step(tokens[:, :4], state, mask=mask)
+    state.reorder(rows)
+    history = torch.cat((tokens[rows, :4], tokens[:, 4:]), dim=1)
+    assert_close(model.step(tokens[:, 4:], state, mask=mask), model(history, mask=mask)[:, 4:])
+
+
+@torch.no_grad()
+def test_a_table_that_ends_before_the_sequence_is_refused() -> None:
+    model, mask = make(), from_tensor(torch.ones(4, 4, dtype=torch.bool))
+    state = model.start()
+    model.step(torch.zeros(1, 4, dtype=torch.long), state, mask=mask)
+    with pytest.raises(UserError, match=r"mask tensor has shape \(4, 4\)"):
+        model.step(torch.zeros(1, 1, dtype=torch.long), state, mask=mask)
 
 
 # Beam search

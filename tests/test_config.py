@@ -87,7 +87,7 @@ BAD = [
     ({"patch_size": 15, "source": "patches"}, ["image_size = 224"]),
     ({"max_length": 50, "source": "patches", "position": "learned"}, ["196"]),
     ({"head": "classes"}, ["tokens"]),
-    ({"head": "tokens", "shape": "encoder", "source": "features"}, ["masked tokens"]),
+    ({"head": "tokens", "shape": "encoder", "source": "features"}, ["head = 'classes'"]),
     ({"classes": None, "head": "classes", "shape": "encoder"}, ["classes = 2"]),
     ({"classes": 1}, ["2 or more"]),
     ({"decoder_layers": 0}, []),

@@ -163,7 +163,7 @@ def test_the_command(address, tmp_path, monkeypatch, capsys) -> None:
         (["check"], "name a recipe"),
         (["list", "multi30k"], "regard data get multi30k"),
         (["list", "-o", "x"], "has no option -o"),
-        (["get", "multi30k", "--skip-bad"], "belongs to  regard data check"),
+        (["get", "multi30k", "--skip-bad-lines"], "belongs to  regard data check"),
         (["get", "nothing"], "no data set"),
         (["check", "no-such-recipe.toml"], "no such file"),
     ],

@@ -4,33 +4,43 @@ from __future__ import annotations
 
 import pytest
 import torch
+from odd_shapes import (
+    DTYPES,
+    GRADIENTS,
+    HIDDEN,
+    VALUES,
+    Shape,
+    assert_close,
+    assert_same,
+    attention_pairs,
+    copy_pairs,
+    draw_valid,
+    filler,
+    hide,
+    keep_real,
+    shapes,
+    slopes,
+)
 from torch import Tensor, nn
 
+from regard.errors import UserError
 from regard.nn.config import StackConfig
 from regard.nn.mask import Mask, Places, Visibility, causal, everything, from_tensor, window
 from regard.nn.multihead import Context, HeadList, MultiHead
 
 CPU = torch.device("cpu")
-SHAPES = [  # dim, heads, and what differs from the plain form
-    (12, 3, {}),
-    (8, 1, {}),
-    (16, 4, {"kv_heads": 2}),
-    (16, 4, {"kv_heads": 1}),
-    (10, 3, {"head_dim": 5, "value_dim": 2}),
-    (7, 7, {"value_dim": 3, "bias": False}),
-    (12, 4, {"kv_heads": 2, "value_dim": 5, "score_scale": 0.3}),
-]
+SHAPES = shapes(24)
 
 
 def config(dim: int, heads: int, **changes: object) -> StackConfig:
     return StackConfig(dim=dim, heads=heads, position="none", **changes)
 
 
-def randomised(module: nn.Module) -> nn.Module:
-    """float64, with biases that are not zero."""
-    module.double().eval()
+def randomised(module: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Sums of size 1, and biases that are not zero."""
+    module.to(dtype).eval()
     for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.5)
+        nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5)
     return module
 
 
@@ -44,98 +54,98 @@ def across(memory: Tensor, length: int, valid: Tensor | None = None) -> Context:
     return Context(Visibility(everything, q, q), memory=memory, memory_visibility=Visibility(everything, q, k))
 
 
-def slopes(output: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    weight = torch.arange(output.numel(), dtype=output.dtype).view_as(output).cos()
-    return list(torch.autograd.grad((output * weight).sum(), inputs))
+# A list of heads
 
 
-def assert_close(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    for own, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(own, other, atol=1e-10, rtol=1e-10)
+def fused_again(fused: MultiHead, copies: list[Tensor]) -> Tensor:
+    """Gradients of single heads [q; k; v] as one of the fused projection: those of a shared key head add up."""
+    c = fused.config
+    q, k, v = zip(*(copy.split((c.key_dim, c.key_dim, c.val_dim)) for copy in copies), strict=True)
+    group = c.heads // c.key_heads
+    shared = [torch.stack(part).unflatten(0, (c.key_heads, group)).sum(dim=1).flatten(0, 1) for part in (k, v)]
+    return torch.cat((*q, *shared))
 
 
-@pytest.mark.parametrize(("dim", "heads", "changes"), SHAPES)
-@pytest.mark.parametrize("mask", [everything, causal, causal & window(2)], ids=str)
-def test_fused_projections_are_a_list_of_heads(dim: int, heads: int, changes: dict, mask: Mask) -> None:
-    fused = MultiHead(config(dim, heads, **changes))
-    randomised(fused)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_fused_projections_are_a_list_of_heads(shape: Shape, dtype: torch.dtype) -> None:
+    """Also with fewer key heads, values of their own size and another scale."""
+    changes = {"kv_heads": shape.kv_heads, "value_dim": shape.value_dim, "head_dim": shape.head_dim}
+    fused = MultiHead(config(shape.dim, shape.heads, bias=shape.bias, score_scale=0.3, **changes))
+    randomised(fused, dtype)
     spelled = HeadList.of(fused)
-    x = torch.randn(2, 5, dim, dtype=torch.float64, requires_grad=True)
-    context = within(5, mask)
-    one, other = fused(x, context), spelled(x, context.visibility.dense()[:, 0][:, None])
-    torch.testing.assert_close(one, other)
-    assert_close(slopes(one, [x, fused.out.weight]), slopes(other, [x, spelled.out.weight]))
+    x = torch.randn(shape.batch, shape.length, shape.dim, dtype=dtype, requires_grad=True)
+    for kind in HIDDEN:
+        mask, valid, _ = hide(kind, shape.batch, shape.length)
+        context = within(shape.length, mask & window(5) if kind == "causal" else mask, valid)
+        one, other = fused(x, context), spelled(x, context.visibility.dense())
+        assert_close([one], [other], VALUES)
+        own = slopes(one, [x, *fused.out.parameters(), *fused.qkv.parameters()])
+        rest, heads = [x, *spelled.out.parameters()], [list(head.parameters()) for head in spelled.heads]
+        given = slopes(other, rest + [parameter for head in heads for parameter in head])
+        cut = given[len(rest) :]  # weight, bias of the first head, then of the second, …
+        kinds = len(heads[0])
+        assert_close(own, given[: len(rest)] + [fused_again(fused, cut[n::kinds]) for n in range(kinds)], GRADIENTS)
 
 
-def test_gradients_of_shared_key_heads_add_up() -> None:
-    """A key head that serves two query heads gets the sum of what its copies would get."""
-    fused = MultiHead(config(16, 4, kv_heads=2))
-    randomised(fused)
-    spelled, x = HeadList.of(fused), torch.randn(2, 5, 16, dtype=torch.float64)
-    (own,) = slopes(fused(x, within(5)), [fused.qkv.weight])
-    copies = slopes(spelled(x), [head.weight for head in spelled.heads])
-    q, k, v = own.split(fused.sizes)
-    assert_close([q], [torch.cat([copy[:4] for copy in copies])])
-    for pair in (0, 1):
-        shared = copies[2 * pair] + copies[2 * pair + 1]
-        assert_close([k.chunk(2)[pair], v.chunk(2)[pair]], [shared[4:8], shared[8:12]])
+def test_a_list_of_heads_is_dot_product_self_attention() -> None:
+    """Cross attention and learned scores are not what it spells out."""
+    with pytest.raises(UserError, match="cross"):
+        HeadList.of(MultiHead(config(12, 3), cross=True))
+    for score in ("multiplicative", "additive", "concat"):
+        with pytest.raises(UserError, match="score"):
+            HeadList.of(MultiHead(config(12, 3, score=score, attention="reference")))
+
+
+# torch.nn.MultiheadAttention
 
 
 def torch_form(ours: MultiHead) -> nn.MultiheadAttention:
     theirs = nn.MultiheadAttention(ours.config.dim, ours.config.heads, bias=ours.config.bias, batch_first=True)
-    theirs.double().eval()
-    linear = [ours.q, ours.kv] if ours.cross else [ours.qkv]
-    with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([part.weight for part in linear]))
-        if ours.config.bias:
-            theirs.in_proj_bias.copy_(torch.cat([part.bias for part in linear]))
-    theirs.out_proj.load_state_dict(ours.out.state_dict())
+    theirs.to(ours.out.weight.dtype).eval()
+    copy_pairs(attention_pairs(ours, theirs))
     return theirs
 
 
 @pytest.mark.parametrize("path", ["fused", "reference"])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("masked", ["no", "causal", "padding", "both", "random"])
-def test_self_attention_is_torch(masked: str, bias: bool, path: str) -> None:
-    ours = MultiHead(config(12, 3, bias=bias, attention=path))
-    randomised(ours)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_self_attention_is_torch(shape: Shape, dtype: torch.dtype, path: str) -> None:
+    ours = MultiHead(config(shape.dim, shape.heads, bias=shape.bias, attention=path))
+    randomised(ours, dtype)
     theirs = torch_form(ours)
-    x = torch.randn(2, 6, 12, dtype=torch.float64, requires_grad=True)
-    valid = torch.ones(2, 6, dtype=torch.bool)
-    valid[1, 4:] = False
+    x = torch.randn(shape.batch, shape.length, shape.dim, dtype=dtype, requires_grad=True)
+    for kind in HIDDEN:
+        mask, valid, hidden = hide(kind, shape.batch, shape.length)
+        other, _ = theirs(x, x, x, attn_mask=hidden, key_padding_mask=filler(valid), need_weights=False)
+        one = ours(x, within(shape.length, mask, valid))
+        assert_same(keep_real(one, valid), keep_real(other, valid), [x], attention_pairs(ours, theirs))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_cross_attention_is_torch(shape: Shape, dtype: torch.dtype) -> None:
+    ours = MultiHead(config(shape.dim, shape.heads, bias=shape.bias), cross=True)
+    randomised(ours, dtype)
+    theirs = torch_form(ours)
+    x = torch.randn(shape.batch, shape.length, shape.dim, dtype=dtype, requires_grad=True)
+    memory = torch.randn(shape.batch, shape.memory, shape.dim, dtype=dtype, requires_grad=True)
+    for valid in (None, draw_valid(shape.batch, shape.memory)):
+        other, _ = theirs(x, memory, memory, key_padding_mask=filler(valid), need_weights=False)
+        one = ours(x, across(memory, shape.length, valid))
+        assert_same(one, other, [x, memory], attention_pairs(ours, theirs))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("path", ["fused", "reference"])
+def test_any_table_of_who_sees_whom_is_torch(path: str, dtype: torch.dtype) -> None:
+    ours = MultiHead(config(12, 3, attention=path))
+    randomised(ours, dtype)
+    theirs, x = torch_form(ours), torch.randn(2, 6, 12, dtype=dtype, requires_grad=True)
     table = torch.rand(6, 6) < 0.6
     table.fill_diagonal_(True)
-    hidden = {"causal": ~torch.ones(6, 6).tril().bool(), "random": ~table}
-    hidden["both"] = hidden["causal"]
-    mask = {"causal": causal, "both": causal, "random": from_tensor(table)}.get(masked, everything)
-    padded = masked in ("padding", "both")
-    other, _ = theirs(
-        x, x, x, attn_mask=hidden.get(masked), key_padding_mask=~valid if padded else None, need_weights=False
-    )
-    one = ours(x, within(6, mask, valid if padded else None))
-    torch.testing.assert_close(one[valid], other[valid])
-    weights = [ours.qkv.weight, ours.out.weight]
-    assert_close(
-        slopes(one * valid[..., None], [x, *weights]),
-        slopes(other * valid[..., None], [x, theirs.in_proj_weight, theirs.out_proj.weight]),
-    )
-
-
-@pytest.mark.parametrize("lengths", [(1, 7), (5, 5), (7, 1), (3, 4)])
-@pytest.mark.parametrize("padded", [False, True])
-def test_cross_attention_is_torch(lengths: tuple[int, int], padded: bool) -> None:
-    ours = MultiHead(config(12, 3), cross=True)
-    randomised(ours)
-    theirs = torch_form(ours)
-    x = torch.randn(2, lengths[0], 12, dtype=torch.float64, requires_grad=True)
-    memory = torch.randn(2, lengths[1], 12, dtype=torch.float64, requires_grad=True)
-    valid = torch.ones(2, lengths[1], dtype=torch.bool)
-    valid[0, 1:] = not padded
-    one = ours(x, across(memory, lengths[0], valid if padded else None))
-    other, _ = theirs(x, memory, memory, key_padding_mask=~valid, need_weights=False)
-    torch.testing.assert_close(one, other)
-    *given, q, kv = slopes(one, [x, memory, ours.q.weight, ours.kv.weight])
-    assert_close([*given, torch.cat((q, kv))], slopes(other, [x, memory, theirs.in_proj_weight]))
+    other, _ = theirs(x, x, x, attn_mask=~table, need_weights=False)
+    assert_same(ours(x, within(6, from_tensor(table))), other, [x], attention_pairs(ours, theirs))
 
 
 def test_weights_are_those_of_torch() -> None:

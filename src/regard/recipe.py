@@ -37,13 +37,19 @@ def read_model(given: str | Path, changes: Mapping[str, Any] | None = None) -> M
         raise UserError(f'{path}: has no table [model]; write one, such as  [model]  with  preset = "base"')
     fields = {**table, **(changes or {})}
     try:
-        name = fields.pop("preset", None)
-        if name is not None and not (isinstance(name, str) and name in PRESETS):
-            raise UserError(f"model.preset = {name!r}: unknown preset; {suggest(str(name), PRESETS)}")
-        return from_dict(ModelConfig, {**(PRESETS[name] if name else {}), **fields}, "model.")
+        return from_dict(ModelConfig, with_preset(fields), "model.")
     except UserError as error:
         field = str(error).removeprefix("model.").partition(" ")[0].rstrip(":")
         raise error if field in (changes or {}) else UserError(f"{path}: {error}") from None
+
+
+def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a [model] table, those of its `preset` included where it does not change them."""
+    fields = dict(table)
+    name = fields.pop("preset", None)
+    if name is not None and not (isinstance(name, str) and name in PRESETS):
+        raise UserError(f"model.preset = {name!r}: unknown preset; {suggest(str(name), PRESETS)}")
+    return {**(PRESETS[name] if name else {}), **fields}
 
 
 def read_recipe(given: str | Path) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
         if not dot:
             raise UserError(f"--set {assignment}: say which table it is in, such as --set model.{name}={text}")
         hints = get_type_hints(ModelConfig) if table == "model" else {}
-        value = _value(text, hints.get(field))
+        value = _value(text, hints.get(field, types.NoneType))  # other tables: none leaves the setting out
         changed.setdefault(table, {})
         if not isinstance(changed[table], dict):
             raise UserError(f"--set {assignment}: {table} is not a table in this recipe")

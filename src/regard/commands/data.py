@@ -25,9 +25,9 @@ ACTIONS = ("list", "get", "check")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", metavar="ACTION", help="list, get or check")
     parser.add_argument("name", nargs="?", metavar="NAME", help="get: a data set; check: a recipe")
-    parser.add_argument("-o", "--output", metavar="DIR", help="get: the folder to write (default: data/NAME)")
+    parser.add_argument("-o", "--out", metavar="DIR", help="get: the folder to write (default: data/NAME)")
     parser.add_argument("--data", metavar="DIR", help="check: where the recipe's file names start (default: beside it)")
-    parser.add_argument("--skip-bad", action="store_true", help="check: count bad lines instead of refusing them")
+    parser.add_argument("--skip-bad-lines", action="store_true", help="check: count bad lines instead of refusing them")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -42,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
     if wanted[args.action] is not None and args.name is None:
         raise UserError(f"regard data {args.action}: name {wanted[args.action]}")
     for option, given, action in (
-        ("-o", args.output is not None, "get"),
+        ("-o", args.out is not None, "get"),
         ("--data", args.data is not None, "check"),
-        ("--skip-bad", args.skip_bad, "check"),
+        ("--skip-bad-lines", args.skip_bad_lines, "check"),
     ):
         if given and args.action != action:
             raise UserError(f"regard data {args.action} has no option {option}: it belongs to  regard data {action}")
@@ -74,7 +74,7 @@ def _get(args: argparse.Namespace) -> int:
     from regard.data.fetch import fetch, named
 
     dataset = named(args.name)
-    folder = Path(args.output).expanduser() if args.output else Path("data") / dataset.name
+    folder = Path(args.out).expanduser() if args.out else Path("data") / dataset.name
     paths = fetch(dataset, folder)
     if args.json:
         print(json.dumps({"name": dataset.name, "folder": str(folder), "files": [str(path) for path in paths]}))
@@ -93,7 +93,9 @@ def _check(args: argparse.Namespace) -> int:
     sets = {"train": config.train, "valid": config.valid}
     sets |= {f"test.{name}": files for name, files in config.test.items()}
     reports = {
-        name: check(files, config, skip_bad=args.skip_bad or config.skip_bad) for name, files in sets.items() if files
+        name: check(files, config, skip_bad=args.skip_bad_lines or config.skip_bad)
+        for name, files in sets.items()
+        if files
     }
     if args.json:
         rows = {

@@ -29,7 +29,9 @@ regard demo --json                               figures for a script
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="DIR", default="runs/demo", help="folder of the run (default: runs/demo)")
+    parser.add_argument(
+        "-o", "--out", metavar="DIR", default="runs/demo", help="folder of the run (default: runs/demo)"
+    )
     parser.add_argument("--open", action="store_true", help="open the report in the browser")
     parser.add_argument("--fresh", action="store_true", help="delete the earlier run in that folder first")
     parser.add_argument("--steps", type=int, metavar="N", help="training steps (default: 1000)")

@@ -30,13 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import dataclasses
 
-    import torch
-
     from regard.data.config import DataConfig
     from regard.data.read import pairs
     from regard.decode.translate import Translator
     from regard.errors import UserError, suggest
-    from regard.run import load_recipe
+    from regard.run import find_device, load_recipe
     from regard.score import score
     from regard.settings import from_dict
 
@@ -55,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if not sets:
         raise UserError(f"{args.run}: its recipe names no test set; give files with --files")
     changes = {} if args.beam is None else {"beam": args.beam}
-    translator = Translator.load(args.run, args.device or ("cuda" if torch.cuda.is_available() else "cpu"), changes)
+    translator = Translator.load(args.run, str(find_device(args.device)), changes)
     figures = {}
     for name, files in sets.items():
         lines = list(pairs(files, config))

@@ -21,7 +21,7 @@ hf download gpt2 --local-dir gpt2      how to get such a folder from the hub
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="the Hugging Face folder: config.json and model.safetensors")
-    parser.add_argument("-o", "--output", metavar="RUN", help="the folder to write (default: runs/NAME of DIR)")
+    parser.add_argument("-o", "--out", metavar="RUN", help="the folder to write (default: runs/NAME of DIR)")
     parser.add_argument("--check", action="store_true", help="load DIR with transformers too and compare the answers")
     parser.add_argument("--force", action="store_true", help="replace RUN if it is a Regard folder")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from regard.interop import compare, read_folder
 
     found = read_folder(args.folder)
-    output = Path(args.output) if args.output else Path("runs") / Path(args.folder).resolve().name
+    output = Path(args.out) if args.out else Path("runs") / Path(args.folder).resolve().name
     with runs.staged(output, marker=runs.RECIPE, force=args.force, keep=args.folder) as fresh:
         difference = compare(found.model, args.folder) if args.check else None
         report_check(difference)

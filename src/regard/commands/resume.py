@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 DESCRIPTION = "Go on with a run from its last checkpoint, as if it had never stopped. The recipe in the folder decides."
 
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from regard.commands import program
     from regard.commands.train import carry_out
     from regard.data.config import DataConfig, find
     from regard.errors import UserError
@@ -32,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     if not isinstance(tables.get("data"), dict) or "train" not in tables:
         raise UserError(f"{args.run}: its recipe has no [data] and [train], so there is nothing to go on with")
     if isinstance(tables["data"].get("train"), int):
-        raise UserError(f"{args.run}: is a demo; go on with  regard demo --out {args.run}")
+        raise UserError(f"{args.run}: is a demo; go on with  {program()} demo --out {shlex.quote(args.run)}")
     if args.data is not None:
         config = from_dict(DataConfig, {**tables["data"], "folder": str(Path(args.data).resolve())}, "data.")
         for files in (config.train, config.valid, *config.test.values()):

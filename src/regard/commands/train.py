@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -75,10 +76,8 @@ def carry_out(tables: dict[str, object], folder: Path, device: str | None, as_js
     if trainer.resume():
         print(f"going on from step {trainer.step} of {task.config.steps}.", file=sys.stderr)
     if not trainer.run():
-        print(
-            f"saved at step {trainer.step} of {task.config.steps}. To go on:  {program()} resume {folder}",
-            file=sys.stderr,
-        )
+        again = f"{program()} resume {shlex.quote(str(folder))}"
+        print(f"saved at step {trainer.step} of {task.config.steps}. To go on:  {again}", file=sys.stderr)
         return 130
     scores = task.finish(trainer)
     if as_json:

@@ -2,9 +2,10 @@
 
     greedy   y_t = argmax_y p(y | y_<t, x)
 
-Any model with `start` and `step` can be searched: `start` reads the source, `step` reads one more token of
-each row and gives the scores of what may follow. What it remembers in between is its own affair, as long as
-the rows can be reordered. Beam search and sampling stand beside this file; what they share stands here: the
+A model that reads a source and then writes (encoder-decoder, recurrent) can be searched: `start` reads the
+source, `step` reads one more token of each row and gives the scores of what may follow. What it remembers in
+between is its own affair, as long as the rows can be reordered. A decoder-only model has no source, and is
+stepped by hand. Beam search and sampling stand beside this file; what they share stands here: the
 limits of a length, the tokens that are forbidden, and the answer.
 
 Greedy search is the shortest of them and the one the others are checked with. The cache makes a step cost

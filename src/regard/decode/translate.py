@@ -118,11 +118,16 @@ class Translator:
         if rows:
             yield rows
 
+    @property
+    def _ends(self) -> bool:
+        """Whether the model's positions end: a table of learned ones does."""
+        return self.model.config.position == "learned" and self.model.config.shape != "recurrent"
+
     def _check_reach(self, ids: Sequence[Sequence[int]], first: int) -> None:
         """Learned positions end; a line beyond them is named before any is translated."""
         model = self.model.config
         for number, line in enumerate(ids, start=first + 1):
-            if model.position == "learned" and len(line) > model.max_length:
+            if self._ends and len(line) > model.max_length:
                 raise UserError(
                     f"line {number} has {len(line)} tokens, its end included, but the model's learned positions end at "
                     f"max_length = {model.max_length}: split the line"
@@ -131,11 +136,7 @@ class Translator:
     def _within_reach(self, config: SearchConfig) -> SearchConfig:
         """Learned positions end, and so do answers."""
         model = self.model.config
-        if (
-            model.shape == "recurrent"
-            or model.position != "learned"
-            or (config.max_length or model.max_length + 1) <= model.max_length
-        ):
+        if not self._ends or (config.max_length or model.max_length + 1) <= model.max_length:
             return config
         if config.min_length > model.max_length:
             raise UserError(f"min_length = {config.min_length}: the model's positions end at {model.max_length}")

@@ -29,7 +29,7 @@ from regard.explore.report import (
 from regard.explore.svg import head_grid, heat_map, line_chart
 from regard.nn.trace import trace
 from regard.score import Scores
-from regard.text.frame import framed
+from regard.text.frame import framed, special
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class Attention:
 def attention_of(translator: Translator, line: str, answer: str) -> Attention:
     """Where every head looks while `line` is turned into `answer`."""
     source, target = translator.source, translator.target
-    ids, (*read, end) = framed(source, [line])[0], framed(target, [answer], begin=True)[0]
+    begin = special(target, "bos") if translator.start is None else translator.start
+    ids, (*tokens, end) = framed(source, [line])[0], framed(target, [answer])[0]
+    read = [begin, *tokens]
     with trace(translator.model, only="*.weights") as seen:
         translator.model(torch.tensor([ids], device=translator.device), torch.tensor([read], device=translator.device))
 

@@ -85,6 +85,11 @@ class ModelConfig(StackConfig):
             raise UserError("score = 'concat' over a recurrent model is its additive score: use score = 'additive'")
 
     def _check_source(self) -> None:
+        if self.head == "tokens" and self.shape == "encoder" and self.source != "tokens":
+            raise UserError(
+                f"head = 'tokens' over source = {self.source!r}: there are no tokens to name; "
+                "use head = 'classes', 'pooled' or 'none'"
+            )
         if self.vocab is None and (self.source == "tokens" or self.head == "tokens"):
             raise UserError("vocab is not set: give the number of tokens, such as vocab = 8000")
         if self.shape in ("decoder", "recurrent") and self.source != "tokens":
@@ -114,8 +119,6 @@ class ModelConfig(StackConfig):
             )
         if self.head == "classes" and self.classes is None:
             raise UserError("classes is not set: head = 'classes' needs the number of classes, such as classes = 2")
-        if self.head == "tokens" and self.shape == "encoder" and self.source != "tokens":
-            raise UserError(f"head = 'tokens' over source = {self.source!r}: masked tokens need source = 'tokens'")
 
     @property
     def source_length(self) -> int:

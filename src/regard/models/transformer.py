@@ -96,11 +96,11 @@ class EncoderDecoder(nn.Module):
     def start(self, source: Tensor, valid: Tensor | None = None, capacity: int = 0) -> State:
         return State(Cache(capacity), self.encode(source, valid))
 
-    def step(self, tokens: Tensor, state: State, valid: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: State, valid: Tensor | None = None, mask: Mask = everything) -> Tensor:
         """Read `tokens` [B, n] after what was read before; logits [B, n, vocab] of what follows each."""
         x = self.target(tokens)
         places = state.cache.next_places(x.shape[1], x.device, valid)
-        return self.head(self.decoder(x, places, memory=state.memory, cache=state.cache))
+        return self.head(self.decoder(x, places, memory=state.memory, cache=state.cache, mask=mask))
 
 
 class Decoder(nn.Module):
@@ -125,10 +125,10 @@ class Decoder(nn.Module):
     def start(self, capacity: int = 0) -> State:
         return State(Cache(capacity))
 
-    def step(self, tokens: Tensor, state: State, valid: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: State, valid: Tensor | None = None, mask: Mask = everything) -> Tensor:
         x = self.source(tokens)
         places = state.cache.next_places(x.shape[1], x.device, valid)
-        return self.head(self.decoder(x, places, cache=state.cache))
+        return self.head(self.decoder(x, places, cache=state.cache, mask=mask))
 
 
 class Encoder(nn.Module):
@@ -215,7 +215,7 @@ def initialise(model: EncoderDecoder | Decoder | Encoder) -> None:
             nn.init.normal_(module.weight, std=config.dim**-0.5 if config.embed_scale else 0.02)
         elif isinstance(module, nn.Linear | nn.Conv2d) and not name.startswith("head.project"):
             if config.init == "normal":
-                inner = name.endswith(("attention.out", "cross.out", "feedforward.down"))
+                inner = name.endswith(("attention.out", "cross.out", ".down"))
                 nn.init.normal_(module.weight, std=0.02 * (2 * depth) ** -0.5 if inner else 0.02)
             else:
                 nn.init.xavier_uniform_(module.weight.flatten(1))

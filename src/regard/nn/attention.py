@@ -85,13 +85,19 @@ def attend(
     scale: float | None = None,
     dropout: float = 0.0,
     path: Path = "fused",
+    score: Callable[[Tensor, Tensor], Tensor] = dot,
+    mark: Mark = lambda stage, value: value,
 ) -> Tensor:
-    """softmax(q kᵀ · scale + bias, over what is visible) v, by the path asked for."""
+    """softmax(q kᵀ · scale + bias, over what is visible) v, by the path asked for.
+
+    Another `score` than the dot product, and a `mark` that looks at the stages, need path = "reference".
+    """
     grouped = q.shape[1] != k.shape[1]
     match path:
         case "reference":
             table = None if bias is None else bias.dense(q)
-            return reference(q, k, v, visibility.dense(), scale=scale, bias=table, dropout=dropout).output
+            visible = visibility.dense()
+            return reference(q, k, v, visible, scale=scale, bias=table, dropout=dropout, score=score, mark=mark).output
         case "fused":
             mask, is_causal = visibility.fused()
             if bias is not None:

@@ -109,7 +109,7 @@ class Stack(Traceable):
         mask: Mask = everything,
     ) -> Tensor:
         """x: embeddings [B, N, dim]; `mask` further restricts self attention."""
-        check_length(self.config, places.length + (0 if cache is None else len(cache)))
+        check_length(self.config, places, 0 if cache is None else len(cache))
         context = self._context(places, memory, cache, mask)
         embedded = self.position.embed(places.pos)
         if embedded is not None:
@@ -133,7 +133,7 @@ class Stack(Traceable):
             mask = causal & mask
         keys = places if cache is None else cache.add(places)
         return Context(
-            visibility=Visibility(mask, places, keys),
+            visibility=Visibility(mask, places, keys, first=keys.length - places.length),
             rotation=self.position.rotation(places.pos),
             bias=self.position.bias(places.pos, keys.pos),
             cache=cache,

@@ -155,6 +155,10 @@ class Mask:
     def __contains__(self, part: Mask) -> bool:
         return self is part or any(part in own for own in self.parts)
 
+    def demands(self, part: Mask) -> bool:
+        """Whether nothing is visible that `part` hides: it is this mask, or joined to it by `&` alone."""
+        return self is part or (self.operator == "&" and any(own.demands(part) for own in self.parts))
+
     def without(self, part: Mask) -> Mask:
         """This mask as if `part` let everything through: `(causal & padding).without(causal) is padding`."""
         if self is part:
@@ -233,22 +237,23 @@ def from_tensor(visible: Tensor) -> Mask:
 class Visibility:
     """A mask over given places; each rendering is made once and shared by all layers of a forward pass."""
 
-    def __init__(self, mask: Mask, q: Places, k: Places) -> None:
+    def __init__(self, mask: Mask, q: Places, k: Places, first: int = 0) -> None:
+        """`first` is the index of the first query among the keys, where a cache holds those before it."""
         for part, given in ((padding, k.valid), (same_document, k.document)):
-            if given is not None and part not in mask:
+            if given is not None and not mask.demands(part):
                 mask = mask & part
-        self.mask, self.q, self.k = mask, q, k
+        self.mask, self.q, self.k, self.first = mask, q, k, first
         self._dense: Tensor | None = None
         self._additive: Tensor | None = None
         self._blocks: BlockMask | None = None
 
     def with_mask(self, mask: Mask) -> Visibility:
-        return self if mask is self.mask else Visibility(mask, self.q, self.k)
+        return self if mask is self.mask else Visibility(mask, self.q, self.k, self.first)
 
     def dense(self) -> Tensor:
         """bool [B|1, 1, Nq|1, Nk]: the predicate over all pairs at once, by broadcasting."""
         if self._dense is None:
-            q = _spread(self.q, self.mask.rows, 2)  # [B|1, 1, Nq, 1]
+            q = _spread(self.q, self.mask.rows, 2, self.first)  # [B|1, 1, Nq, 1]
             k = _spread(self.k, self.mask.rows, 3)  # [B|1, 1, 1, Nk]
             self._dense = self.mask.predicate(q, k)
         return self._dense
@@ -278,7 +283,7 @@ class Visibility:
         if self._blocks is None:
             rows = max(self.mask.rows, self.q.rows, self.k.rows)
             self._blocks = create_block_mask(
-                lambda b, h, i, j: self.mask.predicate(_pick(self.q, b, i), _pick(self.k, b, j)),
+                lambda b, h, i, j: self.mask.predicate(_pick(self.q, b, i, self.first), _pick(self.k, b, j)),
                 B=None if rows == 1 else batch,
                 H=None,
                 Q_LEN=self.q.length,
@@ -288,7 +293,7 @@ class Visibility:
         return self._blocks
 
 
-def _spread(places: Places, rows: int, axis: int) -> Place:
+def _spread(places: Places, rows: int, axis: int, first: int = 0) -> Place:
     """All places at once, laid along `axis` of [B, H, Nq, Nk]."""
 
     def lay(x: Tensor) -> Tensor:
@@ -296,13 +301,13 @@ def _spread(places: Places, rows: int, axis: int) -> Place:
 
     device = places.pos.device
     batch = torch.arange(max(rows, places.rows), device=device).view(-1, 1, 1, 1)
-    index = lay(torch.arange(places.length, device=device)[None])
+    index = lay(torch.arange(first, first + places.length, device=device)[None])
     valid = None if places.valid is None else lay(places.valid)
     document = None if places.document is None else lay(places.document)
     return Place(batch, index, lay(places.pos), valid, document)
 
 
-def _pick(places: Places, b: Tensor, i: Tensor) -> Place:
+def _pick(places: Places, b: Tensor, i: Tensor, first: int = 0) -> Place:
     """One place: token `i` of row `b`, as FlexAttention asks for it."""
 
     def at(x: Tensor) -> Tensor:
@@ -310,4 +315,4 @@ def _pick(places: Places, b: Tensor, i: Tensor) -> Place:
 
     valid = None if places.valid is None else at(places.valid)
     document = None if places.document is None else at(places.document)
-    return Place(b, i, at(places.pos), valid, document)
+    return Place(b, i + first, at(places.pos), valid, document)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from regard.errors import UserError
 from regard.nn.attention import attend, dot, reference
 from regard.nn.cache import Cache
 from regard.nn.config import StackConfig
@@ -60,19 +61,23 @@ class MultiHead(Traceable):
         q, k, v = self._across(x, context) if self.cross else self._within(x, context)
         visibility = context.memory_visibility if self.cross else context.visibility
         assert visibility is not None
-        bias = None if self.cross else context.bias
-        config, dropout = self.config, self.config.attention_dropout if self.training else 0.0
-        if self.tap is None and self.score is None:
-            heads = attend(q, k, v, visibility, bias=bias, scale=config.scale, dropout=dropout, path=config.attention)
-        else:
+        path = self.config.attention
+        if self.tap is not None:  # every stage has to be there to be looked at
+            path = "reference"
             q, k, v = self.mark("q", q), self.mark("k", k), self.mark("v", v)
-            mask = visibility.mask if self.tap is None else self.tap("mask", visibility.mask)
-            visible = visibility.with_mask(mask).dense()
-            table = None if bias is None else bias.dense(q)
-            score = dot if self.score is None else self.score
-            heads = reference(
-                q, k, v, visible, scale=config.scale, bias=table, dropout=dropout, score=score, mark=self.mark
-            ).output
+            visibility = visibility.with_mask(self.tap("mask", visibility.mask))
+        heads = attend(
+            q,
+            k,
+            v,
+            visibility,
+            bias=None if self.cross else context.bias,
+            scale=self.config.scale,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            path=path,
+            score=dot if self.score is None else self.score,
+            mark=self.mark,
+        )
         return self.mark("output", self.out(heads.transpose(1, 2).flatten(2)))
 
     def _within(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,6 +121,10 @@ class HeadList(nn.Module):
     @classmethod
     def of(cls, fused: MultiHead) -> HeadList:
         """Cut the fused projections into one projection a head."""
+        if fused.cross or fused.score is not None:
+            raise UserError(
+                "HeadList is self attention with dot-product scores: this has cross = true or score = learned"
+            )
         config, heads = fused.config, cls(fused.config).to(fused.qkv.weight)
         group = config.heads // config.key_heads
         for own, given in zip(

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.nn.config import StackConfig
+from regard.nn.mask import Places
 
 At = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (row, head, query, key) -> bias, elementwise
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [B|1, 1, N, head_dim]
@@ -218,9 +219,14 @@ def make_position(config: StackConfig, *, causal: bool) -> Position:
             return Position()
 
 
-def check_length(config: StackConfig, length: int) -> None:
-    """A learned table ends; every other scheme goes on."""
-    if config.position == "learned" and length > config.max_length:
+def check_length(config: StackConfig, places: Places, before: int = 0) -> None:
+    """A learned table ends; every other scheme goes on. `before` tokens stand in a cache."""
+    length = places.length + before
+    if config.position != "learned" or length <= config.max_length:
+        return
+    if places.document is not None or places.valid is not None:  # a row may be longer than the texts in it
+        length = int(places.pos.max()) + 1
+    if length > config.max_length:
         raise UserError(
             f"sequence of {length} tokens is longer than max_length = {config.max_length} of the learned positions: "
             "shorten it, raise max_length, or use position = 'rope' or 'sinusoidal', which have no end"

@@ -28,6 +28,7 @@ class TrainConfig:
     pack: int = 0  # tokens of a packed row: batches of one shape without filler; 0: padded sentences
     graph: bool = False  # record a step as a CUDA graph; needs pack
     compile: bool = False  # through torch.compile
+    recompute: bool = False  # keep one activation a block, compute the rest again in the backward pass
     ema: float = 0.0  # decay of a running mean of the weights, which is then what is tested and kept; 0: none
     seed: int = 1
     log_every: int = 10

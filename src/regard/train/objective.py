@@ -20,6 +20,9 @@ from torch import Tensor
 from regard.data.batch import PairBatch
 from regard.data.pack import PackedBatch
 from regard.models import SequenceToSequence
+from regard.nn.feedforward import Experts
+
+BALANCE = 0.01  # weight of a mixture of experts' load-balancing loss (Fedus et al. 2021)
 
 
 def predict(model: SequenceToSequence, batch: PairBatch | PackedBatch) -> Tensor:
@@ -55,4 +58,7 @@ def _surprise(
         label_smoothing=label_smoothing,
         reduction="sum",
     )
+    if model.training:  # experts share the tokens evenly, or a few of them do all the work
+        balances = [module.balance for module in model.modules() if isinstance(module, Experts)]
+        loss = loss + BALANCE * batch.tokens * sum(balance for balance in balances if balance is not None)
     return loss, logits

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from regard.data.batch import Batches
 from regard.data.pack import Packs
 from regard.errors import UserError
+from regard.nn.block import Stack
 from regard.run import WEIGHTS, make_folder, weights_of, write_weights
 from regard.settings import write_whole
 from regard.train import checkpoint
@@ -75,6 +76,8 @@ class Trainer:
             fused=True,
             capturable=config.graph,
         )
+        for stack in (module for module in model.modules() if isinstance(module, Stack)):
+            stack.checkpoint = config.recompute
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.mean = [p.detach().clone() for p in model.parameters()] if config.ema else []  # see `TrainConfig.ema`
         self.compute = torch.compile(objective) if config.compile else objective

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 
+from regard.commands import program
 from regard.data.batch import Batches
 from regard.data.config import DataConfig, Files
 from regard.data.pack import Packs
@@ -34,8 +36,7 @@ from regard.decode.translate import Translator
 from regard.errors import UserError, suggest
 from regard.explore.translation import Result, write_report
 from regard.models import ModelConfig, build
-from regard.presets import PRESETS
-from regard.recipe import RECIPE
+from regard.recipe import RECIPE, with_preset
 from regard.run import WEIGHTS, fill, load_tokenizers, make_folder, read_weights, weights_of, write_weights
 from regard.score import Scores, score
 from regard.settings import from_dict, read_toml, to_dict, write_toml, write_whole
@@ -93,7 +94,7 @@ class TranslationRun:
         if (self.folder / RECIPE).exists() and read_toml(self.folder / RECIPE) != recipe:
             raise UserError(
                 f"{self.folder}: holds a run with other settings (see {RECIPE} there): name another folder with -o, "
-                f"or go on with that one:  regard resume {self.folder}"
+                f"or go on with that one:  {program()} resume {shlex.quote(str(self.folder))}"
             )
         make_folder(self.folder)
         with self._or_nothing():
@@ -165,11 +166,7 @@ class TranslationRun:
 
     def _model_config(self, source: int, target: int) -> ModelConfig:
         """[model] with the sizes of the two vocabularies."""
-        fields = dict(self.model_fields)
-        name = fields.pop("preset", None)
-        if name is not None and not (isinstance(name, str) and name in PRESETS):
-            raise UserError(f"model.preset = {name!r}: unknown preset; {suggest(str(name), PRESETS)}")
-        fields = {**(PRESETS[name] if name else {}), **({} if self.text.joint else {"share": False}), **fields}
+        fields = with_preset(self.model_fields if self.text.joint else {"share": False, **self.model_fields})
         config = from_dict(ModelConfig, {**fields, "vocab": source, "target_vocab": target}, "model.")
         if self.text.joint:
             config = dataclasses.replace(config, target_vocab=None)
