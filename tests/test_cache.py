@@ -317,3 +317,17 @@ def test_a_full_learned_table_is_refused_before_anything_is_stored() -> None:
             model.step(torch.zeros(1, 2, dtype=torch.long), state)
         assert len(state.cache) == 3
         assert model.step(torch.zeros(1, 1, dtype=torch.long), state).isfinite().all()
+
+
+@torch.no_grad()
+def test_filler_takes_no_row_of_a_learned_table() -> None:
+    """A left-padded row may be longer than the table, in steps as at once: its texts fit."""
+    model, tokens = make(position="learned", max_length=5), torch.randint(VOCAB, (2, 8))
+    valid = torch.ones(2, 8, dtype=torch.bool)
+    valid[0, :3], valid[1, :4] = False, False
+    state = model.start()
+    stepped = [model.step(tokens[:, :5], state, valid[:, :5])]
+    stepped += [model.step(tokens[:, i : i + 1], state) for i in range(5, 8)]
+    assert_close(torch.cat(stepped, dim=1)[valid], model(tokens, valid)[valid])
+    with pytest.raises(UserError, match="max_length = 5"):
+        model.step(tokens[:, :1], state)

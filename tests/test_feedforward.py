@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
+from regard.nn.block import Block
 from regard.nn.config import StackConfig
 from regard.nn.feedforward import Experts, FeedForward, make_feedforward
 
@@ -182,3 +185,22 @@ def test_a_layer_can_be_copied_after_use() -> None:
 def test_no_token_no_crash() -> None:
     for layer in (make_feedforward(config(experts=3)), make_feedforward(config())):
         assert layer(torch.randn(2, 0, 6)).shape == (2, 0, 6)
+
+
+@pytest.mark.parametrize("shape", ["decoder", "encoder", "encoder-decoder"])
+def test_every_residual_output_starts_smaller(shape: str) -> None:
+    """GPT-2: what is added to the residual stream has spread 0.02 / sqrt(2 · depth), each expert's output too."""
+    size = {"dim": 96, "heads": 2, "ff_dim": 128, "layers": 3, "decoder_layers": 3, "vocab": 11, "experts": 4}
+    model = build(ModelConfig(shape=shape, init="normal", **size))
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    ends = [attention.out for block in blocks for attention in (block.attention, block.cross) if attention is not None]
+    ends += [expert.down for block in blocks for expert in block.feedforward.experts]
+    assert len(ends) == len(blocks) * 5 + (3 if shape == "encoder-decoder" else 0)
+    starts = [
+        module for block in blocks for module in block.modules() if isinstance(module, nn.Linear) and module not in ends
+    ]
+    for layers, spread in ((ends, 0.02 * (2 * len(blocks)) ** -0.5), (starts, 0.02)):
+        for layer in layers:
+            # the spread of n numbers is known to 1 / sqrt(2n): five times that is not chance
+            assert layer.weight.std().item() == pytest.approx(spread, rel=5 * (2 * layer.weight.numel()) ** -0.5)
+            assert layer.bias is None or (layer.bias == 0).all()

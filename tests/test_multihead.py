@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from odd_shapes import (
     DTYPES,
     GRADIENTS,
@@ -21,8 +23,6 @@ from odd_shapes import (
     shapes,
     slopes,
 )
-from torch import Tensor, nn
-
 from regard.errors import UserError
 from regard.nn.config import StackConfig
 from regard.nn.mask import Mask, Places, Visibility, causal, everything, from_tensor, window

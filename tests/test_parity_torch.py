@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from odd_shapes import (
     DTYPES,
     HIDDEN,
@@ -18,8 +20,6 @@ from odd_shapes import (
     keep_real,
     shapes,
 )
-from torch import Tensor, nn
-
 from regard.nn.block import Block, Memory, Stack
 from regard.nn.config import StackConfig
 from regard.nn.mask import Places, Visibility

@@ -52,7 +52,7 @@ class ModelConfig(StackConfig):
     pooler: bool = False  # a tanh layer after pooling (BERT)
     head_layer: bool = False  # a layer and norm before token logits (BERT's masked LM)
     classes: int | None = None
-    init: Literal["xavier", "normal"] = "xavier"  # normal: 0.02, residual outputs by 1/sqrt(2 layers) (GPT-2)
+    init: Literal["xavier", "normal"] = "xavier"  # normal: 0.02, residual outputs by 1/sqrt(2 blocks) (GPT-2)
 
     def __post_init__(self) -> None:
         if self.score is None:

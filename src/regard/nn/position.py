@@ -102,7 +102,8 @@ class Learned(Position):
         self.table = nn.Embedding(config.max_length, config.dim)
 
     def embed(self, pos: Tensor) -> Tensor:
-        out: Tensor = self.table(pos)
+        last = self.table.num_embeddings - 1  # only filler stands behind it, see `check_length`
+        out: Tensor = self.table(pos.clamp_max(last))
         return out
 
 
@@ -224,8 +225,13 @@ def check_length(config: StackConfig, places: Places, before: int = 0) -> None:
     length = places.length + before
     if config.position != "learned" or length <= config.max_length:
         return
-    if places.document is not None or places.valid is not None:  # a row may be longer than the texts in it
-        length = int(places.pos.max()) + 1
+    if places.start is None and len(places):  # a row may be longer than the texts in it: filler takes no position
+        if (
+            places.pos.is_cuda and torch.cuda.is_current_stream_capturing()
+        ):  # no tensor can be read now; the steps before were checked
+            return
+        pos = places.pos if places.valid is None else torch.where(places.valid, places.pos, -1)
+        length = int(pos.max()) + 1
     if length > config.max_length:
         raise UserError(
             f"sequence of {length} tokens is longer than max_length = {config.max_length} of the learned positions: "

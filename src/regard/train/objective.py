@@ -28,8 +28,9 @@ BALANCE = 0.01  # weight of a mixture of experts' load-balancing loss (Fedus et 
 def predict(model: SequenceToSequence, batch: PairBatch | PackedBatch) -> Tensor:
     """Logits [R, T, vocab] under teacher forcing."""
     if isinstance(batch, PackedBatch):
-        memory = model.encode(batch.source, document=batch.source_document)
-        return model.decode(batch.target, memory, document=batch.target_document)
+        source, target = batch.source_document, batch.target_document  # 0 is filler
+        memory = model.encode(batch.source, source > 0, source)
+        return model.decode(batch.target, memory, target > 0, target)
     return model(batch.source, batch.target, batch.source_valid)
 
 

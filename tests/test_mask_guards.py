@@ -1,0 +1,173 @@
+"""Filler and other documents stay hidden, whatever mask is asked for and whatever an intervention puts there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from regard.models.config import ModelConfig
+from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Recurrent, build
+from regard.nn.mask import (
+    Mask,
+    Places,
+    Visibility,
+    causal,
+    everything,
+    from_tensor,
+    padding,
+    same_document,
+    window,
+)
+from regard.nn.trace import drop, trace
+
+CPU = torch.device("cpu")
+VALID = torch.tensor([[False, False, True, True, True, True], [True, True, True, False, True, False]])
+DOCUMENT = torch.tensor([[1, 1, 2, 2, 2, 3], [4, 4, 4, 4, 5, 5]])
+first = Mask("first", lambda q, k: k.pos == 0)
+WIDENED = [  # each would show filler, if padding were taken as settled because the mask mentions it
+    padding | window(3),
+    window(3) | padding,
+    causal & (padding | window(3)),
+    (padding & causal) | first,
+    ~padding,
+    ~(padding & window(2)),
+    ~~(padding | everything),
+    padding | from_tensor(torch.ones(6, 6, dtype=torch.bool)),
+]
+
+
+def model(shape: str, **changes: object) -> Encoder | Decoder | EncoderDecoder | Recurrent:
+    values = {"dim": 8, "layers": 2, "heads": 2, "ff_dim": 12, "vocab": 11, "max_length": 32, "shape": shape}
+    made = build(ModelConfig(**{**values, **changes})).double().eval()
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return made
+
+
+leaves = st.sampled_from([causal, window(1), window(3), first, padding, same_document, everything])
+masks = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.builds(lambda a, b: a & b, inner, inner),
+        st.builds(lambda a, b: a | b, inner, inner),
+        st.builds(lambda a: ~a, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(masks)
+def test_no_mask_shows_filler_or_another_document(mask: Mask) -> None:
+    """And apart from these two it shows what it says."""
+    places = Places.of(6, CPU, VALID, DOCUMENT)
+    allowed = (VALID[:, None] & (DOCUMENT[:, :, None] == DOCUMENT[:, None]))[:, None]
+    seen = Visibility(mask, places, places).dense().expand(2, 1, 6, 6)
+    assert not (seen & ~allowed).any()
+    free = Places(places.pos, torch.ones_like(VALID), torch.zeros_like(DOCUMENT))  # the same without anything to hide
+    if not any(part in str(mask) for part in ("padding", "same_document")):
+        assert torch.equal(seen, allowed & Visibility(mask, free, free).dense())
+
+
+@settings(max_examples=10, deadline=None)
+@given(masks)
+def test_neither_does_any_rendering(mask: Mask) -> None:
+    from torch.nn.attention.flex_attention import create_mask
+
+    places = Places.of(6, CPU, VALID, DOCUMENT)
+    visibility = Visibility(mask, places, places)
+    expected = visibility.dense().expand(2, 1, 6, 6)
+    dense, is_causal = visibility.fused()
+    assert dense is not None and not is_causal and torch.equal(dense.expand_as(expected), expected)
+    blocks = visibility.blocks(2)
+    assert blocks is not None and torch.equal(create_mask(blocks.mask_mod, 2, 1, 6, 6, "cpu"), expected)
+
+
+@pytest.mark.parametrize("part", [padding, same_document], ids=str)
+def test_a_part_is_added_only_where_it_is_missing(part: Mask) -> None:
+    places = Places.of(6, CPU, VALID, DOCUMENT)
+    settled = causal & (window(2) & (padding & same_document))
+    assert Visibility(settled, places, places).mask is settled
+    assert Visibility(part | causal, places, places).mask.name.count(part.name) == 2
+
+
+# What a model sees
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mask", WIDENED, ids=str)
+@pytest.mark.parametrize("shape", ["encoder", "decoder"])
+def test_weights_on_filler_are_exactly_zero(shape: str, mask: Mask) -> None:
+    made, tokens = model(shape), torch.randint(11, (2, 6))
+    with trace(made) as seen:
+        out = made(tokens, VALID, mask=mask)
+    weights = seen.stack("*.attention.weights")  # [layers, B, H, Nq, Nk]
+    assert (weights.movedim(-1, 2)[:, ~VALID] == 0).all()
+    other = torch.where(VALID, tokens, (tokens + 3) % 11)  # other filler, same numbers; also untraced
+    torch.testing.assert_close(made(other, VALID, mask=mask)[VALID], out[VALID], atol=1e-10, rtol=0.0)
+
+
+EDITS: dict[str, Callable[[Mask], Mask]] = {
+    "widened": lambda mask: mask | window(3),
+    "widened by all": lambda mask: mask | everything,
+    "turned round": lambda mask: ~mask | window(2),
+    "taken out": drop(padding),
+    "replaced": lambda mask: window(2),
+}
+
+
+def check(made: nn.Module, edit: Callable[[Mask], Mask], run: Callable[[], object], valid: dict[str, Tensor]) -> None:
+    """`valid` says for each kind of attention who is real among its keys."""
+    with trace(made, {"*.mask": edit}) as seen:
+        run()
+    names = [name for name in seen if name.endswith(".weights")]
+    assert names
+    for name in names:
+        real = next(mark for part, mark in valid.items() if part in name)
+        assert (seen[name].movedim(-1, 1)[~real] == 0).all(), name
+    assert any((seen[name] > 0).any() for name in names)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize("shape", ["encoder", "decoder"])
+def test_no_intervention_shows_filler(shape: str, edit: Callable[[Mask], Mask]) -> None:
+    made, tokens = model(shape), torch.randint(11, (2, 6))
+    check(made, edit, lambda: made(tokens, VALID), {"attention": VALID})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_no_intervention_shows_filler_of_a_source(edit: Callable[[Mask], Mask]) -> None:
+    """Encoder, decoder and cross attention, at once and in cached steps."""
+    made, source, target = model("encoder-decoder"), torch.randint(11, (2, 6)), torch.randint(11, (2, 6))
+    valid = {"encoder": VALID, "cross": VALID, "decoder": VALID.flip(0)}
+    check(made, edit, lambda: made(source, target, VALID, VALID.flip(0)), valid)
+    state = made.start(source, VALID)
+    made.step(target[:, :5], state, VALID.flip(0)[:, :5])
+    check(made, edit, lambda: made.step(target[:, 5:], state, VALID.flip(0)[:, 5:]), valid)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_no_intervention_shows_filler_to_a_recurrent_decoder(edit: Callable[[Mask], Mask]) -> None:
+    made, source, target = model("recurrent"), torch.randint(11, (2, 6)), torch.randint(11, (2, 3))
+    check(made, edit, lambda: made(source, target, VALID), {"": VALID})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mask", [same_document | window(3), ~same_document | causal, same_document | first], ids=str)
+def test_no_mask_joins_packed_documents(mask: Mask) -> None:
+    made, tokens = model("decoder"), torch.randint(11, (2, 6))
+    apart = DOCUMENT[:, :, None] != DOCUMENT[:, None]
+    for edits, asked in (({}, mask), ({"*.mask": lambda own: own | mask}, everything)):
+        with trace(made, edits) as seen:
+            made(tokens, document=DOCUMENT, mask=asked)
+        weights = seen.stack("*.attention.weights")  # [layers, B, H, Nq, Nk]
+        assert (weights.movedim(2, -1)[:, apart] == 0).all()
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones_like(weights[..., 0]))
