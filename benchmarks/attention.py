@@ -10,8 +10,8 @@ Three kinds of block, at several sizes:
     gpt       causal self attention, feed-forward; pre-norm, tanh-GELU    HF: GPT2Block
 
 each forward (no gradients, eval mode) and forward + backward (training mode, no dropout), eager and through
-torch.compile. All have the same number of heads, width and feed-forward width; x-transformers is pre-norm with
-biasless attention, which makes its work slightly smaller. Needs  pip install 'regard[bench]'.
+torch.compile. All have the same number of heads, width, feed-forward width and activation; x-transformers is always
+pre-norm and has no biases in its attention. Needs  pip install 'regard[bench]'.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ def x_transformers(kind: str, size: Size, device: str) -> nn.Module:
     layers = make(
         dim=size.dim, depth=1, heads=size.heads, attn_dim_head=size.dim // size.heads, attn_flash=True,
         ff_mult=size.ff_dim / size.dim, cross_attend=kind == "decoder", pre_norm_has_final_norm=False, verbose=False,
+        ff_custom_activation=nn.GELU(approximate="tanh") if kind == "gpt" else nn.ReLU(),
     )  # fmt: skip
 
     class XTransformers(nn.Module):
