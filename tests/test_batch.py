@@ -170,3 +170,33 @@ def test_a_row_beyond_the_budget_is_named_before_training_starts():
     with pytest.raises(UserError, match=r"batch_tokens = 64 .* 81 tokens"):
         Batches(pairs, 64, seed=0)
     assert len(Batches(pairs, 81, seed=0).plan(0)) == 2
+
+
+# --- several processes
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_processes_take_turns_and_stand_at_the_same_place(world):
+    """Together they read what one would, over the end of an epoch too; where each stands says nothing of its rank."""
+    pairs = make_pairs()
+    one = Batches(pairs, 40, seed=1)
+    several = [Batches(pairs, 40, seed=1) for _ in range(world)]
+    for rank, stream in enumerate(several):
+        stream.share(rank, world)
+    turns = 2 * len(one.plan(0)) // world + 1
+    expected = iter(one)
+    for parts in islice(zip(*several, strict=True), turns):
+        for part in parts:
+            assert same(part, next(expected))
+        assert all(stream.position == one.position for stream in several)
+
+
+def test_another_number_of_processes_goes_on_where_they_stopped():
+    pairs = make_pairs()
+    two, three = Batches(pairs, 40, seed=1), Batches(pairs, 40, seed=1)
+    two.share(1, 2)
+    three.share(2, 3)
+    for _ in islice(two, 2):
+        pass
+    three.seek(two.position)
+    assert same(next(iter(three)), list(islice(Batches(pairs, 40, seed=1), 7))[6])

@@ -14,7 +14,7 @@ from regard.data.batch import Batches, PairBatch, Pairs
 from regard.data.pack import PackedBatch, Packs, assign
 from regard.errors import UserError
 from regard.models import ModelConfig, build
-from regard.train.objective import predict, translation
+from regard.train.objective import read_states, translation
 
 POSITIONS = ["sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none"]
 BOS, EOS = 2, 3
@@ -52,23 +52,20 @@ def unpack(batch: PackedBatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 # --- where a pair goes
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=80),
-    st.integers(12, 30),
-    st.integers(1, 8),
-)
-def test_no_row_overflows_and_every_pair_is_the_first_fit(sizes, length, window):
-    """Against a search over all rows that keeps the newest `window` open."""
-    sources, targets = [a for a, _ in sizes], [b for _, b in sizes]
-    rows = assign(sources, targets, length, window)
-    used: dict[int, list[int]] = {}
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=80), st.integers(12, 30))
+def test_no_row_overflows_and_every_pair_is_the_best_fit(sizes, length):
+    """Against a search over all rows for the one with the least room that is enough."""
+    rows = assign([a for a, _ in sizes], [b for _, b in sizes], length)
+    room: list[list[int]] = []
     for (a, b), row in zip(sizes, rows, strict=True):
-        open_rows = sorted(used)[-window:]
-        fits = [r for r in open_rows if used[r][0] + a <= length and used[r][1] + b <= length]
-        assert row == (fits[0] if fits else len(used))
-        total = used.setdefault(row, [0, 0])
-        total[0], total[1] = total[0] + a, total[1] + b
-        assert max(total) <= length
+        fits = [min(sides) for sides in room if min(sides) >= max(a, b)]
+        if fits:
+            assert min(room[row]) == min(fits)
+        else:
+            assert row == len(room)
+            room.append([length, length])
+        room[row] = [room[row][0] - a, room[row][1] - b]
+        assert min(room[row]) >= 0
 
 
 # --- what an epoch holds
@@ -154,7 +151,7 @@ def model(position: str, **changes):
 def test_a_packed_sentence_has_the_logits_it_has_alone(small, position):
     network = model(position)
     layout = Packs(small, 4, 16, seed=1).layout(0)
-    logits = predict(network, layout)
+    logits = network.head(read_states(network, layout))
     assert logits.isfinite().all()  # on filler, too
     for row in range(len(layout.source)):
         for number in range(1, int(layout.source_document[row].max()) + 1):

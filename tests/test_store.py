@@ -124,7 +124,7 @@ def test_a_fresh_store_is_reused_and_a_stale_one_is_not(config, tokenizer, tmp_p
 def test_everything_that_matters_is_in_the_fingerprint(config, tokenizer, tmp_path) -> None:
     other = Tokenizer.train(["something else entirely"], "bpe", 280)
     base = fingerprint(config.train, config, tokenizer, tokenizer, None)
-    assert base == fingerprint(config.train, config, Tokenizer(tokenizer._json), tokenizer, None)
+    assert base == fingerprint(config.train, config, Tokenizer(tokenizer.json), tokenizer, None)
     columns = DataConfig(train=config.train, folder=config.folder, source="a", target="b")
     skipping = DataConfig(train=config.train, folder=config.folder, skip_bad=True)
     others = [

@@ -1,17 +1,34 @@
 """How good a translation is, in figures that others report too.
 
-bleu             sacrebleu on plain text (13a tokens), with its signature       Papineni et al. 2002; Post 2018
+bleu             sacrebleu on plain text, with its signature                    Papineni et al. 2002; Post 2018
 tokenised_bleu   the same formula over the text as it is split already, lower-cased: what old papers report
 chrf             F-score of character n-grams; fair to Korean                    Popović 2015
 exact            the share of lines that are right to the letter
+
+BLEU counts words, so it depends on what a word is. sacrebleu's 13a splits at spaces and punctuation, which fits
+languages with spaces. Where references have none, Japanese is counted by letters ("char") and Chinese by
+sacrebleu's "zh", neither of which needs anything installed; "ja-mecab" and "ko-mecab", which others report for
+Japanese and Korean, are there for who asks for them. The signature names the choice: compare only equal ones.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
 
-from regard.errors import UserError
+from regard.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
+
+Splitting = Literal["13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none"]  # sacrebleu's names
+_KANA, _HAN = (
+    re.compile(r"[\u3040-\u30ff\uff66-\uff9f]"),
+    re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]"),
+)
+_SOUTH_EAST = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # Thai, Lao, Burmese, Khmer
 
 
 @dataclass(frozen=True)
@@ -25,8 +42,22 @@ class Scores:
     reference_tokens: int  # of `tokenised_bleu`: 12,103 for Multi30k test2016 En-De
 
 
-def score(answers: Sequence[str], references: Sequence[str]) -> Scores:
-    """All figures for these answers, line by line against one reference each."""
+def natural_splitting(references: Sequence[str]) -> Splitting:
+    """How to split text like this into words: at spaces, unless it is mostly in a script that has none."""
+    text = "".join(references)
+    letters = max(sum(map(str.isalpha, text)), 1)
+    kana, han, others = (len(script.findall(text)) for script in (_KANA, _HAN, _SOUTH_EAST))
+    spaces = sum(map(str.isspace, text))
+    if 2 * (kana + han + others) < letters or 4 * spaces > letters:  # other scripts, or words kept apart beforehand
+        return "13a"
+    return "zh" if han > 9 * kana and han > others else "char"
+
+
+def score(answers: Sequence[str], references: Sequence[str], splitting: Splitting | None = None) -> Scores:
+    """All figures for these answers, line by line against one reference each.
+
+    `splitting` is how `bleu` cuts text into words; by default what fits the references (`natural_splitting`).
+    """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
@@ -34,7 +65,8 @@ def score(answers: Sequence[str], references: Sequence[str]) -> Scores:
         raise UserError(
             f"{len(answers)} answers and {len(references)} references: give one of each, for a line or more"
         )
-    plain, split = BLEU(force=True), BLEU(tokenize="none", lowercase=True, force=True)
+    plain = bleu_metric(splitting or natural_splitting(references))
+    split = BLEU(tokenize="none", lowercase=True, force=True)
     bleu, tokenised = plain.corpus_score(answers, [references]), split.corpus_score(answers, [references])
     return Scores(
         lines=len(references),
@@ -45,3 +77,19 @@ def score(answers: Sequence[str], references: Sequence[str]) -> Scores:
         signature=str(plain.get_signature()),
         reference_tokens=tokenised.ref_len,
     )
+
+
+def bleu_metric(splitting: str) -> BLEU:
+    """sacrebleu's BLEU with this splitting; a UserError where there is none, or a package for it is missing."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    if splitting not in get_args(Splitting):
+        raise UserError(f"tokenize = {splitting!r}: {suggest(splitting, get_args(Splitting))}")
+    try:
+        return BLEU(tokenize=splitting, force=True)
+    except (ImportError, RuntimeError) as error:
+        language = splitting.partition("-")[0]
+        raise UserError(
+            f"tokenize = {splitting!r} needs a package that is not there ({str(error).strip().splitlines()[0]}): "
+            f"pip install 'sacrebleu[{language}]', or take 'char'"
+        ) from None

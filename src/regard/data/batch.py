@@ -12,9 +12,12 @@ whole order of epoch e follows from (seed, e), so a resumed run needs only the e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, fields
 from itertools import chain
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -43,6 +46,16 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def joined(self) -> Tensor:
+        """All ids end to end, also where these are some of the sequences only. [Σ lengths]"""
+        return self.flat[self.starts.repeat_interleave(self.lengths) + steps(self.lengths)]
+
+    def choose(self, rows: Tensor) -> Ragged:
+        """These sequences only; the ids stay where they are."""
+        chosen = copy.copy(self)
+        chosen.lengths, chosen.starts = self.lengths[rows], self.starts[rows]
+        return chosen
+
     def pad(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """ids [B, longest], filled up with 0 on the right, and which of them are real (the rest is never seen)."""
         lengths = self.lengths[rows]
@@ -52,8 +65,37 @@ class Ragged:
         return torch.where(valid, self.flat[at].long(), 0), valid
 
 
+def steps(lengths: Tensor) -> Tensor:
+    """0, 1, 2, … for each of sequences that lie end to end. [Σ lengths]"""
+    return torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+
+
+class Tensors:
+    """What a batch can do that is a dataclass of tensors, each with the rows of the batch as first axis, or None."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same batch with every tensor changed."""
+        parts = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        return type(self)(*(None if part is None else change(part) for part in parts))
+
+    def to(self, device: torch.device) -> Self:
+        return self.each(lambda part: part.to(device, non_blocking=True))
+
+    def clone(self) -> Self:
+        return self.each(Tensor.clone)
+
+    def rows(self, chosen: slice) -> Self:
+        return self.each(lambda part: part[chosen])
+
+    def copy_(self, other: Self) -> None:
+        """Take over the content of `other`, in place."""
+        for field in fields(self):  # type: ignore[arg-type]
+            if (own := getattr(self, field.name)) is not None:
+                own.copy_(getattr(other, field.name), non_blocking=True)
+
+
 @dataclass(frozen=True)
-class PairBatch:
+class PairBatch(Tensors):
     """Source and shifted target: `target[:, i]` is read, `expected[:, i]` is what should follow."""
 
     source: Tensor  # [B, S]
@@ -68,16 +110,20 @@ class PairBatch:
         """How many target tokens are to be learned."""
         return (self.expected != self.IGNORE).sum()
 
-    def to(self, device: torch.device) -> PairBatch:
-        valid = None if self.source_valid is None else self.source_valid.to(device, non_blocking=True)
-        source, target, expected = (x.to(device, non_blocking=True) for x in (self.source, self.target, self.expected))
-        return PairBatch(source, valid, target, expected)
-
 
 class Pairs:
-    """Source and target sequences as a model reads them: sources end with </s>, targets are <s> … </s>."""
+    """Source and target sequences as a model reads them: sources end with </s>, targets are <s> … </s>.
 
-    def __init__(self, sources: Sequence[Sequence[int]] | Ragged, targets: Sequence[Sequence[int]] | Ragged) -> None:
+    `sampled` are the same pairs cut otherwise (`regard.text.regularise`): epoch e reads version e mod k, where
+    version 0 is the pairs themselves.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Sequence[int]] | Ragged,
+        targets: Sequence[Sequence[int]] | Ragged,
+        sampled: Sequence[Pairs] = (),
+    ) -> None:
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources but {len(targets)} targets: each source needs one target")
         if not sources:
@@ -87,9 +133,30 @@ class Pairs:
             if (shortest := int(side.lengths.min())) < least:
                 row = int(side.lengths.argmin())
                 raise UserError(f"{name} {row} has {shortest} ids: sources end with </s>, targets are <s> … </s>")
+        if any(len(version) != len(self) for version in sampled):
+            raise UserError(f"a sampled version has another number of pairs than the {len(self)} of the plain one")
+        self.sampled = tuple(sampled)
 
     def __len__(self) -> int:
         return len(self.sources)
+
+    @property
+    def versions(self) -> tuple[Pairs, ...]:
+        return self, *self.sampled
+
+    def at(self, epoch: int) -> Pairs:
+        """The version that this epoch reads."""
+        return self.versions[epoch % len(self.versions)]
+
+    @property
+    def longest(self) -> int:
+        """The most tokens a model reads at once, in any version: a source, or a target without its end."""
+        return max(max(int(v.sources.lengths.max()), int(v.targets.lengths.max()) - 1) for v in self.versions)
+
+    @property
+    def longest_row(self) -> int:
+        """The largest of `sizes`, in any version."""
+        return max(int(version.sizes.max()) for version in self.versions)
 
     @property
     def sizes(self) -> Tensor:
@@ -103,11 +170,16 @@ class Pairs:
         return PairBatch(source, None if bool(source_valid.all()) else source_valid, target[:, :-1], expected)
 
 
-class Stream:
-    """What is endless and repeatable, and can go on from any point: `position` is where it stands."""
+class Stream(ABC):
+    """What is endless and repeatable, and can go on from any point: `position` is where it stands.
+
+    Several processes share one stream: of every `world` batches in a row, process `rank` takes its own, and all of
+    them stand at the same position. So two processes learn in a step from what one would in two batches.
+    """
 
     epoch = 0
-    index = 0  # batches taken from this epoch
+    index = 0  # batches taken from this epoch, by all processes together
+    rank, world = 0, 1
 
     @property
     def position(self) -> dict[str, int]:
@@ -116,16 +188,53 @@ class Stream:
     def seek(self, position: dict[str, int]) -> None:
         self.epoch, self.index = position["epoch"], position["index"]
 
+    def share(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+
+    @abstractmethod
+    def open(self, epoch: int) -> tuple[int, Callable[[int], Any]]:
+        """How many batches an epoch has, at least one, and a function that makes the one of a given number."""
+
+    def __iter__(self) -> Generator[Any]:
+        """Batches from here on, without end."""
+        opened, count, make = -1, 0, None
+        while True:
+            for turn in range(self.world):
+                while opened != self.epoch or self.index >= count:
+                    if opened == self.epoch:
+                        self.epoch, self.index = self.epoch + 1, 0
+                    opened, (count, make) = self.epoch, self.open(self.epoch)
+                if turn == self.rank:
+                    own, number = make, self.index
+                self.index += 1
+            assert own is not None
+            yield own(number)
+
+
+class Paddable(Protocol):
+    """What `Batches` takes: rows of known size in one or several versions, and how some of them become a batch."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def longest_row(self) -> int: ...
+
+    @property
+    def sizes(self) -> Tensor: ...
+
+    def at(self, epoch: int) -> Paddable: ...
+
+    def batch(self, rows: Tensor) -> Any: ...
+
 
 class Batches(Stream):
     """Padded batches of similar length, up to `budget` tokens each."""
 
-    def __init__(self, data: Pairs, budget: int, seed: int) -> None:
-        longest = int(data.sizes.max())
-        if longest > budget:
+    def __init__(self, data: Paddable, budget: int, seed: int) -> None:
+        if data.longest_row > budget:
             raise UserError(
-                f"train.batch_tokens = {budget} is too small for a sequence of {longest} tokens: raise it, "
-                "or leave such pairs out with a lower data.max_length"
+                f"train.batch_tokens = {budget} is too small for a sequence of {data.longest_row} tokens: raise it, "
+                "or lower data.max_length"
             )
         self.data, self.budget, self.seed = data, budget, seed
 
@@ -133,7 +242,7 @@ class Batches(Stream):
         """The rows of each batch of an epoch."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         shuffled = torch.randperm(len(self.data), generator=generator)
-        sizes = self.data.sizes[shuffled]
+        sizes = self.data.at(epoch).sizes[shuffled]
         order = sizes.argsort(stable=True)
         cuts, rows = [], 0
         for at, size in enumerate(sizes[order].tolist()):  # ascending, so `size` is the batch's longest
@@ -144,11 +253,6 @@ class Batches(Stream):
         batches = shuffled[order].tensor_split(cuts)
         return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 
-    def __iter__(self) -> Iterator[PairBatch]:
-        while True:
-            plan = self.plan(self.epoch)
-            while self.index < len(plan):
-                rows = plan[self.index]
-                self.index += 1
-                yield self.data.batch(rows)
-            self.epoch, self.index = self.epoch + 1, 0
+    def open(self, epoch: int) -> tuple[int, Callable[[int], Any]]:
+        plan, data = self.plan(epoch), self.data.at(epoch)
+        return len(plan), lambda number: data.batch(plan[number])

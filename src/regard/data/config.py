@@ -46,11 +46,11 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         for name, files in (("train", self.train), ("valid", self.valid)):
-            _check_list(name, files)
+            check_list(name, files)
         if not isinstance(self.test, dict):
             raise UserError(f'test = {self.test!r}: give each set a name:  test = {{ news = ["a.en", "a.de"] }}')
         for name, files in self.test.items():
-            _check_list(f"test.{name}", files)
+            check_list(f"test.{name}", files)
         check_types(self)
         if not self.folder or "\0" in self.folder:
             raise UserError(f"folder = {self.folder!r}: is no name of a folder; leave it out for the recipe's own")
@@ -65,7 +65,7 @@ class DataConfig:
             raise UserError(f"max_length = {self.max_length}: a token and its end make 2; give 2 or more")
 
 
-def _check_list(name: str, files: Any) -> None:
+def check_list(name: str, files: Any) -> None:
     if isinstance(files, str):
         raise UserError(f"{name} = {files!r}: write a list, {name} = [{files!r}]")
     if not isinstance(files, tuple) or not all(isinstance(file, str) and file and "\0" not in file for file in files):
@@ -82,7 +82,7 @@ def read_data(recipe: str | Path, folder: str | Path | None = None) -> DataConfi
         config = from_dict(DataConfig, {"train": (), **table} if "train" not in table else table, "data.")
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    base = _home(folder) if folder is not None else path.parent / _home(config.folder)
+    base = home(folder) if folder is not None else path.parent / home(config.folder)
     return dataclasses.replace(config, folder=str(base.resolve()))
 
 
@@ -93,14 +93,14 @@ def find(files: Sequence[str], folder: str | Path = ".") -> list[tuple[Path, ...
     """
     kinds = {table_kind(name) for name in files}
     if len(kinds - {None}) == len(kinds) and files:
-        return [(path,) for paths in _expand_all(files, folder) for path in paths]
+        return [(path,) for paths in expand_all(files, folder) for path in paths]
     if len(kinds) > 1 or len(files) != 2:
         raise UserError(
             f"{list(files)}: give two files whose lines belong together, or tables ending in {', '.join(TABLES)}"
             + ("; write CSV as TSV, without quotes" if any(".csv" in name for name in files) else "")
         )
-    sources, targets = _expand_all(files, folder)
-    _check_partners(files, sources, targets, _home(folder))
+    sources, targets = expand_all(files, folder)
+    _check_partners(files, sources, targets, home(folder))
     return list(zip(sources, targets, strict=True))
 
 
@@ -110,12 +110,12 @@ def table_kind(name: str | Path) -> str | None:
     return suffix if suffix in TABLES else None
 
 
-def _home(name: str | Path) -> Path:
+def home(name: str | Path) -> Path:
     return Path(os.path.expanduser(name))  # unlike Path's own, it leaves an unknown ~user as it is
 
 
-def _expand_all(names: Sequence[str], folder: str | Path) -> list[list[Path]]:
-    found = [_expand(name, _home(folder)) for name in names]
+def expand_all(names: Sequence[str], folder: str | Path) -> list[list[Path]]:
+    found = [_expand(name, home(folder)) for name in names]
     if missing := [entry for entry in found if isinstance(entry, str)]:
         raise UserError("\n".join(missing))
     return [entry for entry in found if not isinstance(entry, str)]
@@ -123,7 +123,7 @@ def _expand_all(names: Sequence[str], folder: str | Path) -> list[list[Path]]:
 
 def _expand(name: str, folder: Path) -> list[Path] | str:
     """The files that a name or pattern stands for, or what is wrong with it."""
-    path = folder / _home(name)
+    path = folder / home(name)
     for candidate in (path, path.with_name(path.name + ".gz")):
         if candidate.is_file():
             return [candidate]
@@ -156,7 +156,7 @@ def _check_partners(names: Sequence[str], sources: list[Path], targets: list[Pat
     if len(sources) == 1 and len(targets) == 1:
         return
     keys = [
-        {_wildcards(folder / _home(name), path): path for path in paths}
+        {_wildcards(folder / home(name), path): path for path in paths}
         for name, paths in zip(names, (sources, targets), strict=True)
     ]
     lonely = [keys[0].get(key) or keys[1][key] for key in keys[0].keys() ^ keys[1].keys()]

@@ -110,6 +110,18 @@ _SHAKESPEARE = """
 input.txt 1115394 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
 """
 
+_GPT2_BPE = """
+encoder.json 1042301 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783
+vocab.bpe     456318 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
+"""
+
+_FASHION = """
+t10k-images-idx3-ubyte.gz   4422102 346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073
+t10k-labels-idx1-ubyte.gz      5148 67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5
+train-images-idx3-ubyte.gz 26421880 3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84
+train-labels-idx1-ubyte.gz    29515 a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845
+"""
+
 DATASETS = {
     dataset.name: dataset
     for dataset in (
@@ -126,12 +138,27 @@ DATASETS = {
             _files(f"{_MULTI30K}/tok", _TOKENISED),
         ),
         Dataset(
-            "tinyshakespeare",
+            "shakespeare",
             "40,000 lines of Shakespeare in one file, for language models",
             "public-domain text; repository MIT",
             _files(
                 f"{_GITHUB}/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/tinyshakespeare",
                 _SHAKESPEARE,
+            ),
+        ),
+        Dataset(
+            "gpt2-bpe",
+            "GPT-2's vocabulary: 50,257 byte-level pieces, for  text.kind = 'gpt2'",
+            "modified MIT (OpenAI)",
+            _files("https://openaipublic.blob.core.windows.net/gpt-2/models/124M", _GPT2_BPE),
+        ),
+        Dataset(
+            "fashion-mnist",
+            "70,000 grey pictures of clothes, shoes and bags, 28 x 28, in ten classes",
+            "MIT (Zalando SE 2017)",
+            _files(
+                f"{_GITHUB}/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141/data/fashion",
+                _FASHION,
             ),
         ),
     )

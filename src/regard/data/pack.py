@@ -14,19 +14,19 @@ A whole epoch is laid out at once by array operations and cut into steps by slic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from regard.data.batch import PairBatch, Pairs, Ragged, Stream
+from regard.data.batch import PairBatch, Pairs, Ragged, Stream, Tensors, steps
 from regard.errors import UserError
 
 
 @dataclass(frozen=True)
-class PackedBatch:
+class PackedBatch(Tensors):
     """Rows of packed pairs; all [R, L]."""
 
     source: Tensor
@@ -35,48 +35,39 @@ class PackedBatch:
     target_document: Tensor
     expected: Tensor  # IGNORE on filler
 
-    def to(self, device: torch.device) -> PackedBatch:
-        return PackedBatch(*(getattr(self, field.name).to(device, non_blocking=True) for field in fields(self)))
-
-    def clone(self) -> PackedBatch:
-        return PackedBatch(*(getattr(self, field.name).clone() for field in fields(self)))
-
-    def copy_(self, other: PackedBatch) -> None:
-        for field in fields(self):
-            getattr(self, field.name).copy_(getattr(other, field.name), non_blocking=True)
-
     @property
     def tokens(self) -> Tensor:
         """How many target tokens are to be learned."""
         return (self.expected != PairBatch.IGNORE).sum()
 
-    def rows(self, chosen: slice) -> PackedBatch:
-        return PackedBatch(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
-
-def assign(sources: list[int], targets: list[int], length: int, window: int = 64) -> list[int]:
-    """The row of each pair: first fit among the newest `window` open rows, both sides within `length`."""
+def assign(sources: list[int], targets: list[int], length: int) -> list[int]:
+    """The row of each pair: best fit, the fullest row whose two sides both have room for the pair's longer side."""
     rows: list[int] = []
-    open_rows: list[list[int]] = []  # [row, source tokens left, target tokens left]
-    count = 0
+    left: list[list[int]] = []  # room of each row: [source, target]
+    ready: list[list[int]] = [[] for _ in range(length + 1)]  # rows by the smaller of the two
+    some = 0  # bit r: ready[r] is not empty, so that the best fit is the lowest bit from `need` on
     for source, target in zip(sources, targets, strict=True):
-        for entry in open_rows:
-            if entry[1] >= source and entry[2] >= target:
-                break
+        need = max(source, target)
+        if fits := some >> need:
+            room = need + (fits & -fits).bit_length() - 1
+            row = ready[room].pop()
+            some ^= (not ready[room]) << room
         else:
-            entry = [count, length, length]
-            count += 1
-            open_rows.append(entry)
-            if len(open_rows) > window:
-                open_rows.pop(0)
-        entry[1] -= source
-        entry[2] -= target
-        rows.append(entry[0])
+            row = len(left)
+            left.append([length, length])
+        sides = left[row]
+        sides[0] -= source
+        sides[1] -= target
+        room = min(sides)
+        ready[room].append(row)
+        some |= 1 << room
+        rows.append(row)
     return rows
 
 
-class _Plan(NamedTuple):
-    """Which pair goes where, ordered by row."""
+class Plan(NamedTuple):
+    """Which pair (or text) goes where, ordered by row."""
 
     order: Tensor  # [pairs] number of the pair in the data
     row: Tensor  # [pairs] the row it goes to
@@ -84,15 +75,52 @@ class _Plan(NamedTuple):
     document: Tensor  # [pairs] its number within the row, from 1
     rows: int  # of the whole epoch
 
+    def part(self, begin: int, end: int) -> Plan:
+        """The same for the rows from `begin` to before `end`, which become row 0 and on."""
+        a, b = torch.searchsorted(self.row, torch.tensor([begin, end])).tolist()
+        return Plan(self.order[a:b], self.row[a:b] - begin, self.first[a:b], self.document[a:b], end - begin)
+
+
+def plan_rows(sources: Tensor, targets: Tensor, length: int, rows: int, generator: torch.Generator) -> Plan:
+    """An epoch of pairs with these lengths, in random order, in rows of `length`; as many as make whole batches."""
+    order = torch.randperm(len(sources), generator=generator)
+    row = torch.tensor(assign(sources[order].tolist(), targets[order].tolist(), length))
+    count = -(-(int(row.max()) + 1) // rows) * rows
+    row = torch.randperm(count, generator=generator)[row]
+    by_row = row.argsort(stable=True)
+    order, row = order[by_row], row[by_row]
+    first = torch.ones_like(row, dtype=torch.bool)
+    first[1:] = row[1:] != row[:-1]
+    return Plan(order, row, first, _within(torch.ones_like(row), first) + 1, count)
+
+
+def lay(data: Ragged, plan: Plan, lengths: Tensor, width: int, shift: int = 0) -> tuple[Tensor, Tensor]:
+    """ids and documents [rows, width]; `lengths` are in the plan's order, the first `shift` tokens are passed over."""
+    start = plan.row * width + _within(lengths, plan.first)  # where each begins in the flat rows
+    step = steps(lengths)
+    to = start.repeat_interleave(lengths) + step
+    ids, documents = torch.zeros(2, plan.rows * width, dtype=torch.long)
+    ids[to] = data.flat[data.starts[plan.order].repeat_interleave(lengths) + step + shift].long()
+    documents[to] = plan.document.repeat_interleave(lengths)
+    return ids.view(plan.rows, width), documents.view(plan.rows, width)
+
+
+class Packable(Protocol):
+    """What `Packs` takes: pairs, perhaps others in every epoch, and how long the longest of them is."""
+
+    @property
+    def longest(self) -> int: ...
+
+    def at(self, epoch: int) -> Pairs: ...
+
 
 class Packs(Stream):
     """Packed batches of `rows` rows of `length` tokens."""
 
-    def __init__(self, data: Pairs, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
-        longest = max(int(data.sources.lengths.max()), int(data.targets.lengths.max()) - 1)
-        if longest > length:
+    def __init__(self, data: Packable, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
+        if data.longest > length:
             raise UserError(
-                f"train.pack = {length} is too short for a sequence of {longest} tokens: raise it, "
+                f"train.pack = {length} is too short for a sequence of {data.longest} tokens: raise it, "
                 f"or leave longer ones out with data.max_length = {length}"
             )
         self.data, self.rows, self.length, self.seed = data, rows, length, seed
@@ -101,40 +129,18 @@ class Packs(Stream):
     def layout(self, epoch: int) -> PackedBatch:
         """All rows of an epoch, in random order, those of the last incomplete step filled up with filler."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self.data), generator=generator)
-        sources, targets = self.data.sources.lengths[order], self.data.targets.lengths[order] - 1  # <s> … read
-        row = torch.tensor(assign(sources.tolist(), targets.tolist(), self.length))
-        count = -(-(int(row.max()) + 1) // self.rows) * self.rows
-        row = torch.randperm(count, generator=generator)[row]
-        by_row = row.argsort(stable=True)
-        order, row, sources, targets = order[by_row], row[by_row], sources[by_row], targets[by_row]
-        first = torch.ones_like(row, dtype=torch.bool)
-        first[1:] = row[1:] != row[:-1]
-        plan = _Plan(order, row, first, _within(torch.ones_like(row), first) + 1, count)
-        source, source_document = self._lay(self.data.sources, plan, sources)
-        target, target_document = self._lay(self.data.targets, plan, targets)
-        expected, _ = self._lay(self.data.targets, plan, targets, shift=1)
+        data = self.data.at(epoch)
+        sources, targets, width = data.sources.lengths, data.targets.lengths - 1, self.length  # <s> … is read
+        plan = plan_rows(sources, targets, width, self.rows, generator)
+        source, source_document = lay(data.sources, plan, sources[plan.order], width)
+        target, target_document = lay(data.targets, plan, targets[plan.order], width)
+        expected, _ = lay(data.targets, plan, targets[plan.order], width, shift=1)
         expected = torch.where(target_document > 0, expected, PairBatch.IGNORE)
         return PackedBatch(source, source_document, target, target_document, expected)
 
-    def _lay(self, data: Ragged, plan: _Plan, lengths: Tensor, shift: int = 0) -> tuple[Tensor, Tensor]:
-        """ids and documents [count, length]; the first `shift` tokens of each sequence are passed over."""
-        start = plan.row * self.length + _within(lengths, plan.first)  # where each begins in the flat rows
-        step = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-        to = start.repeat_interleave(lengths) + step
-        ids, documents = torch.zeros(2, plan.rows * self.length, dtype=torch.long)
-        ids[to] = data.flat[data.starts[plan.order].repeat_interleave(lengths) + step + shift].long()
-        documents[to] = plan.document.repeat_interleave(lengths)
-        return ids.view(plan.rows, self.length), documents.view(plan.rows, self.length)
-
-    def __iter__(self) -> Iterator[PackedBatch]:
-        while True:
-            epoch = self.layout(self.epoch).to(self.device)
-            while self.index * self.rows < len(epoch.source):
-                at = self.index * self.rows
-                self.index += 1
-                yield epoch.rows(slice(at, at + self.rows))
-            self.epoch, self.index = self.epoch + 1, 0
+    def open(self, epoch: int) -> tuple[int, Callable[[int], PackedBatch]]:
+        laid, step = self.layout(epoch).to(self.device), self.rows
+        return len(laid.source) // step, lambda number: laid.rows(slice(number * step, (number + 1) * step))
 
 
 def _within(sizes: Tensor, first: Tensor) -> Tensor:

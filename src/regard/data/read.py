@@ -5,28 +5,23 @@ in line n of another, or both stand in one row of a table. One line too few and 
 without looking wrong, so files are read in full before training: `check` makes one pass in constant memory
 and names each bad line, `pairs` makes the same pass and yields the good ones.
 
-    two files   line n belongs to line n
-    TSV         columns are cut at tabs; quotes are literal
-    JSONL       an object a line
-    Parquet     two columns of text
-
-What a line is, and where it can be wrong by itself, stands in `regard.data.lines`.
+What a line is, and where it can be wrong by itself, stands in `regard.data.lines`; tables are read by
+`regard.data.table`.
 """
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from regard.data.config import DataConfig, find, table_kind
-from regard.data.lines import LONGEST, Notes, Problem, decode, open_seekable, read_lines, too_long
-from regard.errors import MissingExtra, UserError, suggest
+from regard.data.lines import Notes, Problem, read_lines, refusal
+from regard.data.table import jsonl_rows, parquet_rows, tsv_rows
+from regard.errors import UserError
 
 SHOWN = 10  # problems that are listed
 
@@ -57,7 +52,7 @@ def pairs(files: Sequence[str], config: DataConfig, skip_bad: bool | None = None
         if isinstance(item, Pair):
             yield item
         elif item.fatal or not skip_bad:
-            raise UserError(f"{item}\n{_remedy(item.fatal)}")
+            raise UserError(f"{item}\n{remedy_for(item.fatal)}")
 
 
 def check(files: Sequence[str], config: DataConfig, skip_bad: bool | None = None) -> Report:
@@ -77,17 +72,15 @@ def check(files: Sequence[str], config: DataConfig, skip_bad: bool | None = None
             shown.append(item)
     names = ", ".join(files)
     if fatal or (bad and not skip_bad):
-        listed = [f"  {problem}" for problem in (fatal + bad)[:SHOWN]]
-        rest = [f"  and {bad_count - len(listed):,} more"] if bad_count > len(listed) else []
-        head = f"{names}: {bad_count:,} problem{'s' * (bad_count != 1)}, {count:,} good pair{'s' * (count != 1)}"
-        raise UserError("\n".join([head, *listed, *rest, _remedy(bool(fatal))]))
+        good = f"{count:,} good pair{'s' * (count != 1)}"
+        raise refusal(files, good, (fatal + bad)[:SHOWN], bad_count, remedy_for(bool(fatal)))
     if not count:
         bad_lines = f", {bad_count:,} bad lines such as  {bad[0]}" if bad else ""
         raise UserError(f"{names}: no sentence pairs{bad_lines}; put a sentence in each line")
     return Report(count, bad, bad_count, [f"{file}: {n:,} x {what}" for (file, what), n in notes.items()])
 
 
-def _remedy(fatal: bool) -> str:
+def remedy_for(fatal: bool) -> str:
     if fatal:
         return "Mend the file: skip_bad leaves out single lines, never these."
     return "Mend these lines, or leave them out with  skip_bad = true  in [data]."
@@ -98,15 +91,8 @@ def _scan(files: Sequence[str], config: DataConfig, notes: Notes) -> Iterator[Pa
     for paths in find(files, config.folder):
         if len(paths) == 2:
             yield from _aligned(*paths, notes)
-            continue
-        match table_kind(paths[0]):
-            case ".tsv":
-                rows = _tsv(paths[0], config, notes)
-            case ".jsonl":
-                rows = _jsonl(paths[0], config, notes)
-            case _:
-                rows = _parquet(paths[0], config)
-        yield from rows
+        else:
+            yield from _rows(paths[0], config, notes)
 
 
 def _aligned(source: Path, target: Path, notes: Notes) -> Iterator[Pair | Problem]:
@@ -150,123 +136,19 @@ def _cells(source: str, target: str, line: int, path: Path, names: tuple[str, st
     return Pair(source, target, str(path), line)
 
 
-def _tsv(path: Path, config: DataConfig, notes: Notes) -> Iterator[Pair | Problem]:
-    lines = enumerate(read_lines(path, notes), 1)
-    names = (config.source or "1", config.target or "2")
-    at, width = (0, 1), 0
-    if config.source is not None:
-        header = next(lines, (0, Problem(str(path), None, "is empty, without even a header", fatal=True)))[1]
-        if isinstance(header, Problem):
-            yield Problem(header.file, header.line, header.what, fatal=True)
-            return
-        columns = header.split("\t")
-        if wrong := _wrong_columns(names, columns):
-            hint = f"{wrong}. If the file has no header, leave source and target out of [data]"
-            yield Problem(str(path), 1, hint, fatal=True)
-            return
-        at, width = (columns.index(names[0]), columns.index(names[1])), len(columns)
-    for number, line in lines:
-        if isinstance(line, Problem):
-            yield line
-            continue
-        cells = line.split("\t")
-        width = width or len(cells)  # without a header the first line says how many columns there are
-        if len(cells) <= max(at):
-            yield Problem(str(path), number, f"has {len(cells)} column{'s' * (len(cells) > 1)}, {max(at) + 1} needed")
-        elif len(cells) > width:
-            yield Problem(str(path), number, f"has {len(cells)} columns instead of {width}: is a tab in the text?")
-        else:
-            yield _cells(cells[at[0]], cells[at[1]], number, path, names)
-
-
-def _jsonl(path: Path, config: DataConfig, notes: Notes) -> Iterator[Pair | Problem]:
+def _rows(path: Path, config: DataConfig, notes: Notes) -> Iterator[Pair | Problem]:
+    """The pairs of a table."""
+    named = config.source is not None
+    kind, remedy = table_kind(path), "Set source and target in [data]"
     names = (config.source or "source", config.target or "target")
-    for number, line in enumerate(read_lines(path, notes), 1):
-        if isinstance(line, Problem):
-            yield line
-            continue
-        row = _json_row(line, names)
-        if isinstance(row, str):
-            yield Problem(str(path), number, row)
-        else:
-            yield _cells(*row, number, path, names)
-
-
-def _json_row(line: str, names: tuple[str, str]) -> tuple[str, str] | str:
-    """The two texts, or what is wrong."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return f"is not JSON: {error}"
-    if not isinstance(row, dict):
-        return f'is no object; write  {{"{names[0]}": "…", "{names[1]}": "…"}}'
-    for name in names:
-        if name not in row:
-            return f"{_wrong_columns((name,), list(row))}. Set source and target in [data]"
-        if not isinstance(row[name], str):
-            return f"{name!r} is {type(row[name]).__name__}, not text"
-        if not row[name].isascii() and any("\ud800" <= char <= "\udfff" for char in row[name]):
-            return f"{name!r} has half a surrogate pair (\\ud800 to \\udfff), which is no Unicode text"
-    return row[names[0]], row[names[1]]
-
-
-def _parquet(path: Path, config: DataConfig) -> Iterator[Pair | Problem]:
-    try:
-        import pyarrow as arrow
-        from pyarrow import parquet
-    except ImportError:
-        raise MissingExtra("parquet", "pyarrow", f"{path}: reading Parquet") from None
-    names = (config.source or "source", config.target or "target")
-    number = 0
-    try:
-        with open_seekable(path) as file, parquet.ParquetFile(file) as table:
-            schema = table.schema_arrow
-            wrong = _wrong_columns(names, schema.names) or _wrong_types(arrow, names, schema)
-            if wrong:
-                yield Problem(str(path), None, f"{wrong}. Set source and target in [data]", fatal=True)
-                return
-            for batch in table.iter_batches(1024, columns=list(names)):
-                sides = [_column_bytes(arrow, batch.column(name)) for name in names]
-                for row in zip(*sides, strict=True):
-                    number += 1
-                    yield _parquet_row(row, number, path, names)
-    except (arrow.ArrowException, OSError, EOFError, zlib.error) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        yield Problem(str(path), None, f"cannot be read as Parquet after row {number:,}: {reason}", fatal=True)
-
-
-def _wrong_columns(names: Sequence[str], columns: Sequence[str]) -> str:
-    """What keeps the columns from being found, or nothing."""
-    for name in names:
-        if columns.count(name) != 1:
-            how = "twice" if name in columns else "nowhere"
-            return f"column {name!r} is {how}; {suggest(name, [column[:40] for column in columns[:20]])}"
-    return ""
-
-
-def _wrong_types(arrow: Any, names: Sequence[str], schema: Any) -> str:
-    for name in names:
-        kind = schema.field(name).type
-        kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
-        if str(kind) not in ("string", "large_string", "string_view", "binary", "large_binary"):
-            return f"column {name!r} holds {kind}, not text"
-    return ""
-
-
-def _column_bytes(arrow: Any, column: Any) -> list[bytes | None]:
-    """A column's texts undecoded: Parquet does not check that they are UTF-8."""
-    if arrow.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return list(column.cast(arrow.large_binary()).to_pylist())
-
-
-def _parquet_row(row: tuple[bytes | None, ...], number: int, path: Path, names: tuple[str, str]) -> Pair | Problem:
-    texts = []
-    for cell, name in zip(row, names, strict=True):
-        if cell is None:
-            return Problem(str(path), number, f"column {name!r} has no value")
-        text = decode(cell) if len(cell) <= LONGEST else too_long(len(cell))
-        if text[1]:
-            return Problem(str(path), number, f"column {name!r} {text[1]}")
-        texts.append(text[0])
-    return _cells(texts[0], texts[1], number, path, names)
+    match kind:
+        case ".tsv":
+            names = names if named else ("1", "2")
+            remedy = "If the file has no header, leave source and target out of [data]"
+            rows = tsv_rows(path, names, notes, header=named, remedy=remedy)
+        case ".jsonl":
+            rows = jsonl_rows(path, names, notes, remedy=remedy)
+        case _:
+            rows = parquet_rows(path, names, remedy=remedy)
+    for row in rows:
+        yield row if isinstance(row, Problem) else _cells(row[1][0], row[1][1], row[0], path, names)

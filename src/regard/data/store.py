@@ -5,18 +5,22 @@ Sentences become ids once, before training; after that a batch is a handful of s
     source.ids       all source sequences end to end; 2 bytes an id where the vocabulary allows it, else 4
     source.offsets   [rows + 1], int64: row i is ids[offsets[i] : offsets[i + 1]]
     target.ids, target.offsets
+    source.1.ids …   the same rows cut otherwise (`regard.text.regularise`), where a recipe asks for it
     index.json       rows, sizes, and the fingerprint of what went in
 
 The operating system loads the pages that a batch touches and drops them when memory is short, so the data may
-be larger than memory: a row needs 16 bytes of it for its lengths, whatever its own size.
+be larger than memory: a row needs 32 bytes of it in each version, for its lengths and where it starts, whatever its
+own size.
 
 A store appears under its name only when it is complete: it is written into a hidden neighbour, which is then
 renamed. Its fingerprint covers the input files (names, sizes, times), the settings that choose lines, the
-tokenizers and the special tokens around a sentence. While it fits, the store is used again; else it is made anew.
+tokenizers, the special tokens around a sentence and how it is cut. While it fits, the store is used again; else
+it is made anew.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -24,8 +28,9 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
@@ -37,6 +42,7 @@ from tqdm import tqdm
 from regard.data.batch import Pairs, Ragged
 from regard.data.config import DataConfig, find
 from regard.data.read import Pair, pairs
+from regard.data.sample import Sampler, Sampling
 from regard.errors import UserError
 from regard.run import make_folder
 from regard.text.frame import framed, special
@@ -59,27 +65,30 @@ class Store:
     sources: Ragged
     targets: Ragged
     index: Mapping[str, Any]
+    sampled: tuple[tuple[Ragged, Ragged], ...] = ()  # the same rows cut otherwise
 
     def __len__(self) -> int:
         return len(self.sources)
 
     def pairs(self) -> Pairs:
         """The rows as `Batches` takes them."""
-        return Pairs(self.sources, self.targets)
+        return Pairs(self.sources, self.targets, [Pairs(*sides) for sides in self.sampled])
 
     @classmethod
     def write(
         cls,
         folder: str | Path,
-        rows: Iterable[tuple[Ids, Ids]],
+        rows: Iterable[tuple[Ids, ...]],
         *,
         vocab: tuple[int, int],
+        versions: int = 1,
         fingerprint: str = "",
         notes: Mapping[str, Any] | None = None,
     ) -> Store:
         """Write (source ids, target ids) as they come and open the result.
 
-        `vocab` is the size of each side's vocabulary. `notes` go into index.json, as they stand after the
+        `vocab` is the size of each side's vocabulary. With more `versions`, a row is (source, target, source cut
+        otherwise, target cut otherwise, …). `notes` go into index.json, as they stand after the
         last row. A store under that name is replaced, any other folder is left alone.
         """
         folder = Path(folder)
@@ -89,7 +98,7 @@ class Store:
         fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
         make_folder(fresh)
         try:
-            sizes = _write_sides(fresh, rows, [_id_type(size) for size in vocab])
+            sizes = _write_sides(fresh, rows, [_id_type(size) for size in vocab] * versions)
             index = {"version": VERSION, "fingerprint": fingerprint, **sizes, **(notes or {})}
             _write(fresh / INDEX, json.dumps(index, indent=1).encode())
             _swap(fresh, folder, fingerprint)
@@ -105,8 +114,9 @@ class Store:
         if index is None:
             raise UserError(f"{folder}: is no finished store of tokenised pairs (no readable {INDEX}); make it again")
         try:
-            return cls(folder, _map(folder, "source", index), _map(folder, "target", index), index)
-        except (OSError, KeyError, TypeError, ValueError) as error:
+            sides = [_map(folder, side, index) for side in range(len(index["tokens"]))]
+            return cls(folder, sides[0], sides[1], index, tuple(zip(sides[2::2], sides[3::2], strict=True)))
+        except (OSError, LookupError, TypeError, ValueError) as error:
             raise UserError(f"{folder}: the store is damaged ({error}); delete the folder, it is made again") from None
 
 
@@ -119,43 +129,79 @@ def prepare(
     *,
     max_length: int | None = None,
     count: int | None = None,
+    sampling: Sampling | None = None,
 ) -> Store:
     """The pairs of `files` as a store in `folder`, made now unless the one there is of the same making.
 
     Longer pairs than `max_length` are dropped and counted (`index["dropped"]`); None keeps all. `count`, how
-    many pairs there are, makes the progress bar exact.
+    many pairs there are, makes the progress bar exact. `sampling` adds versions of the pairs cut at random.
     """
-    before = fingerprint(files, config, source, target, max_length)
-    if _is_whole(Path(folder), before):
+    print_now = partial(fingerprint, files, config, source, target, max_length, sampling)
+    return prepare_pairs(
+        partial(pairs, files, config), folder, source, target, name=", ".join(files), print_now=print_now,
+        max_length=max_length, count=count, sampling=sampling,
+    )  # fmt: skip
+
+
+def prepare_pairs(
+    read: Callable[[], Iterator[Pair]],
+    folder: str | Path,
+    source: Tokenizer,
+    target: Tokenizer,
+    *,
+    name: str,
+    print_now: Callable[[], str],
+    max_length: int | None = None,
+    count: int | None = None,
+    sampling: Sampling | None = None,
+) -> Store:
+    """The same for pairs from anywhere: `print_now` gives the fingerprint of what decides them, `name` says what."""
+    before = print_now()
+    if is_whole(Path(folder), before):
         return Store.open(folder)
     notes: dict[str, int | None] = {"dropped": 0, "max_length": max_length}
+    sampler = None if sampling is None else Sampler(sampling, source, target)
 
-    def rows() -> Iterator[tuple[Ids, Ids]]:
+    def rows() -> Iterator[tuple[Ids, ...]]:
         kept = dropped = 0
         with tqdm(total=count, desc="tokenising", unit="pair", disable=not sys.stderr.isatty(), leave=False) as bar:
-            for chunk in _chunks(pairs(files, config)):
+            for chunk in _chunks(read()):
                 sources = framed(source, [pair.source for pair in chunk])
                 targets = framed(target, [pair.target for pair in chunk], begin=True)
-                for row in zip(sources, targets, strict=True):
+                others = [] if sampler is None else sampler.draw(chunk)
+                for row in zip(sources, targets, *others, strict=True):
                     # A decoder reads its target without the last token, so both sides count one special token.
                     if max_length is None or max(len(row[0]), len(row[1]) - 1) <= max_length:
                         kept += 1
-                        yield row
+                        yield row if sampler is None else _within(row, max_length)
                     else:
                         dropped += 1
                 bar.update(len(chunk))
         notes["dropped"] = dropped
         if not kept:
             why = f": all {dropped:,} are longer than max_length = {max_length}; raise it" if dropped else ""
-            raise UserError(f"{', '.join(files)}: no sentence pairs{why}")
-        if fingerprint(files, config, source, target, max_length) != before:
-            raise UserError(f"{', '.join(files)}: changed while being read; start again when they are complete")
+            raise UserError(f"{name}: no sentence pairs{why}")
+        if print_now() != before:
+            raise UserError(f"{name}: changed while being read; start again when they are complete")
 
-    return Store.write(folder, rows(), vocab=(len(source), len(target)), fingerprint=before, notes=notes)
+    vocab, versions = (len(source), len(target)), 1 if sampling is None else sampling.versions
+    return Store.write(folder, rows(), vocab=vocab, versions=versions, fingerprint=before, notes=notes)
+
+
+def _within(row: tuple[Ids, ...], max_length: int | None) -> tuple[Ids, ...]:
+    """The row with plain sides in place of sampled ones that became too long."""
+    if max_length is None:
+        return row
+    return tuple(row[i % 2] if len(side) > max_length + i % 2 else side for i, side in enumerate(row))
 
 
 def fingerprint(
-    files: Sequence[str], config: DataConfig, source: Tokenizer, target: Tokenizer, max_length: int | None
+    files: Sequence[str],
+    config: DataConfig,
+    source: Tokenizer,
+    target: Tokenizer,
+    max_length: int | None,
+    sampling: Sampling | None = None,
 ) -> str:
     """A digest of everything that decides what a store holds."""
     paths = [path.resolve() for paths in find(files, config.folder) for path in paths]
@@ -165,15 +211,16 @@ def fingerprint(
         "columns": (config.source, config.target),
         "skip_bad": config.skip_bad,
         "max_length": max_length,
-        "tokenizers": [_digest(source), _digest(target)],
+        "tokenizers": [digest_of(source), digest_of(target)],
         "framing": (special(source, "eos"), special(target, "bos"), special(target, "eos")),
     }
+    if sampling is not None:
+        parts["sampling"] = dataclasses.asdict(sampling)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _digest(tokenizer: Tokenizer) -> str:
-    _, (text,) = tokenizer.__reduce__()  # what a copy is built from: the text of tokenizer.json
-    return hashlib.sha256(text.encode()).hexdigest()
+def digest_of(tokenizer: Tokenizer) -> str:
+    return hashlib.sha256(tokenizer.json.encode()).hexdigest()
 
 
 def _chunks(stream: Iterator[Pair]) -> Iterator[list[Pair]]:
@@ -195,19 +242,24 @@ def _id_type(vocab: int) -> str:
     return ID_TYPES[0] if vocab <= 2**16 else ID_TYPES[1]
 
 
-def _write_sides(folder: Path, rows: Iterable[tuple[Ids, Ids]], types: Sequence[str]) -> dict[str, Any]:
-    count, tokens = 0, [0, 0]
-    names = [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "offsets")]
+def _name(side: int) -> str:
+    """source, target, source.1, target.1, …"""
+    return ("source", "target")[side % 2] + (f".{side // 2}" if side > 1 else "")
+
+
+def _write_sides(folder: Path, rows: Iterable[tuple[Ids, ...]], types: Sequence[str]) -> dict[str, Any]:
+    count, tokens = 0, [0 for _ in types]
+    names = [f"{_name(side)}.{part}" for side in range(len(types)) for part in ("ids", "offsets")]
     files: list[IO[bytes]] = []
     try:
         for name in names:
             files.append((folder / name).open("xb"))
-        for side in (0, 1):
+        for side in range(len(types)):
             files[2 * side + 1].write(np.zeros(1, "<i8").tobytes())
         stream = iter(rows)
         while chunk := list(islice(stream, CHUNK)):
             count += len(chunk)
-            for side in (0, 1):
+            for side in range(len(types)):
                 lengths = np.array([len(row[side]) for row in chunk], "<i8")
                 ends = tokens[side] + lengths.cumsum()
                 files[2 * side].write(_pack([row[side] for row in chunk], types[side]))
@@ -240,7 +292,7 @@ def _swap(fresh: Path, folder: Path, fingerprint: str) -> None:
     """Give `fresh` its name and take away what had it, unless another process has made the same store meanwhile."""
     old = fresh.with_suffix(".old")
     for attempt in range(10):
-        if fingerprint and _is_whole(folder, fingerprint):
+        if fingerprint and is_whole(folder, fingerprint):
             break
         try:
             if folder.exists():
@@ -256,7 +308,7 @@ def _swap(fresh: Path, folder: Path, fingerprint: str) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _is_whole(folder: Path, fingerprint: str) -> bool:
+def is_whole(folder: Path, fingerprint: str) -> bool:
     index = _read_index(folder)
     if index is None or index.get("fingerprint") != fingerprint:
         return False
@@ -275,12 +327,11 @@ def _read_index(folder: Path) -> dict[str, Any] | None:
     return index if isinstance(index, dict) and index.get("version") == VERSION else None
 
 
-def _map(folder: Path, side: str, index: Mapping[str, Any]) -> Ragged:
+def _map(folder: Path, side: int, index: Mapping[str, Any]) -> Ragged:
     """One side of a store; its files have exactly the size the index gives them."""
-    at = ("source", "target").index(side)
-    rows, tokens = int(index["rows"]), int(index["tokens"][at])
-    kind = np.dtype(ID_TYPES[ID_TYPES.index(index["types"][at])])
-    ids, offsets = folder / f"{side}.ids", folder / f"{side}.offsets"
+    rows, tokens = int(index["rows"]), int(index["tokens"][side])
+    kind = np.dtype(ID_TYPES[ID_TYPES.index(index["types"][side])])
+    ids, offsets = folder / f"{_name(side)}.ids", folder / f"{_name(side)}.offsets"
     for path, size in ((ids, tokens * kind.itemsize), (offsets, (rows + 1) * 8)):
         if path.stat().st_size != size:
             raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes instead of {size:,}")

@@ -1,0 +1,118 @@
+"""Blocks: a long row of tokens cut into rectangles of one shape, for training and for judging.
+
+    Blocks    every epoch the text is cut at another offset into rows of `length` tokens, which come in random order:
+              each token is read once an epoch, at another place of a row each time. The order of epoch e follows
+              from (seed, e), so a resumed run needs only the epoch and how far it was
+    windows   every token of a text exactly once, given as many tokens before it as the context has room for
+
+A row of L + 1 tokens teaches L of them: `read` is all but the last, `expected` all but the first.
+
+With `stride` < `context` the windows overlap, and only the last `stride` tokens of each (all of the first) count:
+
+    context 4, stride 2       1 2 3 4                   a token is given at least context - stride others
+                                  3 4 5 6               (Press et al. 2021, arXiv 2012.15832)
+                                      5 6 7 8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.batch import Stream
+from regard.data.tokens import Tokens
+from regard.errors import UserError
+
+RESIDENT = {"cpu": 1 << 22, "cuda": 1 << 28}  # tokens (4 bytes each) kept as a whole: a step then copies nothing
+
+
+@dataclass(frozen=True)
+class BlockBatch:
+    """Rows of a text."""
+
+    ids: Tensor  # [R, L + 1]
+
+    @property
+    def read(self) -> Tensor:
+        return self.ids[:, :-1]
+
+    @property
+    def expected(self) -> Tensor:
+        return self.ids[:, 1:]
+
+    @property
+    def tokens(self) -> Tensor:
+        """How many tokens are to be learned."""
+        return torch.full((), self.expected.numel(), device=self.ids.device)
+
+    def to(self, device: torch.device) -> BlockBatch:
+        return BlockBatch(self.ids.to(device, non_blocking=True))
+
+    def clone(self) -> BlockBatch:
+        return BlockBatch(self.ids.clone())
+
+    def copy_(self, other: BlockBatch) -> None:
+        self.ids.copy_(other.ids, non_blocking=True)
+
+
+class Blocks(Stream):
+    """Batches of `rows` rows of `length` tokens, without end."""
+
+    def __init__(self, text: Tokens, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
+        if len(text) < length + 1:
+            raise UserError(
+                f"the training text has {len(text):,} tokens, less than one row of train.pack = {length} and the token "
+                "after it: give more text, or a smaller pack"
+            )
+        self.text, self.rows, self.length, self.seed = text, rows, length, seed
+        self.device = device or torch.device("cpu")
+        small = len(text) <= RESIDENT.get(self.device.type, RESIDENT["cpu"])
+        flat = torch.from_numpy(text.slice(0, len(text)).astype(np.int32)) if small else None
+        self.flat = None if flat is None else flat.to(self.device)
+        self.columns = torch.arange(length + 1, device=self.device)
+
+    def starts(self, epoch: int) -> Tensor:
+        """Where the rows of an epoch begin, in the order in which they are read; as many as make whole batches. [n]"""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        room = len(self.text) - self.length  # a row may begin at 0 … room - 1
+        offset = int(torch.randint(min(self.length, room), (), generator=generator))
+        count = (room - 1 - offset) // self.length + 1
+        order = torch.randperm(count, generator=generator)
+        if count < self.rows:  # a text shorter than a batch is read several times in it
+            order = order.repeat(-(-self.rows // count))
+        return offset + order[: len(order) // self.rows * self.rows] * self.length
+
+    def open(self, epoch: int) -> tuple[int, Callable[[int], BlockBatch]]:
+        starts = self.starts(epoch).view(-1, self.rows)
+        starts = starts if self.flat is None else starts.to(self.device)
+        return len(starts), lambda number: self.batch(starts[number])
+
+    def batch(self, starts: Tensor) -> BlockBatch:
+        if self.flat is None:
+            return BlockBatch(self.text.rows(starts.tolist(), self.length + 1))
+        return BlockBatch(self.flat[starts[:, None] + self.columns].long())
+
+
+def windows(text: Tokens, context: int, stride: int, rows: int) -> Iterator[tuple[BlockBatch, Tensor]]:
+    """Batches over the whole text, and which of their expected tokens count [R, context].
+
+    The last window is filled up with its first token, and the filler does not count.
+    """
+    if not 1 <= stride <= context:
+        raise UserError(f"stride = {stride}: must be from 1 to the context of {context} tokens")
+    wanted = len(text) - 1  # every token but the first
+    starts = [0, *range(stride, max(wanted - context + stride, 0), stride)]
+    for at in range(0, len(starts), rows):
+        ids, counts = [], []
+        for start in starts[at : at + rows]:
+            row = text.slice(start, min(start + context + 1, len(text)))
+            count = np.zeros(context, bool)
+            count[0 if start == 0 else context - stride : len(row) - 1] = True
+            ids.append(np.concatenate((row, np.full(context + 1 - len(row), row[0]))))
+            counts.append(count)
+        batch = BlockBatch(torch.from_numpy(np.stack(ids).astype(np.int64)))
+        yield batch, torch.from_numpy(np.stack(counts))

@@ -1,0 +1,174 @@
+"""Labelled texts as ids: stored once, then drawn, padded or packed into batches.
+
+A text is framed  <s> … </s>  and cut to `data.max_length` tokens; the first token is what BERT calls [CLS], where a
+classifier may gather what it has read. On disk they are pairs of a text and the number of its class
+(`regard.data.store`), the text once for every way in which it is cut into pieces.
+
+    padded   text [B, N], valid [B, N],    expected [B, 1]      texts of similar length side by side
+    packed   text [R, L], document [R, L], expected [R, D]      D texts a row at most, IGNORE where there are fewer
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from regard.data.batch import PairBatch, Ragged, Tensors
+from regard.data.labels import LabelData, examples, find_tables
+from regard.data.pack import Plan
+from regard.data.read import Pair
+from regard.data.sample import Sampler, Sampling
+from regard.data.store import CHUNK, VERSION, Ids, Store, digest_of, is_whole
+from regard.data.textpack import TextPacks
+from regard.errors import UserError
+from regard.text.frame import framed, special
+from regard.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ClassBatch(Tensors):
+    """Texts, one a row or packed, and their classes."""
+
+    text: Tensor  # [R, N]
+    expected: Tensor  # [R, D], IGNORE where a packed row has fewer texts
+    valid: Tensor | None = None  # [R, N] of padded texts; None: no filler
+    document: Tensor | None = None  # [R, N] of packed ones, from 1; 0: filler
+
+    @property
+    def tokens(self) -> Tensor:
+        """How many texts are learned from."""
+        return (self.expected != PairBatch.IGNORE).sum()
+
+
+class Labelled:
+    """Texts with the numbers of their classes [N]; epoch e reads version e mod k of the texts."""
+
+    def __init__(self, versions: Sequence[Ragged], labels: Tensor) -> None:
+        self.versions, self.labels = tuple(versions), labels
+
+    @classmethod
+    def of(cls, store: Store) -> Labelled:
+        return cls([store.sources, *(texts for texts, _ in store.sampled)], store.targets.flat.long())
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def choose(self, rows: Tensor) -> Labelled:
+        return Labelled([texts.choose(rows) for texts in self.versions], self.labels[rows])
+
+    def at(self, epoch: int) -> Labelled:
+        return Labelled([self.versions[epoch % len(self.versions)]], self.labels)
+
+    @property
+    def longest_row(self) -> int:
+        return max(int(texts.lengths.max()) for texts in self.versions)
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.versions[0].lengths
+
+    def batch(self, rows: Tensor) -> ClassBatch:
+        text, valid = self.versions[0].pad(rows)
+        return ClassBatch(text, self.labels[rows][:, None], None if bool(valid.all()) else valid)
+
+
+class ClassPacks(TextPacks):
+    """Packed batches of labelled texts."""
+
+    def __init__(self, data: Labelled, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
+        super().__init__(data.versions, rows, length, seed, device)
+        self.labels = data.labels
+        self.most = length // min(int(texts.lengths.min()) for texts in data.versions)  # texts that a row can hold
+
+    def finish(self, ids: Tensor, document: Tensor, plan: Plan, generator: torch.Generator) -> ClassBatch:
+        expected = torch.full((len(ids), self.most), PairBatch.IGNORE)
+        expected[plan.row, plan.document - 1] = self.labels[plan.order]
+        return ClassBatch(ids, expected, document=document)
+
+
+def draw(labels: Tensor, share: float, seed: int, *, keep: bool) -> Tensor:
+    """Which rows [N] are drawn: the same share of every class, and of each at least one; a smaller share of the same
+    seed is part of a larger one. With `keep` at least one of a class stays behind instead.
+    """
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    drawn = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        members = order[labels[order] == label]
+        count = round(share * len(members))
+        drawn[members[: min(count, len(members) - 1) if keep else max(count, 1)]] = True
+    return drawn
+
+
+def balanced_weights(counts: Sequence[int]) -> list[float]:
+    """w_c = N / (C n_c): every class counts as much as the others, and the mean over the examples is 1."""
+    return [sum(counts) / (len(counts) * count) for count in counts]
+
+
+def prepare_labelled(
+    files: Sequence[str],
+    config: LabelData,
+    folder: str | Path,
+    tokenizer: Tokenizer,
+    classes: Sequence[str],
+    *,
+    sampling: Sampling | None = None,
+) -> Store:
+    """The texts of `files` as a store in `folder`, made now unless the one there is of the same making.
+
+    `index["cut"]` is how many were longer than `data.max_length`. `sampling` adds versions cut at random.
+    """
+    before = _fingerprint(files, config, tokenizer, classes, sampling)
+    if is_whole(Path(folder), before):
+        return Store.open(folder)
+    notes = {"cut": 0}
+    sampler = None if sampling is None else Sampler(sampling, tokenizer, tokenizer)
+    numbers = {name: number for number, name in enumerate(classes)}
+
+    def rows() -> Iterator[tuple[Ids, ...]]:
+        stream = examples(files, config, classes)
+        with tqdm(desc="tokenising", unit="text", disable=not sys.stderr.isatty(), leave=False) as bar:
+            while chunk := list(islice(stream, CHUNK)):
+                texts = framed(tokenizer, [one.text for one in chunk], begin=True)
+                notes["cut"] += sum(len(ids) > config.max_length for ids in texts)
+                # the sampler knows pairs, whose targets begin with <s>
+                others = [] if sampler is None else sampler.draw([Pair("", one.text, "", 0) for one in chunk])[1::2]
+                for one, *versions in zip(chunk, texts, *others, strict=True):
+                    label = [numbers[one.label]]
+                    yield tuple(side for ids in versions for side in (_shortened(ids, config.max_length), label))
+                bar.update(len(chunk))
+        if _fingerprint(files, config, tokenizer, classes, sampling) != before:
+            raise UserError(f"{', '.join(files)}: changed while being read; start again when they are complete")
+
+    versions, vocab = 1 if sampling is None else sampling.versions, (len(tokenizer), len(classes))
+    return Store.write(folder, rows(), vocab=vocab, versions=versions, fingerprint=before, notes=notes)
+
+
+def _shortened(ids: Ids, length: int) -> Ids:
+    """The first tokens of a text that is too long, and its end."""
+    return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
+
+
+def _fingerprint(
+    files: Sequence[str], config: LabelData, tokenizer: Tokenizer, classes: Sequence[str], sampling: Sampling | None
+) -> str:
+    """A digest of everything that decides what a store holds."""
+    paths = [path.resolve() for path in find_tables(files, config.folder)]
+    parts = {
+        "version": VERSION,
+        "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths],
+        "reading": (config.columns, config.header, config.names, config.skip_bad, config.max_length, list(classes)),
+        "tokenizer": digest_of(tokenizer),
+        "framing": (special(tokenizer, "bos"), special(tokenizer, "eos")),
+        "sampling": None if sampling is None else dataclasses.asdict(sampling),
+    }
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,0 +1,164 @@
+"""Masked texts: some tokens are hidden, and what was there is to be guessed from both sides.
+
+    text       <s> 이 영화 정말 재밌다 </s>
+    read       <s> 이 영화 <mask> 재밌다 </s>
+    expected               정말
+
+Of the tokens of a row, `share` are chosen, or whole words up to as many; of the chosen ones 80 % become <mask>, 10 % a
+random token and 10 % stay as they are, so that a state must be right wherever a token might be wrong (Devlin et al.
+2018, section 3.1). Each epoch chooses anew (Liu et al. 2019), and the choice follows from the seed, the epoch and the
+place: a resumed run sees what it would have seen.
+
+Documents longer than a row are cut; each part is framed  <s> … </s>,  and several share a row (`regard.data.textpack`).
+Only the chosen places are scored: at most M = share · L of a row, so the large product with the vocabulary is a seventh
+of what all places would take.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from regard.data.batch import PairBatch, Ragged, Tensors
+from regard.data.documents import Piece
+from regard.data.pack import Plan
+from regard.data.store import VERSION, Ids, Store, digest_of, is_whole
+from regard.data.textpack import TextPacks
+from regard.data.tokens import text_chunks
+from regard.errors import UserError
+from regard.settings import check_types
+from regard.text.frame import special
+from regard.text.tokenizer import Tokenizer
+from regard.text.words import WordTable
+
+
+@dataclass(frozen=True)
+class MaskConfig:
+    """What is hidden: the [mask] table of a recipe."""
+
+    share: float = 0.15  # of the tokens
+    whole_words: bool = False  # all tokens of a word or none
+    mask: float = 0.8  # of those: become <mask>
+    random: float = 0.1  # become another token; the rest stays
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if not 0 < self.share < 1:
+            raise UserError(f"share = {self.share}: must be above 0 and below 1, such as 0.15")
+        if self.mask < 0 or self.random < 0 or self.mask + self.random > 1:
+            raise UserError(f"mask = {self.mask}, random = {self.random}: are shares, together at most 1")
+
+    def most(self, length: int) -> int:
+        """Places of a row that may be chosen."""
+        return max(1, round(self.share * length))
+
+
+@dataclass(frozen=True)
+class MaskedBatch(Tensors):
+    """Packed rows with hidden tokens."""
+
+    ids: Tensor  # [R, L]
+    document: Tensor  # [R, L], from 1; 0: filler
+    places: Tensor  # [R, M] where something is to be guessed
+    expected: Tensor  # [R, M] what was there; IGNORE where fewer were chosen
+
+    @property
+    def tokens(self) -> Tensor:
+        """How many tokens are to be guessed."""
+        return (self.expected != PairBatch.IGNORE).sum()
+
+
+class MaskedPacks(TextPacks):
+    """Packed batches of masked texts."""
+
+    def __init__(
+        self,
+        texts: Ragged,
+        tokenizer: Tokenizer,
+        config: MaskConfig,
+        rows: int,
+        length: int,
+        seed: int,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__((texts,), rows, length, seed, device)
+        assert tokenizer.mask is not None
+        self.mask, self.config, self.words = tokenizer.mask, config, WordTable(tokenizer)
+        self.ordinary = (~self.words.special).nonzero()[:, 0]  # what a random token may be
+
+    def finish(self, ids: Tensor, document: Tensor, plan: Plan, generator: torch.Generator) -> MaskedBatch:
+        words = self.words.number(ids) if self.config.whole_words else torch.arange(1, ids.shape[1] + 1).expand_as(ids)
+        hidden = torch.where((document > 0) & ~self.words.special[ids], words, 0)
+        chosen = choose(hidden, self.config.share, generator)
+        most = self.config.most(self.length)
+        places = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+        expected = torch.where(chosen, ids, PairBatch.IGNORE).gather(1, places)
+        return MaskedBatch(self._hide(ids, chosen, generator), document, places, expected)
+
+    def _hide(self, ids: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
+        lot = torch.rand(ids.shape, generator=generator)
+        other = self.ordinary[torch.randint(len(self.ordinary), ids.shape, generator=generator)]
+        masked, moved = lot < self.config.mask, lot < self.config.mask + self.config.random
+        return torch.where(chosen, torch.where(masked, self.mask, torch.where(moved, other, ids)), ids)
+
+
+def choose(words: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Which tokens are chosen, of rows [n, L] that say to which word a token belongs, 0: to none.
+
+    Words come in random order until the next would exceed round(share · tokens), at least 1.
+    """
+    n, length = words.shape
+    lot = torch.rand(n, length + 1, generator=generator).gather(1, words)  # one for each word
+    rank = torch.where(words > 0, lot, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
+    last = torch.zeros(n, length + 1, dtype=torch.long).scatter_reduce_(1, words, rank, "amax").gather(1, words)
+    quota = ((words > 0).sum(dim=1, keepdim=True) * share).round().clamp_min(1)
+    return (words > 0) & (last < quota)
+
+
+def prepare_texts(
+    stream: Iterator[Piece],
+    folder: str | Path,
+    tokenizer: Tokenizer,
+    length: int,
+    *,
+    fingerprint: str,
+    characters: int | None = None,
+) -> Store:
+    """The documents of `stream`, in parts of at most `length` tokens with their ends, as a store in `folder`.
+
+    `fingerprint` stands for the text. A store of the same making is used as it is.
+    """
+    frame = special(tokenizer, "bos"), special(tokenizer, "eos")
+    parts = [VERSION, fingerprint, digest_of(tokenizer), frame, length]
+    whole = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    if is_whole(Path(folder), whole):
+        return Store.open(folder)
+
+    def rows() -> Iterator[tuple[Ids, Ids]]:
+        count, held = 0, list[int]()
+        with tqdm(
+            total=characters, desc="tokenising", unit="char", disable=not sys.stderr.isatty(), leave=False
+        ) as bar:
+            for chunk in text_chunks(stream):
+                for (_, ends), ids in zip(chunk, tokenizer.encode_batch([text for text, _ in chunk]), strict=True):
+                    held += ids
+                    while len(held) > length - 2 or (ends and held):
+                        part, held = held[: length - 2], held[length - 2 :]
+                        count += 1
+                        yield [frame[0], *part, frame[1]], ()
+                bar.update(sum(len(text) for text, _ in chunk))
+        if held:  # the text ends inside a document
+            count += 1
+            yield [frame[0], *held, frame[1]], ()
+        if not count:
+            raise UserError("the text has no tokens: it is empty")
+
+    return Store.write(folder, rows(), vocab=(len(tokenizer), 1), fingerprint=whole)

@@ -1,0 +1,37 @@
+"""Rows: examples of one shape, all in memory, in another order every epoch.
+
+Pictures of one size, windows of a series, padded sequences: where every example has the same shape, a batch is a
+choice of row numbers. The order of epoch e follows from (seed, e), so a resumed run needs only the epoch and how far
+it was. Rows that make no whole batch at the end of an epoch wait for another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.data.batch import Stream
+
+Make = Callable[[Tensor, int, int], Any]  # (row numbers [rows], epoch, number of the batch in it) -> batch
+
+
+class Rows(Stream):
+    """Batches of `rows` rows out of `count`, made by `make`."""
+
+    def __init__(self, count: int, rows: int, seed: int, make: Make) -> None:
+        self.count, self.rows, self.seed, self.make = count, rows, seed, make
+
+    def order(self, epoch: int) -> Tensor:
+        """The rows of each batch, [batches, rows]; fewer rows than a batch are read several times in it."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        order = torch.randperm(self.count, generator=generator)
+        if self.count < self.rows:
+            order = order.repeat(-(-self.rows // self.count))
+        return order[: len(order) // self.rows * self.rows].view(-1, self.rows)
+
+    def open(self, epoch: int) -> tuple[int, Callable[[int], Any]]:
+        order = self.order(epoch)
+        return len(order), lambda number: self.make(order[number], epoch, number)

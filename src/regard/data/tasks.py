@@ -1,0 +1,226 @@
+"""Several tasks as one: each turns a text into a text, and a prefix says which is meant (Raffel et al. 2020).
+
+    [data.tasks.german]
+    prefix = "translate English to German: "
+    train = ["train.en", "train.de"]          sentence pairs, as `regard.data.config` reads them
+
+    [data.tasks.sentiment]
+    kind = "labels"                           labelled texts, as `regard.data.labels` reads them: the label is written
+    prefix = "sentiment: "
+    train = ["train.tsv"]
+
+    [data.tasks.reviews]
+    kind = "denoise"                          plain text, as `regard.data.text` reads it, with holes to be filled
+    train = ["train.tsv"]
+
+All pairs of all tasks make an epoch, those of a task `repeat` times: so tasks are met in proportion to their sizes
+unless one is to be met more often.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from regard.data.config import DataConfig, Files, find, home
+from regard.data.denoise import Noise
+from regard.data.documents import Piece, Survey, part, pieces, survey
+from regard.data.labelled import draw
+from regard.data.labels import LabelData, check_examples, examples, find_tables
+from regard.data.lines import left_out
+from regard.data.read import Pair, check, pairs
+from regard.data.text import TextData, find_texts
+from regard.errors import UserError
+from regard.settings import check_types, from_dict, to_dict
+
+HOLD_OUT = 0  # seed of what `valid_share` holds out of labelled texts
+LABELS_ONLY = ("classes", "class_weights", "fraction", "max_length", "header")  # of a classifier, not of a text
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """What every task has besides its data."""
+
+    kind: Literal["pairs", "labels", "denoise"] = "pairs"
+    prefix: str = ""  # stands before every source
+    repeat: int = 1  # times that each of its pairs comes in an epoch
+    density: float = 0.15  # denoise: share of the tokens that is taken out
+    span: float = 3.0  # denoise: mean tokens of a hole
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.repeat < 1:
+            raise UserError(f"repeat = {self.repeat}: must be 1 or more")
+        if not 0 < self.density < 1:
+            raise UserError(f"density = {self.density}: must be above 0 and below 1, such as 0.15")
+        if self.span < 1:
+            raise UserError(f"span = {self.span}: must be 1 token or more")
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """One task: its options, and its data by kind."""
+
+    name: str
+    options: TaskOptions
+    data: DataConfig | LabelData | TextData
+    folder: str  # as the recipe has it
+
+    @property
+    def sets(self) -> dict[str, Files]:
+        """The sets that are judged by what the model writes; noise is judged by its loss alone."""
+        if isinstance(self.data, TextData):
+            return {}
+        held = {"valid": self.data.train} if getattr(self.data, "valid_share", 0) else {"valid": self.data.valid}
+        return {name: files for name, files in {**held, **self.data.test}.items() if files}
+
+    @property
+    def validated(self) -> bool:
+        """Whether it has validation data."""
+        return bool(self.data.valid or getattr(self.data, "valid_share", 0))
+
+    @property
+    def noise(self) -> Noise:
+        return Noise(self.options.density, self.options.span)
+
+    def paths(self) -> list[Path]:
+        """All files on disk."""
+        found: list[Path] = []
+        for files in (self.data.train, self.data.valid, *self.data.test.values()):
+            if not files:
+                continue
+            match self.data:
+                case DataConfig():
+                    found += [path for some in find(files, self.data.folder) for path in some]
+                case LabelData():
+                    found += find_tables(files, self.data.folder)
+                case TextData():
+                    found += find_texts(files, self.data.folder)
+        return found
+
+    def check(self) -> None:
+        """Read everything once."""
+        for files in (self.data.train, self.data.valid, *self.data.test.values()):
+            if not files:
+                continue
+            if isinstance(self.data, TextData):
+                notes: Sequence[str] = survey(files, self.data).notes
+            else:
+                of = check(files, self.data) if isinstance(self.data, DataConfig) else check_examples(files, self.data)
+                notes = of.notes
+                if of.bad_count:
+                    print(left_out(files, of.bad, of.bad_count), file=sys.stderr)
+            for line in notes:
+                print(f"note: {line}", file=sys.stderr)
+
+    def lines(self, name: str) -> Iterator[Pair]:
+        """The pairs of a set, "train" or one of `sets`, each source with the prefix."""
+        prefix = self.options.prefix
+        if isinstance(self.data, DataConfig):
+            for pair in pairs({"train": self.data.train, **self.sets}[name], self.data):
+                yield pair._replace(source=prefix + pair.source)
+        elif isinstance(self.data, LabelData):
+            wanted = _Held(self.data, name)
+            for number, one in enumerate(examples({"train": self.data.train, **self.sets}[name], self.data)):
+                if wanted.has(number):
+                    yield Pair(prefix + one.text, one.label, one.file, one.row)
+
+    def texts(self, name: str, found: Survey | None = None) -> Iterator[Piece]:
+        """The text to be denoised: "train" or "valid"."""
+        assert isinstance(self.data, TextData)
+        share = self.data.valid_share
+        if not share:
+            return pieces(self.data.train if name == "train" else self.data.valid, self.data)
+        count = (found or survey(self.data.train, self.data)).characters
+        border = int(count * (1 - share))
+        span = (0, border) if name == "train" else (border, count)
+        return part(pieces(self.data.train, self.data), *span)
+
+    def table(self) -> dict[str, Any]:
+        """As it stands in a recipe, complete."""
+        own = {name: value for name, value in to_dict(self.data).items() if name not in ("folder", "skip_bad")}
+        unused = {DataConfig: ("max_length",), LabelData: LABELS_ONLY, TextData: ()}[type(self.data)]
+        options = to_dict(self.options)
+        if self.options.kind != "denoise":
+            options = {name: value for name, value in options.items() if name not in ("density", "span")}
+        return {**options, **{name: value for name, value in own.items() if name not in unused}, "folder": self.folder}
+
+
+class _Held:
+    """Which rows of labelled training data a set has."""
+
+    def __init__(self, data: LabelData, name: str) -> None:
+        self.rows: torch.Tensor | None = None
+        if data.valid_share and name in ("train", "valid"):
+            labels: dict[str, int] = {}
+            numbers = [labels.setdefault(one.label, len(labels)) for one in examples(data.train, data)]
+            held = draw(torch.tensor(numbers), data.valid_share, HOLD_OUT, keep=True)
+            self.rows = held if name == "valid" else ~held
+
+    def has(self, number: int) -> bool:
+        return self.rows is None or bool(self.rows[number])
+
+
+@dataclass(frozen=True)
+class TasksData:
+    """The [data] table but for its tasks."""
+
+    max_length: int = 256  # longest sequence a model is trained on
+    skip_bad: bool = False
+    folder: str = "."
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.max_length < 8:
+            raise UserError(f"max_length = {self.max_length}: give 8 or more")
+
+
+def read_tasks(table: Mapping[str, Any]) -> tuple[TasksData, dict[str, TextTask]]:
+    """[data] of a recipe: what holds for all tasks, and the tasks."""
+    common = from_dict(TasksData, {name: value for name, value in table.items() if name != "tasks"}, "data.")
+    tasks = table.get("tasks")
+    if not isinstance(tasks, dict) or not tasks or not all(isinstance(one, dict) for one in tasks.values()):
+        raise UserError(
+            'data.tasks: names no task; write tables such as  [data.tasks.german]  with  prefix = "to German: "  and '
+            'train = ["train.en", "train.de"]'
+        )
+    return common, {name: _read_task(name, one, common) for name, one in tasks.items()}
+
+
+def _read_task(name: str, table: Mapping[str, Any], common: TasksData) -> TextTask:
+    where = f"data.tasks.{name}."
+    if not name or "." in name or "/" in name:
+        raise UserError(f"data.tasks.{name!r}: is no name of a task; use letters, digits and -")
+    known = {field.name for field in dataclasses.fields(TaskOptions)}
+    options = from_dict(TaskOptions, {key: value for key, value in table.items() if key in known}, where)
+    rest = {"train": (), **{key: value for key, value in table.items() if key not in known}}
+    folder = rest.pop("folder", ".")
+    if not isinstance(folder, str):
+        raise UserError(f"{where}folder = {folder!r}: expected text in quotes")
+    shared: dict[str, Any] = {"folder": str(home(common.folder) / home(folder)), "skip_bad": common.skip_bad}
+    kind = {"pairs": DataConfig, "labels": LabelData, "denoise": TextData}[options.kind]
+    refused = {"pairs": ("max_length",), "labels": LABELS_ONLY, "denoise": ()}[options.kind]
+    for key in (*refused, "skip_bad", *(() if options.kind == "denoise" else ("density", "span"))):
+        if key in table:
+            raise UserError(
+                f"{where}{key} = {table[key]!r}: is not for a task of kind = {options.kind!r}; leave it out"
+            )
+    if options.kind == "pairs":
+        shared["max_length"] = common.max_length
+    return TextTask(name, options, from_dict(kind, {**rest, **shared}, where), folder)
+
+
+def fingerprint(tasks: Mapping[str, TextTask], *others: object) -> str:
+    """A digest of the tasks, their files (names, sizes, times) and whatever else is given."""
+    paths = [path.resolve() for one in tasks.values() for path in one.paths()]
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    parts = [files, {name: one.table() for name, one in tasks.items()}, [str(one) for one in others]]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,88 @@
+"""Packing single texts: several of them in one row, so that every batch has the same shape and almost no filler.
+
+    ids        <s> a a a </s> <s> b b </s> <s> c </s> · ·
+    document    1  1 1 1  1    2  2 2  2    3  3  3   0 0
+
+As for pairs (`regard.data.pack`): attention is kept to equal documents, positions restart with each, and filler is
+document 0. What is learned from a row differs (the class of each text, its masked tokens), so `finish` is left to the
+subclasses. Rows are laid out a slab at a time, some million tokens, by a thread while the model learns from the slab
+before; then they lie on the device and are cut into steps by slicing: no work per step, and an epoch may be larger
+than memory. What `finish` draws at random follows from (seed, epoch, slab).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from regard.data.batch import Ragged, Stream, Tensors
+from regard.data.pack import Plan, lay, plan_rows
+from regard.errors import UserError
+
+SLAB = 1 << 22  # tokens that are laid out at once
+
+
+class TextPacks(Stream):
+    """Batches of `rows` rows of `length` tokens; epoch e reads version e mod k of the texts."""
+
+    def __init__(
+        self, versions: Sequence[Ragged], rows: int, length: int, seed: int, device: torch.device | None = None
+    ) -> None:
+        longest = max(int(texts.lengths.max()) for texts in versions)
+        if longest > length:
+            raise UserError(
+                f"train.pack = {length} is too short for a text of {longest} tokens: raise it, "
+                f"or cut longer ones with data.max_length = {length}"
+            )
+        self.versions, self.row_count, self.length, self.seed = versions, rows, length, seed
+        self.device = device or torch.device("cpu")
+        self.each = max(1, SLAB // (rows * length))  # batches of a slab
+        self.planned: tuple[int, Ragged, Plan] | None = None  # the epoch that the thread is in
+        self.asked: dict[tuple[int, int], Future[tuple[int, Tensors]]] = {}
+        self.thread = ThreadPoolExecutor(1, "slabs")
+
+    def plan(self, epoch: int) -> tuple[Ragged, Plan]:
+        """The texts that an epoch reads, and where each goes."""
+        texts = self.versions[epoch % len(self.versions)]
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        return texts, plan_rows(texts.lengths, texts.lengths, self.length, self.row_count, generator)
+
+    def open(self, epoch: int) -> tuple[int, Callable[[int], Tensors]]:
+        step, each = self.row_count, self.each
+        batches = self._ask(epoch, self.index // each).result()[0]
+        laid: dict[int, Tensors] = {}
+
+        def make(number: int) -> Tensors:
+            slab, place = divmod(number, each)
+            if slab not in laid:
+                laid.clear()  # before the next one takes its place
+                laid[slab] = self._ask(epoch, slab).result()[1].to(self.device)
+                self.asked = {}
+                self._ask(*((epoch, slab + 1) if (slab + 1) * each < batches else (epoch + 1, 0)))
+            return laid[slab].rows(slice(place * step, (place + 1) * step))
+
+        return batches, make
+
+    def _ask(self, epoch: int, slab: int) -> Future[tuple[int, Tensors]]:
+        """(batches of the epoch, one slab of them), laid out by a thread while the model learns from another."""
+        if (epoch, slab) not in self.asked:
+            self.asked[epoch, slab] = self.thread.submit(self._lay, epoch, slab)
+        return self.asked[epoch, slab]
+
+    def _lay(self, epoch: int, slab: int) -> tuple[int, Tensors]:
+        if self.planned is None or self.planned[0] != epoch:
+            self.planned = (epoch, *self.plan(epoch))
+        _, texts, plan = self.planned
+        rows = self.each * self.row_count
+        part = plan.part(slab * rows, min((slab + 1) * rows, plan.rows))
+        ids, document = lay(texts, part, texts.lengths[part.order], self.length)
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) * 65_537 + slab)
+        return plan.rows // self.row_count, self.finish(ids, document, part, generator)
+
+    @abstractmethod
+    def finish(self, ids: Tensor, document: Tensor, plan: Plan, generator: torch.Generator) -> Tensors:
+        """The batch of rows [n, length], with what is to be learned from them."""
