@@ -49,6 +49,12 @@ CASES: dict[str, dict[str, Any]] = {
     "features": {"shape": "encoder", "source": "features", "head": "classes", "classes": 3},
     "captions from patches": {"source": "patches", "position": "learned"},
     "captions from regions": {"source": "features", "decoder_layers": 1},
+    "conv stem": {"shape": "encoder", "source": "patches", "head": "classes", "classes": 3, "stem": "conv", "pool": "mean"},
+    "shifted windows": {
+        "shape": "encoder", "source": "patches", "head": "pooled", "shifted_window": 2, "layers": 3, "position_axes": 2
+    },
+    "turned by row and column": {"source": "patches", "position": "rope", "position_axes": 2, "tie": False},
+    "numbers": {"source": "features", "head": "values"},
 }
 
 
@@ -99,11 +105,15 @@ def inputs(config: ModelConfig, found: Cost, device: str = "cpu") -> tuple[Tenso
             source = torch.randn(rows, found.seq, config.feature_dim, device=device)
     if config.shape != "encoder-decoder":
         return (source,)
+    if config.head == "values":
+        return source, torch.randn(rows, found.target_seq, config.feature_dim, device=device)
     return source, torch.randint(config.target_size, (rows, found.target_seq), device=device)
 
 
 def loss(config: ModelConfig, output: Tensor) -> Tensor:
     if config.head in ("none", "pooled"):
         return output.sum()
+    if config.head == "values":
+        return F.mse_loss(output, torch.zeros_like(output))
     logits = output.flatten(0, -2)
     return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=output.device))

@@ -48,7 +48,8 @@ def test_names_are_complete_and_ordered() -> None:
         for layer in (0, 1)
         for name in [*inner, "feedforward.hidden", "feedforward.output", "output"]
     }
-    expected |= {f"{stack}.{stage}" for stack in ("encoder", "decoder") for stage in ("embedded", "output")}
+    stages = ("positions", "embedded", "output")
+    expected |= {f"{stack}.{stage}" for stack in ("encoder", "decoder") for stage in stages}
     model = make(shape="encoder-decoder")
     with trace(model) as t:
         model(tokens(2, 5), tokens(2, 3))
@@ -288,7 +289,8 @@ def test_an_edited_activation_is_what_later_layers_see() -> None:
     with trace(model, {"decoder.0.output": replace(patch)}) as after:
         out = model(given)
     assert torch.equal(after["decoder.0.output"], patch)
-    context = model.decoder._context(Places.of(6, given.device), None, None, everything)
+    places = Places.of(6, given.device)
+    context, *_ = model.decoder._contexts(places, places.pos, None, None, everything, len(given))
     torch.testing.assert_close(out, model.head(model.decoder.blocks[1](patch, context)))
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from regard.cost import recurrent
 from regard.cost.parameters import output_size
+from regard.cost.pictures import stem_bytes
 from regard.cost.sequences import StackShape
 
 if TYPE_CHECKING:
@@ -70,13 +71,14 @@ def loss_gradient_bytes(config: ModelConfig, stacks: list[StackShape], batch: in
 
 def _source(config: ModelConfig, batch: int, stacks: list[StackShape], size: int) -> int:
     """Token ids, pixels or features."""
-    target = INDEX * batch * stacks[-1].length if len(stacks) == 2 else 0
+    target = (INDEX if config.head == "tokens" else config.feature_dim * size) * batch * stacks[-1].length
+    target = target if len(stacks) == 2 else 0
     match config.source:
         case "tokens":
             typed = config.token_types > 0 and config.shape != "decoder"
             return target + INDEX * batch * stacks[0].length * (2 if typed else 1)
         case "patches":
-            return target + batch * config.channels * config.image_size**2 * size
+            return target + batch * config.channels * config.image_size**2 * size + stem_bytes(config, batch, size)
         case "features":
             return target + batch * stacks[0].length * config.feature_dim * size
 
@@ -137,7 +139,8 @@ def _cross(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int
 
 def _scores(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
     """Of all layers: what grows with N²."""
-    pairs, masked = stack.length**2, stack.causal or config.window is not None
+    squares = config.shifted_window is not None and not stack.causal
+    pairs, masked = stack.length**2, stack.causal or config.window is not None or squares
     kept = stack.layers * _bias(config, stack, batch, size, masked)
     if config.position == "t5" and config.attention != "flex":
         kept += INDEX * pairs  # which bucket each distance falls into, once
@@ -146,7 +149,7 @@ def _scores(config: ModelConfig, stack: StackShape, batch: int, size: int) -> in
             # one table for all layers, unless it is masked or turned into another number format for each
             tables = stack.layers if masked or size != 4 else 1
             kept += tables * config.heads * pairs * size
-        elif config.window is not None and config.position != "relative":
+        elif (config.window is not None or squares) and config.position != "relative":
             kept += stack.layers * pairs * size  # the mask as numbers
     if config.attention == "reference":
         kept += stack.layers * (_weights(config, batch, pairs, size) + batch * config.heads * stack.length)
@@ -196,7 +199,7 @@ def _feedforward(config: ModelConfig, size: int) -> int:
 
 def _head(config: ModelConfig, batch: int, length: int, size: int) -> int:
     dim, tokens, wide = config.dim, batch * length, max(4, size)
-    if config.head == "tokens":
+    if config.head in ("tokens", "values"):
         layer = 2 * dim * size + (dim + 2) * wide if config.head_layer else 0
         return tokens * (dim * size + layer)
     if config.head == "none" or not (config.pooler or config.head == "classes"):
@@ -207,12 +210,17 @@ def _head(config: ModelConfig, batch: int, length: int, size: int) -> int:
 
 
 def _loss(config: ModelConfig, batch: int, length: int, size: int) -> int:
-    """Cross-entropy: log-probabilities, the 16-bit logits they were made from, and the right answers."""
+    """Cross-entropy: log-probabilities, the 16-bit logits they were made from, and the right answers.
+
+    Of numbers, the squared error: those predicted and those expected.
+    """
     outputs = _outputs(config, batch, length)
+    if config.head == "values":
+        return outputs * (size + max(4, size))
     rows = outputs // (output_size(config) or 1)
     return outputs * (size if size >= 4 else size + 4) + INDEX * rows
 
 
 def _outputs(config: ModelConfig, batch: int, length: int) -> int:
     """Logits of the whole batch."""
-    return output_size(config) * batch * (length if config.head == "tokens" else 1)
+    return output_size(config) * batch * (length if config.head in ("tokens", "values") else 1)

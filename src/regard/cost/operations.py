@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from regard.cost import recurrent
 from regard.cost.parameters import output_size
+from regard.cost.pictures import patch_maps, tile_pairs
 from regard.cost.sequences import StackShape
 
 if TYPE_CHECKING:
@@ -36,12 +37,15 @@ def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int
     """One forward pass, by part; parts without products are left out."""
     if config.shape == "recurrent":
         return recurrent.forward_operations(config, stacks, batch)
-    parts = {"source": _source(config, batch, stacks[0].length)}
+    parts = {"source": sum(source_operations(config, batch, stacks[0].length)), "target": 0}
+    if config.head == "values":
+        parts["target"] = 2 * batch * stacks[-1].length * config.feature_dim * config.dim
     for stack in stacks:
         name, layers, n, m = stack.name, stack.layers, stack.length, stack.memory
-        pairs = visible_pairs(config, stack) if config.attention == "flex" else n * n
+        pairs = visible_pairs(config, stack) if config.attention == "flex" else layers * n * n
         parts[f"{name}.attention"] = layers * _projections(config, batch, n, n)
-        parts[f"{name}.scores"] = layers * (_scores(config, batch, n, n, pairs) + _relative(config, batch, n))
+        learned = _mapped(config, batch, n, n) + _relative(config, batch, n)
+        parts[f"{name}.scores"] = pairs * _per_pair(config, batch) + layers * learned
         if m:
             parts[f"{name}.cross"] = layers * _projections(config, batch, n, m)
             parts[f"{name}.cross_scores"] = layers * _scores(config, batch, n, m, n * m)
@@ -54,9 +58,8 @@ def hidden_operations(config: ModelConfig, stacks: list[StackShape], batch: int)
     """What the forward pass spends on pairs that the mask then hides: nothing where they are skipped."""
     if config.attention == "flex" or config.shape == "recurrent":
         return 0
-    return sum(
-        stack.layers * _per_pair(config, batch) * (stack.length**2 - visible_pairs(config, stack)) for stack in stacks
-    )
+    pairs = sum(stack.layers * stack.length**2 - visible_pairs(config, stack) for stack in stacks)
+    return pairs * _per_pair(config, batch)
 
 
 def recomputed_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> int:
@@ -65,8 +68,8 @@ def recomputed_operations(config: ModelConfig, stacks: list[StackShape], batch: 
         return 0
     pairs = 0
     for stack in stacks:
-        own = visible_pairs(config, stack) if config.attention == "flex" else stack.length**2
-        pairs += stack.layers * (own + stack.length * stack.memory)
+        own = visible_pairs(config, stack) if config.attention == "flex" else stack.layers * stack.length**2
+        pairs += own + stack.layers * stack.length * stack.memory
     return 2 * batch * config.heads * pairs * config.key_dim
 
 
@@ -85,11 +88,13 @@ def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:
 
 
 def visible_pairs(config: ModelConfig, stack: StackShape) -> int:
-    """Pairs (query, key) that self attention may see: all, those in the past, those in the window."""
+    """Pairs (query, key) that all layers may see: all, those in the past, in the window, in the same square."""
     n = stack.length
+    if config.shifted_window is not None and not stack.causal:
+        return tile_pairs(config, stack.layers)
     reach = min(n, config.window or n)
     past = reach * (reach + 1) // 2 + (n - reach) * reach  # a query sees itself and reach - 1 before it
-    return past if stack.causal else 2 * past - n
+    return stack.layers * (past if stack.causal else 2 * past - n)
 
 
 def _projections(config: ModelConfig, batch: int, queries: int, keys: int) -> int:
@@ -105,8 +110,13 @@ def _per_pair(config: ModelConfig, batch: int) -> int:
 
 
 def _scores(config: ModelConfig, batch: int, queries: int, keys: int, pairs: int) -> int:
-    mapped = {"multiplicative": queries, "additive": queries + keys}.get(config.score, 0)  # W q, W k before they meet
-    return pairs * _per_pair(config, batch) + 2 * batch * config.heads * mapped * config.key_dim**2
+    return pairs * _per_pair(config, batch) + _mapped(config, batch, queries, keys)
+
+
+def _mapped(config: ModelConfig, batch: int, queries: int, keys: int) -> int:
+    """W q and W k before they meet, where a score is learned."""
+    mapped = {"multiplicative": queries, "additive": queries + keys}.get(config.score, 0)
+    return 2 * batch * config.heads * mapped * config.key_dim**2
 
 
 def _relative(config: ModelConfig, batch: int, queries: int) -> int:
@@ -123,20 +133,20 @@ def _feedforward(config: ModelConfig, tokens: int) -> int:
     return config.experts_per_token * dense + 2 * tokens * config.dim * config.experts
 
 
-def _source(config: ModelConfig, batch: int, length: int) -> int:
+def source_operations(config: ModelConfig, batch: int, length: int) -> list[int]:
+    """Of each product that makes vectors of what enters; the first one's input needs no gradient."""
     match config.source:
         case "tokens":
-            return 0
+            return [0]
         case "patches":
-            patches = (config.image_size // config.patch_size) ** 2
-            return 2 * batch * patches * config.channels * config.patch_size**2 * config.dim
+            return [2 * batch * one.places * one.inputs * one.outputs for one in patch_maps(config)]
         case "features":
-            return 2 * batch * length * config.feature_dim * config.dim
+            return [2 * batch * length * config.feature_dim * config.dim]
 
 
 def _head(config: ModelConfig, batch: int, length: int) -> int:
     dim = config.dim
-    if config.head == "tokens":
+    if config.head in ("tokens", "values"):
         return 2 * batch * length * dim * (output_size(config) + dim * config.head_layer)
     if config.head == "none":
         return 0

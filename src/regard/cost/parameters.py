@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regard.cost import recurrent
+from regard.cost.pictures import patch_maps
 from regard.cost.sequences import stack_shapes
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
     """Parameters by part; parts without any are left out."""
     if config.shape == "recurrent":
         return recurrent.count_parameters(config)
-    parts = {"embedding": _tables(config), "source": _source(config), "positions": 0}
+    parts = {"embedding": _tables(config), "source": _source(config), "target": _target(config), "positions": 0}
     for stack in stack_shapes(config):
         parts["positions"] += _positions(config)
-        parts[f"{stack.name}.attention"] = stack.layers * _attention(config)
-        parts[f"{stack.name}.cross"] = stack.layers * _attention(config) if stack.memory else 0
+        for part in ("attention", "cross") if stack.memory else ("attention",):
+            places = (f"{stack.name}.{layer}.{part}" for layer in range(stack.layers))
+            parts[f"{stack.name}.{part}"] = sum(_attention(config, config.kept_heads(place)) for place in places)
         experts = config.experts * (feedforward_parameters(config) + config.dim)  # the router: dim a piece
         parts[f"{stack.name}.feedforward"] = stack.layers * (experts or feedforward_parameters(config))
         norms = stack.layers * stack.sublayers + config.embed_norm + config.ends_with_norm
@@ -41,10 +43,15 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
 
 
 def output_size(config: ModelConfig) -> int:
-    """Tokens, classes, or 0 where a model gives states."""
-    if config.head == "tokens":
-        return config.target_size if config.shape in ("encoder-decoder", "recurrent") else config.vocab or 0
-    return (config.classes or 0) if config.head == "classes" else 0
+    """Tokens, classes, numbers of a step, or 0 where a model gives states."""
+    match config.head:
+        case "tokens":
+            return config.target_size if config.shape in ("encoder-decoder", "recurrent") else config.vocab or 0
+        case "values":
+            return config.feature_dim
+        case "classes":
+            return config.classes or 0
+    return 0
 
 
 def feedforward_parameters(config: ModelConfig) -> int:
@@ -62,8 +69,8 @@ def _tables(config: ModelConfig) -> int:
     rows = 0
     if config.source == "tokens":
         rows = (config.vocab or 0) + (config.token_types if config.shape != "decoder" else 0)
-    if config.shape == "encoder-decoder" and not (config.share and config.source == "tokens"):
-        rows += config.target_size
+    if config.shape == "encoder-decoder" and config.head == "tokens":
+        rows += 0 if config.share and config.source == "tokens" else config.target_size
     return rows * config.dim
 
 
@@ -72,10 +79,14 @@ def _source(config: ModelConfig) -> int:
         case "tokens":
             return 0
         case "patches":
-            cls = config.pool == "cls" and config.shape == "encoder"
-            return _linear(config.channels * config.patch_size**2, config.dim) + config.dim * cls
+            maps = sum(_linear(one.inputs, one.outputs) for one in patch_maps(config))
+            return maps + 2 * sum(config.stem_widths) + config.dim * config.has_cls
         case "features":
             return _linear(config.feature_dim, config.dim)
+
+
+def _target(config: ModelConfig) -> int:
+    return _linear(config.feature_dim, config.dim) if config.head == "values" else 0
 
 
 def _positions(config: ModelConfig) -> int:
@@ -90,9 +101,10 @@ def _positions(config: ModelConfig) -> int:
             return 0
 
 
-def _attention(config: ModelConfig) -> int:
-    heads, size = config.heads, config.key_dim
-    inner = heads * size + config.key_heads * (size + config.val_dim)
+def _attention(config: ModelConfig, kept: tuple[int, ...]) -> int:
+    heads, size = len(kept), config.key_dim
+    key_heads = len({head * config.key_heads // config.heads for head in kept})
+    inner = heads * size + key_heads * (size + config.val_dim)
     learned = {
         "dot": 0,
         "multiplicative": size**2,
@@ -106,7 +118,8 @@ def _attention(config: ModelConfig) -> int:
 def _head(config: ModelConfig) -> int:
     dim, size = config.dim, output_size(config)
     pooler = _linear(dim, dim) if config.pooler and config.shape == "encoder" else 0
-    if config.head != "tokens":
+    if config.head not in ("tokens", "values"):
         return pooler + (_linear(dim, size) if size else 0)
+    tied, biased = config.tie and config.head == "tokens", config.logit_bias or config.head == "values"
     layer = _linear(dim, dim) + 2 * dim if config.head_layer else 0
-    return pooler + layer + size * config.logit_bias + (0 if config.tie else dim * size)
+    return pooler + layer + size * biased + (0 if tied else dim * size)

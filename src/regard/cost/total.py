@@ -20,6 +20,7 @@ from regard.cost.operations import (
     forward_operations,
     hidden_operations,
     recomputed_operations,
+    source_operations,
     step_operations,
 )
 from regard.cost.parameters import count_parameters, feedforward_parameters, output_size
@@ -131,6 +132,11 @@ def cost(
     stacks, size = stack_shapes(config, source, target), BYTES[dtype]
     parameters, forward = count_parameters(config), forward_operations(config, stacks, batch)
     total = sum(parameters.values())
+    if config.pruned:
+        raise UserError(
+            f"pruned: operations and memory are counted for models with all their heads; take pruned out of [model]. "
+            f"This one has {total:,} parameters"
+        )
     if max(total, sum(forward.values())) > LIMIT:
         raise UserError(f"seq = {source}, batch = {batch}: with these sizes the counts pass 1e60; give smaller numbers")
     idle = max(0, config.experts - config.experts_per_token) * feedforward_parameters(config)
@@ -138,7 +144,8 @@ def cost(
     tables = parameters.get("embedding", 0) + parameters.get("positions", 0)
     tied = config.token_dim * output_size(config) if config.tie and config.head == "tokens" else 0
     half = {"half_weights": size * (total - tables + tied)} if size < 4 else {}
-    constant = forward.get("source", 0)  # products with what needs no gradient
+    # products with what needs no gradient
+    constant = source_operations(config, batch, source)[0] + forward.get("target", 0)
     if config.shape == "recurrent":
         constant = recurrent.first_step_operations(config, batch)
     written_out = replace(config, attention="reference")

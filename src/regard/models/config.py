@@ -1,7 +1,7 @@
 """What a whole model is: a stack's parts, plus what goes in and what comes out.
 
     shape            source                       head
-    encoder-decoder  tokens, patches, features    target tokens
+    encoder-decoder  tokens, patches, features    target tokens; of features also values
     decoder          tokens                       the next token
     encoder          tokens, patches, features    none (states), pooled, classes, tokens
     recurrent        tokens                       target tokens
@@ -40,14 +40,17 @@ class ModelConfig(StackConfig):
     image_size: int = 224
     patch_size: int = 16
     channels: int = 3
-    feature_dim: int = 2048
+    stem: Literal["linear", "conv"] = "linear"  # a patch by one matrix, or overlapping ones by convolutions
+    pixel_mean: tuple[float, ...] = (0.0,)  # of pixels between 0 and 1, for all channels or each: subtracted,
+    pixel_std: tuple[float, ...] = (1.0,)  # and divided by
+    feature_dim: int = 2048  # numbers of a feature; head = "values": also of a step that is written
     embed_scale: bool = True  # token vectors times sqrt(dim)
     # what comes out
     share: bool = True  # source and target use one table
     tie: bool = True  # the output layer is the (target) table
     logit_scale: float = 1.0
     logit_bias: bool = False
-    head: Literal["none", "pooled", "classes", "tokens"] = "tokens"
+    head: Literal["none", "pooled", "classes", "tokens", "values"] = "tokens"
     pool: Literal["cls", "mean"] = "cls"
     pooler: bool = False  # a tanh layer after pooling (BERT)
     head_layer: bool = False  # a layer and norm before token logits (BERT's masked LM)
@@ -73,10 +76,22 @@ class ModelConfig(StackConfig):
         self._at_least("token_types", 0)
         self._check_source()
         self._check_head()
+        self._check_pruned()
 
     def _check_heads(self) -> None:
         if self.shape != "recurrent":
             super()._check_heads()
+
+    def _check_pruned(self) -> None:
+        """Every place that has lost heads exists in this model."""
+        counts = {"encoder": self.layers, "decoder": self.decoder_layers or self.layers}
+        if self.shape in ("encoder", "decoder"):
+            counts = {self.shape: self.layers}
+        for place in self.pruned or {}:
+            stack, layer, part = place.split(".")
+            missing = int(layer) >= counts.get(stack, 0) or (part == "cross" and self.shape != "encoder-decoder")
+            if missing or self.shape == "recurrent":
+                raise UserError(f"pruned: this model has no {place}; it has shape = {self.shape!r}, layers = {counts}")
 
     def _check_combinations(self) -> None:
         if self.shape != "recurrent":
@@ -101,6 +116,7 @@ class ModelConfig(StackConfig):
             raise UserError(
                 f"patch_size = {self.patch_size} does not divide image_size = {self.image_size}: change one of them"
             )
+        self._check_pictures()
         if self.source == "patches" and self.position == "learned" and self.max_length < self.source_length:
             raise UserError(
                 f"max_length = {self.max_length} is too short for {self.source_length} patches: "
@@ -112,18 +128,67 @@ class ModelConfig(StackConfig):
                 "set share = false, or leave target_vocab out"
             )
 
+    def _check_pictures(self) -> None:
+        side = self.image_size // self.patch_size
+        for name in ("pixel_mean", "pixel_std"):
+            values = getattr(self, name)
+            if len(values) not in (1, self.channels) or len(values) != len(self.pixel_mean):
+                raise UserError(f"{name} = {list(values)}: give one number for all channels, or {self.channels}")
+        if min(self.pixel_std) <= 0:
+            raise UserError(f"pixel_std = {list(self.pixel_std)}: must be greater than 0")
+        for name, plain in {"position_axes": 1, "shifted_window": None, "stem": "linear"}.items():
+            if getattr(self, name) != plain and self.source != "patches":
+                raise UserError(
+                    f"{name} = {getattr(self, name)!r}: is for pictures, but source = {self.source!r}; leave it out"
+                )
+        if self.shifted_window is not None and self.window is not None:
+            raise UserError(f"window = {self.window}: beside shifted_window = {self.shifted_window}; leave one out")
+        if self.shifted_window is not None and self.shifted_window >= side:
+            raise UserError(
+                f"shifted_window = {self.shifted_window}: the picture has {side} x {side} patches, so one square would "
+                f"hold it all; use less than {side}, or leave it out"
+            )
+        if self.stem == "conv" and (self.patch_size < 2 or self.patch_size & (self.patch_size - 1)):
+            raise UserError(f"stem = 'conv' halves the sides, so patch_size = {self.patch_size} must be 2, 4, 8, 16 …")
+
     def _check_head(self) -> None:
-        if self.shape != "encoder" and self.head != "tokens":
+        if self.head == "values" and (self.shape, self.source) != ("encoder-decoder", "features"):
+            raise UserError(
+                f"head = 'values' with shape = {self.shape!r}, source = {self.source!r}: numbers are written by "
+                "shape = 'encoder-decoder' from source = 'features'"
+            )
+        if self.shape != "encoder" and self.head not in ("tokens", "values"):
             raise UserError(
                 f"head = {self.head!r}: a {self.shape} model writes tokens; use head = 'tokens' or shape = 'encoder'"
             )
         if self.head == "classes" and self.classes is None:
             raise UserError("classes is not set: head = 'classes' needs the number of classes, such as classes = 2")
 
+    def pruned_in(self, stack: str) -> dict[str, tuple[int, ...]] | None:
+        """What was taken out of one stack."""
+        found = {place: heads for place, heads in (self.pruned or {}).items() if place.startswith(f"{stack}.")}
+        return found or None
+
     @property
     def source_length(self) -> int:
         """Positions that a picture takes, the [CLS] vector included."""
-        return (self.image_size // self.patch_size) ** 2 + (self.pool == "cls" and self.shape == "encoder")
+        return (self.image_size // self.patch_size) ** 2 + self.has_cls
+
+    @property
+    def stem_widths(self) -> tuple[int, ...]:
+        """Channels after each convolution of the stem: they double up to dim, while a patch shrinks to one place."""
+        count = self.patch_size.bit_length() - 1 if self.stem == "conv" else 0
+        return tuple(max(1, self.dim >> (count - 1 - at)) for at in range(count))
+
+    @property
+    def has_cls(self) -> bool:
+        """Whether a vector of its own stands before the patches of a picture."""
+        return self.pool == "cls" and self.shape == "encoder"
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """(patches of a row, places before them) of a model that reads pictures."""
+        return (self.image_size // self.patch_size, int(self.has_cls)) if self.source == "patches" else None
 
     @property
     def token_dim(self) -> int:

@@ -1,6 +1,7 @@
-"""The output layer: a score for every token that could come next.
+"""The output layer: a score for every token that could come next, or the numbers of the next step.
 
     logits = W x (+ b)        x [B, N, dim], W [vocab, dim] -> [B, N, vocab]
+    values = W x + b          x [B, N, dim]                 -> [B, N, feature_dim]
 
 W may be the table that the tokens were read from (tied: Press & Wolf 2017): then it adds no parameters.
 """
@@ -15,7 +16,7 @@ from regard.models.config import ModelConfig
 
 
 class Head(nn.Module):
-    """States to token logits; tied to an embedding table when one is given."""
+    """States to token logits, tied to an embedding table when one is given; or to values."""
 
     def __init__(self, config: ModelConfig, size: int, table: nn.Embedding | None) -> None:
         super().__init__()
@@ -24,13 +25,15 @@ class Head(nn.Module):
         self.project = nn.Linear(config.dim, size, bias=False)
         if table is not None:
             self.project.weight = table.weight
-        self.bias = nn.Parameter(torch.zeros(size)) if config.logit_bias else None
+        self.bias = nn.Parameter(torch.zeros(size)) if config.logit_bias or config.head == "values" else None
         self.scale = config.logit_scale
 
     def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = F.linear(self.ready(x), self.project.weight, self.bias)
+        return logits
+
+    def ready(self, x: Tensor) -> Tensor:
+        """What W is multiplied with."""
         if self.layer is not None:
             x = self.norm(F.gelu(self.layer(x)))
-        if self.scale != 1.0:
-            x = x * self.scale
-        logits: Tensor = F.linear(x, self.project.weight, self.bias)
-        return logits
+        return x if self.scale == 1.0 else x * self.scale

@@ -25,7 +25,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -34,6 +33,7 @@ from regard.models.config import ModelConfig
 from regard.models.head import Head
 from regard.nn.attention import dot, reference
 from regard.nn.block import Memory
+from regard.nn.dropout import dropout
 from regard.nn.embed import Tokens
 from regard.nn.mask import Places, Visibility, everything
 from regard.nn.score import additive_of
@@ -87,8 +87,8 @@ class RecurrentState:
     places: Places  # of the source
     length: int = field(default=0)  # tokens read so far
 
-    def reorder(self, rows: Tensor) -> None:
-        """Keep these rows in this order (beam search)."""
+    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep these rows in this order (beam search); the source is kept once a row, whatever `sources` says."""
         self.layers = [tuple(part.index_select(0, rows) for part in layer) for layer in self.layers]
         self.k, self.v = self.k.index_select(0, rows), self.v.index_select(0, rows)
         self.places = self.places.reorder(rows)
@@ -117,7 +117,7 @@ class Alignment(Traceable):
         visibility = Visibility(everything, queries, keys)
         if self.tap is not None:
             visibility = visibility.with_mask(self.tap("mask", visibility.mask))
-        return None if visibility.mask is everything else visibility.dense()
+        return None if visibility.kind == "everything" else visibility.dense()
 
     def forward(self, state: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
         """state [B, dim] -> context [B, 2 dim]"""
@@ -218,8 +218,14 @@ class Recurrent(nn.Module):
         self, target: Tensor, memory: Memory, valid: Tensor | None = None, document: Tensor | None = None
     ) -> Tensor:
         """Teacher forcing: logits for the token after each one of `target`. Padding on the right needs no `valid`."""
+        return self.head(self.states(target, memory, valid, document))
+
+    def states(
+        self, target: Tensor, memory: Memory, valid: Tensor | None = None, document: Tensor | None = None
+    ) -> Tensor:
+        """What the logits of `decode` are made from, [B, T, embed_dim]."""
         _refuse_documents(document)
-        return self.step(target, self.decoder.start(memory), valid)
+        return self.decoder(_some("target", self.target(target)), self.decoder.start(memory), valid)
 
     def forward(
         self,
@@ -241,7 +247,7 @@ class Recurrent(nn.Module):
 
 
 def _dropout(module: nn.Module, x: Tensor, chance: float) -> Tensor:
-    return F.dropout(x, chance) if module.training and chance else x
+    return dropout(x, chance) if module.training and chance else x
 
 
 def _some(name: str, x: Tensor) -> Tensor:

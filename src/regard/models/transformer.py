@@ -1,6 +1,7 @@
 """Three wirings of the same parts: encoder-decoder, decoder, encoder.
 
     EncoderDecoder   source -> encoder -> memory;  target -> decoder(memory) -> logits     Vaswani et al. 2017
+                     or, from numbers to numbers, -> values
     Decoder          tokens -> decoder -> logits of the next token                         Radford et al. 2019
     Encoder          source -> encoder -> states, a pooled vector, classes or token logits Devlin et al. 2018
 
@@ -31,10 +32,24 @@ def make_source(config: ModelConfig) -> Tokens | Patches | Features:
         case "tokens":
             return Tokens(config.vocab or 0, config.dim, scaled=config.embed_scale, types=config.token_types)
         case "patches":
-            cls = config.pool == "cls" and config.shape == "encoder"
-            return Patches(config.image_size, config.patch_size, config.channels, config.dim, cls=cls)
+            return Patches(
+                config.image_size,
+                config.patch_size,
+                config.channels,
+                config.dim,
+                cls=config.has_cls,
+                stem=config.stem_widths,
+                mean=config.pixel_mean,
+                std=config.pixel_std,
+            )
         case "features":
             return Features(config.feature_dim, config.dim)
+
+
+def make_target(config: ModelConfig) -> Tokens | Features:
+    if config.head == "values":
+        return Features(config.feature_dim, config.dim)
+    return Tokens(config.target_size, config.dim, scaled=config.embed_scale)
 
 
 @dataclass
@@ -44,11 +59,12 @@ class State:
     cache: Cache
     memory: Memory | None = None
 
-    def reorder(self, rows: Tensor) -> None:
-        """Keep these rows in this order (beam search)."""
-        self.cache.reorder(rows)
-        if self.memory is not None:
-            self.memory = Memory(self.memory.states.index_select(0, rows), self.memory.places.reorder(rows))
+    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep these rows in this order (beam search); see `Cache.reorder` for `sources`."""
+        self.cache.reorder(rows, sources)
+        kept = rows if sources is None else sources
+        if self.memory is not None and (sources is None or len(sources) < len(self.memory.states)):
+            self.memory = Memory(self.memory.states.index_select(0, kept), self.memory.places.reorder(kept))
 
 
 class EncoderDecoder(nn.Module):
@@ -56,14 +72,16 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.config = config
         self.source = make_source(config)
-        own = not (config.share and isinstance(self.source, Tokens))
-        self.target = Tokens(config.target_size, config.dim, scaled=config.embed_scale)
-        if not own and isinstance(self.source, Tokens):
+        self.target = make_target(config)
+        if config.share and isinstance(self.source, Tokens) and isinstance(self.target, Tokens):
             self.target.table = self.source.table
         self.encoder = Stack(config, causal=False)
         layers = config.layers if config.decoder_layers is None else config.decoder_layers
-        self.decoder = Stack(replace(config, layers=layers), causal=True, memory=True)
-        self.head = Head(config, config.target_size, self.target.table if config.tie else None)
+        self.decoder = Stack(
+            replace(config, layers=layers, pruned=config.pruned_in("decoder")), causal=True, memory=True
+        )
+        table = self.target.table if config.tie and isinstance(self.target, Tokens) else None
+        self.head = Head(config, config.feature_dim if config.head == "values" else config.target_size, table)
         initialise(self)
 
     def encode(self, source: Tensor, valid: Tensor | None = None, document: Tensor | None = None) -> Memory:
@@ -79,10 +97,24 @@ class EncoderDecoder(nn.Module):
         document: Tensor | None = None,
         mask: Mask = everything,
     ) -> Tensor:
-        """Teacher forcing: logits for the token after each one of `target`. Padding on the right needs no `valid`."""
+        """Teacher forcing: logits for the token after each one of `target`. Padding on the right needs no `valid`.
+
+        A model of values reads and writes [B, T, feature_dim]; what it reads first is zeros, as others read <s>.
+        """
+        return self.head(self.states(target, memory, valid, document, mask))
+
+    def states(
+        self,
+        target: Tensor,
+        memory: Memory,
+        valid: Tensor | None = None,
+        document: Tensor | None = None,
+        mask: Mask = everything,
+    ) -> Tensor:
+        """What the logits of `decode` are made from, [B, T, dim]."""
         x = self.target(target)
         places = Places.of(x.shape[1], x.device, valid, document)
-        return self.head(self.decoder(x, places, memory=memory, mask=mask))
+        return self.decoder(x, places, memory=memory, mask=mask)
 
     def forward(
         self,
@@ -119,8 +151,18 @@ class Decoder(nn.Module):
         document: Tensor | None = None,
         mask: Mask = everything,
     ) -> Tensor:
+        return self.head(self.states(tokens, valid, document, mask))
+
+    def states(
+        self,
+        tokens: Tensor,
+        valid: Tensor | None = None,
+        document: Tensor | None = None,
+        mask: Mask = everything,
+    ) -> Tensor:
+        """What the head reads: [B, N, dim]."""
         x = self.source(tokens)
-        return self.head(self.decoder(x, Places.of(x.shape[1], x.device, valid, document), mask=mask))
+        return self.decoder(x, Places.of(x.shape[1], x.device, valid, document), mask=mask)
 
     def start(self, capacity: int = 0) -> State:
         return State(Cache(capacity))
@@ -151,10 +193,11 @@ class Encoder(nn.Module):
         valid: Tensor | None = None,
         types: Tensor | None = None,
         mask: Mask = everything,
+        document: Tensor | None = None,
     ) -> Tensor:
         """States [B, N, dim]."""
         x = self.source(source) if types is None else self.source(source, types)
-        return self.encoder(x, Places.of(x.shape[1], x.device, valid), mask=mask)
+        return self.encoder(x, Places.of(x.shape[1], x.device, valid, document), mask=mask)
 
     def pooled(self, states: Tensor, valid: Tensor | None = None) -> Tensor:
         """One vector for the whole: the first real state, or the mean of the real ones. [B, dim]"""
@@ -170,6 +213,17 @@ class Encoder(nn.Module):
         else:
             real = valid[..., None].to(states.dtype)
             x = (states * real).sum(dim=1) / real.sum(dim=1).clamp_min(1)
+        return x if self.pooler is None else torch.tanh(self.pooler(x))
+
+    def pooled_documents(self, states: Tensor, document: Tensor, count: int) -> Tensor:
+        """The same for documents 1 to `count` of packed rows: [B, count, dim], zeros where there is none.
+
+        A matrix product, whose order of summing is fixed, unlike that of adding into places on a GPU.
+        """
+        chosen = document[:, None, :] == torch.arange(1, count + 1, device=document.device)[:, None]  # [B, count, N]
+        if self.config.pool == "cls":
+            chosen = chosen & (chosen.cumsum(dim=-1) == 1)
+        x = (chosen.to(states.dtype) @ states) / chosen.sum(dim=-1, keepdim=True).clamp_min(1)
         return x if self.pooler is None else torch.tanh(self.pooler(x))
 
     def forward(
@@ -221,5 +275,5 @@ def initialise(model: EncoderDecoder | Decoder | Encoder) -> None:
                 nn.init.xavier_uniform_(module.weight.flatten(1))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    if not config.tie and (head := getattr(model, "head", None)) is not None:
+    if (config.head == "values" or not config.tie) and (head := getattr(model, "head", None)) is not None:
         nn.init.normal_(head.project.weight, std=config.dim**-0.5)

@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from regard.errors import UserError
 from regard.nn.config import Path
-from regard.nn.mask import Visibility, everything
+from regard.nn.mask import Visibility
 from regard.nn.position import Bias
 
 Mark = Callable[[str, Tensor], Tensor]  # (stage, value) -> value: a trace may look, or put another in its place
@@ -117,7 +117,7 @@ def attend(
 
 
 def _additive(bias: Tensor, visibility: Visibility) -> Tensor:
-    if visibility.mask is everything:
+    if visibility.kind == "everything":
         return bias
     return bias.masked_fill(~visibility.dense(), float("-inf"))
 

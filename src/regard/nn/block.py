@@ -15,17 +15,19 @@ self attention is causal. One stack, told apart by two flags:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from regard.errors import UserError
 from regard.nn.cache import Cache
 from regard.nn.config import StackConfig
+from regard.nn.dropout import dropout
 from regard.nn.feedforward import make_feedforward
-from regard.nn.mask import Mask, Places, Visibility, causal, everything, window
+from regard.nn.mask import Mask, Places, Visibility, causal, everything, tiles, window
 from regard.nn.multihead import Context, MultiHead
 from regard.nn.position import check_length, make_position
 from regard.nn.trace import Traceable
@@ -35,11 +37,35 @@ def make_norm(config: StackConfig) -> nn.Module:
     """layer: (x - mean) / std · g + b (Ba et al. 2016); rms: x / rms · g (Zhang & Sennrich 2019)."""
     match config.norm:
         case "layer":
-            return nn.LayerNorm(config.dim, eps=config.norm_eps)
+            return LayerNorm(config.dim, eps=config.norm_eps)
         case "rms":
-            return nn.RMSNorm(config.dim, eps=config.norm_eps)
+            return RMSNorm(config.dim, eps=config.norm_eps)
         case "none":
             return nn.Identity()
+
+
+def narrow(x: Tensor) -> Tensor:
+    """Under autocast to bfloat16 the stream between the layers is bfloat16 too: half the memory traffic."""
+    kind = x.device.type
+    half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+    return x.to(torch.bfloat16) if half else x
+
+
+class LayerNorm(nn.LayerNorm):
+    """Gives back the type it was given: autocast would widen to float32, which the next product narrows again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.to(x.dtype)
+            return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """As LayerNorm: what comes in decides the type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class Residual(nn.Module):
@@ -53,7 +79,7 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
         out = layer(self.norm(x) if self.pre else x)
         if self.training and self.dropout:
-            out = F.dropout(out, self.dropout)
+            out = dropout(out, self.dropout)
         if self.residual:
             out = x + out
         return out if self.pre else self.norm(out)
@@ -62,11 +88,12 @@ class Residual(nn.Module):
 class Block(Traceable):
     stages = ("output",)
 
-    def __init__(self, config: StackConfig, *, layer: int = 0, memory: bool = False) -> None:
+    def __init__(self, config: StackConfig, *, layer: int = 0, memory: bool = False, stack: str = "encoder") -> None:
         super().__init__()
-        self.attention = MultiHead(config, layer=layer)
+        within, across = (config.kept_heads(f"{stack}.{layer}.{part}") for part in ("attention", "cross"))
+        self.attention = MultiHead(config, layer=layer, kept=within)
         self.around_attention = Residual(config)
-        self.cross = MultiHead(config, layer=layer, cross=True) if memory else None
+        self.cross = MultiHead(config, layer=layer, cross=True, kept=across) if memory else None
         self.around_cross = Residual(config) if memory else None
         self.feedforward = make_feedforward(config)
         self.around_feedforward = Residual(config)
@@ -79,6 +106,12 @@ class Block(Traceable):
         return self.mark("output", self.around_feedforward(x, self.feedforward))
 
 
+def run_block(block: nn.Module, x: Tensor, context: Context) -> Tensor:
+    """One block: what is compiled, so that its code is made once and serves every layer of a stack."""
+    out: Tensor = block(x, context)
+    return out
+
+
 @dataclass(frozen=True)
 class Memory:
     """What an encoder hands to a decoder: states [B, M, dim] and where they stand."""
@@ -88,15 +121,24 @@ class Memory:
 
 
 class Stack(Traceable):
-    stages = ("embedded", "output")
+    stages = ("positions", "embedded", "output")
 
     def __init__(self, config: StackConfig, *, causal: bool, memory: bool = False) -> None:
         super().__init__()
+        if config.grid is None and (config.position_axes == 2 or config.shifted_window is not None):
+            raise UserError(
+                f"position_axes = {config.position_axes}, shifted_window = {config.shifted_window}: this stack has no "
+                "rows and columns; use a ModelConfig with source = 'patches', or leave them out"
+            )
         self.config, self.causal = config, causal
         self.checkpoint = False  # recompute activations in the backward pass instead of keeping them
+        self.compute: Callable[[nn.Module, Tensor, Context], Tensor] = run_block  # or that compiled, for training
         self.position = make_position(config, causal=causal)
         self.embed_norm = make_norm(config) if config.embed_norm else nn.Identity()
-        self.blocks = nn.ModuleList(Block(config, layer=layer, memory=memory) for layer in range(config.layers))
+        name = "decoder" if causal else "encoder"
+        self.blocks = nn.ModuleList(
+            Block(config, layer=layer, memory=memory, stack=name) for layer in range(config.layers)
+        )
         self.norm = make_norm(config) if config.ends_with_norm else nn.Identity()
 
     def forward(
@@ -110,33 +152,50 @@ class Stack(Traceable):
     ) -> Tensor:
         """x: embeddings [B, N, dim]; `mask` further restricts self attention."""
         check_length(self.config, places, 0 if cache is None else len(cache))
-        context = self._context(places, memory, cache, mask)
-        embedded = self.position.embed(places.pos)
+        told = self.mark("positions", places.pos)  # what the position scheme is told; masks keep to the real ones
+        contexts = self._contexts(places, told, memory, cache, mask, len(x))
+        embedded = self.position.embed(told)
         if embedded is not None:
             x = x + embedded.to(x.dtype)
         x = self.embed_norm(x)
         if self.training and self.config.embed_dropout:
-            x = F.dropout(x, self.config.embed_dropout)
-        x = self.mark("embedded", x)
+            x = dropout(x, self.config.embed_dropout)
+        x = self.mark("embedded", narrow(x))
+        for context in contexts:
+            context.prepare(self.config.attention, x)
         # a trace sees every activation once, so nothing is computed twice under it
         recompute = self.checkpoint and self.tap is None and torch.is_grad_enabled()
-        if recompute and context.bias is not None and self.config.attention != "flex":
-            context.bias.share(x)
-        for block in self.blocks:
-            x = checkpoint(block, x, context, use_reentrant=False) if recompute else block(x, context)
+        bias = contexts[0].bias
+        if recompute and bias is not None and self.config.attention != "flex":
+            bias.share(x)
+        compute = self.compute if self.training else run_block
+        for layer, block in enumerate(self.blocks):
+            context = contexts[layer % len(contexts)]
+            x = checkpoint(compute, block, x, context, use_reentrant=False) if recompute else compute(block, x, context)
         return self.mark("output", self.norm(x))
 
-    def _context(self, places: Places, memory: Memory | None, cache: Cache | None, mask: Mask) -> Context:
+    def _contexts(
+        self, places: Places, told: Tensor, memory: Memory | None, cache: Cache | None, mask: Mask, rows: int
+    ) -> tuple[Context, ...]:
+        """One for all layers, or two that they take in turn: squares of a picture, and the same moved by half."""
         if self.config.window is not None:
             mask = window(self.config.window) & mask
         if self.causal:
             mask = causal & mask
         keys = places if cache is None else cache.add(places)
-        return Context(
+        asking = places
+        if memory is not None and len(memory.states) < rows:  # rows that share a source ask it together
+            asking = Places.of(places.length * (rows // len(memory.states)), places.pos.device)
+        context = Context(
             visibility=Visibility(mask, places, keys, first=keys.length - places.length),
-            rotation=self.position.rotation(places.pos),
-            bias=self.position.bias(places.pos, keys.pos),
+            rotation=self.position.rotation(told),
+            bias=self.position.bias(told, told if cache is None else keys.pos),
             cache=cache,
             memory=None if memory is None else memory.states,
-            memory_visibility=None if memory is None else Visibility(everything, places, memory.places),
+            memory_visibility=None if memory is None else Visibility(everything, asking, memory.places),
         )
+        size, grid = self.config.shifted_window, self.config.grid
+        if size is None or grid is None or self.causal:
+            return (context,)
+        seen = (context.visibility.with_mask(tiles(size, grid, shift) & mask) for shift in (0, size // 2))
+        return tuple(replace(context, visibility=visibility) for visibility in seen)

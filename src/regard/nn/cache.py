@@ -25,7 +25,7 @@ class Cache:
         self.capacity = capacity
         self.places: Places | None = None
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # buffers [B, Hkv, capacity, D]
-        self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # cross attention, [B, Hkv, M, D]
+        self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # cross attention, [sources, Hkv, M, D]
 
     def __len__(self) -> int:
         return 0 if self.places is None else len(self.places)
@@ -70,20 +70,60 @@ class Cache:
         buffers[1][:, :, start:end] = v
         return buffers[0][:, :, :end], buffers[1][:, :, :end]
 
-    def reorder(self, rows: Tensor) -> None:
-        """Keep these rows in this order, as beam search does; a row may be taken more than once."""
+    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep these rows in this order, as beam search does; a row may be taken more than once.
 
-        def pick(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        With `sources` the rows are groups of equal size, one for each source kept (in their order, none twice);
+        a memory's keys and values then stand there once a source, not once a row.
+        """
+
+        def pick(pair: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
             return pair[0].index_select(0, rows), pair[1].index_select(0, rows)
 
-        self._layers = {layer: pick(pair) for layer, pair in self._layers.items()}
-        self.memory = {layer: pick(pair) for layer, pair in self.memory.items()}
+        self._layers = {layer: pick(pair, rows) for layer, pair in self._layers.items()}
+        kept = rows if sources is None else sources
+        for layer, pair in self.memory.items():
+            if sources is None or len(sources) < len(pair[0]):
+                self.memory[layer] = pick(pair, kept)
         self.places = None if self.places is None else self.places.reorder(rows)
 
     @property
     def nbytes(self) -> int:
         """Memory of the self-attention buffers, filled or not."""
         return sum(buffer.nbytes for pair in self._layers.values() for buffer in pair)
+
+
+class FixedCache(Cache):
+    """All slots from the start, and the length as a tensor: every step has the same shapes and places in memory.
+
+    That is what a CUDA graph can record. Slots not yet written stand in the future, so a causal mask hides them.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        super().__init__(capacity)
+        self.read = torch.zeros((), dtype=torch.long, device=device)  # tokens read so far
+        self.slots = torch.arange(capacity, device=device)[None]
+
+    def next_places(self, count: int, device: torch.device, valid: Tensor | None = None) -> Places:
+        return Places(self.read + self.slots[:, :count])
+
+    def add(self, new: Places) -> Places:
+        self.coming = new.pos[0]
+        self.read += new.length
+        return Places(self.slots)
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if layer not in self._layers:
+            self._layers[layer] = tuple(x.new_zeros(*x.shape[:2], self.capacity, x.shape[3]) for x in (k, v))  # type: ignore[assignment]
+        for buffer, new in zip(self._layers[layer], (k, v), strict=True):
+            buffer.index_copy_(2, self.coming, new)
+        return self._layers[layer]
+
+    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep these rows in this order, in place; the memory stays, as rows keep to their source."""
+        for pair in self._layers.values():
+            for buffer in pair:
+                buffer.copy_(buffer.index_select(0, rows))
 
 
 def _valid(places: Places, rows: int) -> Tensor:

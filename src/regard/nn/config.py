@@ -11,6 +11,7 @@ when it is made, and says in words what is wrong: the field, the value, the reme
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,9 +36,11 @@ class StackConfig:
     kv_heads: int | None = None  # fewer than heads: grouped-query; 1: multi-query; None: heads
     head_dim: int | None = None  # d_k; None: dim / heads
     value_dim: int | None = None  # d_v; None: head_dim
+    pruned: dict[str, tuple[int, ...]] | None = None  # heads taken out, by place: {"decoder.0.cross": (1, 3)}
     score: Score = "dot"
     score_scale: float | None = None  # None: 1 / sqrt(head_dim) for dot, else 1
     window: int | None = None  # self-attention sees only tokens less than this far away
+    shifted_window: int | None = None  # patches: only within squares of so many a side, moved by half every 2nd layer
     attention: Path = "fused"  # which code computes it; the numbers are the same
     # feed-forward
     ff_dim: int = 2048
@@ -58,6 +61,7 @@ class StackConfig:
     # positions
     position: PositionKind = "sinusoidal"
     pairs: Literal["interleaved", "halves"] = "interleaved"  # how sin/cos pairs lie in a vector
+    position_axes: int = 1  # 2: sinusoidal and rope count rows and columns of a picture's patches
     max_length: int = 512  # rows of the learned table; other schemes go beyond it
     rope_base: float = 10000.0
     position_distance: int = 128  # relative: clipped at it; t5: the last bucket starts there
@@ -75,7 +79,7 @@ class StackConfig:
             "experts_per_token",
         ):
             self._at_least(name, 1)
-        for name in ("kv_heads", "head_dim", "value_dim", "window"):
+        for name in ("kv_heads", "head_dim", "value_dim", "window", "shifted_window"):
             self._at_least(name, 1)
         self._at_least("experts", 0)
         self._at_least("position_buckets", 4)
@@ -107,6 +111,13 @@ class StackConfig:
                 f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}: "
                 "each key/value head serves the same number of query heads"
             )
+        for place, gone in (self.pruned or {}).items():
+            if not re.fullmatch(r"(encoder|decoder)\.\d+\.attention|decoder\.\d+\.cross", place):
+                raise UserError(f"pruned: {place!r} is no place; write it as encoder.0.attention or decoder.0.cross")
+            if not all(0 <= head < self.heads for head in gone):
+                raise UserError(f"pruned: {place} = {list(gone)}: its heads are 0 to {self.heads - 1}")
+            if not self.kept_heads(place):
+                raise UserError(f"pruned: {place} = {list(gone)}: that is all of them; one has to stay")
 
     def _check_combinations(self) -> None:
         if self.position == "rope" and self.key_dim % 2:
@@ -118,6 +129,7 @@ class StackConfig:
             raise UserError(
                 f"position = 'sinusoidal' needs sin/cos pairs, but dim = {self.dim} is odd: use an even dim"
             )
+        self._check_axes()
         if self.position == "t5" and self.position_buckets % 2:
             raise UserError(f"position_buckets = {self.position_buckets}: must be even, half for each direction")
         if self.position == "t5" and self.position_distance <= self.position_buckets // 2:
@@ -141,6 +153,30 @@ class StackConfig:
             )
         if self.score != "dot" and self.key_heads != self.heads:
             raise UserError(f"score = {self.score!r} has parameters per head: leave kv_heads = {self.kv_heads} unset")
+
+    def _check_axes(self) -> None:
+        if self.position_axes not in (1, 2):
+            raise UserError(f"position_axes = {self.position_axes}: a text has 1, a picture has 2")
+        if self.position_axes == 1:
+            return
+        size = {"sinusoidal": self.dim, "rope": self.key_dim}.get(self.position)
+        if size is None:
+            raise UserError(
+                f"position_axes = 2: position = {self.position!r} has no rows and columns; use 'sinusoidal' or 'rope'"
+            )
+        if size % 4:
+            name = "dim" if self.position == "sinusoidal" else "head_dim"
+            raise UserError(f"position_axes = 2: half of the pairs count rows, so {name} = {size} must divide by 4")
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """(places of a row, places before the first row) where a stack reads a picture; None: it reads a line."""
+        return None
+
+    def kept_heads(self, place: str) -> tuple[int, ...]:
+        """The heads of one attention layer that are still there."""
+        gone = (self.pruned or {}).get(place, ())
+        return tuple(head for head in range(self.heads) if head not in gone)
 
     @property
     def key_heads(self) -> int:

@@ -2,6 +2,7 @@
 
     tokens    E[id] · sqrt(dim)      [B, N]              -> [B, N, dim]       Vaswani et al. 2017, section 3.4
     patches   W · pixels of a patch  [B, C, Hpx, Wpx]    -> [B, N (+1), dim]  Dosovitskiy et al. 2021
+              or a few convolutions  that halve the sides                     Xiao et al. 2021 (arXiv 2106.14881)
     features  W · vector + b         [B, N, features]    -> [B, N, dim]       regions of a CNN, Anderson et al. 2018
 
 The factor sqrt(dim) brings the rows of a table that also serves as output layer (drawn with standard
@@ -9,6 +10,8 @@ deviation dim^-0.5) to the size of the positions that are added to them.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import Tensor, nn
@@ -39,20 +42,49 @@ class Tokens(nn.Module):
 
 
 class Patches(nn.Module):
-    """A picture cut into squares, each mapped by one matrix; optionally a learned vector [CLS] in front."""
+    """A picture cut into squares, each mapped by one matrix; optionally a learned vector [CLS] in front.
 
-    def __init__(self, image_size: int, patch_size: int, channels: int, dim: int, *, cls: bool) -> None:
+    With a `stem`, patches overlap: 3 x 3 convolutions of these widths halve the sides until a patch is one place,
+    before the matrix. Pixels are between 0 and 1; (pixel - mean) / std is what is mapped.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        patch_size: int,
+        channels: int,
+        dim: int,
+        *,
+        cls: bool,
+        stem: tuple[int, ...] = (),
+        mean: tuple[float, ...] = (0.0,),
+        std: tuple[float, ...] = (1.0,),
+    ) -> None:
         super().__init__()
-        self.image_size, self.channels = image_size, channels
-        self.project = nn.Conv2d(channels, dim, kernel_size=patch_size, stride=patch_size)
+        self.image_size, self.channels, self.mean, self.std = image_size, channels, mean, std
+        self.stem = nn.Sequential(*(halve(*widths) for widths in itertools.pairwise((channels, *stem))))
+        side = 1 if stem else patch_size
+        self.project = nn.Conv2d(stem[-1] if stem else channels, dim, kernel_size=side, stride=side)
         self.cls = nn.Parameter(torch.zeros(1, 1, dim)) if cls else None
 
     def forward(self, images: Tensor) -> Tensor:
         want = (self.channels, self.image_size, self.image_size)
         if images.dim() != 4 or images.shape[1:] != want:
             raise UserError(f"pictures have shape {tuple(images.shape)}: give [batch, {want[0]}, {want[1]}, {want[2]}]")
-        x = self.project(images).flatten(2).transpose(1, 2)  # [B, N, dim]
+        x = self.project(self.stem(self._normalised(images))).flatten(2).transpose(1, 2)  # [B, N, dim]
         return x if self.cls is None else torch.cat((self.cls.expand(x.shape[0], -1, -1), x), dim=1)
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        if len(self.mean) == 1:
+            return images if (self.mean, self.std) == ((0.0,), (1.0,)) else (images - self.mean[0]) / self.std[0]
+        # a channel at a time: numbers need no tensor, which a CUDA graph could not make
+        parts = [(images[:, c] - mean) / std for c, (mean, std) in enumerate(zip(self.mean, self.std, strict=True))]
+        return torch.stack(parts, dim=1)
+
+
+def halve(before: int, after: int) -> nn.Sequential:
+    """A convolution over a picture of half the side, [B, before, n, n] -> [B, after, n / 2, n / 2]."""
+    return nn.Sequential(nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GroupNorm(1, after), nn.ReLU())
 
 
 class Features(nn.Module):

@@ -6,6 +6,7 @@ A mask is a predicate over two places, the query's and the key's: True means *vi
     window(n)         |q.pos - k.pos| < n                only near tokens (Longformer, 2020)
     padding           k.valid                            filler is never looked at
     same_document     q.document == k.document           packed texts stay apart
+    tiles(n, grid)    both in one square of n x n        patches of a picture (Swin: Liu et al. 2021)
     everything        True
 
 Predicates combine with `&`, `|` and `~`:
@@ -212,6 +213,32 @@ def window(size: int) -> Mask:
     return Mask(f"window({size})", lambda q, k: (q.pos - k.pos).abs() < size)
 
 
+def rows_and_columns(pos: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Where patches lie, from 0 on; grid: (patches of a row, places before them, such as [CLS], which lie nowhere)."""
+    across, first = grid
+    place = (pos - first).clamp_min(0)
+    return place // across, place % across
+
+
+@cache
+def tiles(size: int, grid: tuple[int, int], shift: int = 0) -> Mask:
+    """Only patches of the same square of `size` x `size`; the squares begin at row and column `shift`.
+
+    Swin rolls the picture by `shift`, cuts it, and masks what came round the edge: the same squares, cut off at the
+    edges. Places before the patches, such as [CLS], see everything and are seen by all (Longformer's global tokens).
+    """
+
+    def look(q: Place, k: Place) -> Tensor:
+        (q_row, q_column), (k_row, k_column) = rows_and_columns(q.pos, grid), rows_and_columns(k.pos, grid)
+        move = size - shift  # added, so that nothing below 0 is divided
+        same = ((q_row + move) // size == (k_row + move) // size) & (
+            (q_column + move) // size == (k_column + move) // size
+        )
+        return same | (q.pos < grid[1]) | (k.pos < grid[1])
+
+    return Mask(f"tiles({size}, shift {shift})", look)
+
+
 def from_tensor(visible: Tensor) -> Mask:
     """A mask from a ready boolean table [Nq, Nk] or [B, Nq, Nk], read by index."""
     if visible.dtype != torch.bool or visible.dim() not in (2, 3):
@@ -243,6 +270,8 @@ class Visibility:
             if given is not None and not mask.demands(part):
                 mask = mask & part
         self.mask, self.q, self.k, self.first = mask, q, k, first
+        # a word, because torch.compile watches what it is, but not which mask stands in `mask`
+        self.kind = "everything" if mask is everything else "causal" if mask is causal else "other"
         self._dense: Tensor | None = None
         self._additive: Tensor | None = None
         self._blocks: BlockMask | None = None
@@ -267,9 +296,9 @@ class Visibility:
 
     def fused(self) -> tuple[Tensor | None, bool]:
         """(mask tensor or None, is_causal) for SDPA; no tensor wherever leaving it out is exact."""
-        if self.mask is everything:
+        if self.kind == "everything":
             return None, False
-        if self.mask is causal and self.q.start is not None and self.k.start is not None:
+        if self.kind == "causal" and self.q.start is not None and self.k.start is not None:
             if self.q.start == self.k.start and self.q.length == self.k.length:
                 return None, True  # is_causal counts from the first key, so both must start together
             if self.q.start >= self.k.start + self.k.length - 1:
@@ -278,7 +307,7 @@ class Visibility:
 
     def blocks(self, batch: int) -> BlockMask | None:
         """The sparse form of FlexAttention; None where everything is visible."""
-        if self.mask is everything:
+        if self.kind == "everything":
             return None
         if self._blocks is None:
             rows = max(self.mask.rows, self.q.rows, self.k.rows)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.errors import UserError
 from regard.nn.attention import attend, dot, reference
 from regard.nn.cache import Cache
-from regard.nn.config import StackConfig
+from regard.nn.config import Path, StackConfig
 from regard.nn.mask import Visibility
 from regard.nn.position import Bias, Rotation, rotate
 from regard.nn.score import LearnedScore
@@ -38,27 +38,46 @@ class Context:
     memory: Tensor | None = None  # [B, M, dim], for cross attention
     memory_visibility: Visibility | None = None
 
+    def prepare(self, path: Path, x: Tensor) -> None:
+        """Make the masks that every layer will ask for before the first one does: compiled layers only read them."""
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        for visibility in (self.visibility, self.memory_visibility):
+            if visibility is not None and path == "fused" and visibility.fused()[0] is not None and x.is_cuda:
+                visibility.additive(dtype)
+
 
 class MultiHead(Traceable):
     """Self attention, or cross attention over a memory when `cross`."""
 
     stages = ("q", "k", "v", "mask", "scores", "scaled", "masked", "weights", "heads", "output")
 
-    def __init__(self, config: StackConfig, *, layer: int = 0, cross: bool = False) -> None:
+    def __init__(
+        self, config: StackConfig, *, layer: int = 0, cross: bool = False, kept: tuple[int, ...] | None = None
+    ) -> None:
+        """`kept`: the heads that pruning has left; None: all of the config's."""
         super().__init__()
         self.config, self.layer, self.cross = config, layer, cross
-        q_size, k_size = config.heads * config.key_dim, config.key_heads * config.key_dim
-        self.sizes = (q_size, k_size, config.key_heads * config.val_dim)
+        self.kept = tuple(range(config.heads)) if kept is None else kept
+        serving = [head // (config.heads // config.key_heads) for head in self.kept]  # the key head of each head
+        self.heads, self.key_heads = len(serving), len(set(serving))
+        self.key_of = tuple(sorted(set(serving)).index(head) for head in serving)
+        group = self.heads // self.key_heads
+        self.uneven = self.key_of != tuple(index // group for index in range(self.heads))
+        q_size, k_size = self.heads * config.key_dim, self.key_heads * config.key_dim
+        self.sizes = (q_size, k_size, self.key_heads * config.val_dim)
         if cross:
             self.q = nn.Linear(config.dim, q_size, bias=config.bias)
             self.kv = nn.Linear(config.dim, sum(self.sizes[1:]), bias=config.bias)
         else:
             self.qkv = nn.Linear(config.dim, sum(self.sizes), bias=config.bias)
-        self.out = nn.Linear(config.heads * config.val_dim, config.dim, bias=config.bias)
-        self.score = None if config.score == "dot" else LearnedScore(config.score, config.heads, config.key_dim)
+        self.out = nn.Linear(self.heads * config.val_dim, config.dim, bias=config.bias)
+        self.score = None if config.score == "dot" else LearnedScore(config.score, self.heads, config.key_dim)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         q, k, v = self._across(x, context) if self.cross else self._within(x, context)
+        if len(k) < len(q):  # rows that share a source, such as the beams of a sentence, ask it together
+            q = q.view(len(k), -1, *q.shape[1:]).transpose(1, 2).flatten(2, 3)  # [sources, H, group · Nq, D]
         visibility = context.memory_visibility if self.cross else context.visibility
         assert visibility is not None
         path = self.config.attention
@@ -66,23 +85,28 @@ class MultiHead(Traceable):
             path = "reference"
             q, k, v = self.mark("q", q), self.mark("k", k), self.mark("v", v)
             visibility = visibility.with_mask(self.tap("mask", visibility.mask))
+        bias = None if self.cross else context.bias
+        if bias is not None and self.heads < self.config.heads:
+            bias = bias.only(self.kept)
+        if self.uneven:  # pruning has left groups of different size: each head gets its keys by name
+            k, v = k[:, self.key_of], v[:, self.key_of]
         heads = attend(
             q,
             k,
             v,
             visibility,
-            bias=None if self.cross else context.bias,
+            bias=bias,
             scale=self.config.scale,
             dropout=self.config.attention_dropout if self.training else 0.0,
             path=path,
             score=dot if self.score is None else self.score,
             mark=self.mark,
         )
-        return self.mark("output", self.out(heads.transpose(1, 2).flatten(2)))
+        return self.mark("output", self.out(heads.transpose(1, 2).flatten(2)).view(x.shape))
 
     def _within(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x).split(self.sizes, dim=-1)
-        q, k, v = self._split(q, self.config.heads), self._split(k), self._split(v)
+        q, k, v = self._split(q, self.heads), self._split(k), self._split(v)
         if context.rotation is not None:
             q, k = (rotate(part, context.rotation, self.config.pairs) for part in (q, k))
         if context.cache is not None:
@@ -90,19 +114,24 @@ class MultiHead(Traceable):
         return q, k, v
 
     def _across(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q = self._split(self.q(x), self.config.heads)
+        q = self._split(self.q(x), self.heads)
         cache = context.cache
         if cache is not None and self.layer in cache.memory:
             return q, *cache.memory[self.layer]
         assert context.memory is not None
-        k, v = (self._split(part) for part in self.kv(context.memory).split(self.sizes[1:], dim=-1))
+        k, v = self.remember(context.memory)
         if cache is not None:
             cache.memory[self.layer] = (k, v)
         return q, k, v
 
+    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a memory [B, M, dim], for cross attention."""
+        k, v = (self._split(part) for part in self.kv(memory).split(self.sizes[1:], dim=-1))
+        return k, v
+
     def _split(self, x: Tensor, heads: int | None = None) -> Tensor:
         """[B, N, H · D] -> [B, H, N, D]"""
-        heads = heads or self.config.key_heads
+        heads = heads or self.key_heads
         return x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)
 
 
@@ -121,9 +150,10 @@ class HeadList(nn.Module):
     @classmethod
     def of(cls, fused: MultiHead) -> HeadList:
         """Cut the fused projections into one projection a head."""
-        if fused.cross or fused.score is not None:
+        if fused.cross or fused.score is not None or fused.heads < fused.config.heads:
             raise UserError(
-                "HeadList is self attention with dot-product scores: this has cross = true or score = learned"
+                "HeadList is self attention with dot-product scores and all heads: "
+                "this has cross = true, score = learned or pruned heads"
             )
         config, heads = fused.config, cls(fused.config).to(fused.qkv.weight)
         group = config.heads // config.key_heads

@@ -13,6 +13,9 @@ One interface, three optional effects, all over explicit positions:
     rope        q, k turned by angle pos · base^(-2i/d) in each pair of numbers     Su et al. 2021
     alibi       scores += -slope[head] · |i - j|                                    Press et al. 2022
 
+With `position_axes` = 2 the waves and turns of a picture's patches are told by row in the first half of the pairs
+and by column in the second (Dosovitskiy et al. 2021, appendix D.4; rope: Heo et al. 2024). [CLS] stands at 0, 0.
+
 A bias is written once, as a function of single indices (row, head, query, key). Broadcast index tensors
 make it the dense table; FlexAttention calls it as its `score_mod`. Shaw's second table, added to the
 values, is left out: the paper's Table 4 finds the same BLEU without it.
@@ -28,7 +31,7 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.nn.config import StackConfig
-from regard.nn.mask import Places
+from regard.nn.mask import Places, rows_and_columns
 
 At = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (row, head, query, key) -> bias, elementwise
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [B|1, 1, N, head_dim]
@@ -51,6 +54,18 @@ class Bias:
         b, h, i, j = (x.view([-1 if axis == own else 1 for axis in range(4)]) for own, x in enumerate(index))
         self._dense = self._at(q)(b, h, i, j)
         return self._dense.to(q.dtype)
+
+    def only(self, heads: tuple[int, ...]) -> Bias:
+        """The bias of a layer that has kept these heads alone."""
+        if self.content:  # it follows from the queries, which are theirs already
+            return Bias(self._at, len(heads), self._q_pos, self._k_pos, content=True)
+        kept = torch.tensor(heads, device=self._q_pos.device)
+
+        def at(q: Tensor) -> At:
+            whole = self._at(q)
+            return lambda b, h, i, j: whole(b, kept[h], i, j)
+
+        return Bias(at, len(heads), self._q_pos, self._k_pos, content=False)
 
     def share(self, x: Tensor) -> None:
         """Make the table that all layers use now, so that it is no part of a layer that is computed again."""
@@ -86,13 +101,29 @@ def lay_pairs(first: Tensor, second: Tensor, pairs: str) -> Tensor:
     return torch.stack((first, second), -1).flatten(-2) if pairs == "interleaved" else torch.cat((first, second), -1)
 
 
+class Waves:
+    """Angles of `size` / 2 pairs at each position, along the line or, with a grid, along rows and columns."""
+
+    def __init__(self, size: int, base: float, grid: tuple[int, int] | None) -> None:
+        self.size, self.base, self.grid = size, base, grid
+
+    def angles(self, pos: Tensor) -> Tensor:
+        """[B|1, N] -> [B|1, N, size / 2]"""
+        if self.grid is None:
+            return pos[..., None] * frequencies(self.size, self.base, pos.device)
+        first = self.grid[1]  # [CLS] stands at 0, 0; behind it rows and columns count from 1
+        parts = (torch.where(pos < first, 0, axis + first) for axis in rows_and_columns(pos, self.grid))
+        each = frequencies(self.size // 2, self.base, pos.device)
+        return torch.cat([axis[..., None] * each for axis in parts], dim=-1)
+
+
 class Sinusoidal(Position):
-    def __init__(self, config: StackConfig) -> None:
+    def __init__(self, config: StackConfig, grid: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.dim, self.pairs = config.dim, config.pairs
+        self.waves, self.pairs = Waves(config.dim, 10000.0, grid), config.pairs
 
     def embed(self, pos: Tensor) -> Tensor:
-        angle = pos[..., None] * frequencies(self.dim, 10000.0, pos.device)  # [B|1, N, dim/2]
+        angle = self.waves.angles(pos)
         return lay_pairs(angle.sin(), angle.cos(), self.pairs)
 
 
@@ -108,12 +139,12 @@ class Learned(Position):
 
 
 class Rotary(Position):
-    def __init__(self, config: StackConfig) -> None:
+    def __init__(self, config: StackConfig, grid: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.size, self.base, self.pairs = config.key_dim, config.rope_base, config.pairs
+        self.waves, self.pairs = Waves(config.key_dim, config.rope_base, grid), config.pairs
 
     def rotation(self, pos: Tensor) -> Rotation:
-        angle = pos[:, None, :, None] * frequencies(self.size, self.base, pos.device)
+        angle = self.waves.angles(pos)[:, None]
         return lay_pairs(angle.cos(), angle.cos(), self.pairs), lay_pairs(angle.sin(), angle.sin(), self.pairs)
 
 
@@ -203,9 +234,11 @@ def _at(pos: Tensor, b: Tensor, i: Tensor) -> Tensor:
 
 
 def make_position(config: StackConfig, *, causal: bool) -> Position:
+    """A causal stack reads a line, whatever the encoder beside it reads."""
+    grid = config.grid if config.position_axes == 2 and not causal else None
     match config.position:
         case "sinusoidal":
-            return Sinusoidal(config)
+            return Sinusoidal(config, grid)
         case "learned":
             return Learned(config)
         case "relative":
@@ -213,7 +246,7 @@ def make_position(config: StackConfig, *, causal: bool) -> Position:
         case "t5":
             return T5(config, causal)
         case "rope":
-            return Rotary(config)
+            return Rotary(config, grid)
         case "alibi":
             return ALiBi(config)
         case "none":
