@@ -8,19 +8,26 @@ import torch.nn.functional as F
 
 from regard.data.pack import Packs
 from regard.models import ModelConfig, build
-from regard.train.objective import predict, translation
+from regard.train.objective import read_states, translation
 from reversal import MODEL, reversal_pairs
 
 
 class Scripted(torch.nn.Module):
-    """Gives the logits it was handed, one set a call: dropout made visible."""
+    """Gives the logits it was handed, for the batch and for the same rows again: dropout made visible."""
 
     def __init__(self, *answers: torch.Tensor) -> None:
         super().__init__()
-        self.answers = list(answers)
+        self.answers = torch.cat(answers)
 
-    def forward(self, source, target, source_valid=None):
-        return self.answers.pop(0)
+    head = torch.nn.Identity()
+
+    def encode(self, source, valid=None):
+        return source
+
+    def states(self, target, source):
+        half = len(source) // 2
+        assert torch.equal(source[:half], source[half:]) and torch.equal(target[:half], target[half:])
+        return self.answers
 
 
 def written_out(first, second, expected, smoothing, alpha):
@@ -72,31 +79,30 @@ def test_packed_and_padded_agree():
     """Two passes through models that differ, as dropout makes them: the same sum over the same pairs."""
     pairs, models = reversal_pairs(), [build(MODEL).eval() for _ in range(2)]
 
-    class Turns(torch.nn.Module):
-        """The first pass through one model, the second through the other."""
+    class Halves(torch.nn.Module):
+        """The first half of the rows through one model, the second through the other."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.turn = 0
+        def encode(self, *args):
+            return [model.encode(*given) for model, given in zip(models, halves(args), strict=True)]
 
-        def encode(self, *args, **named):
-            return models[self.turn % 2].encode(*args, **named)
+        def states(self, target, memories, *args):
+            parts = zip(models, halves((target,)), memories, halves(args), strict=True)
+            return torch.cat([model.decode(*read, memory, *given) for model, read, memory, given in parts])
 
-        def decode(self, *args, **named):
-            self.turn += 1
-            return models[(self.turn - 1) % 2].decode(*args, **named)
+        head = torch.nn.Identity()
 
-        def forward(self, source, target, valid=None):
-            return self.decode(target, self.encode(source, valid))
+    def halves(args):
+        cut = [(None, None) if x is None else x.chunk(2) for x in args]
+        return [[pair[half] for pair in cut] for half in (0, 1)]
 
-    packed, count = translation(Turns(), Packs(pairs, 3, 16, seed=1).layout(0), 0.1, 4.0)
-    padded, other = translation(Turns(), pairs.batch(torch.arange(len(pairs))), 0.1, 4.0)
+    packed, count = translation(Halves(), Packs(pairs, 3, 16, seed=1).layout(0), 0.1, 4.0)
+    padded, other = translation(Halves(), pairs.batch(torch.arange(len(pairs))), 0.1, 4.0)
     assert int(count) == int(other)
     torch.testing.assert_close(packed, padded, rtol=1e-5, atol=1e-4)
-    plain, _ = translation(Turns(), pairs.batch(torch.arange(len(pairs))), 0.1)
+    plain, _ = translation(models[0], pairs.batch(torch.arange(len(pairs))), 0.1)
     assert packed > plain + 1  # the two models do differ
 
 
 def test_dropout_makes_two_passes_differ():
     model, batch = build(MODEL).train(), reversal_pairs().batch(torch.arange(6))
-    assert not torch.equal(predict(model, batch), predict(model, batch))
+    assert not torch.equal(model.head(read_states(model, batch)), model.head(read_states(model, batch)))

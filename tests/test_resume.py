@@ -19,8 +19,9 @@ import torch
 
 from regard.errors import UserError
 from regard.train.config import TrainConfig
+from regard.train.interrupt import interruptible
 from regard.train.objective import translation
-from regard.train.trainer import interruptible, read_metrics
+from regard.train.trainer import read_metrics
 from reversal import TRAIN, make_trainer, train
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

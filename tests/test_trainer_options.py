@@ -17,12 +17,14 @@ from regard.errors import UserError
 from regard.models import build
 from regard.run import WEIGHTS, read_weights, weights_of
 from regard.train.config import TrainConfig
-from regard.train.objective import predict, translation
+from regard.train.metric import LOSS, Metric
+from regard.train.objective import read_states, translation
 from regard.train.trainer import Trainer, read_metrics
 from reversal import MODEL, TRAIN, reversal_pairs, train
 
 STILL = replace(MODEL, dropout=0.0, embed_dropout=0.0)
 VALID = reversal_pairs(8, seed=9)
+METRICS = {"loss": LOSS, "bleu": Metric("bleu", higher=True)}
 
 
 def valid_loss(model) -> dict[str, float]:
@@ -31,13 +33,13 @@ def valid_loss(model) -> dict[str, float]:
     return {"valid_loss": loss.item() / int(count)}
 
 
-def make(folder, config=TRAIN, model=MODEL, evaluate=None, objective=None) -> Trainer:
+def make(folder, config=TRAIN, model=MODEL, evaluate=None, objective=None, metric=LOSS) -> Trainer:
     torch.manual_seed(config.seed)
     pairs = reversal_pairs()
     packed = config.pack and Packs(pairs, config.batch_tokens // config.pack, config.pack, config.seed)
     stream = packed or Batches(pairs, config.batch_tokens, config.seed)
     usual = partial(translation, label_smoothing=config.label_smoothing, r_drop=config.r_drop)
-    return Trainer(build(model), stream, objective or usual, config, folder, evaluate)
+    return Trainer(build(model), stream, objective or usual, config, folder, evaluate, metric)
 
 
 def weights(trainer):
@@ -55,7 +57,7 @@ def assert_same(a, b):
 
 def surprise(model, batch):
     """The loss in the precision of the model: float64 here."""
-    logits = predict(model, batch).flatten(0, 1)
+    logits = model.head(read_states(model, batch)).flatten(0, 1)
     return F.cross_entropy(logits, batch.expected.flatten(), ignore_index=-100, reduction="sum"), batch.tokens
 
 
@@ -182,7 +184,7 @@ def test_half_precision_trains_on_a_cpu(tmp_path, precision):
     kinds = set()
 
     def objective(model, batch):
-        logits = predict(model, batch)
+        logits = model.head(read_states(model, batch))
         kinds.add(logits.dtype)
         return translation(model, batch)
 
@@ -193,6 +195,57 @@ def test_half_precision_trains_on_a_cpu(tmp_path, precision):
     assert all(parameter.dtype == torch.float32 for parameter in trainer.model.parameters())
     full, half = ([line["loss"] for line in read_metrics(tmp_path / name)] for name in ("full", "half"))
     assert half[-1] < 0.7 * half[0] and half[-1] == pytest.approx(full[-1], abs=0.25)
+
+
+def overflowing(steps: set[int]):
+    """A loss whose gradient is infinite in the batches named, as half precision makes of one that is too large."""
+    seen = 0
+
+    def objective(model, batch):
+        nonlocal seen
+        seen += 1
+        loss, count = translation(model, batch)
+        return loss + (loss - loss).abs().sqrt() if seen in steps else loss, count
+
+    return objective
+
+
+def test_steps_that_loss_scaling_leaves_out_are_counted_and_told(tmp_path, capsys):
+    config = replace(TRAIN, steps=9, precision="fp16", save_every=1, keep=9, log_every=3)
+    assert make(tmp_path, config, objective=overflowing({2, 3, 4, 5, 6, 8})).run()
+    found = [(line["step"], line.get("skipped"), line.get("scale")) for line in read_metrics(tmp_path)]
+    assert found == [(3, 2, 2.0**14), (9, 4, 2.0**10)]  # of 4 to 6 nothing is left to tell but that
+    told = capsys.readouterr().err
+    for words in ("step 3: 2 left out", "step 6: 3 left out", "step 9: 4 left out", "loss scale is now 1024"):
+        assert words in told
+    read = [read_weights(tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors") for step in range(1, 10)]
+    assert_same(read[0], read[5])
+    assert any(not torch.equal(read[5][name], read[6][name]) for name in read[5])
+
+
+def test_gradients_that_stay_infinite_end_training(tmp_path):
+    config = replace(TRAIN, steps=100, precision="fp16", log_every=2, save_every=5)
+    with pytest.raises(UserError, match=r"loss scale = 3.05.*e-05.* at step 34: training has diverged.*train\.lr"):
+        make(tmp_path, config, objective=overflowing({*range(4, 200)})).run()  # 2^16 halved more than 30 times
+    saved = read_weights(tmp_path / "checkpoints" / "step-00000030" / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in saved.values())
+
+
+def test_the_count_goes_on_over_a_stop(tmp_path):
+    config = replace(TRAIN, steps=6, precision="fp16", log_every=6)
+    first = make(tmp_path, config, objective=overflowing({1, 2}))
+    real = first._update
+
+    def update(batches):
+        if first.step + 1 == 3:
+            signal.raise_signal(signal.SIGINT)
+        return real(batches)
+
+    first.update = update
+    assert not first.run() and first.step == 3
+    second = make(tmp_path, config, objective=overflowing({1}))
+    assert second.resume() and second.run()
+    assert [line["skipped"] for line in read_metrics(tmp_path)] == [3]
 
 
 # --- the best weights, and enough
@@ -213,17 +266,17 @@ def falling_then_rising(best_at: int):
 @pytest.mark.parametrize("metric", ["loss", "bleu"])
 def test_patience_ends_training_and_the_best_weights_are_kept(tmp_path, metric):
     config = replace(TRAIN, steps=1000, evaluate_every=2, patience=3, save_every=2, keep=100, metric=metric)
-    trainer = make(tmp_path, config, evaluate=falling_then_rising(4))
+    trainer = make(tmp_path, config, evaluate=falling_then_rising(4), metric=METRICS[metric])
     assert trainer.run() and trainer.step == 14  # best at step 8, then three that are worse
     assert trainer.best == {"step": 8, "stale": 3, "value": 1.0 if metric == "loss" else 50.0}
     best = read_weights(tmp_path / "checkpoints" / "step-00000008" / "model.safetensors")
     assert_same(read_weights(tmp_path / WEIGHTS), best)
-    again = make(tmp_path, config, evaluate=falling_then_rising(1))
+    again = make(tmp_path, config, evaluate=falling_then_rising(1), metric=METRICS[metric])
     assert again.resume() and again.finished and again.run() and again.step == 14
 
 
 def test_a_metric_that_is_not_there_is_an_error(tmp_path):
-    trainer = make(tmp_path, replace(TRAIN, steps=1, metric="bleu"), evaluate=valid_loss)
+    trainer = make(tmp_path, replace(TRAIN, steps=1, metric="bleu"), evaluate=valid_loss, metric=METRICS["bleu"])
     with pytest.raises(UserError, match=r"train.metric = 'bleu'.*valid_loss"):
         trainer.run()
 

@@ -22,6 +22,10 @@ class MissingExtra(UserError):
         super().__init__(f"{purpose} needs the package {package!r}: install it with  pip install 'regard[{extra}]'")
 
 
+class Unfinished(UserError):
+    """Work that has stopped halfway, and goes on from there when the same command is run again."""
+
+
 def suggest(value: str, choices: Iterable[str]) -> str:
     """The end of an error about a wrong name: the nearest right one, and the whole list."""
     names = sorted(choices)

@@ -8,6 +8,9 @@
 Left, a preset with changes; right, the fields of a ModelConfig. Where a model is meant, a command takes
 the name of a preset, a recipe file, or a folder that holds a recipe.toml, as every saved model does. Other
 tables ([data], [train], …) belong to whoever reads them and are handed through as they are.
+
+A recipe may carry a small form of itself, which `regard train --smoke` trains: [smoke.model] stands for changes
+to [model], and so on.
 """
 
 from __future__ import annotations
@@ -108,6 +111,21 @@ def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
         changed[table][field] = value
         if value is None:
             del changed[table][field]
+    return changed
+
+
+def smoke(tables: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+    """The recipe as its table [smoke] changes it: small enough to try in under a minute, on sample data."""
+    changes = tables.get("smoke")
+    if not isinstance(changes, dict) or not all(isinstance(table, dict) for table in changes.values()):
+        raise UserError(
+            f"{path}: has no small form for --smoke; write tables [smoke.data], [smoke.model], [smoke.train] with what "
+            "is to be changed, or use --set"
+        )
+    changed = {name: table for name, table in tables.items() if name != "smoke"}
+    for name, table in changes.items():
+        before = changed.get(name, {})
+        changed[name] = {**(before if isinstance(before, dict) else {}), **table}
     return changed
 
 

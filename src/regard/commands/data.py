@@ -88,7 +88,10 @@ def _get(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from regard.data.config import read_data
     from regard.data.read import check
+    from regard.recipe import read_recipe
 
+    if read_recipe(args.name).get("task") == "language":
+        return _check_text(args)
     config = read_data(args.name, args.data)
     sets = {"train": config.train, "valid": config.valid}
     sets |= {f"test.{name}": files for name, files in config.test.items()}
@@ -110,4 +113,23 @@ def _check(args: argparse.Namespace) -> int:
             print(f"  {line}")
         if one.bad_count > len(one.bad):
             print(f"  and {one.bad_count - len(one.bad):,} more")
+    return 0
+
+
+def _check_text(args: argparse.Namespace) -> int:
+    from regard.data.documents import survey
+    from regard.data.text import read_text
+
+    config = read_text(args.name, args.data, skip_bad=args.skip_bad_lines)
+    sets = {"train": config.train, "valid": config.valid}
+    sets |= {f"test.{name}": files for name, files in config.test.items()}
+    found = {name: survey(files, config) for name, files in sets.items() if files}
+    if args.json:
+        print(json.dumps({name: vars(one) for name, one in found.items()}, ensure_ascii=False))
+        return 0
+    for name, one in found.items():
+        left_out = f", {one.bad:,} left out" if one.bad else ""
+        print(f"{name}: {one.documents:,} documents, {one.characters:,} characters, {one.bytes:,} bytes{left_out}")
+        for line in one.notes:
+            print(f"  {line}")
     return 0

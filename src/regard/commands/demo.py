@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from regard.demo import Setup
     from regard.errors import UserError
     from regard.recipe import read_changes
+    from regard.train.lock import hold
 
     if args.steps is not None and args.steps < 1:
         raise UserError(f"--steps {args.steps}: give 1 or more")
@@ -62,20 +63,22 @@ def run(args: argparse.Namespace) -> int:
         )
         print(f"English dates and numbers -> Korean: {kind}, trained from scratch.", flush=True)
     setup = Setup(Path(args.out), changes, args.steps, args.seed)
-    setup.claim_folder(args.fresh)
-    trainer = setup.trainer()
-    resumed = trainer.resume()
-    again = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in _given(args))
-    if resumed and trainer.step >= setup.config.steps:
-        print(f"{args.out} is trained already ({program()} demo{again} --fresh trains anew).", file=sys.stderr)
-    elif resumed:
-        print(f"going on from step {trainer.step} of {setup.config.steps}.", file=sys.stderr)
-    if not trainer.run():
-        print(
-            f"saved at step {trainer.step} of {setup.config.steps}. To go on:  {program()} demo{again}", file=sys.stderr
-        )
-        return 130
-    done = setup.finish(trainer)
+    with hold(Path(args.out)):
+        setup.claim_folder(args.fresh)
+        trainer = setup.trainer()
+        resumed = trainer.resume()
+        again = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in _given(args))
+        if resumed and trainer.step >= setup.config.steps:
+            print(f"{args.out} is trained already ({program()} demo{again} --fresh trains anew).", file=sys.stderr)
+        elif resumed:
+            print(f"going on from step {trainer.step} of {setup.config.steps}.", file=sys.stderr)
+        if not trainer.run():
+            print(
+                f"saved at step {trainer.step} of {setup.config.steps}. To go on:  {program()} demo{again}",
+                file=sys.stderr,
+            )
+            return 130
+        done = setup.finish(trainer)
     if args.json:
         print(json.dumps(_figures(done), ensure_ascii=False, indent=1))
     else:

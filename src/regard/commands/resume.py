@@ -25,21 +25,20 @@ def run(args: argparse.Namespace) -> int:
 
     from regard.commands import program
     from regard.commands.train import carry_out
-    from regard.data.config import DataConfig, find
     from regard.errors import UserError
     from regard.run import RECIPE, load_recipe
-    from regard.settings import from_dict, to_dict, write_toml
+    from regard.settings import write_toml
+    from regard.train.distributed import join
+    from regard.train.task import task_of
 
-    tables = load_recipe(args.run)
-    if not isinstance(tables.get("data"), dict) or "train" not in tables:
-        raise UserError(f"{args.run}: its recipe has no [data] and [train], so there is nothing to go on with")
-    if isinstance(tables["data"].get("train"), int):
-        raise UserError(f"{args.run}: is a demo; go on with  {program()} demo --out {shlex.quote(args.run)}")
-    if args.data is not None:
-        config = from_dict(DataConfig, {**tables["data"], "folder": str(Path(args.data).resolve())}, "data.")
-        for files in (config.train, config.valid, *config.test.values()):
-            if files:
-                find(files, config.folder)  # the recipe is not touched unless they are there
-        tables["data"] = to_dict(config)
-        write_toml(Path(args.run) / RECIPE, tables)
-    return carry_out(tables, Path(args.run), args.device, args.json)
+    with join(args.device) as workers:
+        tables = load_recipe(args.run)
+        if not isinstance(tables.get("data"), dict) or "train" not in tables:
+            raise UserError(f"{args.run}: its recipe has no [data] and [train], so there is nothing to go on with")
+        if isinstance(tables["data"].get("train"), int):
+            raise UserError(f"{args.run}: is a demo; go on with  {program()} demo --out {shlex.quote(args.run)}")
+        if args.data is not None:
+            tables["data"] = {**tables["data"], "folder": str(Path(args.data).resolve())}
+            task_of(tables)(tables, Path(args.run), workers.device).find_data()
+            workers.on_lead(lambda: write_toml(Path(args.run) / RECIPE, tables))  # untouched unless they are there
+        return carry_out(tables, Path(args.run), workers, args.json)

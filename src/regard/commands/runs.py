@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-DESCRIPTION = "A table of the runs in a folder: steps, training time, last loss, best validation figure, test BLEU."
+DESCRIPTION = "A table of the runs in a folder: steps, training time, last loss, best validation figure, test figures."
 
 EXAMPLES = """
 regard runs                  those in runs/
 regard runs elsewhere --json
 """
 
-HEADERS = ("run", "steps", "seconds", "loss", "best", "BLEU")
+HEADERS = ("run", "task", "steps", "seconds", "loss", "best", "test")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:
         name, *numbers = (
-            cell.ljust(w) if i in (0, 5) else cell.rjust(w)
+            cell.ljust(w) if i in (0, 1, 6) else cell.rjust(w)
             for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
         )
         print("  ".join((name, *numbers)).rstrip())
@@ -51,27 +51,32 @@ def read(folder: Path) -> dict[str, Any] | None:
     """What the files of a run tell; None for any other folder."""
     from regard.errors import UserError
     from regard.run import load_recipe
+    from regard.train.metric import LOSS
+    from regard.train.task import task_of
     from regard.train.trainer import read_metrics
 
     try:
-        train = load_recipe(folder).get("train")
+        tables = load_recipe(folder)
+        train, task = tables.get("train"), task_of(tables)
         lines = read_metrics(folder)
     except (UserError, OSError):
         return None
     if not isinstance(train, dict):
         return None
-    metric = "bleu" if train.get("metric") == "bleu" else "valid_loss"
-    judged = [line[metric] for line in lines if _number(line.get(metric))]
+    metric = task.METRICS.get(str(train.get("metric")), LOSS)
+    judged = [line[metric.figure] for line in lines if _number(line.get(metric.figure))]
     losses = [line["loss"] for line in lines if _number(line.get("loss"))]
     return {
         "run": folder.name,
+        "task": task.NAME,
         "step": max((line["step"] for line in lines if _number(line["step"])), default=0),
         "steps": train.get("steps"),
         "seconds": max((line["seconds"] for line in lines if _number(line["seconds"])), default=0.0),
         "loss": losses[-1] if losses else None,
-        "metric": metric,
-        "best": (max if metric == "bleu" else min)(judged, default=None),
-        "bleu": _bleu(folder / "scores.json"),
+        "metric": metric.figure,
+        "best": (max if metric.higher else min)(judged, default=None),
+        "figure": task.HEADLINE[1],
+        "test": _scores(folder / "scores.json", task.HEADLINE[0]),
     }
 
 
@@ -79,20 +84,23 @@ def row(told: dict[str, Any]) -> tuple[str, ...]:
     best = "–" if told["best"] is None else f"{told['metric'].replace('_', ' ')} {told['best']:.4g}"
     return (
         told["run"],
+        told["task"],
         f"{told['step']:,}"
         + (f" of {told['steps']:,}" if isinstance(told["steps"], int) and told["steps"] > told["step"] else ""),
         f"{told['seconds']:,.0f}",
         "–" if told["loss"] is None else f"{told['loss']:.4f}",
         best,
-        ", ".join(f"{name} {value:.2f}" for name, value in told["bleu"].items()) or "–",
+        f"{told['figure']} " + ", ".join(f"{name} {value:.4g}" for name, value in told["test"].items())
+        if told["test"]
+        else "–",
     )
 
 
-def _bleu(path: Path) -> dict[str, float]:
-    """BLEU of every set in scores.json."""
+def _scores(path: Path, figure: str) -> dict[str, float]:
+    """One figure of every set in scores.json."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {name: float(figures["bleu"]) for name, figures in content.items()}
+        return {name: float(figures[figure]) for name, figures in content.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
 

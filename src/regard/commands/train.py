@@ -1,4 +1,4 @@
-"""`regard train`: a translation model from a recipe."""
+"""`regard train`: a model from a recipe."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from regard.commands import program
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from regard.train.distributed import Workers
+
 DESCRIPTION = """
 Train a model as a recipe says: check the data, make the tokenizer, train, test. The run is a folder with
 everything in it. Ctrl-C saves; `regard resume RUN` (or the same command again) goes on from there.
@@ -22,15 +24,19 @@ EXAMPLES = """
 regard train recipes/multi30k-en-de.toml --data multi30k-tok      data from that folder
 regard train mine.toml -o runs/mine --set train.steps=2000        any setting, by table and name
 regard train mine.toml --set model.position=rope --device cuda
+torchrun --nproc-per-node 8 -m regard train mine.toml             on eight GPUs; see docs/distributed.md
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="TOML file with [data], [model], [train], …")
     parser.add_argument("-o", "--out", metavar="RUN", help="folder of the run (default: runs/NAME-OF-THE-RECIPE)")
-    parser.add_argument("--data", metavar="DIR", help="folder of the data files (default: the recipe's)")
+    parser.add_argument("--data", metavar="DIR", help="folder of the data, or sample:NAME (default: the recipe's)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="TABLE.NAME=VALUE", help="change a setting; repeatable"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="the recipe's small form, on sample data: does it learn, in a minute?"
     )
     parser.add_argument("--skip-bad-lines", action="store_true", help="leave out lines that cannot be used, and say so")
     parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
@@ -38,11 +44,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from regard.train.distributed import join
+
+    with join(args.device) as workers:
+        tables, folder = read(args)
+        return carry_out(tables, folder, workers, args.json)
+
+
+def read(args: argparse.Namespace) -> tuple[dict[str, object], Path]:
+    """The recipe as the arguments change it, and the folder of the run."""
     from pathlib import Path
 
     from regard.errors import UserError
     from regard.presets import PRESETS
-    from regard.recipe import override, read_recipe, recipe_path
+    from regard.recipe import override, read_recipe, recipe_path, smoke
+    from regard.samples import sample_folder
+    from regard.train.task import task_of
 
     if args.recipe in PRESETS and not Path(args.recipe).exists():
         raise UserError(
@@ -50,41 +67,51 @@ def run(args: argparse.Namespace) -> int:
             f'preset = "{args.recipe}"'
         )
     path = recipe_path(args.recipe)
-    tables = override(read_recipe(path), args.set)
+    tables = read_recipe(path)
+    tables = smoke(tables, path) if args.smoke else {name: table for name, table in tables.items() if name != "smoke"}
+    tables = override(tables, args.set)
     data = tables.get("data")
     if not isinstance(data, dict):
-        raise UserError(f'{path}: has no table [data]; write one, such as  [data]  with  train = ["a.en", "a.de"]')
+        raise UserError(f"{path}: has no table [data]; write one, such as  [data]  with  {task_of(tables).EXAMPLE}")
     if args.data or isinstance(data.get("folder", "."), str):
-        base = Path(args.data) if args.data else path.parent / Path(data.get("folder", ".")).expanduser()
+        given = args.data or data.get("folder", ".")
+        base = sample_folder(given) or (Path(given) if args.data else path.parent / Path(given).expanduser())
         data["folder"] = str(base.resolve())
+    train = tables.get("train")
+    if isinstance(train, dict) and isinstance(train.get("init_from"), str):
+        train["init_from"] = str(Path(train["init_from"]).expanduser().resolve())
     if args.skip_bad_lines:
         data["skip_bad"] = True
-    folder = Path(args.out) if args.out else Path("runs") / path.stem
-    return carry_out(tables, folder, args.device, args.json)
+    name = path.stem + "-smoke" * args.smoke
+    return tables, Path(args.out) if args.out else Path("runs") / name
 
 
-def carry_out(tables: dict[str, object], folder: Path, device: str | None, as_json: bool) -> int:
+def carry_out(tables: dict[str, object], folder: Path, workers: Workers, as_json: bool) -> int:
     """Prepare, train (from the last checkpoint on), test, tell."""
-    import dataclasses
+    from regard.train.lock import hold
+    from regard.train.task import task_of
 
-    from regard.run import find_device
-    from regard.train.translation import TranslationRun
-
-    task = TranslationRun(tables, folder, find_device(device))
-    task.prepare()
-    trainer = task.trainer()
-    if trainer.resume():
-        print(f"going on from step {trainer.step} of {task.config.steps}.", file=sys.stderr)
-    if not trainer.run():
-        again = f"{program()} resume {shlex.quote(str(folder))}"
-        print(f"saved at step {trainer.step} of {task.config.steps}. To go on:  {again}", file=sys.stderr)
-        return 130
-    scores = task.finish(trainer)
+    task = task_of(tables)(tables, folder, workers.device)
+    with workers.leading(hold(folder)):
+        workers.on_lead(task.prepare)
+        if not workers.leads:
+            task.open()
+        workers.gather(None)  # all have it open, before an error may take it away
+        trainer = task.trainer()
+        if trainer.resume() and workers.leads:
+            print(f"going on from step {trainer.step} of {task.config.steps}.", file=sys.stderr)
+        if not trainer.run():
+            if workers.leads:
+                again = f"{program()} resume {shlex.quote(str(folder))}"
+                print(f"saved at step {trainer.step} of {task.config.steps}. To go on:  {again}", file=sys.stderr)
+            return 130
+        scores = workers.on_lead(lambda: task.finish(trainer))
+    if not workers.leads:
+        return 0
     if as_json:
-        figures = {name: dataclasses.asdict(found) for name, found in scores.items()}
-        print(json.dumps({"run": str(folder), "steps": trainer.step, "seconds": trainer.seconds, "scores": figures}))
+        print(json.dumps({"run": str(folder), "steps": trainer.step, "seconds": trainer.seconds, "scores": scores}))
         return 0
     print(f"{trainer.step:,} steps in {trainer.seconds:.0f} s; the model is in {folder}, with a report.html")
-    for name, found in scores.items():
-        print(f"  {name:16} BLEU {found.bleu:.2f}  tokenised {found.tokenised_bleu:.2f}  chrF {found.chrf:.2f}")
+    for name, figures in scores.items():
+        print(f"  {name:16} {task.tell(figures)[0]}")
     return 0

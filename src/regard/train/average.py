@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.run import read_weights
-from regard.train.checkpoint import FILES, whole
+from regard.train.checkpoint import read_model, whole
 
 
 def average(folder: Path, last: int) -> dict[str, Tensor]:
@@ -24,6 +23,6 @@ def average(folder: Path, last: int) -> dict[str, Tensor]:
         )
     total: dict[str, Tensor] = {}
     for path in found:
-        for name, tensor in read_weights(path / FILES[0]).items():
+        for name, tensor in read_model(path).items():
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
     return {name: (tensor / last).to(torch.float32) for name, tensor in total.items()}

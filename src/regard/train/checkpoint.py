@@ -5,6 +5,9 @@
         optimizer.safetensors   Adam's two moments and step counts, the mean weights, the random generators
         state.json              step, place in the data, time spent, and the SHA-256 of all three
 
+Where the weights are spread over processes (`parallel = "fsdp"`), each writes what it holds of both as one file
+(`regard.train.shards`). Either kind can be read by any number of processes, spread or not.
+
 A checkpoint is whole or absent: it is written into a hidden neighbour, flushed to disk and renamed. One
 that is damaged later (its sums do not fit) is recognised, named, and the one before it is used.
 """
@@ -28,6 +31,10 @@ from torch import Tensor, nn
 from regard.errors import UserError
 from regard.run import fill, make_folder, read_weights, weights_of, write_weights
 from regard.settings import write_whole
+from regard.train import shards
+from regard.train.distributed import PeerError, current
+from regard.train.parallel import is_part
+from regard.train.shards import digest
 
 FILES = ("model.safetensors", "optimizer.safetensors")
 STATE = "state.json"
@@ -42,15 +49,24 @@ class Checkpoint:
     def step(self) -> int:
         return int(self.state["step"])
 
-    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, mean: Sequence[Tensor] = ()) -> None:
-        fill(model, read_weights(self.path / FILES[0]), str(self.path / FILES[0]))
-        tensors = read_weights(self.path / FILES[1])
-        torch.set_rng_state(tensors.pop("rng.cpu"))
-        if "rng.cuda" in tensors and _device(model).type == "cuda":
-            torch.cuda.set_rng_state(tensors.pop("rng.cuda"), _device(model))
-        for (name, _), running in zip(model.named_parameters(), mean, strict=False):
+    def restore(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, mean: Sequence[Tensor] = (), rank: int = 0
+    ) -> None:
+        parameters = dict(model.named_parameters())
+        if (self.path / FILES[0]).exists() and not _is_spread(model):
+            fill(model, read_weights(self.path / FILES[0]), str(self.path / FILES[0]))
+            tensors = read_weights(self.path / FILES[1])
+        else:
+            tensors = _blank(parameters, mean)
+            found = shards.names(self.path)
+            tensors |= {name: state for name, state in _generators(model, rank).items() if name in found}
+            shards.fill(self.path, {**weights_of(model), **tensors})
+        _set_generators(model, rank, tensors)
+        for name, running in zip(parameters, mean, strict=False):
+            if f"{name}/mean" not in tensors:
+                raise UserError(f"{self.path}: holds no mean weights: it was written with train.ema = 0; keep to that")
             running.copy_(tensors.pop(f"{name}/mean"))
-        for name, parameter in model.named_parameters():
+        for name, parameter in parameters.items():
             optimizer.state[parameter] = {  # the fused optimizer wants its step count on the device, too
                 key.removeprefix(f"{name}/"): value.to(parameter.device)
                 for key, value in tensors.items()
@@ -72,21 +88,21 @@ def write(
     One whose step is no multiple of `every`, which an interruption has left, gives way to the next: what is kept,
     and so its mean, is that of a run that never stopped.
     """
-    make_folder(folder)
+    workers = current()
     target = folder / f"step-{state['step']:08d}"
     fresh = folder / f".{target.name}"
-    for left_over in folder.glob(".step-*"):  # by a run that was killed while it wrote
-        shutil.rmtree(left_over, ignore_errors=True)
-    make_folder(fresh)
+    workers.on_lead(lambda: _begin(folder, fresh))
     try:
-        write_weights(fresh / FILES[0], weights_of(model))
-        write_weights(fresh / FILES[1], _optimizer_tensors(model, optimizer, mean))
-        content = {**state, "files": {name: _digest(fresh / name) for name in FILES}}
-        write_whole(fresh / STATE, json.dumps({**content, "sha256": _sum(content)}, indent=1).encode())
-        _flush(fresh)
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(fresh, target)
-        _flush(folder)
+        tensors = _optimizer_tensors(model, optimizer, mean)
+        if _is_spread(model):
+            files = shards.write(fresh, {**weights_of(model), **tensors}, workers)
+        else:
+            generators = workers.gather(_generators(model, workers.rank))
+            tensors |= {name: generator for part in generators[1:] for name, generator in part.items()}
+            files = workers.on_lead(lambda: _write_files(fresh, model, tensors))
+        workers.on_lead(lambda: _complete(fresh, target, {**state, "files": files}))
+    except PeerError:
+        raise
     except (OSError, UserError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UserError(
@@ -94,13 +110,40 @@ def write(
             "it goes on from the last checkpoint that was"
         ) from error
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        if workers.leads:
+            shutil.rmtree(fresh, ignore_errors=True)
+    if workers.leads:
+        _remove_old(folder, state["step"], keep, every)
+    return target
+
+
+def _begin(folder: Path, fresh: Path) -> None:
+    make_folder(folder)
+    for left_over in folder.glob(".step-*"):  # by a run that was killed while it wrote
+        shutil.rmtree(left_over, ignore_errors=True)
+    make_folder(fresh)
+
+
+def _write_files(fresh: Path, model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, str]:
+    write_weights(fresh / FILES[0], weights_of(model))
+    write_weights(fresh / FILES[1], tensors)
+    return {name: digest(fresh / name) for name in FILES}
+
+
+def _complete(fresh: Path, target: Path, content: dict[str, Any]) -> None:
+    write_whole(fresh / STATE, json.dumps({**content, "sha256": _sum(content)}, indent=1).encode())
+    _flush(fresh)
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(fresh, target)
+    _flush(target.parent)
+
+
+def _remove_old(folder: Path, step: int, keep: int, every: int) -> None:
     # A later one is there only if it is damaged and was passed over; it must not count in this one's place.
-    earlier = [path for path in _folders(folder) if _step(path) < state["step"]]
+    earlier = [path for path in _folders(folder) if _step(path) < step]
     regular = [path for path in earlier if _step(path) % every == 0]
     for old in {*earlier} - {*regular[::-1][: keep - 1]}:
         shutil.rmtree(old, ignore_errors=True)
-    return target
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -135,10 +178,18 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{STATE} is not a checkpoint's") from None
     if known != _sum(content):
         raise ValueError(f"{STATE} is damaged")
-    for name, digest in content.pop("files").items():
-        if _digest(path / name) != digest:
+    files = content.pop("files")
+    for name, known in files.items():
+        if digest(path / name) != known:
             raise ValueError(f"{name} is damaged")
+    if strange := [file.name for file in path.glob("*.safetensors") if file.name not in files]:
+        raise ValueError(f"{strange[0]} does not belong to it")
     return dict(content)
+
+
+def read_model(path: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint of either kind."""
+    return read_weights(path / FILES[0]) if (path / FILES[0]).exists() else shards.read(path)
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, mean: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -149,10 +200,37 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, mean:
     }
     names = (name for name, _ in model.named_parameters())
     tensors |= {f"{name}/mean": running for name, running in zip(names, mean, strict=False)}
-    tensors["rng.cpu"] = torch.get_rng_state()
-    if _device(model).type == "cuda":
-        tensors["rng.cuda"] = torch.cuda.get_rng_state(_device(model))
+    return tensors | _generators(model, current().rank)
+
+
+def _blank(parameters: dict[str, nn.Parameter], mean: Sequence[Tensor]) -> dict[str, Tensor]:
+    """What the optimizer will hold, to be filled."""
+    tensors = {f"{name}/mean": running for name, running in zip(parameters, mean, strict=False)}
+    for name, parameter in parameters.items():
+        tensors[f"{name}/step"] = torch.zeros((), device=parameter.device)
+        tensors |= {f"{name}/{moment}": torch.zeros_like(parameter) for moment in ("exp_avg", "exp_avg_sq")}
     return tensors
+
+
+def _generators(model: nn.Module, rank: int) -> dict[str, Tensor]:
+    """The state of this rank's random generators: rng.cpu, rng.cuda on rank 0, rng.cpu.1, … on the others."""
+    states = {"rng.cpu": torch.get_rng_state()}
+    if _device(model).type == "cuda":
+        states["rng.cuda"] = torch.cuda.get_rng_state(_device(model))
+    return {f"{name}.{rank}" if rank else name: state for name, state in states.items()}
+
+
+def _set_generators(model: nn.Module, rank: int, tensors: dict[str, Tensor]) -> None:
+    """As `tensors` have them; a rank that was not there when they were saved keeps its own."""
+    for name in _generators(model, rank):
+        if name in tensors and name.startswith("rng.cpu"):
+            torch.set_rng_state(tensors[name])
+        elif name in tensors:
+            torch.cuda.set_rng_state(tensors[name], _device(model))
+
+
+def _is_spread(model: nn.Module) -> bool:
+    return any(is_part(parameter) for parameter in model.parameters())
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -174,11 +252,6 @@ def _step(path: Path) -> int:
 
 def _sum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(folder: Path) -> None:

@@ -13,6 +13,7 @@ from regard.settings import check_types
 class TrainConfig:
     steps: int = 10_000
     batch_tokens: int = 4096  # rows x longest side of a batch, filler included
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks; the rest stays with AdamW
     lr: float = 1e-3  # the highest learning rate of the schedule
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
     warmup: int = 4000  # steps from 0 to lr
@@ -20,6 +21,7 @@ class TrainConfig:
     eps: float = 1e-9
     weight_decay: float = 0.0
     label_smoothing: float = 0.1
+    loss_chunk: int = 0  # tokens whose scores over the vocabulary are in memory at once; 0: as suits the device
     r_drop: float = 0.0  # weight of the difference between two passes with other dropout (Liang et al. 2021)
     clip: float = 1.0  # largest norm of the gradient
     accumulate: int = 1  # batches a step
@@ -27,15 +29,17 @@ class TrainConfig:
     nonfinite: Literal["stop", "skip"] = "stop"  # a gradient that is not a number ends training, or is left out
     pack: int = 0  # tokens of a packed row: batches of one shape without filler; 0: padded sentences
     graph: bool = False  # record a step as a CUDA graph; needs pack
-    compile: bool = False  # through torch.compile
+    compile: bool = False  # blocks and loss through torch.compile
     recompute: bool = False  # keep one activation a block, compute the rest again in the backward pass
     ema: float = 0.0  # decay of a running mean of the weights, which is then what is tested and kept; 0: none
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # under torchrun: weights whole on every process, or in parts
+    init_from: str | None = None  # folder of a run: its tokenizer and its weights are what training starts from
     seed: int = 1
     log_every: int = 10
     save_every: int = 1000
     keep: int = 2  # checkpoints; a damaged newest one falls back to the one before
     evaluate_every: int = 0  # steps; 0: at the end only
-    metric: Literal["loss", "bleu"] = "loss"  # which validation figure chooses the best weights
+    metric: str = "loss"  # which validation figure chooses the best weights; each task has its own
     patience: int = 0  # evaluations without a better figure before training stops; 0: never
     average: int = 1  # checkpoints whose mean is the final model
     tensorboard: bool = False  # the figures of metrics.jsonl as events for TensorBoard, too
@@ -50,6 +54,7 @@ class TrainConfig:
             "save_every": 1,
             "keep": 1,
             "accumulate": 1,
+            "loss_chunk": 0,
             "pack": 0,
             "evaluate_every": 0,
             "patience": 0,
@@ -87,6 +92,11 @@ class TrainConfig:
             raise UserError(
                 f"graph = true records one step of one shape: it needs pack > 0 (pack = {self.pack}), accumulate = 1, "
                 "precision fp32 or bf16, and nonfinite = 'stop'"
+            )
+        if self.optimizer == "muon" and (self.graph or self.parallel == "fsdp"):
+            raise UserError(
+                "optimizer = 'muon': its step cannot be recorded (graph = true) and needs whole matrices, not parts of "
+                "them (parallel = 'fsdp'); set graph = false and parallel = 'ddp', or optimizer = 'adamw'"
             )
         if self.patience and not self.evaluate_every:
             raise UserError(f"patience = {self.patience}: counts evaluations; set evaluate_every, such as 500 steps")

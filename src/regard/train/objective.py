@@ -13,53 +13,80 @@ rightly.
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from collections.abc import Callable
+from typing import TypeVar
 
-from regard.data.batch import PairBatch
+import torch
+from torch import Tensor, nn
+
+from regard.data.batch import PairBatch, Tensors
 from regard.data.pack import PackedBatch
 from regard.models import SequenceToSequence
+from regard.models.head import Head
 from regard.nn.feedforward import Experts
 
+Batch = TypeVar("Batch", bound=Tensors)
+Loss = Callable[[Tensor, Head, Tensor, float, float], Tensor]
 BALANCE = 0.01  # weight of a mixture of experts' load-balancing loss (Fedus et al. 2021)
 
 
-def predict(model: SequenceToSequence, batch: PairBatch | PackedBatch) -> Tensor:
-    """Logits [R, T, vocab] under teacher forcing."""
+def translation(
+    model: SequenceToSequence,
+    batch: PairBatch | PackedBatch,
+    label_smoothing: float = 0.0,
+    r_drop: float = 0.0,
+    loss: Loss | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(summed loss, number of target tokens) under teacher forcing; `loss` is `whole`, or `vocabulary.chunked`."""
+    read = twice(batch) if r_drop else batch
+    total = (loss or whole)(read_states(model, read), model.head, read.expected, label_smoothing, r_drop)
+    return total + balance(model, batch.tokens), batch.tokens
+
+
+def read_states(model: SequenceToSequence, batch: PairBatch | PackedBatch) -> Tensor:
+    """What the decoder makes of each target token under teacher forcing, [R, T, dim]."""
     if isinstance(batch, PackedBatch):
         source, target = batch.source_document, batch.target_document  # 0 is filler
-        memory = model.encode(batch.source, source > 0, source)
-        return model.decode(batch.target, memory, target > 0, target)
-    return model(batch.source, batch.target, batch.source_valid)
+        return model.states(batch.target, model.encode(batch.source, source > 0, source), target > 0, target)
+    return model.states(batch.target, model.encode(batch.source, batch.source_valid))
 
 
-def translation(
-    model: SequenceToSequence, batch: PairBatch | PackedBatch, label_smoothing: float = 0.0, r_drop: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """(summed loss, number of target tokens) under teacher forcing."""
-    loss, first = _surprise(model, batch, label_smoothing)
+def whole(states: Tensor, head: Head, expected: Tensor, label_smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
+    """The loss of all scores at once."""
+    return surprise(head(states), expected, label_smoothing, r_drop)
+
+
+def balance(model: nn.Module, tokens: Tensor) -> Tensor | float:
+    """What makes experts share the tokens evenly in training, or else a few of them do all the work."""
+    if not model.training:
+        return 0.0
+    parts = [module.balance for module in model.modules() if isinstance(module, Experts)]
+    return BALANCE * tokens * sum(part for part in parts if part is not None)
+
+
+def surprise(
+    logits: Tensor, expected: Tensor, label_smoothing: float = 0.0, r_drop: float = 0.0, weight: Tensor | None = None
+) -> Tensor:
+    """The summed loss of logits [R, T, vocab]; with `r_drop` the second half of the rows reads what the first does.
+
+    `weight` [vocab] is how much an answer counts, by what is right.
+    """
+    chance = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(dim=-1)
+    learned = expected != PairBatch.IGNORE
+    right = chance.gather(-1, torch.where(learned, expected, 0)[..., None])[..., 0]
+    each = -(1 - label_smoothing) * right
+    if label_smoothing:
+        each = each - label_smoothing * chance.mean(dim=-1)
+    if weight is not None:
+        each = each * weight[torch.where(learned, expected, 0)]
+    total = torch.where(learned, each, 0.0).sum()
     if not r_drop:
-        return loss, batch.tokens
-    again, second = _surprise(model, batch, label_smoothing)
-    p, q = first.log_softmax(dim=-1), second.log_softmax(dim=-1)
-    apart = ((p.exp() - q.exp()) * (p - q)).sum(dim=-1)  # KL(P‖Q) + KL(Q‖P), [R, T]
-    learned = batch.expected != PairBatch.IGNORE
-    return (loss + again) / 2 + r_drop * torch.where(learned, apart, 0.0).sum() / 4, batch.tokens
+        return total
+    p, q = chance.chunk(2)
+    apart = ((p.exp() - q.exp()) * (p - q)).sum(dim=-1)  # KL(P‖Q) + KL(Q‖P), [R / 2, T]
+    return total / 2 + r_drop * torch.where(learned.chunk(2)[0], apart, 0.0).sum() / 4
 
 
-def _surprise(
-    model: SequenceToSequence, batch: PairBatch | PackedBatch, label_smoothing: float
-) -> tuple[Tensor, Tensor]:
-    logits = predict(model, batch).float()
-    loss = F.cross_entropy(
-        logits.flatten(0, 1),
-        batch.expected.flatten(),
-        ignore_index=PairBatch.IGNORE,
-        label_smoothing=label_smoothing,
-        reduction="sum",
-    )
-    if model.training:  # experts share the tokens evenly, or a few of them do all the work
-        balances = [module.balance for module in model.modules() if isinstance(module, Experts)]
-        loss = loss + BALANCE * batch.tokens * sum(balance for balance in balances if balance is not None)
-    return loss, logits
+def twice(batch: Batch) -> Batch:
+    """The same rows again below them: dropout will treat them differently."""
+    return batch.each(lambda part: torch.cat((part, part)))

@@ -15,10 +15,10 @@ LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 class Progress:
     """Steps done, loss, speed and time left, on standard error."""
 
-    def __init__(self, steps: int, done: int = 0, label: str = "training") -> None:
-        self.steps, self.first, self.label, self.judged = steps, done, label, ""
+    def __init__(self, steps: int, done: int = 0, label: str = "training", show: bool = True) -> None:
+        self.steps, self.first, self.label, self.judged, self.show = steps, done, label, "", show
         self.began = self.spoke = time.monotonic()
-        live = sys.stderr.isatty() and done < steps
+        live = show and sys.stderr.isatty() and done < steps
         self.bar = tqdm(total=steps, initial=done, desc=label, unit="step", dynamic_ncols=True) if live else None
 
     def update(self, step: int, loss: float, rate: float, tokens_per_second: float) -> None:
@@ -29,7 +29,7 @@ class Progress:
             self.bar.update(step - self.bar.n)
             return
         now = time.monotonic()
-        if now - self.spoke >= LINE_EVERY or step == self.steps:
+        if self.show and (now - self.spoke >= LINE_EVERY or step == self.steps):
             left = (now - self.began) / max(step - self.first, 1) * (self.steps - step)
             print(f"{self.label}: step {step}/{self.steps}, {figures}, {left:.0f} s left", file=sys.stderr, flush=True)
             self.spoke = now

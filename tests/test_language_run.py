@@ -1,0 +1,332 @@
+"""`regard train` with task = "language": from a text to a folder that goes on, is judged, writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import math
+import shutil
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard.cli import main
+from regard.data import documents, tokens
+from regard.data.text import TextData
+from regard.data.tokens import Tokens
+from regard.models import build
+from regard.perplexity import perplexity
+from regard.presets import preset
+from regard.recipe import read_recipe
+from regard.run import load_tokenizers, read_weights
+from regard.settings import read_toml
+from regard.train.language import LanguageRun, next_token
+from regard.train.trainer import Trainer, read_metrics
+
+ROOT = Path(__file__).parent.parent
+TEXT = "".join(f"{n} green bottles hanging on the wall, 초록 병 {n}개.\n" for n in range(60, 0, -1))
+RECIPE = """task = "language"
+[data]
+train = ["input.txt"]
+valid_share = 0.1
+[train]
+steps = 6
+"""
+SMALL = [
+    f"--set={setting}"
+    for setting in (
+        "text.kind=char", "model.dim=16", "model.layers=1", "model.heads=2", "model.ff_dim=32", "model.position=rope",
+        "model.norm_order=pre", "model.max_length=24", "train.batch_tokens=96", "train.warmup=2", "train.lr=0.01",
+        "train.log_every=2", "train.save_every=4",
+    )
+]  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "input.txt").write_bytes(TEXT.encode())
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    return tmp_path
+
+
+def train(*arguments: str) -> int:
+    return main(["train", "mine.toml", *SMALL, *arguments, "--device", "cpu"])
+
+
+def assert_same_weights(a: str, b: str) -> None:
+    first, second = (read_weights(Path(run) / "model.safetensors") for run in (a, b))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_six_lines_make_a_complete_run(here, capsys):
+    assert train("--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    run = here / "runs" / "mine"
+    assert {path.name for path in run.iterdir()} >= {
+        "recipe.toml", "tokenizer.json", "model.safetensors", "metrics.jsonl", "scores.json", "report.html", "data"
+    }  # fmt: skip
+    recipe = read_toml(run / "recipe.toml")
+    assert recipe["task"] == "language" and recipe["train"]["pack"] == 24 and recipe["train"]["label_smoothing"] == 0
+    cut = int(len(TEXT) * 0.9)
+    tokenizer = load_tokenizers(run)["tokenizer"]
+    for name, part in (("train", TEXT[:cut]), ("valid", TEXT[cut:])):
+        stored = Tokens.open(run / "data" / name)
+        assert stored.slice(0, len(stored)).tolist() == tokenizer.encode(part)
+    assert set(tokenizer.tokens(TEXT[:cut])) >= {"0", "병"} and tokenizer.unk not in tokenizer.encode(TEXT[:cut])
+    # the weights that are kept are those with the figures that are told
+    model, valid = regard.load(run), Tokens.open(run / "data" / "valid")
+    found = perplexity(model, valid, 24)
+    assert told["scores"]["valid"]["loss"] == pytest.approx(found.loss)
+    assert found.bits_per_byte == pytest.approx(found.loss / math.log(2) * found.tokens / len(TEXT[cut + 1 :].encode()))
+    judged = [line["valid_loss"] for line in read_metrics(run) if "valid_loss" in line]
+    assert judged == [pytest.approx(found.loss)]
+    report = (run / "report.html").read_text()
+    assert "What it writes" in report and "Loss by position" in report and "bits per byte on valid" in report
+
+
+def test_it_learns(here):
+    """Far better than knowing how often each character occurs, on text that it has not seen."""
+    settings = ["--set=train.steps=150", "--set=train.evaluate_every=50", "--set=model.dropout=0"]
+    assert train(*settings, "--set=model.embed_dropout=0") == 0
+    cut = int(len(TEXT) * 0.9)
+    counts, held_out = Counter(TEXT[:cut]), TEXT[cut + 1 :]
+    unigram = -sum(math.log(counts[char] / cut) for char in held_out) / len(held_out)
+    assert json.loads(Path("runs/mine/scores.json").read_text())["valid"]["loss"] < 0.5 * unigram
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["--set=train.accumulate=2"], ["--set=train.compile=false", "--set=train.ema=0.9"]],
+    ids=["accumulate", "ema"],
+)
+def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, capsys, settings):
+    assert train(*settings, "-o", "whole") == 0
+    real, sent = Trainer._update, []
+
+    def update(self, batches):
+        if self.step == 2 and not sent:
+            sent.append(True)
+            signal.raise_signal(signal.SIGINT)
+        return real(self, batches)
+
+    monkeypatch.setattr(Trainer, "_update", update)
+    assert train(*settings, "-o", "parts") == 130
+    read = []
+    monkeypatch.setattr(documents, "_scan", lambda *_: read.append(_) or iter(()))  # the text is not read again
+    assert main(["resume", "parts", "--device", "cpu"]) == 0
+    assert_same_weights("whole", "parts")
+    assert not read
+
+
+@torch.no_grad()
+def test_the_loss_is_the_sum_over_all_tokens_of_a_batch(here):
+    """So that the parts of a batch, as with `accumulate`, add up to the whole."""
+    task = LanguageRun(read_tables(), here / "run", torch.device("cpu"))
+    task.prepare()
+    model = build(task.model_config).double().eval()
+    batch = next(iter(task.stream()))
+    loss, count = next_token(model, batch)
+    halves = [next_token(model, type(batch)(half)) for half in batch.ids.chunk(2)]
+    assert float(loss) == pytest.approx(sum(float(part) for part, _ in halves)) and int(count) == batch.read.numel()
+    logits = model(batch.read).log_softmax(-1)
+    expected = -logits.gather(2, batch.expected[..., None]).sum()
+    assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+
+
+def read_tables() -> dict:
+    from regard.recipe import override
+
+    return override(read_recipe("mine.toml"), [setting.removeprefix("--set=") for setting in SMALL])
+
+
+def test_preparation_that_was_stopped_goes_on(here, monkeypatch, capsys):
+    """Ctrl-C while the text is tokenised; what was done is kept, and the run is the same as any."""
+    monkeypatch.setattr(documents, "PIECE", 100)
+    monkeypatch.setattr(tokens, "CHUNK", 300)
+    monkeypatch.setattr(tokens.prepare_tokens, "__kwdefaults__", {**tokens.prepare_tokens.__kwdefaults__, "shard": 500})
+    assert train("-o", "whole") == 0
+    real, calls = tokens._Writer._encode, []
+
+    def encode(self, chunk):
+        calls.append(chunk)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return real(self, chunk)
+
+    monkeypatch.setattr(tokens._Writer, "_encode", encode)
+    assert train("-o", "parts") == 130
+    assert len([*Path("parts/data/.train.part").glob("*.ids")]) >= 2
+    assert main(["resume", "parts", "--device", "cpu"]) == 0
+    assert_same_weights("whole", "parts")
+
+
+@pytest.mark.parametrize("form", ["folder", "jsonl", "gz"])
+def test_other_forms_of_the_same_text_give_the_same_model(here, form):
+    assert train("-o", "plain") == 0
+    match form:
+        case "folder":
+            Path("books").mkdir()
+            shutil.move("input.txt", "books/input.txt")
+            name = "books"
+        case "jsonl":
+            Path("input.jsonl").write_text(json.dumps({"text": TEXT}))
+            name = "input.jsonl"
+        case _:
+            Path("input.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
+            Path("input.txt").unlink()
+            name = "input.txt"
+    assert train("-o", "other", f'--set=data.train=["{name}"]') == 0
+    assert_same_weights("plain", "other")
+
+
+@pytest.mark.parametrize("kind", ["byte", "bpe", "unigram", "word"])
+def test_other_tokenizers(here, kind):
+    size = ["--set=text.vocab=300"] if kind == "bpe" else ["--set=text.vocab=80"] if kind == "unigram" else []
+    assert train(f"--set=text.kind={kind}", *size, "--set=train.steps=2") == 0
+    assert regard.load("runs/mine").config.vocab == len(load_tokenizers("runs/mine")["tokenizer"])
+    assert main(["generate", "runs/mine", "9 green", "--max-tokens", "5", "--device", "cpu"]) == 0
+
+
+def test_a_data_folder_and_validation_text_of_its_own(here, capsys):
+    Path("corpus").mkdir()
+    for name, text in (("train.txt", TEXT), ("valid.txt", TEXT[:300]), ("test.txt", TEXT[300:400])):
+        (Path("corpus") / name).write_text(text, encoding="utf-8")
+    Path("mine.toml").write_text(
+        'task = "language"\n[data]\ntrain = ["train.txt"]\nvalid = ["valid.txt"]\ntest = { end = ["test.txt"] }\n'
+        "[train]\nsteps = 4\n"
+    )
+    assert train("--data", "corpus") == 0
+    told = capsys.readouterr().out
+    assert "valid" in told and "end" in told and "bits per character" in told
+    assert json.loads(Path("runs/mine/scores.json").read_text()).keys() == {"valid", "end"}
+
+
+# --- evaluate and runs
+
+
+def test_evaluate(here, capsys):
+    assert train() == 0
+    capsys.readouterr()
+    assert main(["evaluate", "runs/mine", "--device", "cpu", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == json.loads(Path("runs/mine/scores.json").read_text())
+    assert len(told["valid"]["loss_per_position"]) == 24
+    cut = int(len(TEXT) * 0.9)
+    Path("held-out.txt").write_bytes(TEXT[cut:].encode())
+    order = ["evaluate", "runs/mine", "--text", "held-out.txt", "--device", "cpu", "--json"]
+    assert main(order) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == told["valid"]
+    assert main([*order, "--context", str(8 * 24), "--stride", "16"]) == 0  # eight times the length of training
+    longer = json.loads(capsys.readouterr().out)["text"]
+    assert longer["context"] == 192 and longer["stride"] == 16 and math.isfinite(longer["loss"])
+    assert longer["tokens"] == told["valid"]["tokens"]
+    assert main(["evaluate", "runs/mine", "--text", "held-out.txt", "--device", "cpu"]) == 0
+    assert "perplexity" in capsys.readouterr().out
+
+
+def test_what_evaluate_refuses(here, capsys):
+    assert train() == 0
+    Path("latin.txt").write_bytes(b"caf\xe9")
+    for arguments, message in (
+        (["--text", "nowhere.txt"], "there is no such file"),
+        (["--text", "latin.txt"], "is not UTF-8: byte 0xe9 at place 4"),
+        (["--text", "input.txt", "--stride", "25"], "stride = 25: must be from 1 to the context of 24"),
+        (["--text", "input.txt", "--context", "0"], "--context 0"),
+        (["--test", "wiki"], "the recipe has no such set"),
+        (["--beam", "4"], "--beam 4: means nothing to a language model"),
+    ):
+        assert main(["evaluate", "runs/mine", *arguments, "--device", "cpu"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_runs_tell_the_task(here, capsys):
+    assert train() == 0
+    capsys.readouterr()
+    assert main(["runs"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[1] == "task" and row.split()[1] == "language" and "valid loss" in row and "loss valid" in row
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["data.train=['none.txt']"], "there is no such file"),
+        (["task.x=1"], "task = {'x': 1}: there is no such task|task is not a table"),
+        (["model.shape=encoder-decoder"], "a language model needs shape = 'decoder'"),
+        (["model.vocab=20"], "model.vocab = 20, but the tokenizer has"),
+        (["train.metric=bleu"], "train.metric = 'bleu': is no figure of a language run"),
+        (["train.r_drop=1.0"], "train.r_drop = 1.0: is for translation"),
+        (["train.pack=5000", "train.batch_tokens=5000"], "less than one row of train.pack = 5000"),
+        (["model.position=learned", "train.pack=48"], "train.pack = 48: is longer than model.max_length = 24"),
+        (["text.kind=gpt2"], "kind = 'gpt2' with vocabulary = None"),
+        (["text.kind=gpt2", "text.vocabulary=here"], "GPT-2's vocabulary needs vocab.json"),
+        (
+            ["data.valid_share=0.9999"],
+            "data.train: has|less than one row|the text has no tokens|training text is empty",
+        ),
+        (["data.colum=text"], "data.colum: unknown setting; did you mean 'column'?"),
+    ],
+)
+def test_a_mistake_is_told_and_leaves_nothing(here, capsys, settings, message):
+    assert train(*[f"--set={setting}" for setting in settings]) == 2
+    import re
+
+    assert re.search(message, capsys.readouterr().err)
+    assert not Path("runs/mine").exists()
+
+
+def test_a_task_that_does_not_exist(here, capsys):
+    Path("mine.toml").write_text(RECIPE.replace("language", "langauge"))
+    assert train() == 2
+    assert "task = 'langauge': there is no such task; did you mean 'language'?" in capsys.readouterr().err
+
+
+def test_a_padded_vocabulary(here):
+    assert train("--set=text.kind=byte", "--set=model.vocab=384", "--set=train.steps=2") == 0
+    assert regard.load("runs/mine").config.vocab == 384
+
+
+# --- the recipes
+
+
+@pytest.mark.parametrize("name", ["shakespeare-char", "shakespeare-bpe", "gpt2-124m"])
+def test_the_recipes_can_be_read(name, tmp_path):
+    task = LanguageRun(read_recipe(ROOT / "recipes" / f"{name}.toml"), tmp_path, torch.device("cpu"))
+    vocab = {"shakespeare-char": 65 + 4, "shakespeare-bpe": 1024}.get(name, 50257)
+    config = task._model_config(vocab)
+    with torch.device("meta"):
+        sizes = {name: parameter.numel() for name, parameter in build(config).named_parameters()}
+    count = sum(size for name, size in sizes.items() if "position" not in name)
+    if name == "shakespeare-char":  # nanoGPT tells 10.65M: without positions, and with 65 characters
+        assert count == pytest.approx(10.65e6, rel=2e-3)
+        assert (task.config.pack, task.config.batch_tokens // task.config.pack) == (256, 64)
+    if name == "gpt2-124m":
+        assert config.vocab == 50304 and task.config.pack == preset("gpt2").max_length
+        assert sum(sizes.values()) - 47 * 768 == 124_439_808  # Radford et al.: 124M, and 47 rows that fill up
+
+
+def test_the_page_has_a_row_for_every_setting_of_the_data():
+    page = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
+    table = page.split("| `[data]` |")[1].split("\n\n")[0]
+    shown = [line.split("|")[1].strip(" `") for line in table.splitlines()[2:]]
+    assert shown == [field.name for field in dataclasses.fields(TextData)]
+
+
+def test_data_check_reads_text_too(here, capsys):
+    assert main(["data", "check", "mine.toml"]) == 0
+    size = f"{len(TEXT):,} characters, {len(TEXT.encode()):,} bytes"
+    assert f"train: 1 documents, {size}" in capsys.readouterr().out
+    assert main(["data", "check", "mine.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["train"]["characters"] == len(TEXT)
+    Path("input.txt").write_bytes(b"\xff")
+    assert main(["data", "check", "mine.toml"]) == 2
+    assert "is not UTF-8" in capsys.readouterr().err

@@ -1,0 +1,190 @@
+"""What the processes of tests/test_distributed.py do:  torchrun --nproc-per-node 2 workers.py SCENES FOLDER
+
+Each scene trains on the task of reversal.py, and what a rank has to tell goes to FOLDER/told-NAME-RANK.json. Scenes
+share one start of the processes, which takes longer than all of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from regard.cli import report
+from regard.data.batch import Batches
+from regard.data.pack import Packs
+from regard.errors import UserError
+from regard.models import ModelConfig, build
+from regard.train.config import TrainConfig
+from regard.train.distributed import current, join
+from regard.train.objective import translation
+from regard.train.trainer import Objective, Trainer
+from reversal import MODEL, TRAIN, reversal_pairs
+
+# Without dropout nothing is drawn, so curves can be compared. The gradient of a key's bias is 0 but for rounding, which
+# Adam makes large: so there is none.
+STILL = replace(MODEL, dropout=0.0, embed_dropout=0.0, bias=False)
+BASE = replace(TRAIN, steps=12, log_every=1, save_every=6, evaluate_every=6, label_smoothing=0.1)
+CASES: dict[str, TrainConfig] = {
+    "plain": BASE,
+    "accumulated": replace(BASE, accumulate=3, clip=0.1),
+    "everything": replace(BASE, pack=12, accumulate=2, ema=0.9, r_drop=1.0, nonfinite="skip", recompute=True),
+}
+ENGINES = ("ddp", "fsdp")
+VALID = reversal_pairs(8, seed=9)
+
+
+def valid_loss(model) -> dict[str, float]:
+    with torch.inference_mode():
+        loss, count = translation(model, VALID.batch(torch.arange(len(VALID))))
+    return {"valid_loss": loss.item() / int(count)}
+
+
+def make(folder: Path, config: TrainConfig, model: ModelConfig = STILL, objective: Objective | None = None) -> Trainer:
+    torch.manual_seed(config.seed)
+    pairs = reversal_pairs()
+    packed = config.pack and Packs(pairs, config.batch_tokens // config.pack, config.pack, config.seed)
+    usual = partial(translation, label_smoothing=config.label_smoothing, r_drop=config.r_drop)
+    stream = packed or Batches(pairs, config.batch_tokens, config.seed)
+    return Trainer(build(model), stream, objective or usual, config, folder, valid_loss)
+
+
+def go_on(folder: Path, config: TrainConfig, model: ModelConfig = STILL, objective: Objective | None = None) -> Trainer:
+    trainer = make(folder, config, model, objective)
+    trainer.resume()
+    trainer.run()
+    return trainer
+
+
+def doing(act: Callable[[], float], rank: int, at: int) -> Objective:
+    """The usual loss times what `act` gives on one rank in one of its steps."""
+    steps = 0
+
+    def objective(model, batch):
+        nonlocal steps
+        steps += 1
+        loss, count = translation(model, batch, TRAIN.label_smoothing)
+        return loss * (act() if (current().rank, steps) == (rank, at) else 1.0), count
+
+    return objective
+
+
+def half_way(source: Path, target: Path) -> Path:
+    """A copy of a run as it was after 6 steps."""
+    if current().leads:
+        shutil.copytree(source, target)
+        shutil.rmtree(target / "checkpoints" / "step-00000012", ignore_errors=True)
+    current().gather(None)
+    return target
+
+
+# --- scenes
+
+
+def curves(folder: Path) -> None:
+    for engine in ENGINES:
+        for name, config in CASES.items():
+            make(folder / f"{name}-{engine}", replace(config, parallel=engine)).run()
+        make(folder / f"dropout-{engine}", replace(BASE, parallel=engine), MODEL).run()
+
+
+def resumed(folder: Path) -> None:
+    """From every engine, and from one process, to the others."""
+    for source in ("one", *ENGINES):
+        for engine in ENGINES:
+            place = half_way(folder / f"everything-{source}", folder / f"{source}-to-{engine}")
+            go_on(place, replace(CASES["everything"], parallel=engine))
+
+
+def stopped(folder: Path) -> None:
+    """Only rank 1 is asked to stop."""
+    for engine in ENGINES:
+        ask = doing(lambda: signal.raise_signal(signal.SIGTERM) or 1.0, rank=1, at=4)
+        trainer = make(folder / f"stopped-{engine}", replace(BASE, parallel=engine), objective=ask)
+        ended = trainer.run()
+        tell(folder, f"stopped-{engine}", [ended, trainer.step])
+
+
+def diverged(folder: Path) -> None:
+    for engine in ENGINES:
+        objective = doing(lambda: float("nan"), rank=1, at=8)
+        expect_error(
+            folder, f"diverged-{engine}", make(folder / f"diverged-{engine}", with_engine(engine), STILL, objective)
+        )
+
+
+def full_disk(folder: Path) -> None:
+    """Of rank 1 alone where both write, of rank 0 where only that one does; after the first checkpoint."""
+    real = os.fsync
+
+    def fail(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fill_disk() -> float:
+        os.fsync = fail
+        return 1.0
+
+    for engine, rank in zip(ENGINES, (0, 1), strict=True):
+        objective = doing(fill_disk, rank, at=8)
+        trainer = make(
+            folder / f"full-{engine}", replace(with_engine(engine), evaluate_every=0, steps=100), STILL, objective
+        )
+        expect_error(folder, f"full-{engine}", trainer)
+        os.fsync = real
+
+
+def killed(folder: Path) -> None:
+    """Rank 1 is killed in the first of every engine's runs; torchrun starts both again."""
+    for number, engine in enumerate(ENGINES):
+        first = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) == number
+        act = doing(lambda: os.kill(os.getpid(), signal.SIGKILL) or 1.0, rank=1, at=9 if first else -1)
+        go_on(folder / f"killed-{engine}", with_engine(engine), MODEL, act)
+
+
+def broken(folder: Path) -> None:
+    """An error that only one rank knows of, while the other waits for its part of the gradient."""
+
+    def fail() -> float:
+        raise UserError("the data of rank 1 cannot be read")
+
+    make(folder / "broken", BASE, STILL, doing(fail, rank=1, at=3)).run()
+
+
+def with_engine(engine: str) -> TrainConfig:
+    return replace(BASE, parallel=engine)
+
+
+def expect_error(folder: Path, name: str, trainer: Trainer) -> None:
+    try:
+        trainer.run()
+    except UserError as error:
+        tell(folder, name, [type(error).__name__, str(error)])
+    current().gather(None)
+
+
+def tell(folder: Path, name: str, content: object) -> None:
+    (folder / f"told-{name}-{current().rank}.json").write_text(json.dumps(content))
+
+
+def main(scenes: str, folder: str) -> int:
+    torch.set_num_threads(1)
+    try:
+        with join("cpu"):
+            for scene in scenes.split(","):
+                globals()[scene](Path(folder))
+    except Exception as error:
+        return report(error, debug=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
