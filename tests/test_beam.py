@@ -32,7 +32,7 @@ class Hidden:
 
     vector: Tensor
 
-    def reorder(self, rows: Tensor) -> None:
+    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
         self.vector = self.vector[rows]
 
 

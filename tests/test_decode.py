@@ -207,7 +207,7 @@ def test_frames():
 
 
 def test_a_tokenizer_without_an_end_is_refused():
-    text = json.loads(Tokenizer.train(LINES, "word")._json)
+    text = json.loads(Tokenizer.train(LINES, "word").json)
     text["added_tokens"] = [token for token in text["added_tokens"] if token["content"] != "</s>"]
     del text["model"]["vocab"]["</s>"]
     with pytest.raises(UserError, match="no eos token"):

@@ -24,6 +24,7 @@ as good as impossible, batches of one make it moot.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -36,16 +37,27 @@ from regard.decode.search import Hypothesis, Steps, check_scores, forbid, length
 from regard.errors import UserError
 from regard.nn.trace import Traceable, trace
 
+Watch = Callable[[Tensor, Tensor, Tensor], None]
+
 
 @torch.inference_mode()
 def beam(
-    model: Steps, source: Tensor, valid: Tensor | None, config: SearchConfig, bos: int, eos: int
+    model: Steps,
+    source: Tensor,
+    valid: Tensor | None,
+    config: SearchConfig,
+    bos: int,
+    eos: int,
+    watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
-    """The `config.n_best` best hypotheses of each row of `source`, best first."""
+    """The `config.n_best` best hypotheses of each row of `source`, best first.
+
+    `watch` sees at every step what is weighed: total, token and the row it extends, [n, 2 · beam] each, best first.
+    """
     limits = length_limits(source, valid, config)
     if not limits:
         return []
-    beams = Beams(config, limits, eos, source.device)
+    beams = Beams(config, limits, eos, source.device, watch)
     cross = cross_attention(model) if config.coverage_penalty else None
     # The first step reads <s> once a sentence, not once a beam: what it reads from the memory is computed once.
     state = model.start(source, valid)
@@ -55,19 +67,21 @@ def beam(
             logits = model.step(tokens, state)[:, -1]  # [rows, vocab]
         if seen is not None:
             beams.cover(seen["weights"], valid)
-        rows = beams.advance(logits)
+        rows, sources = beams.advance(logits)
         if not beams.open:
             return [found[: config.n_best] for found in beams.found]
         if rows is not None:
-            state.reorder(rows)
+            state.reorder(rows, sources)
         tokens = beams.written[:, -1:]
 
 
 class Beams:
     """The live hypotheses of the sentences still open; rows are sentence by sentence, best beam first."""
 
-    def __init__(self, config: SearchConfig, limits: list[int], eos: int, device: torch.device) -> None:
-        self.config, self.limits, self.eos, self.device = config, limits, eos, device
+    def __init__(
+        self, config: SearchConfig, limits: list[int], eos: int, device: torch.device, watch: Watch | None = None
+    ) -> None:
+        self.config, self.limits, self.eos, self.device, self.watch = config, limits, eos, device, watch
         self.found: list[list[Hypothesis]] = [[] for _ in limits]
         self.open = list(range(len(limits)))  # n sentences
         self.totals = torch.zeros(len(limits), 1, device=device)  # [n, width]: width 1 at first, then beam
@@ -75,8 +89,9 @@ class Beams:
         self.covered: Tensor | None = None  # [n · width, S]
         self.filler: Tensor | None = None  # [n · width, S] True where the source is padding
 
-    def advance(self, logits: Tensor) -> Tensor | None:
-        """One more token for every hypothesis; gives the rows that go on, in their new order (None: as they are)."""
+    def advance(self, logits: Tensor) -> tuple[Tensor | None, Tensor]:
+        """One more token for every hypothesis; gives the rows that go on, in their new order (None: as they are),
+        and which of the n sentences they belong to."""
         size, length = self.config.beam, self.written.shape[1] + 1
         totals, tokens, rows = self._extend(logits)  # [n, 2 · beam] each, best first
         ends = tokens == self.eos
@@ -86,29 +101,21 @@ class Beams:
         totals = totals.masked_fill(ends, float("-inf")).gather(1, order)  # [n, beam]
         kept = [at for at, best in enumerate(totals[:, 0].tolist()) if not self._closed(self.open[at], best, length)]
         rows, tokens = rows.gather(1, order), tokens.gather(1, order)
+        chosen = torch.tensor(kept, dtype=torch.long, device=self.device)
         if len(kept) < len(self.open):
-            chosen = torch.tensor(kept, dtype=torch.long, device=self.device)
             totals, rows, tokens = totals[chosen], rows[chosen], tokens[chosen]
         self.open, self.totals = [self.open[at] for at in kept], totals
-        return self._move(rows.flatten(), tokens.view(-1, 1))
+        return self._move(rows.flatten(), tokens.view(-1, 1)), chosen
 
     def _extend(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The 2 · beam best extensions of each sentence: total, token, and the row it extends, [n, 2 · beam]."""
-        count, (sentences, width) = 2 * self.config.beam, self.totals.shape
+        count = 2 * self.config.beam
         scores = forbid(log_probabilities(logits), self.written, self.config, self.eos)
         values, tokens = largest(scores, count)  # [n · width, <= count]: the best of all are among each row's best
-        each = values.shape[1]
-        totals = (values + self.totals.view(-1, 1)).view(sentences, -1)
-        totals, place = totals.sort(dim=1, descending=True, stable=True)
-        totals, place = totals[:, :count], place[:, :count]
+        totals, tokens, rows = extensions(values, tokens, self.totals, count, self.eos)
         check_scores(totals[:, 0].tolist())
-        tokens = tokens.view(sentences, -1).gather(1, place)
-        rows = place // each + torch.arange(sentences, device=self.device)[:, None] * width
-        short = count - totals.shape[1]  # a vocabulary smaller than the beam has no more to offer
-        if short > 0:
-            totals = F.pad(totals, (0, short), value=float("-inf"))
-            tokens = F.pad(tokens, (0, short), value=self.eos)
-            rows = torch.cat((rows, rows[:, :1].expand(-1, short)), dim=1)
+        if self.watch is not None:
+            self.watch(totals, tokens, rows)
         return totals, tokens, rows
 
     def _finish(self, totals: Tensor, tokens: Tensor, rows: Tensor, ends: Tensor, length: int) -> None:
@@ -155,8 +162,8 @@ class Beams:
         return None if same else rows
 
     def cover(self, weights: Tensor, valid: Tensor | None) -> None:
-        """Add what every row has just looked at: weights [n · width, H, 1, S], mean of the heads."""
-        looked = (weights if weights.dtype == torch.float64 else weights.float()).mean(dim=(1, 2))
+        """Add what every row has just looked at: weights [n, H, width, S] or [n · width, H, 1, S], mean of heads."""
+        looked = (weights if weights.dtype == torch.float64 else weights.float()).mean(dim=1).flatten(0, 1)
         if self.covered is None:
             self.covered, self.filler = torch.zeros_like(looked), None if valid is None else ~valid
         self.covered = self.covered + looked
@@ -166,6 +173,28 @@ class Beams:
         assert self.covered is not None
         share = self.covered[rows].clamp(1e-12, 1.0)  # a weight may round to 0, whose logarithm would end all
         return (share if self.filler is None else share.masked_fill(self.filler[rows], 1.0)).log().sum(dim=1)
+
+
+def extensions(values: Tensor, tokens: Tensor, totals: Tensor, count: int, eos: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row's best tokens [n · width, each] the `count` best of each sentence: total, token, row, [n, count]."""
+    (sentences, width), each = totals.shape, values.shape[1]
+    found, place = (values + totals.view(-1, 1)).view(sentences, -1).sort(dim=1, descending=True, stable=True)
+    found, place = found[:, :count], place[:, :count]
+    tokens = tokens.view(sentences, -1).gather(1, place)
+    rows = place // each + torch.arange(sentences, device=totals.device)[:, None] * width
+    short = count - found.shape[1]  # a vocabulary smaller than the beam has no more to offer
+    if short > 0:
+        found = F.pad(found, (0, short), value=float("-inf"))
+        tokens = F.pad(tokens, (0, short), value=eos)
+        rows = torch.cat((rows, rows[:, :1].expand(-1, short)), dim=1)
+    return found, tokens, rows
+
+
+def ordered(values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row from the largest on; equal ones by column."""
+    columns, order = columns.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, columns.gather(1, order)
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -181,9 +210,7 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         if bool(tied.any()):
             whole, order = scores[tied].sort(dim=1, descending=True, stable=True)
             values[tied], columns[tied] = whole[:, :count], order[:, :count]
-    columns, order = columns.sort(dim=1)
-    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    return values, columns.gather(1, order)
+    return ordered(values, columns)
 
 
 def cross_attention(model: Any) -> Traceable:

@@ -99,12 +99,15 @@ def distribution(scores: Tensor, config: SearchConfig) -> Tensor:
     """p' [R, vocab] in float64 from log-probabilities (or logits) [R, vocab]; what was cut is 0."""
     scores = scores.double()
     scores = (scores - scores.amax(dim=1, keepdim=True)) / config.temperature  # so that no temperature is too low
+    left = scores.shape[1]  # tokens that are not cut, in the row that has most of them
     if 0 < config.top_k < scores.shape[1]:
         least = scores.topk(config.top_k, dim=1).values[:, -1:]
         scores = scores.masked_fill(scores < least, float("-inf"))
+        if config.top_p < 1 and scores.is_cpu:  # a GPU sorts all of them sooner than it is asked
+            left = int((scores >= least).sum(dim=1).max())
     probabilities = scores.softmax(dim=1)
     if config.top_p < 1:
-        ordered = probabilities.sort(dim=1, descending=True).values
+        ordered = probabilities.topk(left, dim=1).values  # a few of a large vocabulary are soon sorted
         before = ordered.cumsum(dim=1) - ordered  # what the likelier ones hold; the first is always kept
         least = ordered.masked_fill(before >= config.top_p, 1.0).amin(dim=1, keepdim=True)
         probabilities = probabilities.masked_fill(probabilities < least, 0.0)

@@ -4,9 +4,9 @@
 
 A model that reads a source and then writes (encoder-decoder, recurrent) can be searched: `start` reads the
 source, `step` reads one more token of each row and gives the scores of what may follow. What it remembers in
-between is its own affair, as long as the rows can be reordered. A decoder-only model has no source, and is
-stepped by hand. Beam search and sampling stand beside this file; what they share stands here: the
-limits of a length, the tokens that are forbidden, and the answer.
+between is its own affair, as long as the rows can be reordered. A decoder-only model has no source:
+`regard.decode.generate` goes on with its text. Beam search and sampling stand beside this file; what they
+share stands here: the limits of a length, the tokens that are forbidden, and the answer.
 
 Greedy search is the shortest of them and the one the others are checked with. The cache makes a step cost
 one token, whatever came before it; rows that have ended are carried along but no longer matter.
@@ -27,8 +27,12 @@ from regard.errors import UserError
 class Kept(Protocol):
     """What a model remembers of a generation under way, a row for a row."""
 
-    def reorder(self, rows: Tensor) -> None:
-        """Keep these rows in this order; a row may be taken more than once, or not at all."""
+    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep these rows in this order; a row may be taken more than once, or not at all.
+
+        `sources` tells more: the rows are groups of equal size, one for each of these sources, numbered as they
+        stood before, in their order, none twice. So what was read from a source may be kept once for its group.
+        """
 
 
 class Steps(Protocol):

@@ -17,9 +17,11 @@ import torch
 from regard.data.batch import Ragged
 from regard.decode.beam import beam
 from regard.decode.config import SearchConfig, read_config
+from regard.decode.fixed import FixedSearches
 from regard.decode.sample import sample
+from regard.decode.search import length_limits
 from regard.errors import UserError
-from regard.models import SequenceToSequence
+from regard.models import EncoderDecoder, SequenceToSequence
 from regard.recipe import RECIPE
 from regard.run import load, load_recipe, load_tokenizers
 from regard.text.frame import framed, special
@@ -52,6 +54,7 @@ class Translator:
         self.model, self.source, self.target = model.eval(), source, target
         self.config, self.start = config or SearchConfig(), start
         self.device = next(model.parameters()).device
+        self._fixed: FixedSearches | None = None
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu", changes: Mapping[str, Any] | None = None) -> Translator:
@@ -88,6 +91,9 @@ class Translator:
         eos = special(self.target, "eos")
         ids = framed(self.source, lines)
         self._check_reach(ids, first)
+        if self._fixed is None and self.device.type == "cuda" and isinstance(self.model, EncoderDecoder):
+            self._fixed = FixedSearches(self.model, bos, eos)
+        fixed = self._fixed
         table, answers = Ragged.of(ids), [[Translation("", 0.0, 0.0)] for _ in ids]
         for rows in self._batches(ids, batch, config):
             source, valid = table.pad(torch.tensor(rows))
@@ -96,6 +102,8 @@ class Translator:
             if config.sample:
                 numbers = [first + row for row in rows]
                 found = sample(self.model, source, whole, config, bos, eos, lines=numbers)
+            elif fixed is not None and fixed.fits(config, length_limits(source, whole, config)):
+                found = fixed.search(source, whole, config)
             else:
                 found = beam(self.model, source, whole, config, bos, eos)
             for row, some in zip(rows, found, strict=True):

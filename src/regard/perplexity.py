@@ -1,0 +1,81 @@
+"""How well a language model foresees a text, over every token of it.
+
+    loss               L = -1/N Σ_t log p(x_t | x_<t)           nats a token; N = all tokens but the first
+    perplexity         e^L                                      as if choosing among so many equally likely tokens
+    bits per byte      N · L / (ln 2 · bytes)                   what the text would take, compressed with this model
+    bits per character the same over characters
+
+Losses a token can be compared only between models with one tokenizer; bits per byte always. The context is limited:
+token t is given at most `context` tokens before it, and with a `stride` below the context at least
+context - stride of them (see `regard.data.blocks.windows`), which costs context / stride times the work.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from regard.data.blocks import windows
+from regard.data.tokens import Tokens
+from regard.errors import UserError
+
+LOGITS = 1 << 26  # scores computed at once, 4 bytes each
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    loss: float
+    perplexity: float
+    bits_per_character: float
+    bits_per_byte: float
+    tokens: int  # that count: all but the first
+    characters: int
+    bytes: int
+    documents: int
+    unknown: int  # tokens for text that the vocabulary lacks; where there are some, bits are those of a coarser text
+    context: int
+    stride: int
+    loss_per_position: tuple[float | None, ...]  # mean loss given so many tokens and one; None where nothing counted
+
+
+@torch.inference_mode()
+def perplexity(
+    model: Any, text: Tokens, context: int, stride: int | None = None, half: torch.dtype | None = None
+) -> Perplexity:
+    """All figures of a decoder in eval mode; `half` is the precision of its products, where it is not the weights'."""
+    if len(text) < 2:
+        raise UserError(f"the text has {len(text)} token: at least 2 are needed, one to go on from")
+    stride, device = context if stride is None else stride, next(model.parameters()).device
+    rows = max(1, LOGITS // (context * model.config.vocab))
+    sums = torch.zeros(context, dtype=torch.float64, device=device)
+    counts = torch.zeros(context, dtype=torch.int64, device=device)
+    for batch, counted in windows(text, context, stride, rows):
+        batch, counted = batch.to(device), counted.to(device)
+        with torch.autocast(device.type, half, enabled=half is not None):
+            logits = model(batch.read)
+        losses = F.cross_entropy(logits.float().flatten(0, 1), batch.expected.flatten(), reduction="none")
+        sums += torch.where(counted, losses.view_as(counted).double(), 0.0).sum(dim=0)
+        counts += counted.sum(dim=0)
+    total, tokens = sums.sum().item(), int(counts.sum())
+    index = text.index
+    characters, size = index["characters"] - index["first"][0], index["bytes"] - index["first"][1]
+    means = [value / count if count else None for value, count in zip(sums.tolist(), counts.tolist(), strict=True)]
+    loss, bits = total / tokens, total / math.log(2)
+    return Perplexity(
+        loss=loss,
+        perplexity=math.exp(min(loss, 700.0)),
+        bits_per_character=bits / max(characters, 1),
+        bits_per_byte=bits / max(size, 1),
+        tokens=tokens,
+        characters=characters,
+        bytes=size,
+        documents=index["documents"],
+        unknown=index["unknown"],
+        context=context,
+        stride=stride,
+        loss_per_position=tuple(means),
+    )

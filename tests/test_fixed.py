@@ -1,0 +1,130 @@
+"""Beam search in fixed shapes: the answers are those of the search that changes them."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from regard.decode import Hypothesis, SearchConfig, beam
+from regard.decode.fixed import FixedBeam, FixedSearches
+from regard.errors import UserError
+from regard.models import EncoderDecoder
+from regard.nn.cache import Cache, FixedCache
+from test_beam import BOS, EOS, padded, transformer
+
+CONFIGS = [
+    {},
+    {"beam": 5},
+    {"beam": 3, "n_best": 3, "length_penalty": 0.6},
+    {"beam": 4, "length_penalty": -0.5, "min_length": 3},
+    {"beam": 4, "early_stopping": True, "length_penalty": 1.0},
+    {"beam": 2, "max_length": 5, "n_best": 2},
+    {"beam": 12, "n_best": 12, "max_ratio": 0.5},  # 24 best of a vocabulary of 20
+]
+
+
+def same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]], tolerance: float = 1e-9) -> None:
+    assert [[(one.tokens, one.finished) for one in some] for some in found] == [
+        [(one.tokens, one.finished) for one in some] for some in expected
+    ]
+    for one, other in zip(chain(*found), chain(*expected), strict=True):
+        assert one.score == pytest.approx(other.score, abs=tolerance)
+        assert one.log_probability == pytest.approx(other.log_probability, abs=tolerance)
+
+
+POSITIONS = [("learned", 2), ("relative", 1), ("rope", 3), ("alibi", 4), ("t5", 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "position"),
+    [(changes, "sinusoidal") for changes in CONFIGS] + [(CONFIGS[at], position) for position, at in POSITIONS],
+    ids=str,
+)
+def test_the_answers_are_those_of_beam_search(changes, position):
+    torch.manual_seed(len(str(changes)))
+    model, config = transformer(position=position), SearchConfig(**changes)
+    searches = FixedSearches(model, BOS, EOS)
+    for rows in (6, 5, 8):  # the same shape again: nothing of the search before may be left
+        source, valid = padded(rows)
+        same(searches.search(source, valid, config), beam(model, source, valid, config, BOS, EOS))
+    assert len(searches.ready) == 1
+
+
+def test_no_filler_is_no_difference():
+    model, source = transformer(), torch.randint(4, 20, (3, 7))
+    config = SearchConfig(beam=3)
+    same(FixedSearches(model, BOS, EOS).search(source, None, config), beam(model, source, None, config, BOS, EOS))
+
+
+@pytest.mark.parametrize("changes", [{"kv_heads": 1}, {"window": 3}, {"decoder_layers": 1}, {"norm_order": "pre"}])
+def test_other_models(changes):
+    model, config = transformer(**changes), SearchConfig(beam=3)
+    source, valid = padded()
+    same(FixedSearches(model, BOS, EOS).search(source, valid, config), beam(model, source, valid, config, BOS, EOS))
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "learned", "rope"])
+def test_a_step_depends_on_no_value(position):
+    """Tensors that have shapes but no numbers: reading one back, as no recorded graph can, would fail."""
+    config = SearchConfig(beam=3, min_length=2, length_penalty=0.6)
+    sizes = transformer(position=position).config
+    with FakeTensorMode(), torch.no_grad():
+        model = EncoderDecoder(sizes).eval()
+        search = FixedBeam(model, config, 4, 16, 32, BOS, EOS)
+        source, valid = torch.ones(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.bool)
+        search._begin(model.encode(source, valid), [32] * 4)
+        search.step()
+        with pytest.raises(DataDependentOutputException):
+            bool(search.closed.all())
+
+
+def test_few_searches_are_kept():
+    model, config = transformer(), SearchConfig(beam=2, max_length=2)
+    searches = FixedSearches(model, BOS, EOS)
+    for length in range(1, 200, 17):
+        source = torch.randint(4, 20, (2, length))
+        searches.search(source, None, config)
+    assert len(searches.ready) == 8
+
+
+def test_weights_that_are_no_numbers_are_named():
+    model = transformer()
+    with torch.no_grad():
+        model.decoder.norm = torch.nn.Identity()
+        model.head.project.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="not numbers"):
+        FixedSearches(model, BOS, EOS).search(torch.randint(4, 20, (2, 4)), None, SearchConfig(beam=2))
+
+
+def test_what_cannot_be_done_in_fixed_shapes_is_not_tried():
+    for changes in ({"coverage_penalty": 0.2, "beam": 2}, {"no_repeat_ngram": 2}, {"sample": True}):
+        assert not FixedSearches.fits(SearchConfig(**changes), [10])
+    assert FixedSearches.fits(SearchConfig(beam=5), [512]) and not FixedSearches.fits(SearchConfig(), [513])
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "rope", "alibi", "relative"])
+def test_a_fixed_cache_gives_the_numbers_of_one_that_grows(position):
+    model, source = transformer(position=position), torch.randint(4, 20, (3, 6))
+    with torch.inference_mode():
+        growing, fixed = model.start(source), model.start(source)
+        fixed.cache = FixedCache(12, source.device)
+        assert isinstance(growing.cache, Cache)
+        for count in (3, 1, 1, 4):  # several tokens at a time, too
+            tokens = torch.randint(4, 20, (3, count))
+            torch.testing.assert_close(model.step(tokens, fixed), model.step(tokens, growing))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("changes", CONFIGS[:5], ids=str)
+def test_recorded_as_a_graph(changes):
+    torch.manual_seed(1)
+    model, config = transformer().cuda(), SearchConfig(**changes)
+    assert isinstance(model, EncoderDecoder)
+    searches = FixedSearches(model, BOS, EOS)
+    for _ in range(3):  # the first warms up, the second records, the third replays
+        source, valid = (x.cuda() for x in padded(6))
+        same(searches.search(source, valid, config), beam(model, source, valid, config, BOS, EOS), 1e-6)
+    assert next(iter(searches.ready.values())).graph is not None
