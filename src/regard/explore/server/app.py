@@ -1,0 +1,171 @@
+"""The addresses of the page. All of them start with the token, /TOKEN/, which the guard checks.
+
+    GET   /                the page, and what belongs to it
+    GET   api/alive        nothing: the server is there
+    GET   api/runs         the shelf
+    POST  api/look         labels, maps and output of one question, as a frame
+    POST  api/maps         whole maps of some heads, where the look was too large to hold them all
+    POST  api/steps        one query of one head, stage by stage
+    POST  api/search       the tree of a beam search
+    POST  api/picture      keep these pixels; gives the name by which a question asks about them
+    GET   api/picture/NAME the pixels again
+
+A question is {"run", "text", "target", "picture", "changes"}, and equal questions are computed once. An error
+is {"error": "a sentence"} with a 4xx status: 404 an unknown run, 422 whatever else a reader can mend.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+import regard
+from regard.errors import UserError
+from regard.explore.server.shelf import NoSuchRun, Question, Shelf
+
+if TYPE_CHECKING:
+    from regard.explore.inside import Look
+
+PAGE = Path(__file__).parent.parent / "page"  # what `npm run build` in web leaves
+FRAME = "application/octet-stream"
+
+
+class Asked(BaseModel):
+    """What every question holds. Nothing is guessed: a field of another type, or another name, is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    run: str
+    text: str | None = None
+    target: str | None = None
+    picture: str | None = None
+    changes: dict[str, Any] = Field(default_factory=dict)
+
+    def answer(self, shelf: Shelf) -> Look:
+        from regard.explore.changes import Changes
+
+        question = Question(self.run, self.text, self.target, self.picture)
+        return shelf.look(question, Changes.from_dict(self.changes))
+
+
+class AskedMaps(Asked):
+    part: Literal["encoder", "decoder", "cross"]
+    layer: int
+    heads: list[int] = Field(min_length=1, max_length=1024)
+
+
+class AskedSteps(Asked):
+    part: Literal["encoder", "decoder", "cross"]
+    layer: int
+    head: int
+    query: int
+
+
+class AskedSearch(Asked):
+    beam: int = 4
+
+
+def make_app(shelf: Shelf, token: str) -> FastAPI:
+    """The application without its guard."""
+    api = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    _add_errors(api)
+    base = f"/{token}/api"
+
+    @api.get(f"{base}/alive")
+    def alive() -> dict[str, str]:
+        return {"version": regard.__version__}
+
+    @api.get(f"{base}/runs")
+    def runs() -> dict[str, Any]:
+        return {"version": regard.__version__, "runs": [shelf.describe(name) for name in shelf.folders]}
+
+    @api.post(f"{base}/look")
+    def look(asked: Asked) -> Response:
+        from regard.explore.server.answer import answer_look
+
+        touched = asked.answer(shelf)
+        plain = asked.model_copy(update={"changes": {}}).answer(shelf) if asked.changes else touched
+        return Response(answer_look(asked.run, plain, touched), media_type=FRAME)
+
+    @api.post(f"{base}/maps")
+    def maps(asked: AskedMaps) -> Response:
+        from regard.explore.server.answer import answer_maps
+
+        return Response(answer_maps(asked.answer(shelf), asked.part, asked.layer, asked.heads), media_type=FRAME)
+
+    @api.post(f"{base}/steps")
+    def steps(asked: AskedSteps) -> Response:
+        from regard.explore.server.answer import answer_steps
+
+        found = asked.answer(shelf).steps(asked.part, asked.layer, asked.head, asked.query)
+        return Response(answer_steps(found), media_type=FRAME)
+
+    @api.post(f"{base}/search")
+    def search(asked: AskedSearch) -> dict[str, Any]:
+        from regard.explore.server.tree import grow
+
+        return grow(asked.answer(shelf), asked.beam)
+
+    @api.post(f"{base}/picture")
+    async def picture(request: Request) -> dict[str, str]:
+        content = await request.body()
+        name = hashlib.sha256(content).hexdigest()[:32]
+        shelf.keep_picture(name, content)
+        return {"name": name}
+
+    @api.get(f"{base}/picture/{{name}}")
+    def kept_picture(name: str) -> Response:
+        if name not in shelf.pictures:
+            raise HTTPException(404, "the server does not have this picture any more")
+        return Response(shelf.pictures[name], media_type=FRAME)
+
+    api.mount(f"/{token}", StaticFiles(directory=PAGE, html=True))
+    return api
+
+
+def _add_errors(api: FastAPI) -> None:
+    """Every error is one sentence under the key "error"."""
+
+    def refuse(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
+        async def handler(request: Request, error: Exception) -> Response:
+            return JSONResponse({"error": str(error)}, status)
+
+        return handler
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"] if step != "body")[:200]
+        return JSONResponse({"error": f"{where or 'the request'}: {first['msg']}"}, 422)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
+
+    async def failed(request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": f"{type(error).__name__}: {error}; this is a fault in Regard"}, 500)
+
+    api.add_exception_handler(NoSuchRun, refuse(404))
+    api.add_exception_handler(UserError, refuse(422))
+    api.add_exception_handler(RequestValidationError, invalid)
+    api.add_exception_handler(HTTPException, refused)
+    api.add_exception_handler(Exception, failed)
+
+
+def page_missing() -> str | None:
+    """Why there is no page to show, None where there is one."""
+    if (PAGE / "index.html").is_file():
+        return None
+    return (
+        "the page is not built in this checkout: install Node.js 20.19 or newer with npm, then  make page ; "
+        "everything else works without it"
+    )

@@ -1,0 +1,128 @@
+"""The page in Chromium: languages, hands, screens, hostile text, long text, and things that go wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("playwright", reason="needs the package playwright")
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+
+from playwright import sync_api
+
+from explorer import HOSTILE, TEXT, hover_cell, served, settle, state
+from regard.explore.inside import Inside
+
+pytest_plugins = ["browser"]
+
+
+# --- languages, hands and screens
+
+
+def test_korean_text_and_korean_words(open_page, page_runs):
+    korean = "고양이가 햇볕을 쬐며 매트 위에 앉아 있다"
+    page = open_page(state("decoder", korean, view="lines"), locale="ko-KR")
+    assert page.get_by_role("tab", name="모델 전체").is_visible()
+    assert page.locator("html").get_attribute("lang") == "ko"
+    wanted = list(Inside.open(page_runs / "decoder").look(korean).parts["decoder"].rows)
+    sync_api.expect(page.locator(".left [role=option]")).to_have_text(wanted)
+    page.get_by_role("button", name="Show the page in English").click()
+    assert page.get_by_role("tab", name="Whole model").is_visible()
+
+
+def test_hostile_text_is_only_text(open_page, page_runs):
+    page = open_page(state("decoder", HOSTILE, view="lines"))
+    wanted = list(Inside.open(page_runs / "decoder").look(HOSTILE).parts["decoder"].rows)
+    first = page.locator(".left [role=option]").all_inner_texts()
+    assert len(first) > 20 and [text.strip() for text in first] == [token.strip() for token in wanted[: len(first)]]
+    for name in ("Heat map", "Step by step", "Positions", "Whole model"):
+        page.get_by_role("tab", name=name).click()
+    assert page.locator("#text").input_value() == HOSTILE
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("#app script, #app img").count() == 0
+
+
+def test_everything_is_done_with_the_keyboard(open_page):
+    page = open_page(state("decoder"))
+    page.get_by_role("tab", name="Whole model").focus()
+    page.keyboard.press("ArrowRight")
+    sync_api.expect(page.get_by_role("tab", name="Lines")).to_have_attribute("aria-selected", "true")
+    page.get_by_role("listbox", name="Tokens that look").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert "at.source=1" in page.url
+    page.get_by_role("tab", name="Lines").focus()
+    page.keyboard.press("ArrowRight")
+    page.locator("[role=application]").focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+    assert page.get_by_test_id("readout").inner_text().strip() != ""
+    page.get_by_role("tab", name="Heat map").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    page.get_by_role("button", name="Open layer 0, head 0").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("o")
+    sync_api.expect(page.get_by_role("button", name="Open layer 0, head 1, off")).to_be_visible()
+
+
+@pytest.mark.parametrize("run", ["decoder", "translator"])
+def test_everything_has_a_name_for_those_who_cannot_see_it(open_page, run):
+    page = open_page(state(run, changes='{"layers": [["decoder", 1]]}'))
+    for tab in page.get_by_role("tab").all():
+        tab.click()
+        page.wait_for_timeout(150)
+        nameless = page.locator("button, input, select, textarea, [role=slider], canvas[tabindex='0']").evaluate_all(
+            "all => all.filter(e => !e.textContent.trim() && !e.ariaLabel && !e.labels?.length && !e.title)"
+            ".map(e => e.outerHTML.slice(0, 200))"
+        )
+        assert nameless == []
+
+
+def test_a_phone_is_wide_enough(open_page):
+    page = open_page(state("translator", changes='{"heads": [["decoder", 0, 1]]}'), width=390)
+    for tab in page.get_by_role("tab").all():
+        tab.click()
+        page.wait_for_timeout(200)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, tab.inner_text()
+
+
+def test_512_tokens_do_not_hang_it(open_page, page_runs):
+    text = " ".join([TEXT] * 60)
+    inside = Inside.open(page_runs / "deep")
+    ids = inside.readings.read(text).source[0, :512].tolist()
+    text = inside.readings.decode(ids)
+    page = open_page(state("deep", "the", view="model"))
+    page.locator("#text").fill(text)
+    page.get_by_text("Thinned").wait_for()
+    look = inside.look(text)
+    assert len(look.reading.read) >= 500
+    page.get_by_role("tab", name="Heat map").click()
+    shown = hover_cell(page, 30, 20)
+    assert shown == pytest.approx(look.parts["decoder"].weights[0][0, 30, 20].item(), abs=1e-3)
+    for name in ("Lines", "Step by step", "Positions", "Whole model"):
+        page.get_by_role("tab", name=name).click()
+    assert page.locator(".places button").count() == len(look.reading.read)
+
+
+# --- when things go wrong
+
+
+def test_a_damaged_run_is_told_and_the_others_go_on(open_page):
+    page = open_page("run=damaged&text=the", ready=False)
+    sync_api.expect(page.get_by_test_id("refused")).to_contain_text("model.safetensors")
+    page.locator("#run").select_option("decoder")
+    settle(page)
+    sync_api.expect(page.get_by_test_id("refused")).to_have_count(0)
+    page.get_by_test_id("grid").first.wait_for()
+
+
+def test_a_server_that_has_gone_away_is_noticed(open_page, page_runs):
+    with served(page_runs / "decoder") as short:
+        page = open_page(state("decoder", view="map"), listener=short)
+        value = hover_cell(page, 4, 2)
+    page.get_by_test_id("gone").wait_for(timeout=20_000)
+    assert "regard explore" in page.get_by_test_id("gone").inner_text()
+    page.mouse.move(0, 0)
+    assert hover_cell(page, 4, 2) == value  # what was there stays

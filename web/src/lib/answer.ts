@@ -1,0 +1,157 @@
+/* What the server says about one input, as the page reads it.
+
+   An answer is one frame of bytes: "RGRD", the length of a JSON header, the header, then the arrays it names,
+   each at a multiple of 8. Weights are 16-bit fixed point, w = n / 65535, so a map of 128 x 128 takes 32 kB and is
+   off by at most 8e-6. */
+
+export const ONE = 65535; // the integer that stands for a weight of 1
+
+export type Side = "source" | "read" | "written";
+export type Space = "source" | "target"; // read and written count the same positions
+/** "encoder" reads both ways, "decoder" looks back at what was written, "cross" at what was read. */
+export type PartName = "encoder" | "decoder" | "cross";
+
+/** The attention of one layer. */
+export interface Part {
+  part: PartName;
+  layer: number;
+  heads: number;
+  rows: Side; // who looks
+  columns: Side; // what is looked at
+  causal: boolean;
+  whole: boolean; // every weight came along; else an overview, and single maps are asked for
+}
+
+/** A token (or class) with its probability before and after the changes; without changes the two are equal. */
+export interface Choice {
+  label: string;
+  before: number;
+  after: number;
+  text?: string; // what to add to the text for it, after the last token
+}
+
+/** What is said at one place, after reading `read`. */
+export interface Place {
+  read: string;
+  expected: Choice | null; // what the text really says there
+  choices: Choice[]; // the likeliest before and the likeliest after
+  divergence: number; // KL(before || after) in nats
+  flipped: boolean; // the likeliest is another one now
+}
+
+export interface Told {
+  loss: number | null;
+  answer: string | null; // what an encoder-decoder writes by itself
+  answers: { text: string; score: number }[];
+}
+
+export interface Output {
+  kind: "next" | "target" | "masked" | "classes" | "vector";
+  before: Told;
+  after: Told;
+  places: Place[];
+  apart: number[]; // kind "vector": 1 - cosine of every state with the untouched one
+}
+
+export interface Picture {
+  down: number; // rows of patches
+  across: number;
+  first: number; // places in front of the patches: 1 where there is a [CLS]
+}
+
+interface Stored {
+  name: string;
+  type: "u1" | "u2" | "f4";
+  shape: number[];
+  offset: number;
+}
+
+export interface Header {
+  run: string;
+  shape: "encoder-decoder" | "decoder" | "encoder" | "recurrent";
+  parameters: number;
+  shuffles: boolean; // it is told positions, which can be shuffled
+  labels: Partial<Record<Side, string[]>>;
+  parts: Part[];
+  output: Output;
+  picture: Picture | null;
+  size: number | null; // pixels of a picture, a side
+  arrays: Stored[];
+}
+
+export interface Block {
+  values: Uint8Array | Uint16Array | Float32Array;
+  shape: number[];
+}
+
+export interface Answer extends Header {
+  blocks: Map<string, Block>;
+  question: Question; // what it answers
+}
+
+/** What decides an answer; views and pins do not. */
+export interface Question {
+  run: string;
+  text: string;
+  target: string | null;
+  picture: string | null;
+  changes: object;
+}
+
+const KINDS = { u1: Uint8Array, u2: Uint16Array, f4: Float32Array };
+
+/** Take a frame apart; the arrays are views of its bytes, nothing is copied. */
+export function parseFrame<T extends { arrays: Stored[] }>(bytes: ArrayBuffer): T & { blocks: Map<string, Block> } {
+  const view = new DataView(bytes);
+  if (bytes.byteLength < 8 || view.getUint32(0, false) !== 0x52475244) throw new Error("not an answer of this server");
+  const length = view.getUint32(4, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, length))) as T;
+  const start = Math.ceil((8 + length) / 8) * 8;
+  const blocks = new Map<string, Block>();
+  for (const { name, type, shape, offset } of header.arrays) {
+    const size = shape.reduce((product, side) => product * side, 1);
+    blocks.set(name, { values: new KINDS[type](bytes, start + offset, size), shape });
+  }
+  return { ...header, blocks };
+}
+
+export function spaceOf(side: Side): Space {
+  return side === "source" ? "source" : "target";
+}
+
+export function blockName(part: Part): string {
+  return `${part.part}.${part.layer}`;
+}
+
+/** One head's weights, [rows, columns] row by row. */
+export interface HeadMap {
+  values: Uint16Array;
+  rows: number;
+  columns: number;
+}
+
+export function headMap(answer: Answer, part: Part, head: number): HeadMap | null {
+  const block = answer.blocks.get(blockName(part));
+  if (!block || !part.whole) return null;
+  const [, rows, columns] = block.shape;
+  const size = rows * columns;
+  return { values: (block.values as Uint16Array).subarray(head * size, (head + 1) * size), rows, columns };
+}
+
+/** The mean of a layer's heads. */
+export function meanMap(maps: HeadMap[]): HeadMap {
+  const { rows, columns } = maps[0];
+  const values = new Uint16Array(rows * columns);
+  for (let i = 0; i < values.length; i++) {
+    let sum = 0;
+    for (const map of maps) sum += map.values[i];
+    values[i] = Math.round(sum / maps.length);
+  }
+  return { values, rows, columns };
+}
+
+export function largest(map: { values: ArrayLike<number> }): number {
+  let most = 0;
+  for (let i = 0; i < map.values.length; i++) if (map.values[i] > most) most = map.values[i];
+  return most;
+}

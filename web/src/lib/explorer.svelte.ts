@@ -1,0 +1,316 @@
+/* The state of the page: what is asked, what came back, and what is on its way.
+
+   Two answers are kept side by side, the untouched one and the one with the changes. Asking is cheap to repeat:
+   the newest question wins, and an answer that arrives late is dropped. */
+
+import { headMap, meanMap, spaceOf, type Answer, type HeadMap, type Part, type PartName } from "./answer";
+import { anyChange, fromLink, newAsk, noChanges, sameHead, toLink, type Ask, type HeadName } from "./ask";
+import { drawScene, fromPixels, toPixels } from "./picture";
+import * as server from "./server";
+import type { RunInfo } from "./server";
+
+const ORDER: PartName[] = ["cross", "decoder", "encoder"]; // which part is shown first
+const TYPING = 160; // ms of rest after which a typed text is sent
+const PULSE = 3000; // ms between two questions whether the server is still there
+
+export class Explorer {
+  ask = $state<Ask>(newAsk(""));
+  runs = $state.raw<RunInfo[]>([]);
+  version = $state("");
+  before = $state.raw<Answer | null>(null);
+  after = $state.raw<Answer | null>(null); // null: nothing is changed
+  example = $state(true); // what is shown was prepared, the model is still being loaded
+  busy = $state(false);
+  gone = $state(false);
+  refused = $state<string | null>(null);
+  pictures = $state.raw<Map<string, string>>(new Map()); // name -> address, of those chosen here
+  hover = $state<number | null>(null); // the query under the pointer, over the pinned one
+  fetched = $state.raw<Map<string, HeadMap>>(new Map()); // maps that did not come with the answer
+  tree = $state.raw<server.Tree | null>(null); // the search tree on show
+  steps = $state.raw<server.Steps | null>(null); // the steps on show
+
+  #asked = ""; // the question whose answer is shown
+  #timer: ReturnType<typeof setTimeout> | undefined;
+  #again = false; // something was asked that no answer is under way for
+  #running = false;
+  #pending = new Set<string>();
+
+  /** What a test waits for: "ready" is an answer to what is asked, and nothing under way. */
+  status = $derived(this.busy ? "busy" : this.refused ? "refused" : this.example ? "busy" : "ready");
+  info = $derived(this.runs.find((run) => run.name === this.ask.run) ?? null);
+  touched = $derived(anyChange(this.ask.changes));
+  /** The answer whose maps are on show. */
+  shown = $derived(this.touched && this.ask.show !== "before" && this.after ? this.after : this.before);
+  part = $derived(this.#choose());
+  head = $derived(this.ask.head === null || !this.part ? null : Math.min(this.ask.head, this.part.heads - 1));
+  map = $derived(this.shown && this.part ? this.#find(this.shown, this.part, this.head) : null);
+  /** The untouched map beside a changed one. */
+  original = $derived(this.touched && this.before && this.part ? this.#find(this.before, this.part, this.head) : null);
+  rows = $derived(this.part && this.shown ? (this.shown.labels[this.part.rows] ?? []) : []);
+  columns = $derived(this.part && this.shown ? (this.shown.labels[this.part.columns] ?? []) : []);
+  query = $derived(this.#query());
+
+  /** Paint the prepared example, learn which runs there are, then ask about the one in the link. */
+  async start(link: string): Promise<void> {
+    this.ask = fromLink(link);
+    const example = server.prepared().then((answer) => {
+      if (this.before === null) this.before = answer;
+    });
+    try {
+      const { runs, version } = await server.runs();
+      this.runs = runs;
+      this.version = version;
+      const info = runs.find((run) => run.name === this.ask.run) ?? runs.find((run) => !run.error) ?? runs[0];
+      if (info && (this.ask.run !== info.name || !link)) this.open(info.name, this.ask.text);
+      else this.refresh();
+    } catch (error) {
+      this.fail(error);
+    }
+    await example.catch(() => undefined); // without it the page is only emptier
+  }
+
+  /** Another run, from its first example on. */
+  open(name: string, text = ""): void {
+    const info = this.runs.find((run) => run.name === name);
+    this.ask = { ...newAsk(name), view: this.ask.view, text: text || (info?.examples[0] ?? "") };
+    if (!this.example) this.before = this.after = null; // the example stays until there is something better
+    this.#asked = "";
+    this.refresh();
+  }
+
+  /** A picture of the reader's: cut and resized here, kept by the server under a name. */
+  async takePicture(source: CanvasImageSource): Promise<void> {
+    const size = this.before?.size ?? this.info?.size ?? 224;
+    try {
+      const { bytes, url } = toPixels(source, size);
+      const name = await server.keepPicture(bytes);
+      this.pictures = new Map(this.pictures).set(name, url);
+      this.ask.picture = name;
+      this.refresh();
+    } catch (error) {
+      this.fail(error);
+    }
+  }
+
+  /** The picture of a link, which only the server still has. */
+  async #recallPicture(name: string, size: number): Promise<void> {
+    const url = fromPixels(await server.fetchPicture(name), size);
+    this.pictures = new Map(this.pictures).set(name, url);
+  }
+
+  /** What the address says, after the reader went back or pasted a link. */
+  follow(link: string): void {
+    if (link.replace(/^#/, "") === toLink(this.ask)) return;
+    const { run } = this.ask;
+    this.ask = fromLink(link);
+    if (!this.ask.run) this.ask.run = run;
+    this.refresh();
+  }
+
+  type(text: string): void {
+    this.ask.text = text;
+    this.ask.changes.rows = []; // they belong to the tokens of the old text
+    this.ask.query = { source: null, target: null };
+    this.refresh(TYPING);
+  }
+
+  write(target: string | null): void {
+    this.ask.target = target;
+    this.ask.changes.rows = [];
+    this.refresh(TYPING);
+  }
+
+  refresh(wait = 0): void {
+    clearTimeout(this.#timer);
+    this.busy = true;
+    this.#timer = setTimeout(() => void this.#look(), wait);
+  }
+
+  /** One question at a time: what was asked meanwhile is asked next, and only the newest of it. */
+  async #look(): Promise<void> {
+    this.#again = true;
+    if (this.#running) return;
+    this.#running = true;
+    do {
+      this.#again = false;
+      await this.#answer();
+    } while (this.#again);
+    this.#running = false;
+    this.busy = false;
+  }
+
+  async #answer(): Promise<void> {
+    const { info } = this;
+    this.refused = null;
+    if (info?.error) return this.#refuse(info.error);
+    if (info?.source === "patches" && !this.ask.picture) return this.takePicture(drawScene(512));
+    if (!info || (!this.ask.text && !this.ask.picture)) return;
+    try {
+      const plain = server.question(this.ask, false);
+      const touched = anyChange(this.ask.changes) ? server.question(this.ask, true) : null;
+      const key = JSON.stringify(plain);
+      if (key !== this.#asked) {
+        const before = await server.look(plain);
+        this.fetched = new Map();
+        this.before = before;
+        this.after = null;
+        this.#asked = key;
+        this.example = false;
+        const { picture } = before.question;
+        if (picture && before.size && !this.pictures.has(picture)) await this.#recallPicture(picture, before.size);
+      }
+      const after = touched && (await server.look(touched));
+      this.#forget("after");
+      this.after = after;
+      this.gone = false;
+    } catch (error) {
+      this.fail(error);
+    }
+  }
+
+  fail(error: unknown): void {
+    if (error instanceof server.Gone) this.gone = true;
+    else this.#refuse(error instanceof Error ? error.message : String(error));
+  }
+
+  /** Say why; an example beside it would look like the answer. */
+  #refuse(sentence: string): void {
+    this.refused = sentence;
+    if (this.example) this.before = null;
+    this.example = false;
+  }
+
+  /** Notice when the server stops, and when it is back. */
+  async pulse(): Promise<void> {
+    for (;;) {
+      await new Promise((done) => setTimeout(done, PULSE));
+      if (document.hidden) continue;
+      try {
+        await server.alive();
+        if (this.gone) {
+          this.gone = false;
+          this.refresh();
+        }
+      } catch (error) {
+        if (error instanceof server.Gone) this.gone = true;
+      }
+    }
+  }
+
+  // --- maps
+
+  #choose(): Part | null {
+    const parts = this.shown?.parts ?? [];
+    const name = parts.some((part) => part.part === this.ask.part)
+      ? this.ask.part
+      : ORDER.find((one) => parts.some((part) => part.part === one));
+    const layers = parts.filter((part) => part.part === name);
+    return layers[Math.min(this.ask.layer, layers.length - 1)] ?? null;
+  }
+
+  #query(): number | null {
+    if (!this.part) return null;
+    const at = this.hover ?? this.ask.query[spaceOf(this.part.rows)];
+    return at !== null && at < this.rows.length ? at : null;
+  }
+
+  #key(answer: Answer, part: Part, head: number): string {
+    return `${answer === this.after ? "after" : "before"} ${part.part} ${part.layer} ${head}`;
+  }
+
+  /** A map if it is here; null while it is on its way. */
+  #find(answer: Answer, part: Part, head: number | null): HeadMap | null {
+    const one = (index: number) => headMap(answer, part, index) ?? this.fetched.get(this.#key(answer, part, index));
+    if (head !== null) return one(head) ?? null;
+    const all = Array.from({ length: part.heads }, (_, index) => one(index));
+    return all.every((map) => map !== undefined) ? meanMap(all as HeadMap[]) : null;
+  }
+
+  /** Ask for the maps on show that did not come with the answer. */
+  async complete(): Promise<void> {
+    const { part, head, shown, before } = this;
+    if (!part || part.whole || !shown || !before || this.example) return;
+    for (const answer of new Set([shown, before])) {
+      const wanted = head === null ? Array.from({ length: part.heads }, (_, index) => index) : [head];
+      const heads = wanted.filter((index) => {
+        const key = this.#key(answer, part, index);
+        return !this.fetched.has(key) && !this.#pending.has(key);
+      });
+      if (!heads.length) continue;
+      const keys = heads.map((index) => this.#key(answer, part, index));
+      keys.forEach((key) => this.#pending.add(key));
+      try {
+        const { values, shape } = await server.maps({ ...answer.question, part: part.part, layer: part.layer, heads });
+        if (answer !== this.before && answer !== this.after) continue; // a newer answer came in between
+        const [, rows, columns] = shape;
+        const more = new Map(this.fetched);
+        keys.forEach((key, index) => {
+          const size = rows * columns;
+          more.set(key, { values: (values as Uint16Array).subarray(index * size, (index + 1) * size), rows, columns });
+        });
+        this.fetched = more;
+      } catch (error) {
+        this.fail(error);
+      } finally {
+        keys.forEach((key) => this.#pending.delete(key));
+      }
+    }
+  }
+
+  #forget(which: string): void {
+    this.fetched = new Map([...this.fetched].filter(([key]) => !key.startsWith(which)));
+  }
+
+  // --- touching
+
+  select(part: PartName, layer: number, head: number | null): void {
+    this.ask.part = part;
+    this.ask.layer = layer;
+    this.ask.head = head;
+  }
+
+  pin(at: number | null): void {
+    if (!this.part) return;
+    const space = spaceOf(this.part.rows);
+    this.ask.query[space] = this.ask.query[space] === at ? null : at;
+  }
+
+  isOff(head: HeadName): boolean {
+    return this.ask.changes.heads.some((one) => sameHead(one, head));
+  }
+
+  toggleHead(head: HeadName): void {
+    const { heads } = this.ask.changes;
+    this.ask.changes.heads = this.isOff(head) ? heads.filter((one) => !sameHead(one, head)) : [...heads, head];
+    this.refresh();
+  }
+
+  layerOff(part: PartName, layer: number): boolean {
+    return this.ask.changes.layers.some(([stack, at]) => stack === part && at === layer);
+  }
+
+  toggleLayer(part: PartName, layer: number): void {
+    const { layers } = this.ask.changes;
+    this.ask.changes.layers = this.layerOff(part, layer)
+      ? layers.filter(([stack, at]) => stack !== part || at !== layer)
+      : [...layers, [part, layer]];
+    this.refresh();
+  }
+
+  /** Give one query of one head weights of the reader's own; null takes them back. */
+  setRow(part: PartName, layer: number, head: number, query: number, weights: number[] | null, wait = 0): void {
+    const others = this.ask.changes.rows.filter(
+      (row) => row[0] !== part || row[1] !== layer || row[2] !== head || row[3] !== query,
+    );
+    this.ask.changes.rows = weights ? [...others, [part, layer, head, query, weights]] : others;
+    this.refresh(wait);
+  }
+
+  reset(): void {
+    this.ask.changes = noChanges();
+    this.ask.show = "after";
+    this.refresh();
+  }
+}
+
+export const explorer = new Explorer();

@@ -1,0 +1,227 @@
+/* Views as figures that stand on their own: SVG text with its colours written out, on a white ground or a dark one. */
+
+import { linkHorizontal } from "d3-shape";
+import { blockName, largest, ONE } from "./answer";
+import type { View } from "./ask";
+import { changeColour, palette, weightColour, type Theme } from "./colour";
+import type { Explorer } from "./explorer.svelte";
+import { byDistance, byKey } from "./measure";
+import { changePixels, dataUrl, pixels } from "./paint";
+import { currentTheme } from "./theme.svelte";
+import { headTitle, number, partTitle } from "./titles";
+import { place } from "./tree";
+import { say } from "./words.svelte";
+
+export interface Figure {
+  svg: string;
+  width: number;
+  height: number;
+}
+
+const SANS = "Pretendard, 'Noto Sans KR', 'Apple SD Gothic Neo', 'Malgun Gothic', 'Noto Sans CJK KR', sans-serif";
+const INK = { light: "#1c2331", dark: "#e6e9ef" };
+const MUTE = { light: "#5a6474", dark: "#9ba5b5" };
+const GROUND = { light: "#ffffff", dark: "#12161d" };
+
+const escapes: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
+
+/** Text inside XML: what would be markup is escaped, what XML forbids is left out. */
+function safe(text: string): string {
+  return text.replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "\ufffd").replace(/[&<>"]/g, (one) => escapes[one]);
+}
+
+function cut(text: string, most = 16): string {
+  const letters = [...text];
+  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
+}
+
+function text(x: number, y: number, label: string, fill: string, extra = ""): string {
+  return `<text x="${x.toFixed(1)}" y="${y.toFixed(1)}" fill="${fill}" ${extra}>${safe(label)}</text>`;
+}
+
+function frame(width: number, height: number, title: string, theme: Theme, body: string): Figure {
+  const svg =
+    `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +
+    `font-family="${SANS}" font-size="12"><title>${safe(title)}</title>` +
+    `<rect width="100%" height="100%" fill="${GROUND[theme]}"/>` +
+    `${text(16, 24, title, INK[theme], 'font-size="15" font-weight="600"')}${body}</svg>`;
+  return { svg, width, height };
+}
+
+export function draw(explorer: Explorer, view: View): Figure | null {
+  const theme = currentTheme();
+  switch (view) {
+    case "model":
+      return drawModel(explorer, theme);
+    case "lines":
+      return drawLines(explorer, theme);
+    case "positions":
+      return drawPositions(explorer, theme);
+    case "search":
+      return drawTree(explorer, theme);
+    case "steps":
+      return drawSteps(explorer, theme);
+    case "picture":
+      return drawPicture(explorer, theme);
+    case "map":
+      return drawHeat(explorer, theme);
+  }
+}
+
+/** The numbers of one query, the 60 keys with the largest weights. */
+function drawSteps(explorer: Explorer, theme: Theme): Figure | null {
+  const { steps, columns } = explorer;
+  if (!steps) return null;
+  const get = (name: string) => steps.blocks.get(name)!.values;
+  const [scores, scaled, masked, weights] = ["scores", "scaled", "masked", "weights"].map(get);
+  const keys = Array.from(weights, (_, key) => key).sort((one, other) => weights[other] - weights[one]);
+  const shown = keys.slice(0, 60).sort((one, other) => one - other);
+  const [top, high] = [74, 24];
+  const end = 'text-anchor="end"';
+  let body = ["q · k", `× ${number(steps.scale)}`, say("stepMasked"), say("stepWeights")]
+    .map((label, at) => text([240, 330, 420, 450][at], top - 14, label, MUTE[theme], at < 3 ? end : ""))
+    .join("");
+  shown.forEach((key, row) => {
+    const y = top + row * high + 8;
+    body += text(16, y, cut(columns[key] ?? ""), INK[theme]);
+    [scores, scaled, masked].forEach((values, at) => (body += text(240 + 90 * at, y, number(values[key], 2), INK[theme], end)));
+    body += `<rect x="450" y="${y - 10}" width="${(200 * weights[key]).toFixed(1)}" height="13" rx="2" fill="${weightColour(0.8, theme)}"/>`;
+    body += text(710, y, weights[key].toFixed(3), INK[theme], end);
+  });
+  return frame(740, top + shown.length * high + 16, title(explorer), theme, body);
+}
+
+/** The picture as it is on the page, squares dimmed. */
+function drawPicture(explorer: Explorer, theme: Theme): Figure | null {
+  const canvas = document.querySelector<HTMLCanvasElement>("#view canvas");
+  if (!canvas) return null;
+  const high = Math.round((480 * canvas.height) / canvas.width);
+  const label = explorer.query === null ? "" : (explorer.rows[explorer.query] ?? "");
+  const body =
+    `<image x="16" y="40" width="480" height="${high}" href="${canvas.toDataURL("image/png")}"/>` +
+    text(16, high + 62, label, INK[theme], 'font-size="14"');
+  return frame(512, high + 80, title(explorer), theme, body);
+}
+
+function drawHeat(explorer: Explorer, theme: Theme): Figure | null {
+  const { map, original, rows, columns } = explorer;
+  if (!map) return null;
+  const change = explorer.ask.show === "change" && original !== null;
+  const cell = Math.max(2, Math.min(26, 900 / map.columns));
+  const every = Math.ceil(13 / cell);
+  const room = (labels: string[]) => 8 * Math.min(16, Math.max(3, ...labels.map((label) => [...label].length)));
+  const [left, top] = [30 + room(rows), 52 + room(columns)];
+  let most = largest(map);
+  if (change) most = map.values.reduce((far, value, at) => Math.max(far, Math.abs(value - original.values[at])), 0);
+  const image = change
+    ? changePixels(original, map, most, palette("changes", theme))
+    : pixels(map, most, palette("weights", theme), map.rows, map.columns);
+  const [wide, high] = [map.columns * cell, map.rows * cell];
+  let body = `<image x="${left}" y="${top}" width="${wide}" height="${high}" preserveAspectRatio="none" image-rendering="pixelated" href="${dataUrl(image)}"/>`;
+  rows.forEach((label, at) => {
+    if (at % every === 0) body += text(left - 8, top + (at + 0.5) * cell + 4, cut(label), INK[theme], 'text-anchor="end"');
+  });
+  columns.forEach((label, at) => {
+    const [x, y] = [left + (at + 0.5) * cell + 4, top - 8];
+    if (at % every === 0) body += text(x, y, cut(label), INK[theme], `transform="rotate(-90 ${x} ${y})"`);
+  });
+  const colour = change ? (share: number) => changeColour(share * 2 - 1, theme) : (share: number) => weightColour(share, theme);
+  body += legend(left, top + high + 20, change ? -most / ONE : 0, most / ONE, colour, theme);
+  return frame(Math.ceil(left + Math.max(wide, 220) + 24), Math.ceil(top + high + 56), title(explorer), theme, body);
+}
+
+function legend(x: number, y: number, from: number, to: number, colour: (share: number) => string, theme: Theme): string {
+  const bars = Array.from({ length: 24 }, (_, at) => `<rect x="${x + 40 + at * 5}" y="${y}" width="5.2" height="9" fill="${colour(at / 23)}"/>`);
+  return text(x, y + 9, number(from, from ? 3 : 0), MUTE[theme]) + bars.join("") + text(x + 168, y + 9, number(to), MUTE[theme]);
+}
+
+function title(explorer: Explorer): string {
+  const { part, shown } = explorer;
+  return part && shown ? `${partTitle(part.part, shown.parts)} · ${headTitle(explorer)}` : "";
+}
+
+function drawLines(explorer: Explorer, theme: Theme): Figure | null {
+  const { map, rows, columns, query } = explorer;
+  if (!map) return null;
+  const high = 22;
+  const [left, right, top] = [150, 470, 48];
+  const curve = linkHorizontal<unknown, [number, number]>();
+  let body = "";
+  for (let from = 0; from < map.rows; from++) {
+    if (query !== null && query !== from) continue;
+    for (let to = 0; to < map.columns; to++) {
+      const weight = map.values[from * map.columns + to] / ONE;
+      if (weight < 0.01) continue;
+      const path = curve({ source: [left + 8, top + (from + 0.5) * high], target: [right - 8, top + (to + 0.5) * high] });
+      body += `<path d="${path}" fill="none" stroke="${weightColour(0.8, theme)}" stroke-width="${(0.6 + 3 * weight).toFixed(2)}" stroke-opacity="${(0.15 + 0.8 * weight).toFixed(2)}"/>`;
+    }
+  }
+  rows.forEach((label, at) => (body += text(left, top + (at + 0.5) * high + 4, cut(label), at === query || query === null ? INK[theme] : MUTE[theme], 'text-anchor="end"')));
+  columns.forEach((label, at) => {
+    const weight = query === null ? 0 : map.values[query * map.columns + at] / ONE;
+    body += text(right, top + (at + 0.5) * high + 4, cut(label) + (weight >= 0.005 ? `  ${number(weight, 2)}` : ""), INK[theme]);
+  });
+  return frame(right + 180, top + Math.max(map.rows, map.columns) * high + 20, title(explorer), theme, body);
+}
+
+function drawModel(explorer: Explorer, theme: Theme): Figure | null {
+  const { shown } = explorer;
+  if (!shown) return null;
+  const heads = Math.max(...shown.parts.map((part) => part.heads));
+  const cell = Math.max(40, Math.min(110, 1100 / heads));
+  const [left, gap] = [44, 6];
+  let y = 44;
+  let body = "";
+  let last = "";
+  for (const part of shown.parts) {
+    if (part.part !== last) {
+      body += text(left, y + 14, partTitle(part.part, shown.parts), INK[theme], 'font-weight="600"');
+      y += 26;
+      last = part.part;
+    }
+    body += text(left - 12, y + cell / 2 + 4, String(part.layer), MUTE[theme], 'text-anchor="end"');
+    const block = shown.blocks.get(blockName(part))!;
+    const [, rows, columns] = block.shape;
+    for (let head = 0; head < part.heads; head++) {
+      const values = block.values.subarray(head * rows * columns, (head + 1) * rows * columns);
+      const most = largest({ values });
+      const image = pixels({ values, rows, columns }, most, palette("weights", theme), 2 * cell, 2 * cell);
+      const off = explorer.isOff([part.part, part.layer, head]) || explorer.layerOff(part.part, part.layer);
+      body += `<image x="${left + head * (cell + gap)}" y="${y}" width="${cell}" height="${cell}" preserveAspectRatio="none" image-rendering="pixelated" opacity="${off ? 0.2 : 1}" href="${dataUrl(image)}"/>`;
+    }
+    y += cell + gap;
+  }
+  return frame(left + heads * (cell + gap) + 18, y + 18, `${shown.run} · ${explorer.ask.text}`.slice(0, 90), theme, body);
+}
+
+function drawPositions(explorer: Explorer, theme: Theme): Figure | null {
+  const { map, part, columns } = explorer;
+  if (!map || !part) return null;
+  const cross = part.part === "cross";
+  const points = cross ? byKey(map) : byDistance(map, Math.min(40, map.columns - 1)).filter(([far]) => !part.causal || far <= 0);
+  const most = Math.max(1e-9, ...points.map(([, weight]) => weight));
+  const [left, wide, base] = [56, 760 / points.length, 250];
+  let body = text(left - 8, base - 190, number(most), MUTE[theme], 'text-anchor="end"');
+  points.forEach(([at, weight], index) => {
+    const high = (weight / most) * 200;
+    body += `<rect x="${(left + index * wide).toFixed(1)}" y="${(base - high).toFixed(1)}" width="${(wide * 0.84).toFixed(1)}" height="${high.toFixed(1)}" fill="${weightColour(0.8, theme)}"/>`;
+    const label = cross ? cut(columns[at] ?? "", 8) : String(at);
+    if (index % Math.ceil(points.length / 16) === 0) body += text(left + (index + 0.42) * wide, base + 18, label, MUTE[theme], 'text-anchor="middle"');
+  });
+  return frame(860, 290, title(explorer), theme, body);
+}
+
+function drawTree(explorer: Explorer, theme: Theme): Figure | null {
+  if (!explorer.tree) return null;
+  const drawn = place(explorer.tree);
+  const curve = linkHorizontal<unknown, [number, number]>();
+  let body = '<g transform="translate(16 44)">';
+  for (const twig of drawn.twigs) {
+    const stroke = twig.best ? weightColour(0.8, theme) : MUTE[theme];
+    const opacity = twig.kept || twig.ended ? 0.8 : 0.25;
+    body += `<path d="${curve({ source: [twig.fromX, twig.fromY], target: [twig.x - 4, twig.y] })}" fill="none" stroke="${stroke}" stroke-opacity="${opacity}" stroke-width="${(0.8 + 4 * twig.probability).toFixed(2)}"/>`;
+    body += text(twig.x, twig.y + 4, `${cut(twig.token, 9)} ${twig.probability.toFixed(2)}`, twig.best ? weightColour(0.8, theme) : INK[theme], `opacity="${opacity + 0.2}"`);
+  }
+  return frame(drawn.width + 32, drawn.height + 60, explorer.ask.text.slice(0, 90), theme, `${body}</g>`);
+}
+

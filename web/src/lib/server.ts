@@ -1,0 +1,114 @@
+/* Talking with the server that sent this page. Every address is relative, so it carries the token. */
+
+import { parseFrame, type Answer, type Block, type Header, type Question } from "./answer";
+import { compact, type Ask } from "./ask";
+
+export interface RunInfo {
+  name: string;
+  title: string;
+  shape: Answer["shape"] | null; // null: its folder does not say, the answer will
+  source: "tokens" | "patches" | "features" | null;
+  layers: number | null;
+  heads: number | null;
+  dim: number | null;
+  size: number | null; // pixels of a picture, a side
+  examples: string[];
+  error: string | null; // why this folder cannot be opened
+}
+
+export interface Steps {
+  arrays: { name: string; type: "f4"; shape: number[]; offset: number }[];
+  blocks: Map<string, Block>;
+  scale: number;
+}
+
+export interface Twig {
+  id: number;
+  parent: number | null;
+  token: string;
+  probability: number;
+  total: number; // sum of log probabilities up to here
+  kept: boolean; // still followed after its step
+  ended: boolean;
+  best: boolean; // on the way of the best one
+}
+
+export interface Tree {
+  twigs: Twig[];
+  found: { text: string; score: number; log_probability: number }[];
+}
+
+/** The server answered, and said no: its sentence is meant for the reader. */
+export class Refused extends Error {}
+/** Nobody answered. */
+export class Gone extends Error {}
+
+async function send(path: string, init: RequestInit): Promise<Response> {
+  let reply: Response;
+  try {
+    reply = await fetch(path, { cache: "no-store", ...init });
+  } catch (error) {
+    throw new Gone(String(error));
+  }
+  if (reply.ok) return reply;
+  let message = `${reply.status} ${reply.statusText}`;
+  try {
+    const body: unknown = await reply.json();
+    if (body && typeof body === "object" && "error" in body) message = String(body.error);
+  } catch {
+    /* no sentence came along: the status has to do */
+  }
+  throw new Refused(message);
+}
+
+function post(path: string, body: unknown): Promise<Response> {
+  const init = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  return send(path, init);
+}
+
+export function question(ask: Ask, touched: boolean): Question {
+  const { run, text, target, picture, changes } = ask;
+  return { run, text, target, picture, changes: touched ? compact(changes) : {} };
+}
+
+export async function runs(): Promise<{ runs: RunInfo[]; version: string }> {
+  return (await send("api/runs", {})).json();
+}
+
+export async function alive(): Promise<void> {
+  await send("api/alive", {});
+}
+
+export async function prepared(): Promise<Answer> {
+  const question = { run: "", text: "", target: null, picture: null, changes: {} };
+  return { ...parseFrame<Header>(await (await send("example.bin", {})).arrayBuffer()), question };
+}
+
+export async function look(question: Question): Promise<Answer> {
+  return { ...parseFrame<Header>(await (await post("api/look", question)).arrayBuffer()), question };
+}
+
+/** Whole maps of some heads, [heads, rows, columns]. */
+export async function maps(asked: Question & { part: string; layer: number; heads: number[] }): Promise<Block> {
+  const frame = parseFrame<{ arrays: [] }>(await (await post("api/maps", asked)).arrayBuffer());
+  return frame.blocks.get("maps")!;
+}
+
+export async function steps(asked: Question & { part: string; layer: number; head: number; query: number }): Promise<Steps> {
+  return parseFrame<Steps>(await (await post("api/steps", asked)).arrayBuffer());
+}
+
+export async function search(asked: Question & { beam: number }): Promise<Tree> {
+  return (await post("api/search", asked)).json();
+}
+
+/** Hand a picture over, as size x size x RGB bytes; gives the name under which the server keeps it. */
+export async function keepPicture(pixels: Uint8Array): Promise<string> {
+  const init = { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: pixels as BodyInit };
+  const reply = await send("api/picture", init);
+  return ((await reply.json()) as { name: string }).name;
+}
+
+export async function fetchPicture(name: string): Promise<Uint8Array> {
+  return new Uint8Array(await (await send(`api/picture/${encodeURIComponent(name)}`, {})).arrayBuffer());
+}

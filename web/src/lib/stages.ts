@@ -1,0 +1,84 @@
+/* The stages of one query, as numbers to draw: what the server sent, and what follows from it. */
+
+import type { Steps } from "./server";
+
+export class Stages {
+  readonly q: Float32Array;
+  readonly scores: Float32Array;
+  readonly scaled: Float32Array;
+  readonly masked: Float32Array;
+  readonly weights: Float32Array;
+  readonly output: Float32Array;
+  readonly scale: number;
+  readonly #k: Float32Array;
+  readonly #v: Float32Array;
+  readonly #wide: number; // numbers of a value
+
+  constructor(steps: Steps) {
+    const get = (name: string) => steps.blocks.get(name)!.values as Float32Array;
+    [this.q, this.#k, this.#v] = [get("q"), get("k"), get("v")];
+    [this.scores, this.scaled, this.masked] = [get("scores"), get("scaled"), get("masked")];
+    [this.weights, this.output] = [get("weights"), get("output")];
+    this.scale = steps.scale;
+    this.#wide = steps.blocks.get("v")!.shape[1];
+  }
+
+  /** The position scheme adds something to the scaled scores. */
+  get biased(): boolean {
+    return this.scores.some((score, key) => Math.abs(score * this.scale - this.scaled[key]) > 1e-3);
+  }
+
+  /** An additive score (Bahdanau et al. 2015) is no product of q and k, so there are no products to show. */
+  get dotted(): boolean {
+    if (this.#k.length !== this.scores.length * this.q.length) return false;
+    const sum = this.q.reduce((total, value, index) => total + value * this.#k[index], 0);
+    return Math.abs(sum - this.scores[0]) <= 1e-3 * (1 + Math.abs(this.scores[0]));
+  }
+
+  get largestProduct(): number {
+    let most = 0;
+    for (let i = 0; i < this.#k.length; i++) most = Math.max(most, Math.abs(this.#k[i] * this.q[i % this.q.length]));
+    return most;
+  }
+
+  get largestValue(): number {
+    return peak(this.#v);
+  }
+
+  /** q × k, number by number: their sum is the score. */
+  product(key: number): Float32Array {
+    const { length } = this.q;
+    return this.#k.subarray(key * length, (key + 1) * length).map((value, index) => value * this.q[index]);
+  }
+
+  /** weight × v of one key. */
+  weighted(key: number, weight: number): Float32Array {
+    return this.#v.subarray(key * this.#wide, (key + 1) * this.#wide).map((value) => value * weight);
+  }
+
+  /** What the head would pass on with these weights. */
+  sum(weights: ArrayLike<number>): Float32Array {
+    const total = new Float32Array(this.#wide);
+    for (let i = 0; i < this.#v.length; i++) total[i % this.#wide] += this.#v[i] * weights[Math.floor(i / this.#wide)];
+    return total;
+  }
+
+  /** One weight as the reader wants it; the others share the rest as they did before. */
+  rebalance(weights: ArrayLike<number>, key: number, wanted: number): number[] {
+    const share = Math.min(Math.max(wanted, 0), 1);
+    const seen = Array.from(this.masked, (score, index) => index !== key && score !== -Infinity);
+    const others = seen.filter(Boolean).length;
+    const rest = Array.from(weights).reduce((sum, weight, index) => sum + (index === key ? 0 : weight), 0);
+    return Array.from(weights, (weight, index) => {
+      if (index === key) return others ? share : 1;
+      if (rest > 0) return (weight * (1 - share)) / rest;
+      return seen[index] ? (1 - share) / others : 0; // it had everything: the others begin alike
+    });
+  }
+}
+
+export function peak(values: Float32Array): number {
+  let most = 0;
+  for (const value of values) most = Math.max(most, Math.abs(value));
+  return most;
+}
