@@ -1,8 +1,9 @@
 """Timing side by side, and what a result file must say about itself.
 
 Peers take turns (round robin), so that a noisy minute hits all of them alike. The figure of a peer is the
-median over the rounds; the spread is given as the quartiles. On a GPU each sample is a batch of calls
-between two events; on a CPU it is the wall clock around as many calls as fill `least` seconds.
+median over the rounds; the spread is given as the quartiles, or as the least and the most where the rounds are
+few. On a GPU each sample is a batch of calls between two events; on a CPU it is the wall clock around as many calls
+as fill `least` seconds.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Call = Callable[[], Any]
+Outcome = TypeVar("Outcome")
 
 
 def machine(device: str) -> dict[str, Any]:
     """Where and with what this was measured."""
-    packages = ("torch", "transformers", "x-transformers", "triton")
+    packages = ("torch", "transformers", "x-transformers", "ctranslate2", "triton")
     versions = {"python": platform.python_version()}
     for name in packages:
         try:
@@ -38,7 +41,7 @@ def machine(device: str) -> dict[str, Any]:
         "hardware": hardware,
         "threads": torch.get_num_threads(),
         "versions": versions,
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *map(_without_folders, sys.argv)]),
         "commit": commit(),
     }
 
@@ -52,6 +55,11 @@ def commit() -> str:
         return done.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def _without_folders(argument: str) -> str:
+    """A result file does not tell how the folders of this machine are called."""
+    return Path(argument).name if argument.startswith("/") else argument
 
 
 def _processor() -> str:
@@ -87,16 +95,29 @@ def race(calls: Mapping[str, Call], device: str, rounds: int, least: float) -> d
     for call in calls.values():
         for _ in range(3):
             call()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds):
-        names = list(calls)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            times[name].append(sample(calls[name], device, least))
+    times = take_turns({name: partial(sample, call, device, least) for name, call in calls.items()}, rounds)
     figures = {}
     for name, values in times.items():
         low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
         figures[name] = {"ms": round(statistics.median(values), 4), "low": round(low, 4), "high": round(high, 4)}
     return figures
+
+
+def take_turns(calls: Mapping[str, Callable[[], Outcome]], rounds: int) -> dict[str, list[Outcome]]:
+    """What each call gives, once a round; another one begins every round."""
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in calls}
+    names = list(calls)
+    for turn in range(rounds):
+        first = turn % max(len(names), 1)
+        for name in names[first:] + names[:first]:
+            outcomes[name].append(calls[name]())
+    return outcomes
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The median of a few samples, the least and the most."""
+    figures = {"median": statistics.median(values), "low": min(values), "high": max(values)}
+    return {name: round(value, 1) for name, value in figures.items()}
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

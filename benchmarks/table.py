@@ -1,8 +1,9 @@
-"""A result file of `attention.py` as a Markdown table.
+"""A result file of `attention.py`, `training.py` or `decoding.py` as a Markdown table.
 
     python benchmarks/table.py benchmarks/results/attention-h200.json
 
-A GPU's figures are milliseconds. A shared CPU's are worth something only as ratios: each peer's time over ours.
+Of blocks, a GPU's figures are milliseconds; a shared CPU's are worth something only as ratios: each peer's time over
+ours. Speeds are tokens a second, median (least to most); the ratios beside them say the same without the machine.
 """
 
 from __future__ import annotations
@@ -10,10 +11,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
 
 
 def table(path: Path) -> str:
     result = json.loads(path.read_text(encoding="utf-8"))
+    tables = {"training": training, "decoding": decoding}
+    return tables.get(result.get("kind"), blocks)(result)
+
+
+def blocks(result: Json) -> str:
     ratios = "CPU" in result["machine"]["hardware"] or "threads" in result["machine"]["hardware"]
     peers = list(result["rows"][0]["times"])
     shown = [peer for peer in peers if not (ratios and peer == "regard")]
@@ -28,6 +37,62 @@ def table(path: Path) -> str:
         head = f"| {row['block']} | {row['size']} {row['batch']}x{row['length']} | {row['mode']} | {row['pass']} |"
         lines.append(f"{head} {' | '.join(cells)} | {row['fastest_peer_over_ours']:.2f} |")
     return "\n".join(lines)
+
+
+def training(result: Json) -> str:
+    """A row a tool, then where the time goes, if that was asked for."""
+    gpu = any("mfu" in tool for row in result["rows"] for tool in row["tools"].values())
+    more = " MFU | memory, GB |" if gpu else ""
+    lines = [
+        f"| size | tool | parameters | target tokens/s | best of ours / it |{more}",
+        "|---|---|--:|--:|--:|" + "--:|--:|" * gpu,
+    ]
+    for row in result["rows"]:
+        tools = {name: tool for name, tool in row["tools"].items() if "tokens_per_second" in tool}
+        best = max((_median(tool) for name, tool in tools.items() if name.startswith("regard")), default=None)
+        for name, tool in row["tools"].items():
+            if name not in tools:
+                lines.append(f"| {row['size']} | {name} | | {tool.get('left_out') or tool.get('failed')} | |")
+                continue
+            cells = [f"{tool['parameters']:,}", _speed(tool), f"{best / _median(tool):.2f}" if best else ""]
+            if gpu:
+                cells += [f"{tool['mfu']:.3f}", f"{tool['memory_gb']:.1f}"]
+            lines.append(f"| {row['size']} | {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, *_profiles(result)])
+
+
+def _profiles(result: Json) -> list[str]:
+    found = [(row["size"], name, shares) for row in result["rows"] for name, shares in row.get("profile", {}).items()]
+    if not found:
+        return []
+    names = list(found[0][2])
+    lines = ["", f"| size | tool | {' | '.join(names)} |", "|---|---|" + "--:|" * len(names)]
+    for size, tool, shares in found:
+        lines.append(f"| {size} | {tool} | {' | '.join(f'{shares[name]:.0%}' for name in names)} |")
+    return lines
+
+
+def decoding(result: Json) -> str:
+    lines = [
+        "| search | batch | tool | output tokens/s | ours / it | same as `generate` |",
+        "|---|--:|---|--:|--:|--:|",
+    ]
+    for row in result["rows"]:
+        own = row["tools"].get("regard")
+        for name, tool in row["tools"].items():
+            ratio = f"{_median(own) / _median(tool):.2f}" if own else ""
+            same = f"{tool['same']:.1%}" if "same" in tool else ""
+            lines.append(f"| {row['search']} | {row['batch']} | {name} | {_speed(tool)} | {ratio} | {same} |")
+    return "\n".join(lines)
+
+
+def _median(tool: Json) -> float:
+    return float(tool["tokens_per_second"]["median"])
+
+
+def _speed(tool: Json) -> str:
+    speed = tool["tokens_per_second"]
+    return f"{speed['median']:,.0f} ({speed['low']:,.0f} to {speed['high']:,.0f})"
 
 
 if __name__ == "__main__":

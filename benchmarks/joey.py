@@ -1,0 +1,140 @@
+"""JoeyNMT (Kreutzer et al. 2019) as a peer. It needs other versions than Regard, so it runs in a process of its own.
+
+    python3 -m venv joey
+    joey/bin/pip install torch==2.13.0 joeynmt==2.3.0 importlib_metadata
+
+makes an environment for it, and  --joey joey/bin/python  tells the benchmarks where it is. JoeyNMT forgets to ask for
+importlib_metadata; on Linux, take torch from PyTorch's index of CPU-only builds. `joey_worker.py` is what runs there.
+
+Its Transformer is the paper's, so it can hold our weights: post-norm, sinusoidal positions in interleaved pairs, one
+table. It has no cache: each step of a search reads the whole target again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from learners import BETAS, CLIP, RATE, SMOOTHING, Sample, Task, padded_ids
+from torch import Tensor
+
+from regard.errors import UserError
+from regard.models import ModelConfig
+from regard.run import weights_of
+
+WORKER = Path(__file__).with_name("joey_worker.py")
+
+
+class Worker:
+    """Requests to the other process, one at a time."""
+
+    def __init__(self, python: Path) -> None:
+        command = [str(python), str(WORKER), str(torch.get_num_threads())]
+        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads would fill up and stop it
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said, text=True
+            )
+        except OSError as error:
+            raise UserError(f"--joey {python}: cannot be started ({error.strerror}); see benchmarks/joey.py") from None
+
+    def ask(self, do: str, **details: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            print(json.dumps({"do": do, **details}), file=self.process.stdin, flush=True)
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self.process.wait()
+            self.said.seek(0)
+            told = self.said.read().strip().splitlines()
+            raise RuntimeError(f"JoeyNMT's process has ended: {told[-1] if told else 'without a word'}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        self.process.communicate()  # the end of its input is the end of its work
+
+
+def shape(config: ModelConfig) -> dict[str, Any]:
+    """What JoeyNMT must know; a config it cannot hold is refused."""
+    wanted = {
+        "shape": "encoder-decoder", "position": "sinusoidal", "pairs": "interleaved", "norm": "layer",
+        "norm_order": "post", "activation": "relu", "bias": True, "share": True, "tie": True, "embed_scale": True,
+        "embed_norm": False, "experts": 0, "score": "dot", "logit_bias": False, "window": None,
+    }  # fmt: skip
+    for name, value in wanted.items():
+        if getattr(config, name) != value:
+            raise UserError(f"{name} = {getattr(config, name)!r}: JoeyNMT has {value!r}; leave it out of --peers")
+    names = ("dim", "heads", "ff_dim", "layers", "dropout", "embed_dropout", "norm_eps")
+    layers = config.layers if config.decoder_layers is None else config.decoder_layers
+    return {**{name: getattr(config, name) for name in names}, "decoder_layers": layers, "vocab": config.target_size}
+
+
+class Joey:
+    """A `learners.Learner`: JoeyNMT's own step, with its own Adam, on the padded batches that all tools get."""
+
+    def __init__(self, task: Task, python: Path) -> None:
+        self.worker = Worker(python)
+        batches = padded_ids(task)
+        told = self.worker.ask(
+            "learn", shape=shape(task.config), batches=batches, label_smoothing=SMOOTHING, betas=BETAS, clip=CLIP,
+            rate=RATE,
+        )  # fmt: skip
+        self.parameters, self.versions = int(told["parameters"]), told["versions"]
+        places = sum(len(targets) * (max(map(len, targets)) - 1) for _, targets in batches)
+        self.filled = sum(len(target) - 1 for _, targets in batches for target in targets) / places
+
+    def warm_up(self) -> None:
+        self.worker.ask("step", count=1)
+
+    def run(self) -> Sample:
+        return Sample(**self.worker.ask("step", count=None))
+
+
+class JoeySearch:
+    """JoeyNMT's search over our weights."""
+
+    def __init__(self, model: Any, folder: Path, python: Path) -> None:
+        self.worker = Worker(python)
+        path = folder / "joey.pt"
+        torch.save(joey_weights(model), path)
+        self.versions = self.worker.ask("load", shape=shape(model.config), weights=str(path))["versions"]
+
+    def search(self, sources: Sequence[list[int]], **options: int) -> tuple[list[list[int]], float]:
+        told = self.worker.ask("search", sources=sources, **options)
+        return told["ids"], float(told["seconds"])
+
+
+def joey_weights(model: Any) -> dict[str, Tensor]:
+    """Our tensors under JoeyNMT's names; rows 0 and 1 of the table, <pad> and <unk>, change places."""
+    ours = {name: tensor.detach().float().cpu() for name, tensor in weights_of(model).items()}
+    table = ours["source.table.weight"]
+    table = torch.cat((table[1:2], table[:1], table[2:]))
+    found = {name: table for name in ("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight")}
+    for stack, own, parts in (
+        ("encoder", "src_src_att", {"layer_norm": "around_attention"}),
+        ("decoder", "trg_trg_att", {"x_layer_norm": "around_attention", "dec_layer_norm": "around_cross"}),
+    ):
+        for layer in range(len(getattr(model, stack).blocks)):
+            here, there = f"{stack}.blocks.{layer}", f"{stack}.layers.{layer}"
+            for end in ("weight", "bias"):
+                qkv = ours[f"{here}.attention.qkv.{end}"].chunk(3)
+                found |= {f"{there}.{own}.{name}_layer.{end}": part for name, part in zip("qkv", qkv, strict=True)}
+                found[f"{there}.{own}.output_layer.{end}"] = ours[f"{here}.attention.out.{end}"]
+                if stack == "decoder":
+                    cross = (ours[f"{here}.cross.q.{end}"], *ours[f"{here}.cross.kv.{end}"].chunk(2))
+                    names = (f"{there}.src_trg_att.{name}_layer.{end}" for name in "qkv")
+                    found |= dict(zip(names, cross, strict=True))
+                    found[f"{there}.src_trg_att.output_layer.{end}"] = ours[f"{here}.cross.out.{end}"]
+                norms = {**parts, "feed_forward.layer_norm": "around_feedforward"}
+                found |= {f"{there}.{name}.{end}": ours[f"{here}.{norm}.norm.{end}"] for name, norm in norms.items()}
+                found[f"{there}.feed_forward.pwff_layer.0.{end}"] = ours[f"{here}.feedforward.up.{end}"]
+                found[f"{there}.feed_forward.pwff_layer.3.{end}"] = ours[f"{here}.feedforward.down.{end}"]
+    return found

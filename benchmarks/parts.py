@@ -1,0 +1,50 @@
+"""Where the time of a training step goes on a CPU, by torch.profiler.
+
+Each operation counts with its own time, without that of the operations it calls, under the first of
+
+    optimizer     Adam and the norm of the gradient
+    vocabulary    whatever touches a tensor with an axis as long as the vocabulary: the output layer, softmax and
+                  loss, and their gradients (looking up embeddings is not among them)
+    attention     fused attention, products of batches of matrices, softmax
+    matmul        the other matrix products: projections and feed-forward
+    rest          norms, dropout, activations, residual sums, embeddings, copies
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+PARTS = ("matmul", "vocabulary", "attention", "optimizer", "rest")
+OPTIMIZER = ("fused_adam", "foreach", "optimizer.", "linalg_vector_norm", "zero_grad")
+LOSS = ("log_softmax", "logsoftmax", "nll_loss", "nllloss", "cross_entropy")
+ATTENTION = ("scaled_dot_product", "flash_attention", "bmm", "softmax")
+MATMUL = ("::mm", "::addmm", "::linear", "::matmul")
+
+
+def part_of(name: str, shapes: Sequence[Sequence[Any]], vocab: int) -> str:
+    """Which part an operation of this name, on inputs of these shapes, belongs to."""
+    low = name.lower()
+    if any(word in low for word in OPTIMIZER):
+        return "optimizer"
+    long = any(vocab in shape for shape in shapes if isinstance(shape, list | tuple))
+    if any(word in low for word in LOSS) or (long and "embedding" not in low):
+        return "vocabulary"
+    if any(word in low for word in ATTENTION):
+        return "attention"
+    return "matmul" if any(word in low for word in MATMUL) else "rest"
+
+
+def shares(step: Callable[[], Any], vocab: int, steps: int = 2) -> dict[str, float]:
+    """The share of each part in `steps` steps; they sum to 1."""
+    step()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        for _ in range(steps):
+            step()
+    times: Counter[str] = Counter()
+    for event in seen.key_averages(group_by_input_shape=True):
+        times[part_of(event.key, event.input_shapes or [], vocab)] += event.self_cpu_time_total
+    return {part: round(times[part] / max(times.total(), 1e-9), 3) for part in PARTS}

@@ -1,0 +1,199 @@
+"""One tool in decoding: lines in, translations out, and how many target tokens they have.
+
+All tools hold the same weights and get the same lines, so that their answers can be compared:
+
+    regard        `regard.decode.translate.Translator`
+    huggingface   transformers.MarianMTModel.generate with its cache, from the folder that `regard export` writes
+    ctranslate2   CTranslate2 in fp32, converted from that folder
+    joeynmt       JoeyNMT's search, which has no cache, over our weights (`joey.py`)
+
+A score is log P without a penalty of length, which each tool defines in its own way. Sentences of similar length are
+decoded together. From text to text, except JoeyNMT, which gets ids and gives ids.
+
+The tokens of an answer are its pieces and its end; one that was cut off at the limit has no end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from joey import JoeySearch
+from torch import Tensor
+
+from regard.data.batch import Ragged
+from regard.decode.config import SearchConfig
+from regard.decode.translate import Translator
+from regard.models import SequenceToSequence
+from regard.text.frame import framed, special
+from regard.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is asked of every tool; `least` = `most`: answers of a fixed length."""
+
+    beam: int
+    batch: int
+    least: int  # tokens before an answer may end
+    most: int  # tokens, the end included
+
+
+@dataclass(frozen=True)
+class Answers:
+    texts: list[str]
+    tokens: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+class Tool(Protocol):
+    def translate(self, lines: Sequence[str], search: Search) -> Answers: ...
+
+
+def count_tokens(lengths: Iterable[int], most: int) -> int:
+    """Target tokens of answers with so many pieces: one more each for the end, unless the limit cut it off."""
+    return sum(min(length + 1, most) for length in lengths)
+
+
+def until_end(ids: Sequence[int], end: int) -> list[int]:
+    """What stands before the first `end`."""
+    listed = list(ids)
+    return listed[: listed.index(end)] if end in listed else listed
+
+
+def by_length(sequences: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+    """Numbers of the sequences in batches of `size`, shortest first."""
+    order = sorted(range(len(sequences)), key=lambda row: len(sequences[row]))
+    return [order[at : at + size] for at in range(0, len(order), size)]
+
+
+class Counting(Tokenizer):
+    """A tokenizer that remembers how many pieces it was asked to decode."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lengths: list[int] = []
+
+    def decode(self, ids: Iterable[int]) -> str:
+        listed = list(ids)
+        self.lengths.append(len(listed))
+        return super().decode(listed)
+
+
+class Ours:
+    def __init__(self, model: SequenceToSequence, folder: Path) -> None:
+        """`folder` holds tokenizer.json."""
+        self.source = Tokenizer.load(folder / "tokenizer.json")
+        self.target = Counting((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        self.translator = Translator(model, self.source, self.target)
+
+    def translate(self, lines: Sequence[str], search: Search) -> Answers:
+        config = SearchConfig(beam=search.beam, min_length=search.least, max_length=search.most)
+        self.target.lengths.clear()
+        begin = time.perf_counter()
+        texts = self.translator.translate(lines, batch=search.batch, config=config)
+        seconds = time.perf_counter() - begin
+        if len(self.target.lengths) != len(lines):
+            raise RuntimeError(f"{len(self.target.lengths)} answers were decoded for {len(lines)} lines")
+        return Answers(texts, count_tokens(self.target.lengths, search.most), seconds)
+
+
+class HuggingFace:
+    def __init__(self, folder: Path, device: str, dtype: torch.dtype) -> None:
+        from transformers import MarianMTModel
+
+        self.tokenizer = Tokenizer.load(folder / "tokenizer.json")
+        self.model = MarianMTModel.from_pretrained(folder, dtype=dtype).to(device).eval()
+        self.end = special(self.tokenizer, "eos")
+
+    def translate(self, lines: Sequence[str], search: Search) -> Answers:
+        begin = time.perf_counter()
+        table = Ragged.of(ids := framed(self.tokenizer, lines))
+        found: list[list[int]] = [[] for _ in lines]
+        for rows in by_length(ids, search.batch):
+            source, valid = table.pad(torch.tensor(rows))
+            for row, answer in zip(rows, self._generate(source, valid, search).tolist(), strict=True):
+                found[row] = until_end(answer[1:], self.end)  # the first is <s>
+        texts = [self.tokenizer.decode(answer) for answer in found]
+        return Answers(texts, count_tokens(map(len, found), search.most), time.perf_counter() - begin)
+
+    def _generate(self, source: Tensor, valid: Tensor, search: Search) -> Tensor:
+        device = self.model.device
+        beams = {"length_penalty": 0.0, "early_stopping": False} if search.beam > 1 else {}
+        with torch.inference_mode():
+            answers: Tensor = self.model.generate(
+                source.to(device), attention_mask=valid.long().to(device), num_beams=search.beam, do_sample=False,
+                max_new_tokens=search.most, min_new_tokens=search.least or None, use_cache=True, **beams,
+            )  # fmt: skip
+        return answers
+
+
+class CTranslate2:
+    """Its vocabulary is our ids as text, in the order of the table."""
+
+    def __init__(self, folder: Path) -> None:
+        import ctranslate2
+
+        self.tokenizer = Tokenizer.load(folder / "tokenizer.json")
+        self.names = [str(number) for number in range(len(self.tokenizer))]
+        converted = folder / "ctranslate2"
+        if not converted.exists():
+            _converter(folder, self.names, self.tokenizer).convert(str(converted))
+        self.engine = ctranslate2.Translator(
+            str(converted), device="cpu", compute_type="float32", inter_threads=1, intra_threads=torch.get_num_threads()
+        )
+
+    def translate(self, lines: Sequence[str], search: Search) -> Answers:
+        begin = time.perf_counter()
+        sources = [[self.names[number] for number in ids] for ids in framed(self.tokenizer, lines)]
+        results = self.engine.translate_batch(
+            sources, beam_size=search.beam, max_batch_size=search.batch, length_penalty=0.0,
+            min_decoding_length=search.least, max_decoding_length=search.most, return_scores=False,
+        )  # fmt: skip
+        found = [[int(name) for name in result.hypotheses[0]] for result in results]
+        texts = [self.tokenizer.decode(answer) for answer in found]
+        return Answers(texts, count_tokens(map(len, found), search.most), time.perf_counter() - begin)
+
+
+def _converter(folder: Path, names: list[str], tokenizer: Tokenizer) -> Any:
+    """CTranslate2's own conversion of the layers, for a Marian that starts with <s> and has <pad> at 0.
+
+    Its loader of Opus-MT models expects others: they start from a vector of zeros and have <pad> at the end.
+    """
+    from ctranslate2.converters.converter import Converter
+    from ctranslate2.converters.transformers import BartLoader
+    from transformers import MarianMTModel
+
+    class Marian(Converter):
+        def _load(self) -> Any:
+            model, loader = MarianMTModel.from_pretrained(folder), BartLoader()
+            model.config.normalize_before = model.config.normalize_embedding = False
+            with torch.no_grad():
+                spec = loader.get_model_spec(model)
+            loader.set_vocabulary(spec, names)
+            spec.config.bos_token = spec.config.decoder_start_token = names[special(tokenizer, "bos")]
+            spec.config.eos_token = names[special(tokenizer, "eos")]
+            spec.config.unk_token = names[tokenizer.unk or 0]
+            return spec
+
+    return Marian()
+
+
+class JoeyNMT:
+    def __init__(self, model: SequenceToSequence, folder: Path, python: Path) -> None:
+        self.tokenizer = Tokenizer.load(folder / "tokenizer.json")
+        self.joey = JoeySearch(model, folder, python)
+        self.versions = self.joey.versions
+
+    def translate(self, lines: Sequence[str], search: Search) -> Answers:
+        found, seconds = self.joey.search(framed(self.tokenizer, lines), **vars(search))
+        texts = [self.tokenizer.decode(answer) for answer in found]
+        return Answers(texts, count_tokens(map(len, found), search.most), seconds)
