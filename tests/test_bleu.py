@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from regard.errors import UserError
-from regard.score import score
+from regard.score import natural_splitting, score
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,37 @@ def test_tokenised_bleu_is_the_command_line_s_without_a_tokenizer(tmp_path, line
 def test_chrf_is_the_command_line_s(tmp_path, lines):
     theirs = sacrebleu(tmp_path, *lines, "-m", "chrf")
     assert score(*lines).chrf == pytest.approx(theirs["score"], abs=1e-9)
+
+
+JAPANESE = ["東京に住んでいる友達は、日本語を教えています。", "明日は雨が降るでしょう。", "コーヒーを飲みますか。"]
+CHINESE = ["我们今天去北京看朋友。", "明天会下雨吗？", "他每天早上喝咖啡。"]
+KOREAN = ["제 친구는 서울에서 한국어를 가르칩니다.", "내일 비가 올까요?", "커피 드시겠어요?"]
+
+
+@pytest.mark.parametrize(("references", "name"), [(JAPANESE, "char"), (CHINESE, "zh"), (KOREAN, "13a")])
+def test_words_are_what_fits_the_language(tmp_path, references, name):
+    answers = [references[0][:-4] + references[0][-1], *references[1:]]
+    found, theirs = score(answers, references), sacrebleu(tmp_path, answers, references, "--tokenize", name)
+    assert f"tok:{name}" in found.signature and natural_splitting(references) == name
+    assert found.bleu == pytest.approx(theirs["score"], abs=1e-9) and 20 < found.bleu < 100
+    other = score(answers, references, "char" if name != "char" else "13a")
+    assert other.signature != found.signature and other.chrf == found.chrf
+
+
+def test_words_that_are_kept_apart_are_words():
+    assert natural_splitting(["東京 に 住んで いる 友達 は 日本語 を 教えて います 。"]) == "13a"
+    assert natural_splitting(["“東京” is the Japanese name of Tokyo.", "한자(漢字)를 함께 썼다."]) == "13a"
+    assert natural_splitting(["", " "]) == "13a"
+
+
+def test_a_splitting_that_cannot_be_had_is_an_error(monkeypatch):
+    with pytest.raises(UserError, match=r"tokenize = '14a'; did you mean|tokenize = '14a'"):
+        score(["a"], ["a"], "14a")
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    monkeypatch.setitem(sys.modules, "mecab_ko", None)
+    for language in ("ja", "ko"):
+        with pytest.raises(UserError, match=rf"pip install 'sacrebleu\[{language}\]'"):
+            score(["a"], ["a"], f"{language}-mecab")
 
 
 def test_perfect_answers():

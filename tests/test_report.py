@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from regard.errors import UserError
 from regard.explore import head_grid, heat_map, line_chart, report
-from regard.explore.svg import DARK, LEVELS, LIGHT, _axis
+from regard.explore.chart import _axis
+from regard.explore.draw import DARK, LEVELS, LIGHT
 
 NS = "{http://www.w3.org/2000/svg}"
 ODD = ["나는", "😀", "👨‍👩‍👧", "שלום", "<s>", "<script>alert(1)</script>", "\"&'"]

@@ -259,6 +259,10 @@ def test_evaluate_other_files(finished, corpus, capsys):
     files = [str(corpus / "news.en"), str(corpus / "news.ko")]
     assert main(["evaluate", str(finished), "--files", *files, "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["files"]["lines"] == 8
+    assert main(["evaluate", str(finished), "--files", *files, "--device", "cpu", "--json", "--tokenize", "char"]) == 0
+    assert "tok:char" in json.loads(capsys.readouterr().out)["files"]["signature"]
+    assert main(["evaluate", str(finished), "--files", *files, "--tokenize", "words"]) == 2
+    assert "tokenize = 'words'" in capsys.readouterr().err
     assert main(["evaluate", str(finished), "--test", "vaild"]) == 2
     assert "did you mean 'valid'?" in capsys.readouterr().err
 
@@ -275,14 +279,14 @@ def test_runs_side_by_side(here, finished, capsys):
     Path("runs/note.txt").write_text("not a folder")
     assert main(["runs"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["run", "steps", "seconds", "loss", "best", "BLEU"]
+    assert header.split() == ["run", "task", "steps", "seconds", "loss", "best", "test"]
     assert [row.split()[0] for row in rows] == ["one", "stopped"]
     assert main(["runs", "runs", "--json"]) == 0
     one, stopped = json.loads(capsys.readouterr().out)
     scores = json.loads((finished / "scores.json").read_text())
     judged = [line["valid_loss"] for line in read_metrics(finished) if "valid_loss" in line]
     assert (one["step"], one["steps"], one["best"]) == (6, 6, min(judged))
-    assert one["bleu"] == {"valid": scores["valid"]["bleu"]} and stopped["bleu"] == {} and stopped["best"] is None
+    assert one["test"] == {"valid": scores["valid"]["bleu"]} and stopped["test"] == {} and stopped["best"] is None
     assert stopped["step"] == 4 and "4 of 6" in rows[1]
 
 

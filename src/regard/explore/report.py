@@ -93,7 +93,8 @@ def attention_note() -> str:
     return (
         '<aside class="note"><p><strong>Reading attention.</strong> Attention weights show what was mixed, not why: '
         "a large weight says that a value was used, and different weights can lead to the same output "
-        "(Jain &amp; Wallace 2019, “Attention is not Explanation”).</p></aside>"
+        "(Jain &amp; Wallace 2019, “Attention is not Explanation”). Better evidence is an experiment: switch the head "
+        "off and see whether the output changes.</p></aside>"
     )
 
 
@@ -248,6 +249,11 @@ def write_page(path: str | os.PathLike[str], html: str) -> Path:
     return Path(path).resolve()
 
 
+def svg_document(svg: str) -> str:
+    """A figure as the text of a file of its own."""
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n'
+
+
 def svg_file(path: str | os.PathLike[str], svg: str) -> Path:
     """Save a figure as a file of its own, for browsers, editors and papers."""
-    return write_page(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n')
+    return write_page(path, svg_document(svg))

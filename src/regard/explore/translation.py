@@ -17,6 +17,7 @@ import torch
 
 import regard
 from regard.decode.translate import Translator
+from regard.explore.chart import line_chart
 from regard.explore.report import (
     Section,
     attention_note,
@@ -26,7 +27,7 @@ from regard.explore.report import (
     paragraph,
     write_page,
 )
-from regard.explore.svg import head_grid, heat_map, line_chart
+from regard.explore.svg import head_grid, heat_map
 from regard.nn.trace import trace
 from regard.score import Scores
 from regard.text.frame import framed, special
@@ -114,16 +115,16 @@ def write_report(
         ("training", f"{seconds:.0f} s"),
         ("parameters", f"{parameters:,}"),
     ]
-    sections = [_curves(metrics), *_examples(result, scores), *_attention(seen, f"{shown} → {answer}")]
+    sections = [curves(metrics), *_examples(result, scores), *attention_sections(seen, f"{shown} → {answer}")]
     return write_page(path, page(title, summary, sections, created=datetime.now(), version=regard.__version__))
 
 
-def _curves(metrics: Sequence[dict[str, Any]]) -> Section:
+def curves(metrics: Sequence[dict[str, Any]], unit: str = "nats per token") -> Section:
     """Losses over the steps; a step may have been logged, judged, or both."""
     names = {"loss": "training loss", "valid_loss": "validation loss"}
     series = {title: [(line["step"], line[name]) for line in metrics if name in line] for name, title in names.items()}
     series = {title: points for title, points in series.items() if points}
-    chart = line_chart(series, title="Loss", x_label="step", y_label="nats per token", log_y=True)
+    chart = line_chart(series, title="Loss", x_label="step", y_label=unit, log_y=True)
     told = [f"the last {title} is {points[-1][1]:.4f}" for title, points in series.items()]
     steps = max((line["step"] for line in metrics), default=0)
     return Section("How it learned", figure(chart, f"{steps:,} steps; {', '.join(told) or 'nothing was logged'}."))
@@ -148,7 +149,7 @@ def _examples(result: Result, scores: Scores | None) -> list[Section]:
     return [Section(f"Wrong ({len(wrong):,})", missed), Section(f"Right ({len(right):,})", examples_table(right[:12]))]
 
 
-def _attention(seen: Attention, title: str) -> list[Section]:
+def attention_sections(seen: Attention, title: str) -> list[Section]:
     """The alignment, then every head that there is."""
     alignment = heat_map(
         seen.cross[-1].mean(dim=0), seen.written, seen.source, title=title, row_label="written", column_label="source"

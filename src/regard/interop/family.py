@@ -41,7 +41,10 @@ ACTIVATIONS = {
 ACTIVATION_NAMES = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_new", "silu": "silu"}
 
 # Fields of ours that no family has anything but this for.
-PLAIN: Json = {"score": "dot", "window": None, "experts": 0, "residual": True}
+PLAIN: Json = {
+    "score": "dot", "window": None, "experts": 0, "residual": True, "pruned": None, "position_axes": 1,
+    "shifted_window": None, "stem": "linear", "pixel_mean": (0.0,), "pixel_std": (1.0,),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ from regard.models.config import ModelConfig
 from regard.models.transformer import Model, build
 from regard.run import fill, make_folder, read_weights, weights_of, write_weights
 from regard.settings import write_whole
+from regard.text.gpt2 import find_files, read_gpt2
+from regard.text.sentencepiece import from_sentencepiece
 from regard.text.tokenizer import Tokenizer
 
 # Tokens that transformers knows by their role and Regard does not, under the names that well-known models give them.
@@ -76,9 +78,29 @@ def read_folder(folder: str | Path) -> Imported:
     if any(tensor.dtype == torch.float64 for tensor in ours.values()):
         model = model.double()
     fill(model, ours, str(folder))
+    return Imported(family.title, model.eval(), _read_tokenizers(folder, family.kind), _notes(hf, config), unused)
+
+
+def _read_tokenizers(folder: Path, kind: str) -> dict[str, Tokenizer]:
+    """tokenizer.json, or GPT-2's two vocabulary files or Marian's, which older folders have instead."""
     path = folder / "tokenizer.json"
-    tokenizers = {"tokenizer": Tokenizer.load(path)} if path.is_file() else {}
-    return Imported(family.title, model.eval(), tokenizers, _notes(hf, config), unused)
+    if path.is_file():
+        return {"tokenizer": Tokenizer.load(path)}
+    if kind == "marian" and (folder / "source.spm").is_file() and (folder / "target.spm").is_file():
+        # Both sides have the ids of vocab.json, or the target those of target_vocab.json.
+        names = {"source": "vocab.json", "target": "target_vocab.json"}
+        found = {
+            side: folder / name if (folder / name).is_file() else folder / "vocab.json" for side, name in names.items()
+        }
+        return {side: from_sentencepiece(folder / f"{side}.spm", _read_ids(path)) for side, path in found.items()}
+    return {"tokenizer": read_gpt2(folder)} if kind == "gpt2" and find_files(folder) else {}
+
+
+def _read_ids(path: Path) -> dict[str, int]:
+    ids = read_json(path)
+    if not ids or sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str) or "<unk>" not in ids:
+        raise UserError(f"{path}: is no vocabulary, in which every piece has one of the ids from 0 on; copy it again")
+    return ids
 
 
 def _notes(hf: Json, config: ModelConfig) -> Json:

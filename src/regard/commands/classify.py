@@ -1,0 +1,157 @@
+"""`regard classify`: which class a text has, by a trained classifier."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+if TYPE_CHECKING:
+    from regard.classify import Classifier
+
+DESCRIPTION = """
+Name the class of texts, with the probability of every class: those given, those of files, or the lines of standard
+input. The answer is a table, a row for a text: label, a column for each class, text. Files are tables (.tsv, .csv,
+.jsonl, .parquet) whose column of texts is the recipe's, or --column; any other file has a text a line.
+"""
+
+EXAMPLES = """
+regard classify runs/nsmc "아 더빙.. 진짜 짜증나네요"
+regard classify runs/nsmc --files reviews.tsv --column review -o labels.tsv
+regard classify runs/nsmc --json < reviews.txt > labels.jsonl
+"""
+
+CHUNK = 4096  # texts that are classified together
+
+
+class Asked(NamedTuple):
+    """A text, and where it stands in a file."""
+
+    text: str
+    file: str | None = None
+    row: int | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="folder of a trained model")
+    parser.add_argument("text", metavar="TEXT", nargs="*", help="texts to classify (default: standard input)")
+    parser.add_argument("--files", nargs="+", metavar="FILE", help="read the texts from these files")
+    parser.add_argument("--column", metavar="NAME", help="column of a table with the text (default: the recipe's)")
+    parser.add_argument("-o", "--out", metavar="FILE", help="write to a file, whole or not at all")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object a text: text, label, probabilities, file, row"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from regard.classify import Classifier
+    from regard.errors import UserError
+    from regard.run import find_device, load_recipe
+
+    if args.text and args.files:
+        raise UserError(f"--files {args.files[0]}: there is a TEXT too; give one of them")
+    if args.column is not None and not args.files:
+        raise UserError(f"--column {args.column}: is a column of --files, and there are none")
+    classifier = Classifier.load(args.run, str(find_device(args.device)))
+    data = load_recipe(args.run).get("data")
+    chunks = read_files(args.files, args.column, data) if args.files else read_given(args.text)
+    with opened(args.out) as out:
+        if not args.json:
+            print("label", *map(_cell, classifier.classes), "text", sep="\t", file=out)
+        for chunk in chunks:
+            write(classifier, chunk, args.json, out)
+            out.flush()
+    return 0
+
+
+def write(classifier: Classifier, chunk: list[Asked], as_json: bool, out: TextIO) -> None:
+    for one, (label, found) in zip(chunk, classifier.classify([one.text for one in chunk]), strict=True):
+        if as_json:
+            answer: dict[str, Any] = {"text": one.text, "label": label, "probabilities": found}
+            if one.file is not None:
+                answer |= {"file": one.file, "row": one.row}
+            print(json.dumps(answer, ensure_ascii=False), file=out)
+        else:
+            print(_cell(label), *(f"{p:.4f}" for p in found.values()), _cell(one.text), sep="\t", file=out)
+
+
+def _cell(text: str) -> str:
+    """Text that stays in its cell of a table."""
+    return " ".join(text.replace("\t", " ").splitlines())
+
+
+def read_given(texts: list[str]) -> Iterator[list[Asked]]:
+    from regard.commands.translate import progress, read_lines
+
+    if texts:
+        yield [Asked(text) for text in texts]
+        return
+    with progress(texts) as bar:
+        for lines in read_lines(bar):
+            yield from _chunks(iter([Asked(line) for line in lines]))
+
+
+def read_files(names: list[str], column: str | None, data: object) -> Iterator[list[Asked]]:
+    """The texts of files, a chunk at a time."""
+    from collections import Counter
+
+    from regard.data.config import table_kind
+    from regard.data.labels import find_tables, table_rows
+    from regard.data.lines import Notes, Problem, read_lines
+    from regard.errors import UserError
+
+    known = data.get("text") if isinstance(data, dict) else None
+    paths = find_tables(names)  # a missing one is named before any is read
+    notes: Notes = Counter()
+
+    def texts() -> Iterator[Asked]:
+        for path in paths:
+            plain = column is None and table_kind(path) is None and ".csv" not in path.suffixes
+            remedy = "Name the column with --column"
+            cells = table_rows(path, (column or str(known or "text"),), notes, True, remedy)
+            for number, text in enumerate(read_lines(path, notes), 1) if plain else _first_cells(cells):
+                if isinstance(text, Problem):
+                    raise UserError(str(text) if text.fatal else f"{text}; mend the row, or leave it out")
+                yield Asked(text, str(path), number)
+
+    return _chunks(texts())
+
+
+def _first_cells(rows: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+    for row in rows:
+        yield (row[0], row[1][0]) if isinstance(row, tuple) else (0, row)
+
+
+def _chunks(stream: Iterator[Asked]) -> Iterator[list[Asked]]:
+    from itertools import islice
+
+    while chunk := list(islice(stream, CHUNK)):
+        yield chunk
+
+
+@contextmanager
+def opened(name: str | None) -> Iterator[TextIO]:
+    """Standard output, or a file that appears under its name only when all is written."""
+    from regard.errors import UserError
+
+    if name is None:
+        yield sys.stdout
+        return
+    path = Path(name)
+    if path.is_dir() or not path.parent.is_dir():
+        raise UserError(f"-o {name}: is a folder, or in one that does not exist; give the name of a file")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,95 @@
+"""`regard figure`: where the heads of a model look, as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regard.commands.looking import NOTE, add_changes, add_choice, add_input, look_at, tell_output
+
+if TYPE_CHECKING:
+    from regard.explore.inside import Look
+
+DESCRIPTION = """
+Draw the attention of a model over a text or a picture. The file's ending decides: .png and .svg are one figure,
+.html is a page with all of them and what the model says, .json holds every number. Without a layer, the mean of
+the last layer's heads is drawn; with --layer its heads, with --head one of them, with --grid all of all layers.
+"""
+
+EXAMPLES = """
+regard figure runs/demo "March 3rd, 2021" -o map.png                                   the alignment
+regard figure runs/demo "March 3rd, 2021" -o heads.svg --part encoder --layer 1        the heads of a layer
+regard figure runs/demo "March 3rd, 2021" -o one.png --part cross --layer 0 --head 2   one head
+regard figure runs/demo "March 3rd, 2021" -o step.png --layer 0 --head 2 --query 1     one query, stage by stage
+regard figure runs/demo "March 3rd, 2021" -o all.html --off cross.1.0 cross.1.1        two heads off, before and after
+"""
+
+ENDINGS = (".png", ".svg", ".html", ".json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input(parser)
+    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="where to: .png, .svg, .html or .json")
+    add_choice(parser)
+    parser.add_argument("--grid", action="store_true", help="every head of every layer of that part")
+    parser.add_argument("--all", action="store_true", help="every part: .png and .svg become one file a part")
+    parser.add_argument(
+        "--query", metavar="PLACE", help="stages of one query (its number or its word); over a picture: who looks"
+    )
+    parser.add_argument(
+        "--zoom", type=float, default=2.0, metavar="X", help="pixels of a PNG per unit of the figure (2)"
+    )
+    parser.add_argument(
+        "--font", action="append", default=[], metavar="FILE", help="a font file for a PNG, besides the system's"
+    )
+    add_changes(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from regard.errors import MissingExtra, UserError
+    from regard.settings import write_whole
+
+    path = Path(args.out)
+    if path.suffix.lower() not in ENDINGS:
+        raise UserError(f"-o {path}: the ending says what is written; use one of {', '.join(ENDINGS)}")
+    if not 0.1 <= args.zoom <= 20:
+        raise UserError(f"--zoom {args.zoom}: must be from 0.1 to 20")
+    if path.suffix.lower() == ".png" and importlib.util.find_spec("resvg_py") is None:  # said before the model runs
+        raise MissingExtra("figure", "resvg-py", "drawing a PNG")
+    look, before = look_at(args)
+    files = contents(args, path, look, before)  # everything is drawn before anything is written
+    print("\n".join(tell_output(look, before)))
+    for file, content in files.items():
+        write_whole(file, content)
+        print(file)
+    print(NOTE, file=sys.stderr)
+    return 0
+
+
+def contents(args: argparse.Namespace, path: Path, look: Look, before: Look | None) -> dict[Path, bytes]:
+    """The files that were asked for, and what they hold."""
+    from regard.explore.figures import draw, main_part, numbers_of, report_of
+    from regard.explore.png import to_png
+    from regard.explore.report import svg_document
+
+    main_part(look, args.part)  # refuses a part that the model has not
+    match path.suffix.lower():
+        case ".html":
+            return {path: report_of(look, before).encode("utf-8", "replace")}
+        case ".json":
+            numbers = numbers_of(look, None if args.part is None else [args.part])
+            if before is not None:
+                numbers["unchanged"] = before.output.to_dict()
+            return {path: (json.dumps(numbers, ensure_ascii=False) + "\n").encode("utf-8", "replace")}
+    if args.all and args.part is None:
+        figures = {path.with_stem(f"{path.stem}-{name}"): draw(look, part=name, grid=True) for name in look.parts}
+    else:
+        chosen = {"layer": args.layer, "head": args.head, "query": args.query}
+        figures = {path: draw(look, part=args.part, grid=args.grid or args.all, **chosen)}
+    if path.suffix.lower() == ".png":
+        return {file: to_png(svg, zoom=args.zoom, fonts=args.font) for file, svg in figures.items()}
+    return {file: svg_document(svg).encode("utf-8", "replace") for file, svg in figures.items()}

@@ -1,0 +1,247 @@
+"""Changes: what can be switched, turned or moved inside a model while it is looked at.
+
+A picture of attention raises a question; an intervention answers it. Each field of `Changes` is one:
+
+    heads         these heads say nothing: their weighted sums become 0                  (part, layer, head)
+    layers        these blocks pass on what they were given                              (stack, layer)
+    future        the causal mask is taken away, so that a decoder sees what is to come
+    temperature   weights = softmax(scores / temperature): below 1 sharper, above 1 flatter
+    shuffle       every token is told another's position, drawn by this seed; masks keep to the real ones
+    rows          one query of one head looks where you say: (part, layer, head, query, weights)
+
+`part` is "encoder" (a sequence read both ways, looking at itself), "decoder" (one that is written, looking
+back) or "cross" (what is written, looking at what was read). A change is a value: it can be written as JSON
+(`to_dict`, `from_dict`), put into a link and compared. `edits` turns it into interventions of `regard.nn.trace`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor
+
+from regard.errors import UserError, suggest
+from regard.nn.mask import causal
+from regard.nn.trace import Edit, drop, zero_heads
+
+PartName = Literal["encoder", "decoder", "cross"]
+PARTS: tuple[PartName, ...] = get_args(PartName)
+Head = tuple[PartName, int, int]  # part, layer, head
+
+
+@dataclass(frozen=True)
+class Row:
+    """Weights for `query` of one head, one a key: scaled to sum to 1; all 0, it sees nothing."""
+
+    part: PartName
+    layer: int
+    head: int
+    query: int
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Changes:
+    heads: tuple[Head, ...] = ()
+    layers: tuple[tuple[PartName, int], ...] = ()  # "encoder" or "decoder"
+    future: bool = False
+    temperature: float = 1.0
+    shuffle: int | None = None
+    rows: tuple[Row, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self != Changes()
+
+    def __str__(self) -> str:
+        said = [f"head {part}.{layer}.{head} off" for part, layer, head in self.heads]
+        said += [f"layer {stack}.{layer} left out" for stack, layer in self.layers]
+        said += ["causal mask off"] * self.future
+        said += [f"attention at temperature {self.temperature:g}"] * (self.temperature != 1.0)
+        said += [f"positions shuffled (seed {self.shuffle})"] * (self.shuffle is not None)
+        said += [f"row {row.query} of head {row.part}.{row.layer}.{row.head} rewritten" for row in self.rows]
+        return ", ".join(said) or "nothing changed"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, only those that change something."""
+        plain: dict[str, Any] = {
+            "heads": [list(head) for head in self.heads],
+            "layers": [list(layer) for layer in self.layers],
+            "rows": [[row.part, row.layer, row.head, row.query, list(row.weights)] for row in self.rows],
+        }
+        others = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in plain}
+        return {name: value for name, value in {**plain, **others}.items() if value != _DEFAULT.get(name)}
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Changes:
+        """From what `to_dict` gave, or what came in from outside: everything is checked."""
+        if not isinstance(values, dict):
+            raise UserError(f"changes: give an object such as {{}}, not {type(values).__name__}")
+        for name in values:
+            if name not in _DEFAULT:
+                raise UserError(f"changes: {name!r} is no change; {suggest(str(name), _DEFAULT)}")
+        heads = tuple(cast(Head, _item("heads", item, 2)) for item in _list(values, "heads"))
+        layers = tuple(cast(tuple[PartName, int], _item("layers", item, 1)) for item in _list(values, "layers"))
+        rows = []
+        for item in _list(values, "rows"):
+            if not isinstance(item, list | tuple) or len(item) != 5 or not isinstance(item[4], list | tuple):
+                raise UserError("changes.rows: give [part, layer, head, query, [weights]]")
+            part, layer, head, query = _item("rows", item[:4], 3)
+            rows.append(Row(part, layer, head, query, tuple(_number("rows", weight) for weight in item[4])))
+        temperature = _number("temperature", values.get("temperature", 1.0))
+        shuffle, future = values.get("shuffle"), values.get("future", False)
+        if shuffle is not None and (isinstance(shuffle, bool) or not isinstance(shuffle, int)):
+            raise UserError(f"changes.shuffle = {shuffle!r}: give a seed, such as 1")
+        if not isinstance(future, bool):
+            raise UserError(f"changes.future = {future!r}: give true or false")
+        return cls(heads, layers, future, temperature, shuffle, tuple(rows))
+
+
+_DEFAULT: dict[str, Any] = {
+    "heads": [], "layers": [], "future": False, "temperature": 1.0, "shuffle": None, "rows": [],
+}  # fmt: skip
+
+
+def _list(values: Mapping[str, Any], name: str) -> list[Any]:
+    value = values.get(name, [])
+    if not isinstance(value, list | tuple):
+        raise UserError(f"changes.{name} = {value!r}: give a list")
+    return list(value)
+
+
+def _item(name: str, item: Any, numbers: int) -> tuple[Any, ...]:
+    """A part and `numbers` whole numbers."""
+    form = ("part", "layer", "head", "query")[: numbers + 1]
+    wrong = f"changes.{name}: {item!r} is not [{', '.join(form)}]"
+    if not isinstance(item, list | tuple) or len(item) != numbers + 1 or item[0] not in PARTS:
+        raise UserError(f"{wrong}; part is one of {', '.join(PARTS)}")
+    if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in item[1:]):
+        raise UserError(f"{wrong}: layers, heads and queries are whole numbers from 0 on")
+    return tuple(item)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"changes.{name}: {value!r} is not a number")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What a model has that can be changed: for each part the path of every layer and its number of heads."""
+
+    parts: Mapping[PartName, tuple[tuple[str, int], ...]]  # part -> (trace path, heads) of each layer
+    reads: str | None  # the stack whose positions can be shuffled
+
+    def path(self, part: PartName, layer: int, head: int | None = None) -> str:
+        """Where that attention is found in a trace."""
+        if part not in self.parts:
+            raise UserError(f"part = {part!r}: this model has none; {suggest(part, self.parts)}")
+        layers = self.parts[part]
+        if not 0 <= layer < len(layers):
+            raise UserError(f"layer = {layer}: {part} attention has layers 0 to {len(layers) - 1}")
+        path, heads = layers[layer]
+        if head is not None and not 0 <= head < heads:
+            raise UserError(f"head = {head}: layer {layer} of the {part} attention has heads 0 to {heads - 1}")
+        return path
+
+
+def edits(changes: Changes, anatomy: Anatomy) -> dict[str, Edit]:
+    """The interventions that make these changes, for one pass or one generation."""
+    found: dict[str, list[Edit]] = {}
+    off: dict[str, list[int]] = {}
+    for part, layer, head in changes.heads:
+        off.setdefault(anatomy.path(part, layer, head), []).append(head)
+    for path, heads in off.items():
+        found[f"{path}.heads"] = [zero_heads(*heads)]
+    for stack, layer in sorted(set(changes.layers)):
+        _skip(found, stack, layer, anatomy)
+    for row in changes.rows:
+        path = anatomy.path(row.part, row.layer, row.head)
+        found.setdefault(f"{path}.weights", []).append(_Rewrite(row, back=row.part == "decoder"))
+    joined = {name: _in_turn(some) for name, some in found.items()}
+    if changes.future and "decoder" in anatomy.parts:
+        joined["decoder.*.attention.mask"] = drop(causal)
+    if changes.temperature != 1.0:
+        if not changes.temperature > 0:
+            raise UserError(f"temperature = {changes.temperature}: must be greater than 0")
+        joined["*.masked"] = lambda scores: scores / changes.temperature
+    if changes.shuffle is not None:
+        if anatomy.reads is None:
+            raise UserError("shuffle: this model is told no positions, so there are none to shuffle")
+        joined[f"{anatomy.reads}.positions"] = shuffled(changes.shuffle)
+    return joined
+
+
+def _in_turn(some: Iterable[Edit]) -> Edit:
+    def edit(value: Any) -> Any:
+        for one in some:
+            value = one(value)
+        return value
+
+    return edit
+
+
+def _skip(found: dict[str, list[Edit]], stack: PartName, layer: int, anatomy: Anatomy) -> None:
+    """Block `layer` gives back what it was given: x, remembered from the stage before it."""
+    if stack == "cross":
+        raise UserError("layers: 'cross' is a part of the decoder's layers; name 'decoder', or switch its heads off")
+    path = anatomy.path(stack, layer)
+    block = path.removesuffix(".attention")
+    if block == path or not block[-1].isdigit():
+        raise UserError("layers: a recurrent model has no blocks that could be left out")
+    kept: list[Tensor] = []
+
+    def remember(value: Tensor) -> Tensor:
+        kept[:] = [value]
+        return value
+
+    before = f"{stack}.{layer - 1}.output" if layer else f"{stack}.embedded"
+    found.setdefault(before, []).append(remember)
+    found.setdefault(f"{block}.output", []).append(lambda value: kept[0])
+
+
+class _Rewrite:
+    """Puts one row of weights in place.
+
+    A decoder that writes with a cache shows one query at a time, so those that have gone by are counted: in self
+    attention by the keys, in cross attention by the calls. There, beams of one sentence ask together, so that the
+    queries of a call are all at the same step.
+    """
+
+    def __init__(self, row: Row, back: bool) -> None:
+        self.row, self.back = row, back
+        self.calls, self.whole = 0, False
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        queries, keys = weights.shape[-2:]
+        if self.calls == 0:
+            self.whole = queries > 1  # the first step of an answer reads <s> alone
+        if self.back or self.whole:
+            first = keys - queries if self.back else 0
+            chosen = slice(self.row.query - first, self.row.query - first + 1)
+            meant = first <= self.row.query < first + queries
+        else:
+            chosen, meant = slice(None), self.calls == self.row.query
+        self.calls += 1
+        if not meant:
+            return weights
+        wanted = torch.tensor(self.row.weights[:keys], dtype=weights.dtype, device=weights.device)
+        total = wanted.sum()
+        changed = weights.clone()
+        changed[:, self.row.head, chosen] = 0  # an answer may have more keys than the row was made for
+        changed[:, self.row.head, chosen, : len(wanted)] = wanted / total if total > 0 else wanted
+        return changed
+
+
+def shuffled(seed: int) -> Edit:
+    """For `….positions` [B|1, N]: the same positions in another order."""
+
+    def edit(pos: Tensor) -> Tensor:
+        order = torch.randperm(pos.shape[-1], generator=torch.Generator().manual_seed(seed % 2**63))
+        return pos[:, order.to(pos.device)]
+
+    return edit

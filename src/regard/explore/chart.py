@@ -1,0 +1,110 @@
+"""Curves as SVG: a loss over the steps, a measurement over the length.
+
+A value that cannot be drawn (not finite, or not positive on a logarithmic axis) leaves a gap and is counted. A
+long curve is thinned to about as many points as it has pixels: of every block the lowest, the highest and one
+gap stay, so that no spike is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from regard.explore.draw import as_array, empty_figure, short_number, svg_frame, svg_text
+from regard.explore.report import escape, text_width, token_label
+
+POINTS = 1_000  # a curve is thinned to about as many points as it has pixels
+DASHES = ("none", "7 4", "2 4", "12 4 2 4", "4 2")
+
+
+def _axis(values: np.ndarray, log: bool = False, snap: bool = False) -> tuple[float, float, list[float]]:
+    """Ends and round ticks of an axis, as log10 for a log axis; `snap` moves the ends out to ticks."""
+    low, high = float(values.min()), float(values.max())
+    if high - low <= 1e-9 * max(abs(low), abs(high)) + 1e-200:  # a lone value gets room on both sides
+        room = 1.0 if log or abs(low) < 1e-200 else 0.5 * abs(low)
+        low, high = low - room, high + room
+    low = 0.0 if not log and 0 < low < 0.05 * high else low  # steps counted from 1, losses near 0
+    if log:  # 1, 2, 5, 10, 20 ... or, over many decades, some powers of ten
+        every, marks = (1, (1, 2, 5)) if high - low < 3 else (math.ceil((high - low) / 6), (1,))
+        powers = range(math.floor(low), math.ceil(high) + every, every)
+        ticks = [power + math.log10(mark) for power in powers for mark in marks]
+    else:  # steps of 1, 2 or 5 times a power of ten
+        power = 10.0 ** math.floor(math.log10((high - low) / 5))
+        step = next(mark * power for mark in (1, 2, 5, 10) if mark * power >= 0.999 * (high - low) / 5)
+        ticks = [i * step for i in range(math.floor(low / step) - 1, math.ceil(high / step) + 2)]
+    slack = 1e-9 * (high - low)
+    if snap:
+        low, high = max(t for t in ticks if t <= low + slack), min(t for t in ticks if t >= high - slack)
+    return low, high, [t for t in ticks if low - slack <= t <= high + slack]
+
+
+def _thin(points: np.ndarray) -> np.ndarray:
+    """[n, 2] to about POINTS rows: of every block the lowest, the highest and one gap stay, in order."""
+    if len(points) <= POINTS:
+        return points
+    keep = {0, len(points) - 1}
+    for block in np.array_split(np.arange(len(points)), POINTS // 2):
+        y = points[block, 1]  # argmin itself finds the first NaN where there is one
+        some = (y.argmin(), np.nan_to_num(y, nan=np.inf).argmin(), np.nan_to_num(y, nan=-np.inf).argmax())
+        keep |= {int(block[i]) for i in some}
+    return points[sorted(keep)]
+
+
+def _curve(points: np.ndarray, kind: int) -> str:
+    """A line through [n, 2] screen points, broken at NaN; a point without neighbours becomes a dot."""
+    parts, look = [], f"s{kind % 6}"
+    for run in np.split(points, np.flatnonzero(np.isnan(points[:, 1]))):
+        run = run[~np.isnan(run[:, 1])]
+        if len(run) == 1:
+            parts.append(f'<circle cx="{run[0, 0]:.1f}" cy="{run[0, 1]:.1f}" r="2.5" class="dot {look}"/>')
+        elif len(run):
+            line = " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
+            parts.append(f'<polyline class="curve {look}" stroke-dasharray="{DASHES[kind % 5]}" points="{line}"/>')
+    return "".join(parts)
+
+
+def line_chart(
+    series: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x_label: str, y_label: str, log_y: bool = False
+) -> str:
+    """Curves of (x, y) points, such as the loss over the steps; gaps where a value cannot be drawn."""
+    curves, lost, legend, about = {}, 0, [], []
+    for name, points in series.items():
+        curves[name] = line = as_array(points, (len(points), 2), field=f"series {name!r}")
+        if log_y:
+            line[:, 1] = np.log10(line[:, 1], where=line[:, 1] > 0, out=np.full(len(line), np.nan))
+        line[np.isnan(line).any(axis=1)] = np.nan
+        lost += int(np.isnan(line[:, 1]).sum())
+    drawn = np.concatenate([np.zeros((0, 2)), *curves.values()])
+    drawn = drawn[~np.isnan(drawn[:, 1])]
+    why = "not finite or not positive" if log_y else "not finite"
+    note = f"Gaps: {lost:,} {'value' if lost == 1 else 'values'} {why}." if lost else ""
+    if not len(drawn):
+        return empty_figure(title or "Chart", f"There are no points to draw. {note}")
+    (x0, x1, across), (y0, y1, up) = _axis(drawn[:, 0]), _axis(drawn[:, 1], log_y, snap=True)
+    names = [short_number(10**tick if log_y else tick) for tick in up]
+    left, right, x, y = 30 + max(text_width(tick, 20) for tick in names), 664.0, 16.0, 40 + 24 * bool(title)
+    for i, (name, line) in enumerate(curves.items()):
+        label, last = token_label(name, 260), line[~np.isnan(line[:, 1]), 1][-1:]
+        if x > 16 and x + 50 + text_width(label, 19) > right:
+            x, y = 16.0, y + 26
+        legend.append(_curve(np.array([[x, y - 4], [x + 26, y - 4]]), i) + svg_text(x + 34, y, label))
+        x += 66 + text_width(label, 19)
+        end = "".join(f", last {10**value if log_y else value:.4g}" for value in last)
+        about.append(f"{name}: {len(line):,} points{end}.")
+    top, bottom = y + 56, y + 316
+    flip = np.array([(right - left) / (x1 - x0), (top - bottom) / (y1 - y0)])
+    parts = [svg_text(16, 30, title, "head"), *legend, svg_text(16, top - 18, y_label, "mute")]
+    parts += [svg_text(right, bottom + 52, x_label, "mute", "end"), svg_text(16, bottom + 80, note, "mute")]
+    for tick, label in zip(up, names, strict=True):
+        height = bottom + (tick - y0) * flip[1]
+        parts.append(f'<path class="rule" d="M{left:.1f} {height:.1f}H{right}"/>')
+        parts.append(svg_text(left - 10, height + 4.5, label, "mute", "end"))
+    parts += [svg_text(left + (t - x0) * flip[0], bottom + 26, short_number(t), "mute", "middle") for t in across]
+    for i, (line, words) in enumerate(zip(curves.values(), about, strict=True)):
+        line = (_thin(line) - (x0, y0)) * flip + (left, bottom)
+        parts.append(f"<g><title>{escape(words)}</title>{_curve(line, i)}</g>")
+    return svg_frame(
+        696, bottom + 68 + 28 * bool(note), title or "Chart", " ".join([*about, note]), "".join(parts), fluid=True
+    )

@@ -1,0 +1,156 @@
+"""Drawing: what every figure is made of, written as text: a frame, words, cells, images, a colour scale.
+
+A map of attention turns a weight a_ij (query i looks at key j; a row sums to one) into a colour. Equal steps
+of a weight should look like equal steps, in print and to colour-blind eyes too. So there is a single hue, and
+lightness carries the number, linear in the perceptual space OKLCH (Ottosson 2020):
+
+    lightness(a) = L_0 + (L_1 - L_0) (a - low) / (high - low),      low = min(0, min a),  high = max(0, max a)
+
+L_0 is close to the background: near-white on light screens, near-black on dark ones. Both scales travel
+inside the SVG as CSS and the reader's `prefers-color-scheme` chooses, stand-alone or inside a page. A number
+that is not finite is never drawn as if it were zero: it gets a colour of its own and is counted.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from regard.errors import UserError
+from regard.explore.report import FIGURE_CSS, escape, text_width
+
+Tokens = Sequence[str]
+
+LEVELS = 32  # steps of the colour scale; entry LEVELS of a palette means "not finite"
+SIDE = 400  # an image has at most 400 x 400 pixels, all images of a figure together too: about 270 kB
+
+
+def _scale(anchors: str) -> list[str]:
+    """LEVELS colours between six that are evenly spaced in OKLCH lightness, and sand for "not finite"."""
+    rgb = np.array([list(bytes.fromhex(colour)) for colour in anchors.split()])  # [6, 3]
+    steps = np.linspace(0, len(rgb) - 1, LEVELS)
+    mixed = np.stack([np.interp(steps, range(len(rgb)), channel) for channel in rgb.T], axis=1)  # [LEVELS, 3]
+    return ["#" + bytes(np.rint(colour).astype(np.uint8)).hex() for colour in mixed] + ["#b9a078"]
+
+
+LIGHT = _scale("f1f5fa b5cff5 7da9ea 4c83d4 215db3 003b89")
+DARK = _scale("1f2630 2a466e 3b68ab 598edd 85b7ff bee0ff")
+
+
+def _fills(palette: list[str]) -> str:
+    return "".join(f".rg .k{i}{{fill:{colour}}}" for i, colour in enumerate(palette))
+
+
+STYLE = f"{FIGURE_CSS}{_fills(LIGHT)}@media screen and (prefers-color-scheme:dark){{{_fills(DARK)}}}"
+
+
+def svg_frame(width: float, height: float, title: str, about: str, body: str, fluid: bool = False) -> str:
+    """The frame. A fluid figure shrinks with its page; others keep their labels readable and scroll."""
+    least = "" if fluid else f"min-width:{min(width, max(340, 0.8 * width)):.0f}px;"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="rg{" fluid" * fluid}" role="img" '
+        f'aria-label="{escape(title)}" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'height="{height:.0f}" style="max-width:100%;{least}height:auto"><title>{escape(title)}</title>'
+        f"<desc>{escape(about)}</desc><style>{STYLE}</style>{body}</svg>"
+    )
+
+
+def svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "", turn: int = 0) -> str:
+    extra = f' class="{kind}"' * bool(kind) + f' text-anchor="{anchor}"' * bool(anchor)
+    extra += f' transform="rotate({turn} {x:.1f} {y:.1f})"' * bool(turn)
+    return f'<text x="{x:.1f}" y="{y:.1f}"{extra}>{escape(text)}</text>' if text else ""
+
+
+def empty_figure(title: str, message: str) -> str:
+    width = 32 + max(330, text_width(title, 15), text_width(message))
+    return svg_frame(width, 76, title, message, svg_text(16, 30, title, "head") + svg_text(16, 56, message, "mute"))
+
+
+def short_number(value: float) -> str:
+    """A short number for an axis: 12,000, 0.25, 3e-5."""
+    if value and not 1e-4 <= abs(value) < 1e7:
+        return re.sub(r"(\.?0*)e\+?(-?)0*", r"e\2", f"{value:.6e}")
+    return f"{value:,.10g}"
+
+
+def as_array(numbers: Any, last: tuple[int, int], sizes: tuple[int, ...] = (2,), field: str = "weights") -> np.ndarray:
+    """A copy whose last two axes have the lengths `last` and whose number of axes is one of `sizes`."""
+    try:
+        array = np.array(np.asarray(numbers), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{field}: {error}; give numbers of shape {last}") from error
+    if array.size == 0 and 0 in last:
+        return np.zeros((0,) * (sizes[-1] - 2) + last)
+    if array.ndim not in sizes or array.shape[-2:] != last:
+        fits = " or ".join(str([*("layers", "heads")[4 - size :], *last]) for size in sizes).replace("'", "")
+        raise UserError(f"{field}: the shape is {array.shape}; give {fits}, one number for each pair of labels")
+    array[~(np.abs(array) < 1e300)] = np.nan  # infinities have no place on a scale either
+    return array
+
+
+def pair_tip(row: str, column: str, value: float) -> str:
+    """A tooltip; the left-to-right marks keep right-to-left tokens from turning the arrow around."""
+    return f"{row} \u200e→ {column}\u200e: {value:.3f}"
+
+
+def peak(grid: np.ndarray, rows: Tokens, columns: Tokens) -> str:
+    i, j = divmod(int(np.argmax(np.nan_to_num(grid, nan=-np.inf))), grid.shape[1])
+    return pair_tip(rows[i], columns[j], grid[i, j])
+
+
+def weight_range(grid: np.ndarray) -> tuple[float, float]:
+    low, high = float(np.fmin.reduce(grid, None, initial=0.0)), float(np.fmax.reduce(grid, None, initial=0.0))
+    return low, (high if high > low else low + 1.0)
+
+
+def colour_levels(grid: np.ndarray) -> np.ndarray:
+    """The colour step of every weight, LEVELS where it is not finite; [rows, columns] of bytes."""
+    low, high = weight_range(grid)
+    return np.nan_to_num(np.rint((grid - low) / (high - low) * (LEVELS - 1)), nan=LEVELS).astype(np.uint8)
+
+
+def png_uri(pixels: np.ndarray, palette: Sequence[str] = ()) -> str:
+    """Bytes [height, width] into a palette of colours, or [height, width, 3] of RGB, as an image in a link."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width = pixels.shape[:2]
+    header = struct.pack(">IIBBBBB", width, height, 8, 3 if palette else 2, 0, 0, 0)
+    rows = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))  # filter 0 begins a row
+    colours = [(b"PLTE", bytes.fromhex("".join(palette).replace("#", "")))] if palette else []
+    parts = ((b"IHDR", header), *colours, (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def palette_image(grid: np.ndarray, x: float, y: float, width: float, height: float, side: int) -> str:
+    """A map as two palette PNGs, light and dark. Beyond side x side pixels a pixel shows the largest weight
+    of its block, so that a lone strong cell stays visible."""
+    for axis, count in enumerate(grid.shape):
+        grid = np.fmax.reduceat(grid, np.arange(0, count, -(-count // side)), axis=axis)
+    levels = colour_levels(grid)
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none"'
+    return "".join(
+        f'<image class="{name}" {place} href="{png_uri(levels, palette)}"/>'
+        for name, palette in (("light", LIGHT), ("dark", DARK))
+    )
+
+
+def colour_legend(x: float, y: float, low: str, high: str, notes: Sequence[str]) -> str:
+    """The colour scale between its two ends, and below it what the reader must know."""
+    bar = round(x + text_width(low) + 8)
+    scale = "".join(f'<path d="M{bar + 4 * i} {y:.0f}h5v10h-5z" class="k{i}"/>' for i in range(LEVELS))
+    scale += svg_text(x, y + 10, low, "mute") + svg_text(bar + 4 * LEVELS + 8, y + 10, high, "mute")
+    return scale + "".join(svg_text(x, y + 36 + 20 * i, note, "mute") for i, note in enumerate(notes))
+
+
+def notes_on(grid: np.ndarray, *notes: str) -> list[str]:
+    lost = int(np.isnan(grid).sum())
+    return [note for note in (*notes, f"Not finite, in sand: {lost:,} of {grid.size:,}." * bool(lost)) if note]

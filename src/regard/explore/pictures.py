@@ -1,0 +1,124 @@
+"""The report of a classifier of pictures: how it learned, what it takes for what, what it saw, where it looks.
+
+Where it looks: of a model with [CLS], the weights of that place's query in the last layer (Dosovitskiy et al. 2021,
+figure 6); else the mean over all queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import regard
+from regard.data.pictures import Pictures
+from regard.explore.classes import class_sections
+from regard.explore.draw import png_uri, svg_frame, svg_text
+from regard.explore.panels import picture_panels
+from regard.explore.picture import grid_of
+from regard.explore.report import Section, attention_note, figure, page, paragraph, token_label, write_page
+from regard.explore.translation import curves
+from regard.nn.trace import trace
+from regard.recognise import Recogniser
+
+MISTAKES = 12
+LOOKED_AT = 3
+SIDE = 96  # pixels of a picture in a gallery
+ACROSS = 6
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A set and what the model says about it, [N, classes]."""
+
+    name: str
+    pictures: Pictures
+    probabilities: Tensor
+
+
+def write_report(
+    path: Path,
+    title: str,
+    recogniser: Recogniser,
+    metrics: Sequence[dict[str, Any]],
+    scores: Mapping[str, Mapping[str, Any]],
+    tried: Tried,
+    seen: Tensor,
+) -> Path:
+    """`seen` are augmented training pictures [n, channels, side, side] between 0 and 1."""
+    parameters = sum(parameter.numel() for parameter in recogniser.model.parameters())
+    seconds = max((line["seconds"] for line in metrics), default=0.0)
+    summary = [(f"accuracy on {name}", f"{found['accuracy']:.2%}") for name, found in scores.items()][:2]
+    summary += [("training", f"{seconds:.0f} s"), ("parameters", f"{parameters:,}")]
+    sections = [
+        curves(metrics, unit="nats per picture"),
+        *class_sections(scores),
+        _mistakes(recogniser, tried),
+        Section("What it saw in training", figure(gallery(seen, [""] * len(seen)), "Pictures as [augment] made them.")),
+        _looks(recogniser, tried),
+    ]
+    return write_page(path, page(title, summary, sections, created=datetime.now(), version=regard.__version__))
+
+
+def gallery(pictures: Tensor, captions: Sequence[str], *, title: str = "Pictures") -> str:
+    """Pictures [n, channels, side, side] between 0 and 1 in rows, with a line of text below each."""
+    step, tall, parts = SIDE + 20, SIDE + 34, []
+    for number, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+        x, y = 16 + number % ACROSS * step, 16 + number // ACROSS * tall
+        place = f'x="{x}" y="{y}" width="{SIDE}" height="{SIDE}"'
+        parts.append(f'<image {place} preserveAspectRatio="none" href="{as_uri(picture)}"/>')
+        parts.append(svg_text(x, y + SIDE + 16, token_label(caption, SIDE + 14) if caption else "", "small"))
+    rows = math.ceil(len(pictures) / ACROSS)
+    about = f"{len(pictures)} pictures. {'; '.join(filter(None, captions))}"
+    return svg_frame(16 + min(len(pictures), ACROSS) * step, 16 + rows * tall, title, about, "".join(parts))
+
+
+def as_uri(picture: Tensor) -> str:
+    """[channels, side, side] between 0 and 1 as an image in a link; grey becomes three equal channels."""
+    shown = picture[:3] if picture.shape[0] >= 3 else picture[:1].expand(3, -1, -1)
+    return png_uri(np.rint(shown.clamp(0, 1).numpy() * 255).astype(np.uint8).transpose(1, 2, 0))
+
+
+def _mistakes(recogniser: Recogniser, tried: Tried) -> Section:
+    """Those it was most certain of."""
+    best, given = tried.probabilities.max(dim=1)
+    wrong = (given != tried.pictures.labels).nonzero()[:, 0]
+    if not len(wrong):
+        return Section("Mistakes", paragraph(f"None: all {len(given):,} pictures of {tried.name} are named right."))
+    worst = wrong[best[wrong].argsort(descending=True)][:MISTAKES]
+    names = recogniser.classes
+    captions = [
+        f"{names[int(tried.pictures.labels[row])]} → {names[int(given[row])]} {float(best[row]):.2f}" for row in worst
+    ]
+    told = f"Right class → class given, with its probability; the most certain of {len(wrong):,} in {tried.name}."
+    shown = gallery(tried.pictures.pixels[worst].float() / 255, captions, title="Mistakes")
+    return Section("Mistakes", figure(shown, told))
+
+
+@torch.inference_mode()
+def _looks(recogniser: Recogniser, tried: Tried) -> Section:
+    """The heads of the last layer over pictures of different classes."""
+    model, grid = recogniser.model, grid_of(recogniser.model.config)
+    labels = tried.pictures.labels
+    rows = [int((labels == label).nonzero()[0]) for label in labels.unique()[:LOOKED_AT]]
+    pixels = tried.pictures.pixels[torch.tensor(rows)].to(recogniser.device).float() / 255
+    with trace(model, only="*.attention.weights") as seen:
+        model(pixels)
+    weights = seen.stack("encoder.*.attention.weights")[-1].float().cpu()  # [B, heads, N, N]
+    looked = weights[:, :, 0] if grid.first else weights.mean(dim=2)
+    body = ""
+    for row, picture, maps in zip(rows, pixels.cpu(), looked, strict=True):
+        names = [f"head {head}" for head in range(len(maps))]
+        title = recogniser.classes[int(labels[row])]
+        body += figure(
+            picture_panels(picture, grid.down, grid.across, maps[:, grid.first :], names, title=title),
+            "Where the heads of the last layer look" + (", from [CLS]." if grid.first else ", mean of all patches."),
+        )
+    return Section("Where it looks", body + attention_note())

@@ -1,0 +1,18 @@
+"""The small form of a recipe, trained as `regard train RECIPE --smoke` does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from regard.cli import main
+
+ROOT = Path(__file__).parent.parent
+
+
+def smoke_run(recipe: str, folder: Path, *options: str) -> dict[str, Any]:
+    """Train it in `folder` on the CPU; the figures of its sets."""
+    assert main(["train", str(ROOT / recipe), "--smoke", "-o", str(folder), "--device", "cpu", *options]) == 0
+    figures: dict[str, Any] = json.loads((folder / "scores.json").read_text())
+    return figures

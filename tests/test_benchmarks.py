@@ -1,0 +1,196 @@
+"""The benchmarks: they run at minute size, count the right tokens, and give every tool the same work."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+
+pytest.importorskip("transformers", reason="the benchmarks' peers: pip install 'regard[bench]'")
+
+import decoding
+import learners
+import measure
+import parts
+import peer_models
+import sentences
+import table
+import training
+import translators
+
+from regard.data.batch import Batches, PairBatch, Pairs
+from regard.data.pack import Packs
+from regard.models import ModelConfig, build
+
+JOEY = ["--joey", os.environ["REGARD_JOEY"]] if "REGARD_JOEY" in os.environ else []
+CONFIG = ModelConfig(dim=16, layers=2, heads=2, ff_dim=24, vocab=50, max_length=64)
+
+
+def run(script: Any, monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> dict[str, Any]:
+    monkeypatch.setattr(sys, "argv", [script.__file__, "--smoke", *JOEY, "-o", str(out), *arguments])
+    script.main()
+    result: dict[str, Any] = json.loads(out.read_text())
+    assert result["machine"]["versions"]["torch"] == torch.__version__
+    assert str(out.parent) not in result["machine"]["command"]
+    assert table.table(out).count("\n") > 4
+    return result
+
+
+def test_training_runs_and_all_learn_the_same_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    row = run(training, monkeypatch, tmp_path / "out.json", "--profile", "--repeats", "1")["rows"][0]
+    tools = {name: tool for name, tool in row["tools"].items() if "tokens_per_second" in tool}
+    assert {"regard", "regard-packed", "torch", "marian"} <= tools.keys()
+    assert ("joeynmt" in tools) == bool(JOEY) and not any("failed" in tool for tool in row["tools"].values())
+    assert len({tool["tokens"] for name, tool in tools.items() if name != "regard-packed"}) == 1
+    for tool in tools.values():
+        speed = tool["tokens_per_second"]
+        assert 0 < speed["low"] <= speed["median"] <= speed["high"]
+    assert tools["marian"]["parameters"] == tools["regard"]["parameters"]
+    assert len(row["profile"]) == 2
+
+
+def test_decoding_runs_and_the_tools_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    result = run(decoding, monkeypatch, tmp_path / "out.json", "--repeats", "1")
+    assert [row["search"] for row in result["rows"]] == ["greedy", "beam 5"]
+    for row in result["rows"]:
+        assert {"regard", "huggingface"} <= row["tools"].keys()
+        assert ("joeynmt" in row["tools"]) == bool(JOEY)
+        for name, tool in row["tools"].items():
+            assert tool["tokens"] == 5 * tool["sentences"]  # random weights write answers of a fixed length
+            assert name == "huggingface" or tool["same"] == 1.0
+
+
+def test_target_tokens_are_pieces_and_ends_without_filler() -> None:
+    data = Pairs([[9, 3], [9, 9, 9, 3], [9, 3]], [[2, 9, 9, 3], [2, 9, 3], [2, 9, 9, 9, 3]])
+    assert sentences.target_tokens(data) == 3 + 2 + 4
+    assert sentences.target_tokens(data, torch.tensor([0, 2])) == 3 + 4
+
+
+def test_both_kinds_of_batches_hold_every_target_token() -> None:
+    corpus = sentences.generate(sentences.MULTI30K, 300, 50)
+    batches, packs = Batches(corpus.pairs, 512, 1), Packs(corpus.pairs, 4, 64, 1)
+    plan = batches.plan(0)
+    assert sum(sentences.target_tokens(corpus.pairs, rows) for rows in plan) == corpus.tokens
+    assert sum(int(corpus.pairs.batch(rows).tokens) for rows in plan) == corpus.tokens
+    assert int(packs.layout(0).tokens) == corpus.tokens
+
+
+def test_generated_sentences_have_the_promised_lengths() -> None:
+    for lengths in (sentences.MULTI30K, sentences.WMT):
+        pairs = sentences.generate(lengths, 20_000, 50).pairs
+        tokens = (pairs.targets.lengths - 1).double()
+        assert tokens.mean() == pytest.approx(lengths.mean, rel=0.03)
+        assert tokens.log().std() == pytest.approx(lengths.spread, rel=0.1)
+        assert int(tokens.max()) <= lengths.longest
+        ids, valid = pairs.targets.pad(torch.arange(50))
+        assert bool((ids[:, 0] == sentences.BOS).all()) and bool((ids[valid] == sentences.EOS).sum() == 50)
+
+
+def test_made_up_lines_are_words_that_the_tokenizer_knows() -> None:
+    tokenizer, lines = sentences.made_up_lines(20, 1000)
+    assert len(tokenizer) == 1000
+    ids = tokenizer.encode_batch(lines)
+    assert [len(line) for line in ids] == [len(line.split()) for line in lines]
+    assert all(number != tokenizer.unk for line in ids for number in line)
+
+
+def test_the_batches_of_a_sample_reach_from_short_to_long() -> None:
+    corpus = sentences.generate(sentences.WMT, 2000, 50)
+    plan = Batches(corpus.pairs, 512, 1).plan(0)
+    longest = [int(corpus.pairs.sizes[rows].max()) for rows in plan]
+    chosen = [int(corpus.pairs.sizes[rows].max()) for rows in sentences.even_choice(plan, corpus.pairs, 5)]
+    assert chosen == sorted(chosen)
+    below = [sum(other < size for other in longest) / len(longest) for size in chosen]
+    assert below == pytest.approx([0.1, 0.3, 0.5, 0.7, 0.9], abs=0.1)
+    assert len(sentences.even_choice(plan[:2], corpus.pairs, 5)) == 2
+
+
+@pytest.mark.parametrize("name", peer_models.MODELS)
+def test_a_peer_sees_neither_filler_nor_the_future(name: str) -> None:
+    if name == "x-transformers":
+        pytest.importorskip("x_transformers", reason="pip install 'regard[bench]'")
+    model = peer_models.MODELS[name](CONFIG).eval()
+    data = sentences.generate(sentences.MULTI30K, 6, 50).pairs
+    batch = data.batch(torch.arange(6))
+    assert batch.source_valid is not None
+    with torch.no_grad():
+        logits = model(batch.source, batch.source_valid, batch.target)
+        for row in range(6):
+            alone = data.batch(torch.tensor([row]))
+            valid = torch.ones_like(alone.source, dtype=torch.bool)
+            expected = model(alone.source, valid, alone.target)[0]
+            torch.testing.assert_close(logits[row, : len(expected)], expected, atol=1e-4, rtol=1e-4)
+        other = batch.target.clone()
+        other[:, 4:] = 7
+        changed = model(batch.source, batch.source_valid, other)
+    torch.testing.assert_close(changed[:, :4], logits[:, :4])
+    assert not torch.equal(changed[:, 4:], logits[:, 4:])
+
+
+@pytest.mark.parametrize(("name", "more"), [("marian", 0), ("torch", 2 * 2 * CONFIG.dim)])
+def test_a_peer_has_our_parameters(name: str, more: int) -> None:
+    """nn.Transformer ends each of its two stacks with one more norm."""
+    trained = sum(p.numel() for p in peer_models.MODELS[name](CONFIG).parameters() if p.requires_grad)
+    assert trained - sum(p.numel() for p in build(CONFIG).parameters()) == more
+
+
+def test_operations_of_a_token_follow_the_formula() -> None:
+    """Two operations forward and four backward for each number of a matrix, and the visible pairs of attention."""
+    s, t, d, f, layers, vocab = 7, 5, CONFIG.dim, CONFIG.ff_dim, CONFIG.layers, 50
+    data = Pairs([[9] * (s - 1) + [3]] * 3, [[2] + [9] * (t - 1) + [3]] * 3)
+    matrices = layers * ((4 * d * d + 2 * d * f) * s + (6 * d * d + 2 * d * f) * t + 2 * d * d * s) + d * vocab * t
+    pairs = layers * (s * s + t * (t + 1) // 2 + s * t)
+    corpus = sentences.Corpus(data, vocab, "three alike")
+    assert training.operations_per_token(CONFIG, corpus) == pytest.approx((6 * matrices + 12 * d * pairs) / t)
+
+
+def test_tokens_of_an_answer_are_its_pieces_and_its_end() -> None:
+    assert translators.count_tokens([0, 3, 4, 5], most=5) == 1 + 4 + 5 + 5  # the last has no end: it was cut off
+    assert translators.until_end([8, 9, 3, 0, 0], 3) == [8, 9]
+    assert translators.until_end([8, 9], 3) == [8, 9]
+    assert translators.by_length([[1, 1], [1], [1, 1, 1]], 2) == [[1, 0], [2]]
+    assert decoding.same_share({"a": "x", "b": "y"}, {"a": "x", "b": "z", "c": "w"}) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "part"),
+    [
+        ("aten::mm", [[64, 16], [16, 50]], "vocabulary"),
+        ("aten::mm", [[64, 16], [16, 16]], "matmul"),
+        ("autograd::engine::evaluate_function: LogSoftmaxBackward0", [], "vocabulary"),
+        ("aten::embedding", [[50, 16], [8, 8]], "rest"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", [[2, 2, 8, 8]], "attention"),
+        ("aten::_fused_adamw_", [[[50, 16]]], "optimizer"),
+        ("aten::native_layer_norm", [[64, 16]], "rest"),
+    ],
+)
+def test_each_operation_counts_in_one_part(name: str, shapes: list[Any], part: str) -> None:
+    assert parts.part_of(name, shapes, vocab=50) == part
+
+
+def test_the_shares_of_a_step_sum_to_one() -> None:
+    left, right = torch.randn(64, 64), torch.randn(64, 64)
+    shares = parts.shares(lambda: left @ right, vocab=50)
+    assert sum(shares.values()) == pytest.approx(1, abs=0.01) and shares["matmul"] > 0.5
+
+
+def test_turns_begin_with_another_tool_each_round() -> None:
+    order: list[str] = []
+    measure.take_turns({name: partial(order.append, name) for name in "abc"}, 2)
+    assert "".join(order) == "abcbca"
+    assert measure.spread([3.0, 1.0, 2.0]) == {"median": 2.0, "low": 1.0, "high": 3.0}
+
+
+def test_a_peer_gets_a_mask_in_any_case() -> None:
+    whole = Pairs([[9, 3]], [[2, 9, 3]]).batch(torch.tensor([0]))
+    assert whole.source_valid is None
+    masked = learners.with_mask(whole)
+    assert isinstance(masked, PairBatch) and masked.source_valid is not None and bool(masked.source_valid.all())

@@ -1,0 +1,274 @@
+"""Figures of a look: the numbers drawn are the model's, labels of any script are text, a PNG never shows boxes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import struct
+import subprocess
+import xml.etree.ElementTree as ElementTree
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from inside_models import SHAPES, given, opened
+from regard.errors import UserError
+from regard.explore import fonts
+from regard.explore.attend import as_text, attended, screen_width
+from regard.explore.changes import Changes
+from regard.explore.figures import draw, find_query, numbers_of, report_of
+from regard.explore.panels import head_panels, label_map, picture_panels, stage_panel
+from regard.explore.png import to_png
+
+NS = "{http://www.w3.org/2000/svg}"
+ODD = [
+    "<script>alert(1)</script>",
+    "שלום",
+    "مرحبا",
+    "동물",
+    "a\u200bb",
+    "\u202e",
+    "e\u0301",
+    "🙂",
+    "&amp;",
+    "\x00",
+    '"',
+]
+
+
+def parse(svg: str) -> ElementTree.Element:
+    root = ElementTree.fromstring(svg)
+    assert not {"script", "foreignObject"} & {element.tag.removeprefix(NS) for element in root.iter()}
+    assert not [name for element in root.iter() for name in element.attrib if name.startswith("on")]
+    return root
+
+
+def words(root: ElementTree.Element) -> list[str]:
+    return [element.text or "" for element in root.iter(f"{NS}text")]
+
+
+def softmax(*shape: int) -> np.ndarray:
+    return torch.rand(*shape).mul(4).softmax(dim=-1).numpy()
+
+
+# Panels
+
+
+def test_head_panels_tell_every_weight() -> None:
+    weights, names = softmax(3, 4, 5), ["a", "b", "c", "d"]
+    root = parse(head_panels(weights, names, [*names, "e"], ["one", "two", "three"], title="t"))
+    tips = [float(element.find(f"{NS}title").text.rsplit(" ", 1)[1]) for element in root.iter(f"{NS}rect")]
+    np.testing.assert_allclose(np.array(tips).reshape(3, 4, 5), weights, atol=5.1e-4)
+    assert [text for text in words(root) if text.startswith("two")] == [f"two, max {weights[1].max():.2f}"]
+
+
+@pytest.mark.parametrize("count", [1, 20, 60])
+def test_labels_of_head_panels_do_not_overlap(count: int) -> None:
+    names = [f"token{at}" for at in range(count)]
+    root = parse(head_panels(softmax(2, count, count), names, names, ["x", "y"]))
+    for group in root.iter(f"{NS}g"):
+        size = re.search(r"font-size:([\d.]+)", group.get("style", ""))
+        rows = sorted(float(text.get("y")) for text in group.iter(f"{NS}text") if text.get("text-anchor") == "end")
+        if size and len(rows) > 1:
+            assert min(np.diff(rows)) >= float(size[1])
+    assert names[0] in words(root)
+
+
+def test_odd_labels_are_text() -> None:
+    count = len(ODD)
+    for svg in (
+        head_panels(softmax(1, count, count), ODD, ODD, ["<b>"], title="<script>"),
+        stage_panel([("<i>", np.arange(count))], ODD, title="<script>x", note="&"),
+        picture_panels(np.random.rand(3, 8, 8), 2, 2, softmax(count, 4), ODD, title="<script>"),
+        label_map(softmax(1, count), [ODD], title="<script>", note="<b>"),
+    ):
+        root = parse(svg)
+        shown = " ".join(words(root))
+        assert "<script>" in shown and "동물" in shown and "שלום" in shown
+
+
+def test_pictures_are_grey_and_attention_is_orange_by_its_weight() -> None:
+    picture, weights = torch.rand(3, 6, 6).numpy(), softmax(2, 9)
+    root = parse(picture_panels(picture, 3, 3, weights, ["a", "b"]))
+    (image,) = [image for image in root.find(f"{NS}defs").iter(f"{NS}image")]
+    raw = base64.b64decode(image.get("href").partition("base64,")[2])
+    data = zlib.decompress(raw[raw.index(b"IDAT") + 4 : raw.index(b"IEND") - 8])
+    assert struct.unpack(">II", raw[16:24]) == (6, 6)
+    pixels = np.frombuffer(data, np.uint8).reshape(6, 19)[:, 1:].reshape(6, 6, 3)
+    luminance = np.tensordot((0.2126, 0.7152, 0.0722), picture, 1)  # Rec. 709
+    np.testing.assert_allclose(pixels, np.repeat(luminance[..., None], 3, -1) * 255, atol=0.51)
+    strengths = [float(rect.get("fill-opacity")) for rect in root.iter(f"{NS}rect")]
+    np.testing.assert_allclose(
+        np.array(strengths).reshape(2, 9), 0.8 * weights / weights.max(axis=1, keepdims=True), atol=1e-3
+    )
+
+
+def test_stages_show_their_numbers_and_what_is_hidden() -> None:
+    root = parse(stage_panel([("scores", [1.5, -2.0, 0.0]), ("masked", [1.5, -np.inf, np.nan])], ["a", "b", "c"]))
+    shown = words(root)
+    assert [shown.count(text) for text in ("1.500", "-2.000", "0.000", "hidden", "not a number")] == [2, 1, 1, 1, 1]
+
+
+def test_layers_may_have_different_numbers_of_heads() -> None:
+    root = parse(label_map([[0.5, -0.25], [1.0]], [["x", "y"], ["z"]], title="t"))
+    assert len([rect for rect in root.iter(f"{NS}rect")]) == 3
+    assert {"+0.5000", "-0.2500", "+1.0000"} <= set(words(root))
+
+
+# A look, drawn
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_can_be_drawn_in_every_way(shape: str) -> None:
+    inside = opened(shape)
+    look = inside.look(**given(shape, "the animal 동물 <unk>"))
+    for part in look.parts:
+        for which in ({}, {"grid": True}, {"layer": 0}, {"layer": 0, "head": 0}, {"layer": 0, "head": 0, "query": 1}):
+            assert words(parse(draw(look, part=part, **which)))
+    page = report_of(look)
+    assert "not why" in page and "Jain" in page and "<script" not in page
+    assert parse(look.show(layer=0).svg) is not None
+    assert "Jain" in look._repr_html_() and "<svg" in look._repr_html_()
+
+
+def test_a_figure_of_one_head_shows_that_head() -> None:
+    look = opened("encoder-decoder").look("the animal did not cross", target="a b c")
+    for part, seen in look.parts.items():
+        svg = draw(look, part=part, layer=1, head=2)
+        tips = [rect.find(f"{NS}title").text for rect in parse(svg).iter(f"{NS}rect")]
+        values = [float(tip.rsplit(" ", 1)[1]) for tip in tips]
+        np.testing.assert_allclose(values, seen.weights[1][2].flatten(), atol=5.1e-4)
+
+
+def test_numbers_are_the_weights() -> None:
+    look = opened("encoder-decoder").look("the animal", target="a b")
+    numbers = json.loads(json.dumps(numbers_of(look)))
+    for part, seen in look.parts.items():
+        told = numbers["parts"][part]
+        assert (tuple(told["rows"]), tuple(told["columns"])) == (seen.rows, seen.columns)
+        for own, weights in zip(told["weights"], seen.weights, strict=True):
+            np.testing.assert_allclose(own, weights, atol=1e-6)
+    assert numbers["output"]["loss"] == look.output.loss and numbers == json.loads(json.dumps(look.to_dict()))
+
+
+def test_a_comparison_shows_both_answers() -> None:
+    both = opened("encoder-decoder").compare("the animal", changes=Changes(heads=(("cross", 0, 0),)))
+    for html in (both._repr_html_(), report_of(both.after, both.before)):
+        assert "unchanged" in html.lower()
+    assert "head cross.0.0 off" in report_of(both.after, both.before)
+
+
+def test_wrong_choices_are_said() -> None:
+    look = opened("decoder").look("a b a")
+    for which, message in (
+        ({"head": 0}, "of which layer"),
+        ({"layer": 5}, "layers 0 to 1"),
+        ({"grid": True, "layer": 0}, "leave layer and head out"),
+        ({"query": 0}, "say which"),
+        ({"part": "cross"}, "this model has none"),
+        ({"layer": 0, "head": 0, "query": 9}, "queries 0 to 2"),
+    ):
+        with pytest.raises(UserError, match=message):
+            draw(look, **which)
+    assert find_query(look.parts["decoder"], "b") == 1
+    with pytest.raises(UserError, match="places 0, 2"):
+        find_query(look.parts["decoder"], "a")
+
+
+# In words
+
+
+def test_the_largest_weights_are_told_largest_first() -> None:
+    look = opened("decoder").look("the animal did not cross")
+    part = look.parts["decoder"]
+    (mean,) = attended(look, part, layer=None, head=None, top=2, each=False)
+    stacked = torch.cat(part.weights).mean(dim=0)
+    for row, (label, keys) in zip(stacked, mean.rows, strict=True):
+        best = row.topk(2)
+        told = [(at, weight) for at, _, weight in keys]
+        assert told == [(at, w) for at, w in zip(best.indices.tolist(), best.values.tolist(), strict=True) if w > 0]
+        assert label == part.rows[mean.rows.index((label, keys))]
+    every = attended(look, part, layer=None, head=None, top=1, each=True)
+    assert [(one.layer, one.head) for one in every] == [(layer, head) for layer in (0, 1) for head in range(4)]
+    assert json.dumps(every[0].to_dict())
+
+
+def test_columns_of_text_stand_below_each_other_in_any_script() -> None:
+    """동 takes two columns of a terminal, a combining accent none (Unicode UAX 11)."""
+    assert [screen_width(text) for text in ("동물", "ab", "e\u0301", "漢a")] == [4, 2, 1, 3]
+    look = opened("decoder").look("the 동물 a")
+    lines = as_text(attended(look, look.parts["decoder"], layer=0, head=0, top=1, each=False)[0]).splitlines()[1:]
+    starts = {
+        screen_width(line[: line.index("  ", 2)]) + len(re.match(r" +", line[line.index("  ", 2) :])[0])
+        for line in lines
+    }
+    assert len(starts) == 1
+
+
+# Fonts and PNG
+
+
+@pytest.mark.skipif(shutil.which("fc-query") is None, reason="needs fontconfig to compare with")
+def test_the_characters_of_a_font_are_those_that_fontconfig_finds() -> None:
+    files = [path for path in fonts.installed() if path.endswith((".ttf", ".ttc"))][:6]
+    for path in files:
+        told = subprocess.run(["fc-query", "-i", "0", "-f", "%{charset}\n", path], capture_output=True, text=True)
+        wanted: set[int] = set()
+        for part in told.stdout.split("\n")[0].split():
+            first, _, last = part.partition("-")
+            wanted |= set(range(int(first, 16), int(last or first, 16) + 1))
+        own = {char for low, high in fonts.ranges(path) for char in range(low, high + 1)}
+        assert wanted <= own
+        assert not [char for char in own - wanted if fonts._drawn(chr(char)) and 0x20 < char < 0xD800]
+
+
+def test_a_letter_without_a_font_is_said_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("resvg_py")
+    svg = head_panels(softmax(1, 2, 2), ["동", "물"], ["a", "b"], ["x"])
+    monkeypatch.setattr(fonts, "installed", lambda: ())
+    with pytest.raises(UserError, match=r"no font on this machine has .*fonts-noto-cjk.*--font.*\.svg"):
+        to_png(svg)
+    with pytest.raises(UserError, match="there is no such file"):
+        to_png(svg, fonts=["nowhere.ttf"])
+
+
+def test_a_damaged_font_has_no_letters(tmp_path: Path) -> None:
+    for content in (b"", b"ttcf", b"\x00\x01\x00\x00\xff\xff" + b"\xff" * 40, b"nonsense" * 50):
+        path = tmp_path / f"{len(content)}.ttf"
+        path.write_bytes(content)
+        assert fonts.ranges(str(path)) == ()
+
+
+def size_of(png: bytes) -> tuple[int, int]:
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", png[16:24])
+
+
+@pytest.mark.skipif(bool(fonts.missing("동물a")), reason="needs a Korean font")
+def test_a_png_shows_korean_letters_and_not_boxes() -> None:
+    """Each letter has ink of its own; boxes would all be alike."""
+    pytest.importorskip("resvg_py")
+    image = pytest.importorskip("PIL.Image")
+    import io
+
+    def ink(letter: str) -> np.ndarray:
+        png = to_png(head_panels([[[1.0]]], [letter], ["a"], ["x"]), zoom=3)
+        return np.asarray(image.open(io.BytesIO(png)).convert("L"))
+
+    drawn = [ink(letter) for letter in "동물강한"]
+    assert len({picture.tobytes() for picture in drawn}) == 4
+
+
+def test_a_png_has_the_size_of_its_figure_times_the_zoom() -> None:
+    pytest.importorskip("resvg_py")
+    svg = head_panels(softmax(1, 2, 2), ["a", "b"], ["a", "b"], ["x"])
+    width, height = (float(number) for number in re.findall(r'(?:width|height)="([\d.]+)"', svg)[:2])
+    for zoom in (1, 2.5):
+        assert size_of(to_png(svg, zoom=zoom)) == pytest.approx((width * zoom, height * zoom), abs=1)
+    with pytest.raises(UserError, match="lower --zoom"):
+        to_png(svg, zoom=200)

@@ -1,0 +1,99 @@
+"""`regard figure` and `regard attend`: what they write, and what they say when it cannot be done."""
+
+from __future__ import annotations
+
+import json
+import struct
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from inside_models import WORDS, opened
+from regard.cli import main
+
+
+def png_size(png: bytes) -> tuple[int, int]:
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", png[16:24])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    inside = opened("encoder-decoder")
+    regard.save(
+        inside.model.float(), tmp_path / "run", tokenizers={"tokenizer": WORDS}, recipe={"decode": {"max_length": 6}}
+    )
+    return tmp_path
+
+
+def test_figure_writes_every_kind(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("resvg_py")
+    folder, text = str(run / "run"), "the animal <script>"
+    for name, options in (
+        ("a.svg", ""),
+        ("b.svg", "--grid --part encoder"),
+        ("c.svg", "--layer 1 --head 0 --query 0"),
+        ("d.png", "--layer 0"),
+        ("e.html", "--off cross.0.1"),
+        ("f.json", "--temperature 2 --shuffle 1"),
+    ):
+        assert main(["figure", folder, text, "-o", str(run / name), *options.split()]) == 0, name
+    for name in "abc":
+        ElementTree.fromstring((run / f"{name}.svg").read_text())
+    assert png_size((run / "d.png").read_bytes())[0] > 100
+    assert "<script>" not in (run / "e.html").read_text().lower().replace("&lt;script&gt;", "")
+    assert json.loads((run / "f.json").read_text())["changes"] == {"temperature": 2.0, "shuffle": 1}
+    assert main(["figure", folder, text, "-o", str(run / "g.svg"), "--all"]) == 0
+    assert sorted(path.name for path in run.glob("g*")) == ["g-cross.svg", "g-decoder.svg", "g-encoder.svg"]
+    told = capsys.readouterr()
+    assert "unchanged: writes" in told.out and "Jain & Wallace 2019" in told.err
+
+
+def test_attend_tells_text_and_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attend", str(run / "run"), "the animal", "--top", "2"]) == 0
+    assert "cross attention, mean of all layers and heads" in capsys.readouterr().out
+    assert main(["attend", str(run / "run"), "the animal", "--each", "--json", "--part", "encoder"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["maps"]) == 8 and told["maps"][0]["tokens"][0]["token"] == "the"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-o", "a.gif"], "use one of .png, .svg, .html, .json"),
+        (["-o", "a.svg", "--off", "cross"], "PART.LAYER.HEAD"),
+        (["-o", "a.svg", "--off", "cross.0.9"], "heads 0 to 3"),
+        (["-o", "a.svg", "--skip", "middle.0"], "PART.LAYER"),
+        (["-o", "a.svg", "--layer", "7"], "layers 0 to 1"),
+        (["-o", "a.svg", "--zoom", "0"], "0.1 to 20"),
+        (["-o", "missing/a.svg"], "cannot be written"),
+    ],
+)
+def test_mistakes_are_one_line(
+    run: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run)
+    assert main(["figure", str(run / "run"), "the animal", *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and "Traceback" not in error
+    assert sorted(path.name for path in run.iterdir()) == ["run"]
+
+
+def test_pictures_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = pytest.importorskip("PIL.Image")
+    regard.save(opened("vit").model.float(), tmp_path / "vit")
+    image.fromarray(np.full((40, 30, 3), (255, 0, 0), np.uint8)).save(tmp_path / "red.png")
+    assert (
+        main(["figure", str(tmp_path / "vit"), str(tmp_path / "red.png"), "-o", str(tmp_path / "a.svg"), "--grid"]) == 0
+    )
+    assert "class:" in capsys.readouterr().out
+    for name, content in (("empty.png", b""), ("text.png", b"no picture")):
+        (tmp_path / name).write_bytes(content)
+        assert main(["figure", str(tmp_path / "vit"), str(tmp_path / name), "-o", str(tmp_path / "b.svg")]) == 2
+        assert "cannot be read as a picture" in capsys.readouterr().err
+    look = opened("vit").look(picture=tmp_path / "red.png")
+    torch.testing.assert_close(look.reading.picture, torch.tensor([1.0, 0, 0])[:, None, None].expand(3, 16, 16))
