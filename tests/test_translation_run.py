@@ -187,6 +187,18 @@ def test_the_same_command_again_changes_nothing(here, finished, capsys):
     assert "6 steps" in capsys.readouterr().out
 
 
+def test_a_run_made_before_a_setting_existed_goes_on(here, finished, capsys):
+    """A field that the folder's recipe lacks has its default; another value than that is another setting."""
+    shutil.copytree(finished, "runs/mine")
+    recipe = Path("runs/mine/recipe.toml")
+    text = recipe.read_text().replace(str(finished.parent), str(here))
+    assert "recompute = false\n" in text and "n_best = 1\n" in text
+    recipe.write_text(text.replace("recompute = false\n", "").replace("n_best = 1\n", ""))
+    assert train() == 0
+    assert train("mine.toml", "--set=train.recompute=true") == 2
+    assert "holds a run with other settings" in capsys.readouterr().err
+
+
 def test_other_settings_are_refused_and_nothing_is_touched(here, finished, capsys):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     assert train(finished.parent / "mine.toml", "-o", str(finished), "--set=train.steps=7") == 2

@@ -135,6 +135,7 @@ class Mixture:
 
     def __init__(self, fixed: Pairs | None, denoised: Sequence[Denoised]) -> None:
         self.fixed, self.denoised = fixed, tuple(denoised)
+        self.made: tuple[int, Pairs] | None = None  # the epoch that was asked for last
         sides = [one.lengths() for one in self.denoised]
         if fixed is not None:
             sides.append((fixed.sources.lengths, fixed.targets.lengths))
@@ -157,6 +158,11 @@ class Mixture:
         return self.at(0).batch(rows)
 
     def at(self, epoch: int) -> Pairs:
+        if self.made is None or self.made[0] != epoch:
+            self.made = epoch, self._make(epoch)
+        return self.made[1]
+
+    def _make(self, epoch: int) -> Pairs:
         parts = [one.at(epoch) for one in self.denoised]
         if self.fixed is not None:
             parts.append(self.fixed.at(epoch))

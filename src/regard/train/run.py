@@ -20,6 +20,7 @@ import platform
 import shlex
 import shutil
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
@@ -167,6 +168,7 @@ class TaskRun(ABC):
         self.fresh = not (self.folder / RECIPE).exists()
         self._refuse_foreign_folder()
         self.check_data()
+        threading.Thread(target=warm_up, args=(self.device,)).start()
         names = self.tokenizer_names()
         found = {} if self.fresh else load_tokenizers(self.folder)
         if found.keys() >= {*names}:
@@ -176,9 +178,8 @@ class TaskRun(ABC):
         else:
             self.tokenizers = self.make_tokenizers()
         self.model_config = self.settle_model()
-        own = self.own_tables()
-        recipe = {"task": self.NAME, **own, "model": to_dict(self.model_config), "train": to_dict(self.config)}
-        if not self.fresh and {"task": DEFAULT, **read_toml(self.folder / RECIPE)} != recipe:
+        recipe = self._recipe()
+        if not self.fresh and self._recipe_there() != recipe:
             raise UserError(
                 f"{self.folder}: holds a run with other settings (see {RECIPE} there): name another folder with -o, "
                 f"or go on with that one:  {program()} resume {shlex.quote(str(self.folder))}"
@@ -189,6 +190,19 @@ class TaskRun(ABC):
             for name, tokenizer in self.tokenizers.items():
                 tokenizer.save(self.folder / f"{name}.json")
             self.prepare_data()
+
+    def _recipe(self) -> dict[str, Any]:
+        model, train = to_dict(self.model_config), to_dict(self.config)
+        return {"task": self.NAME, **self.own_tables(), "model": model, "train": train}
+
+    def _recipe_there(self) -> dict[str, Any]:
+        """The folder's recipe; a field that it does not know, being older, has its default."""
+        tables = read_toml(self.folder / RECIPE)
+        if tables.get("task", DEFAULT) != self.NAME:
+            return tables
+        there = type(self)(tables, self.folder, self.device)
+        there.model_config = from_dict(ModelConfig, tables.get("model", {}), "model.")
+        return there._recipe()
 
     def open(self) -> None:
         """Take up what rank 0 has prepared."""
@@ -269,3 +283,16 @@ class TaskRun(ABC):
             return read_weights(self.folder / WEIGHTS)  # the best
         with trainer.judged_weights() as model:
             return {name: tensor.clone() for name, tensor in weights_of(model).items()}
+
+
+def warm_up(device: torch.device) -> None:
+    """Load what the first step would wait for, while the processor is busy with the data.
+
+    An optimizer brings in the compiler, a GPU its libraries: seconds, which need no one to watch them.
+    """
+    with suppress(Exception):  # whatever is wrong will be said where it is needed
+        import torch._dynamo
+
+        if device.type == "cuda":
+            square = torch.zeros(64, 64, device=device, dtype=torch.bfloat16)
+            torch.mm(square, square)

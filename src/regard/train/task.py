@@ -22,6 +22,7 @@ TASKS = {
     "masked": ("regard.train.masked", "MaskedRun"),
     "classification": ("regard.train.classification", "ClassificationRun"),
     "image-classification": ("regard.train.pictures", "PicturesRun"),
+    "captioning": ("regard.train.captioning", "CaptioningRun"),
     "numbers": ("regard.train.numbers", "NumbersRun"),
 }
 DEFAULT = "translation"  # of a recipe that names none

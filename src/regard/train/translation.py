@@ -51,7 +51,7 @@ class TranslationRun(TaskRun):
     METRICS: ClassVar = {"loss": LOSS, "bleu": Metric("bleu", higher=True), "chrf": Metric("chrf", higher=True)}
     HEADLINE = ("bleu", "BLEU")
     EXAMPLE = 'train = ["a.en", "a.de"]'
-    EVALUATE = ("test", "files", "beam", "tokenize")
+    EVALUATE: ClassVar[tuple[str, ...]] = ("test", "files", "beam", "tokenize")
 
     train_pairs: Pairs
     valid_pairs: Pairs | None

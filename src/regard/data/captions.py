@@ -1,0 +1,183 @@
+"""Pictures with captions: the [data] table of a recipe with task = "captioning".
+
+    [data]
+    train = ["train.jsonl"]       {"picture": "a.png", "caption": "a dog on a beach"}              a line each, or
+                                  {"features": "a.npy", "caption": "…"}, with a "key" where a file holds many
+    [data.scenes]                 in place of files: scenes composed of real items, see `regard.data.scenes`
+
+File names start in the folder of the table that names them. A picture may stand in several rows, with a caption each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.data.config import Files, check_list, expand_all
+from regard.data.features import open_features
+from regard.data.lines import Notes, Problem, read_lines, refusal
+from regard.data.pixels import open_pixels
+from regard.data.read import SHOWN, remedy_for
+from regard.data.scenes import HELD_OUT, NOUNS, SIZES, split_pair
+from regard.errors import UserError, suggest
+from regard.settings import check_types
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScenesData:
+    """Scenes that are composed: from which items, how many, and what about them is said."""
+
+    items: Files = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")  # of Fashion-MNIST, for training
+    test_items: Files = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # others, for the tests
+    language: Literal["en", "ko"] = "en"
+    train: int = 50_000  # scenes of an epoch; every epoch has others
+    valid: int = 500
+    test: int = 2_000  # of combinations that occur in training, and as many of those that do not
+    held_out: Files = HELD_OUT  # pairs of noun and place that are kept out of training
+    nouns: Files = tuple(NOUNS)
+    sizes: Files = tuple(SIZES)
+
+    def __post_init__(self) -> None:
+        for name in ("items", "test_items", "held_out", "nouns", "sizes"):
+            check_list(name, getattr(self, name))
+        check_types(self)
+        for name in ("train", "valid", "test"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} = {getattr(self, name)}: must be 1 or more")
+        for name, known in (("nouns", NOUNS), ("sizes", SIZES)):
+            given = getattr(self, name)
+            if wrong := [one for one in given if one not in known]:
+                raise UserError(f"{name}: {wrong[0]!r} is not known; {suggest(wrong[0], known)}")
+            if len(set(given)) < len(given) or len(given) < (2 if name == "nouns" else 1):
+                raise UserError(f"{name} = {list(given)}: give {2 if name == 'nouns' else 1} or more, each once")
+        for pair in self.held_out:
+            split_pair(pair)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionData:
+    train: Files = ()
+    valid: Files = ()
+    test: dict[str, Files] = field(default_factory=dict)
+    scenes: ScenesData | None = None
+    max_length: int = 64  # most tokens of a caption, its end included
+    skip_bad: bool = False  # leave out rows that cannot be used
+    folder: str = "."  # where relative names start
+
+    def __post_init__(self) -> None:
+        for name, files in (("train", self.train), ("valid", self.valid)):
+            check_list(name, files)
+        if not isinstance(self.test, dict):
+            raise UserError(f'test = {self.test!r}: give each set a name:  test = {{ new = ["new.jsonl"] }}')
+        for name, files in self.test.items():
+            check_list(f"test.{name}", files)
+        check_types(self)
+        if bool(self.train) == (self.scenes is not None):
+            raise UserError('train: write  train = ["captions.jsonl"], or a table [data.scenes], and not both')
+        if self.scenes is not None and (self.valid or self.test):
+            raise UserError("valid and test: [data.scenes] makes its own; leave them out")
+        if self.max_length < 2:
+            raise UserError(f"max_length = {self.max_length}: a token and its end make 2; give 2 or more")
+
+
+class Captioned(NamedTuple):
+    """A row of a table: the file of a picture or of features, the key in it, and what is said about it."""
+
+    file: Path
+    key: str | int | None
+    caption: str
+
+
+def read_captions(files: Sequence[str], config: CaptionData, source: str) -> list[Captioned]:
+    """All rows; `source` is "patches" or "features", and decides which column is read."""
+    found: list[Captioned] = []
+    wrong: list[Problem] = []
+    notes: Notes = Counter()
+    for path in (path for paths in expand_all(files, config.folder) for path in paths):
+        for item in _scan(path, "picture" if source == "patches" else "features", notes):
+            if isinstance(item, Problem):
+                wrong.append(item)
+            else:
+                found.append(item)
+    fatal = any(problem.fatal for problem in wrong)
+    if fatal or (wrong and not config.skip_bad):
+        raise refusal(files, f"{len(found):,} good rows", wrong[:SHOWN], len(wrong), remedy_for(fatal))
+    if not found:
+        raise UserError(f"{', '.join(files)}: no captions; put an object in each line")
+    return found
+
+
+def _scan(path: Path, column: str, notes: Notes) -> Iterator[Captioned | Problem]:
+    if ".jsonl" not in path.suffixes:
+        yield Problem(str(path), None, "captions stand in a .jsonl file, an object a line", fatal=True)
+        return
+    for number, line in enumerate(read_lines(path, notes), 1):
+        if isinstance(line, Problem):
+            yield line
+            continue
+        try:
+            yield _row(line, column, path.parent)
+        except UserError as error:
+            yield Problem(str(path), number, str(error))
+
+
+def _row(line: str, column: str, folder: Path) -> Captioned:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"is not JSON: {error}") from None
+    example = f'{{"{column}": "a.{"png" if column == "picture" else "npy"}", "caption": "…"}}'
+    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in (column, "caption")):
+        raise UserError(f"write  {example}")
+    key = row.get("key")
+    if key is not None and (isinstance(key, bool) or not isinstance(key, str | int)):
+        raise UserError(f'"key" is {key!r}: give a name or a number')
+    caption = " ".join(row["caption"].split())
+    if not caption:
+        raise UserError('"caption" is empty')
+    if any("\ud800" <= char <= "\udfff" for char in caption):
+        raise UserError('"caption" has half a surrogate pair (\\ud800 to \\udfff), which is no Unicode text')
+    file = folder / row[column]
+    if not file.is_file():
+        raise UserError(f"{file}: there is no such file")
+    return Captioned(file, key, caption)
+
+
+def check_features(rows: Sequence[Captioned], size: int | None, where: str) -> int:
+    """Read all features once; gives their width, which must be the same everywhere."""
+    for row in rows:
+        try:
+            size = open_features(row.file, row.key, size).shape[1]
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+    assert size is not None
+    return size
+
+
+def pad_features(found: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Features of several pictures side by side, [B, regions, size], and which are real; None: all."""
+    longest = max(len(one) for one in found)
+    rows = torch.zeros(len(found), longest, found[0].shape[1])
+    valid = torch.zeros(len(found), longest, dtype=torch.bool)
+    for at, one in enumerate(found):
+        rows[at, : len(one)] = one
+        valid[at, : len(one)] = True
+    return rows, None if bool(valid.all()) else valid
+
+
+def open_source(path: str | Path, source: str, channels: int, side: int, size: int) -> tuple[Tensor, str]:
+    """What a model reads of one file, without a batch axis, and what is to be said about it."""
+    if source == "features":
+        return open_features(path, size=size), ""
+    pixels, (width, height) = open_pixels(path, channels, side)
+    told = (
+        "" if (width, height) == (side, side) else f"{path}: {width} x {height} pixels are resized to {side} x {side}"
+    )
+    return pixels, told

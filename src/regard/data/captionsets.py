@@ -1,0 +1,161 @@
+"""Sets of pictures (or features) with captions, ready for training and for judging.
+
+    scenes     composed anew in every batch: the scene of (seed, epoch, batch) is always the same one
+    pictures   decoded once into RUN/data, then mapped
+    features   read from their files as they are needed, kept in memory while there is room
+
+A caption becomes  <s> … </s>,  padded to one length: what is read is all but the last, what is expected all but the
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regard.data.batch import PairBatch, Stream
+from regard.data.captions import CaptionData, Captioned, ScenesData, pad_features
+from regard.data.features import open_features
+from regard.data.pictures import PicturesData, list_set
+from regard.data.pixelstore import store_pixels
+from regard.data.rows import Rows
+from regard.data.scenes import Phrase, SceneMaker, Scenes
+from regard.errors import UserError
+from regard.text.frame import framed
+from regard.text.tokenizer import Tokenizer
+
+ROOM = 1 << 30  # bytes of features that are kept in memory
+SIDE = 28  # pixels of a Fashion-MNIST item
+Sources = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # row numbers -> (what is read, which of it is real)
+
+
+@dataclass(frozen=True)
+class CaptionSet:
+    """Pictures or features by row, with their captions; of scenes, also what they were made of."""
+
+    captions: list[str]
+    sources: Sources
+    scenes: Scenes | None = None
+    phrases: list[Phrase] | None = None
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Captions as ids: what is read and what is expected, [N, T] each."""
+
+    target: Tensor
+    expected: Tensor
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, captions: Sequence[str], max_length: int) -> Targets:
+        ids = framed(tokenizer, captions, begin=True)
+        longest = max(map(len, ids)) - 1
+        if longest > max_length:
+            row = max(range(len(ids)), key=lambda at: len(ids[at]))
+            raise UserError(
+                f"caption {row + 1:,} has {longest} tokens, its end included ({captions[row][:60]!r} …), more than "
+                f"data.max_length = {max_length}: raise that, or shorten it"
+            )
+        rows = torch.zeros(len(ids), longest + 1, dtype=torch.long)
+        real = torch.zeros(len(ids), longest + 1, dtype=torch.bool)
+        for at, one in enumerate(ids):
+            rows[at, : len(one)] = torch.tensor(one)
+            real[at, : len(one)] = True
+        return cls(rows[:, :-1], torch.where(real[:, 1:], rows[:, 1:], PairBatch.IGNORE))
+
+    def to(self, device: torch.device) -> Targets:
+        return Targets(self.target.to(device), self.expected.to(device))
+
+    def batch(self, rows: Tensor, source: Tensor, valid: Tensor | None) -> PairBatch:
+        at = rows.to(self.target.device)
+        return PairBatch(source, valid, self.target[at], self.expected[at])
+
+
+# --- scenes
+
+
+def scene_makers(config: ScenesData, folder: str, canvas: int) -> tuple[SceneMaker, SceneMaker]:
+    """Of training, and of the tests, which show other items."""
+    makers = []
+    for files in (config.items, config.test_items):
+        listed = list_set(files, PicturesData(train=files, folder=folder), ())
+        if listed.pixels is None or listed.pixels.shape[1:] != (1, SIDE, SIDE):
+            raise UserError(f"{list(files)}: scenes are made of Fashion-MNIST's idx files, pictures of {SIDE} x {SIDE}")
+        pixels = listed.pixels[:, 0]
+        makers.append(SceneMaker(pixels, listed.labels, canvas, config.nouns, config.sizes, config.held_out))
+    return makers[0], makers[1]
+
+
+def scene_sets(config: ScenesData, train: SceneMaker, test: SceneMaker) -> dict[str, CaptionSet]:
+    """Validation with training items; tests with others, of combinations that training has and that it has not."""
+    sets = {"valid": _scene_set(train, train.draw(config.valid, False, 0, 0), config.language)}
+    sets["test"] = _scene_set(test, test.draw(config.test, False, 0, 1), config.language)
+    if bool(test.kept_out.any()):
+        sets["held-out"] = _scene_set(test, test.draw(config.test, True, 0, 2), config.language)
+    return sets
+
+
+def _scene_set(maker: SceneMaker, scenes: Scenes, language: str) -> CaptionSet:
+    phrases = maker.phrases(scenes, language)
+
+    def paint(rows: Tensor) -> tuple[Tensor, None]:
+        return maker.paint(scenes.each(lambda part: part[rows])), None
+
+    return CaptionSet([phrase.text for phrase in phrases], paint, scenes, phrases)
+
+
+class SceneStream(Stream):
+    """Batches of new scenes, `count` of them an epoch."""
+
+    def __init__(self, maker: SceneMaker, targets: Targets, rows: int, count: int, seed: int) -> None:
+        """`targets` are those of all captions, by `SceneMaker.numbers`."""
+        self.maker, self.targets, self.rows, self.batches, self.seed = maker, targets, rows, max(1, count // rows), seed
+
+    def make(self, epoch: int, number: int) -> PairBatch:
+        scenes = self.maker.draw(self.rows, False, 1, self.seed, epoch, number)
+        return self.targets.batch(self.maker.numbers(scenes), self.maker.paint(scenes), None)
+
+    def open(self, epoch: int) -> tuple[int, Callable[[int], PairBatch]]:
+        return self.batches, partial(self.make, epoch)
+
+
+# --- files
+
+
+def picture_set(rows: Sequence[Captioned], folder: Path, channels: int, side: int, config: CaptionData) -> CaptionSet:
+    files = sorted({row.file for row in rows})
+    pixels, kept = store_pixels(files, folder, channels, side, config.skip_bad)
+    place = {files[number]: at for at, number in enumerate(kept.tolist())}
+    readable = [row for row in rows if row.file in place]
+    at = torch.tensor([place[row.file] for row in readable])
+    return CaptionSet([row.caption for row in readable], lambda chosen: (pixels[at[chosen]], None))
+
+
+def feature_set(rows: Sequence[Captioned], size: int) -> CaptionSet:
+    kept: dict[int, Tensor] = {}
+    room = [ROOM]
+
+    def read(row: int) -> Tensor:
+        if row in kept:
+            return kept[row]
+        found = open_features(rows[row].file, rows[row].key, size)
+        if (left := room[0] - found.nbytes) > 0:
+            kept[row], room[0] = found, left
+        return found
+
+    return CaptionSet([row.caption for row in rows], lambda chosen: pad_features([read(at) for at in chosen.tolist()]))
+
+
+def file_stream(data: CaptionSet, targets: Targets, rows: int, seed: int) -> Rows:
+    def make(chosen: Tensor, *_: int) -> PairBatch:
+        return targets.batch(chosen, *data.sources(chosen))
+
+    return Rows(len(data), rows, seed, make)

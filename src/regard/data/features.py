@@ -1,0 +1,79 @@
+"""Features that another model made: a few vectors for each picture, such as 36 regions x 2048 (Anderson et al. 2018).
+
+    picture.npy                     [regions, size]
+    all.npy, key 7                  [pictures, regions, size]: number 7, from 0 on
+    all.safetensors, key "img-7"    the tensor of that name; a file with one tensor needs no key
+
+An .npy file that holds objects is a pickle, which can run code when it is opened: it is refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from regard.errors import UserError, suggest
+
+ENDINGS = (".npy", ".safetensors")
+
+
+def open_features(path: str | Path, key: str | int | None = None, size: int | None = None) -> Tensor:
+    """The vectors [regions, size] of one picture, as float32; `size` is what a model expects."""
+    path = Path(path)
+    if path.suffix not in ENDINGS:
+        raise UserError(f"{path}: features stand in a file ending in {' or '.join(ENDINGS)}")
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file")
+    found = _from_numpy(path, key) if path.suffix == ".npy" else _from_safetensors(path, key)
+    if found.dim() != 2 or 0 in found.shape:
+        raise UserError(f"{path}: has shape {tuple(found.shape)}; give [regions, size], a vector for each region")
+    if size is not None and found.shape[1] != size:
+        raise UserError(
+            f"{path}: each region has {found.shape[1]:,} numbers, but the model reads feature_dim = {size:,}; take "
+            "features of the same kind as in training"
+        )
+    if not bool(found.isfinite().all()):
+        region, at = (~found.isfinite()).nonzero()[0].tolist()
+        raise UserError(f"{path}: region {region}, number {at} is {float(found[region, at])}; make the features again")
+    return found
+
+
+def _from_numpy(path: Path, key: str | int | None) -> Tensor:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = "it holds objects, a pickle" if "pickle" in str(error).lower() else str(error)
+        raise UserError(
+            f"{path}: cannot be read as features ({reason}); save them with numpy.save as plain numbers"
+        ) from None
+    if not np.issubdtype(array.dtype, np.number) or np.issubdtype(array.dtype, np.complexfloating):
+        raise UserError(f"{path}: holds {array.dtype}, not numbers; save them as float32")
+    if array.ndim == 3:
+        if not isinstance(key, int) or isinstance(key, bool) or not 0 <= key < len(array):
+            raise UserError(f'{path}: holds {len(array):,} pictures; say which with  "key": 0 … {len(array) - 1}')
+        array = array[key]
+    elif key is not None:
+        raise UserError(f"{path}: holds one picture, so key = {key!r} means nothing; leave it out")
+    return torch.from_numpy(np.array(array, dtype=np.float32))
+
+
+def _from_safetensors(path: Path, key: str | int | None) -> Tensor:
+    try:
+        with safe_open(path, "pt") as file:
+            names = list(file.keys())
+            name = str(key) if key is not None else names[0] if len(names) == 1 else None
+            if not names:
+                raise UserError(f"{path}: holds no tensors; make the features again")
+            if name is None:
+                raise UserError(f'{path}: holds {len(names):,} tensors; say which with  "key": "{names[0]}"')
+            if name not in names:
+                raise UserError(f"{path}: has no tensor {name!r}; {suggest(name, names[:50])}")
+            return file.get_tensor(name).float()
+    except (SafetensorError, OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: damaged or incomplete ({error}); copy or make it again") from None
