@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,8 +30,8 @@ from regard.data.batch import Batches, PairBatch
 from regard.data.pack import Packs
 from regard.models import ModelConfig, build
 from regard.train.config import TrainConfig
-from regard.train.objective import translation
 from regard.train.trainer import Trainer
+from regard.train.translation import make_objective
 
 SMOOTHING, CLIP, RATE, BETAS, SEED = 0.1, 1.0, 1e-4, (0.9, 0.98), 1
 
@@ -145,8 +144,7 @@ class Ours:
             self.stream = Packs(data, config.batch_tokens // config.pack, config.pack, config.seed, device)
         else:
             self.stream = Batches(data, config.batch_tokens, config.seed)
-        objective = partial(translation, label_smoothing=config.label_smoothing)
-        self.trainer = Trainer(model, self.stream, objective, config, task.folder)
+        self.trainer = Trainer(model, self.stream, make_objective(config), config, task.folder)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.packed = iter(self.stream) if config.pack else None
         self.rows = [] if config.pack else task.rows()

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.classes import judge_classes, tell_classes
@@ -80,7 +79,8 @@ def recognition(
 def mixed_loss(logits: Tensor, labels: Tensor, draws: Draws, label_smoothing: float = 0.0) -> Tensor:
     """The summed loss of logits [B, C], where each picture is two in the proportion that was drawn."""
     chance = logits.float().log_softmax(dim=-1)
-    own, other = (F.one_hot(which, chance.shape[1]).float() for which in (labels, labels[draws.partner]))
+    classes = torch.arange(chance.shape[1], device=chance.device)
+    own, other = ((which[:, None] == classes).float() for which in (labels, labels[draws.partner]))
     target = draws.share[:, None] * own + (1 - draws.share[:, None]) * other
     target = (1 - label_smoothing) * target + label_smoothing / chance.shape[1]
     return -(target * chance).sum()

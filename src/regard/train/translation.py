@@ -37,6 +37,7 @@ from regard.score import Scores, Splitting, bleu_metric, score
 from regard.settings import from_dict, to_dict
 from regard.text.config import TextConfig
 from regard.text.tokenizer import Tokenizer
+from regard.train.config import TrainConfig
 from regard.train.metric import LOSS, Metric
 from regard.train.objective import translation
 from regard.train.run import Figures, TaskRun
@@ -44,6 +45,12 @@ from regard.train.trainer import Objective, read_metrics
 from regard.train.vocabulary import chunked
 
 PICTURED = 60  # letters of a line whose attention is drawn: a longer one makes the picture too large to read
+
+
+def make_objective(config: TrainConfig) -> Objective:
+    """The loss of sentence pairs as [train] asks for it."""
+    loss = partial(chunked, chunk=config.loss_chunk, compiled=config.compile)
+    return partial(translation, label_smoothing=config.label_smoothing, r_drop=config.r_drop, loss=loss)
 
 
 class TranslationRun(TaskRun):
@@ -168,9 +175,7 @@ class TranslationRun(TaskRun):
     # --- loss and figures
 
     def objective(self) -> Objective:
-        config = self.config
-        loss = partial(chunked, chunk=config.loss_chunk, compiled=config.compile)
-        return partial(translation, label_smoothing=config.label_smoothing, r_drop=config.r_drop, loss=loss)
+        return make_objective(self.config)
 
     @property
     def judged(self) -> bool:
