@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -109,6 +111,11 @@ def test_without_the_page_it_says_how_to_build_it(tmp_path, monkeypatch, capsys)
     make_decoder(tmp_path / "run")
     monkeypatch.setattr(app, "PAGE", tmp_path / "nothing")
     assert cli.main(["explore", str(tmp_path / "run")]) == 2
+    assert "no npm when Regard was installed" in capsys.readouterr().err
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "package.json").write_text("{}")
+    monkeypatch.setattr(app, "PAGE", tmp_path / "src/regard/explore/page")
+    assert cli.main(["explore", str(tmp_path / "run")]) == 2
     assert "make page" in capsys.readouterr().err
 
 
@@ -128,6 +135,35 @@ def test_the_wheel_holds_the_page(tmp_path):
     assert "regard/explore/page/index.html" in names
     assert {"regard/explore/page/example.bin", "regard/explore/server/app.py"} <= set(names)
     assert any(name.startswith("regard/explore/page/assets/") and name.endswith(".js") for name in names)
+
+
+def test_a_fresh_clone_builds_the_page_into_the_wheel_or_says_why_not(tmp_path, monkeypatch):
+    """The hook of the build, with an npm of our own that leaves a page, fails, or is not there."""
+    pytest.importorskip("hatchling")
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "web" / "hatch_build.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    web, page = tmp_path / "web", tmp_path / "src/regard/explore/page/index.html"
+    for file in (web / "package.json", web / "package-lock.json", web / "src/main.ts"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    assert not hook.up_to_date(tmp_path)
+    npm = tmp_path / "bin" / "npm"
+    monkeypatch.setenv("PATH", str(npm.parent))
+    assert "no npm" in hook.build(web)
+
+    def become(script: str) -> None:
+        npm.parent.mkdir(exist_ok=True)
+        npm.write_text(f"#!/bin/sh\n{script}\n")
+        npm.chmod(0o755)
+
+    become("echo no network >&2; exit 1")
+    assert hook.build(web) == "npm ci failed: no network"
+    become(f"[ $1 = ci ] || {{ /bin/mkdir -p {page.parent}; echo page > {page}; }}")
+    assert hook.build(web) is None and page.is_file() and hook.up_to_date(tmp_path)
+    os.utime(page, (1, 1))
+    assert not hook.up_to_date(tmp_path)  # older than its sources
+    assert 'path = "web/hatch_build.py"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_the_lock_file_holds_for_every_registry_and_platform():

@@ -12,6 +12,9 @@ from playwright import sync_api
 
 from explorer import HOSTILE, TEXT, hover_cell, served, settle, state
 from regard.explore.inside import Inside
+from regard.interop.folder import export_folder
+from regard.models import build
+from regard.presets import preset
 
 pytest_plugins = ["browser"]
 
@@ -67,6 +70,19 @@ def test_everything_is_done_with_the_keyboard(open_page):
     sync_api.expect(page.get_by_role("button", name="Open layer 0, head 1, off")).to_be_visible()
 
 
+@pytest.mark.parametrize(("view", "list_"), [("model", ".places"), ("steps", ".queries")])
+def test_a_list_of_tokens_is_one_stop_however_long(open_page, view, list_):
+    page = open_page(state("decoder", view=view))
+    options = page.locator(f"{list_} [role=option]")
+    assert options.count() > 5 and page.locator(f"{list_} [tabindex='0']").count() == 1
+    page.locator(f"{list_} [tabindex='0']").focus()
+    for key, at in (("Home", 0), ("ArrowRight", 1), ("ArrowDown", 2), ("ArrowLeft", 1), ("End", options.count() - 1)):
+        page.keyboard.press(key)
+        sync_api.expect(options.nth(at)).to_be_focused()
+        sync_api.expect(options.nth(at)).to_have_attribute("aria-selected", "true")
+        assert f"at.source={at}" in page.url
+
+
 @pytest.mark.parametrize("run", ["decoder", "translator"])
 def test_everything_has_a_name_for_those_who_cannot_see_it(open_page, run):
     page = open_page(state(run, changes='{"layers": [["decoder", 1]]}'))
@@ -104,6 +120,34 @@ def test_512_tokens_do_not_hang_it(open_page, page_runs):
     for name in ("Lines", "Step by step", "Positions", "Whole model"):
         page.get_by_role("tab", name=name).click()
     assert page.locator(".places button").count() == len(look.reading.read)
+
+
+# --- what a link or a folder leaves out
+
+
+def test_a_link_that_names_only_a_run_begins_with_an_example(open_page):
+    page = open_page("run=decoder&view=map&layer=1")
+    assert page.locator("#text").input_value() != ""
+    assert page.get_by_test_id("example").count() == 0
+    assert "layer=1" in page.url and "text=" in page.url
+
+
+def test_without_a_text_no_map_of_another_text_is_shown(open_page):
+    page = open_page(state("decoder", view="lines"))
+    page.locator("#text").fill("")
+    page.get_by_text("Type a text above").wait_for()
+    assert page.locator(".left [role=option]").count() == 0
+    page.locator("#text").fill("a cat sat")
+    page.locator(".left [role=option]").first.wait_for()
+
+
+def test_a_vision_transformer_as_it_was_downloaded(open_page, tmp_path):
+    sizes = {"dim": 24, "layers": 2, "heads": 3, "ff_dim": 32, "image_size": 32, "patch_size": 8, "classes": 3}
+    export_folder(build(preset("vit-base", **sizes, max_length=17)), tmp_path / "vit")
+    with served(tmp_path) as listener:
+        page = open_page("run=vit&view=picture", listener=listener)
+        assert page.locator(".main canvas").is_visible()
+        assert page.get_by_text("Which class").is_visible()
 
 
 # --- when things go wrong

@@ -168,6 +168,8 @@ def test_pictures_come_back_and_are_looked_at(address, runs):
     look = Inside.open(runs / "captioner").look(picture=torch.from_numpy(shown))
     assert np.abs(arrays["cross.0"] / 65535 - look.parts["cross"].weights[0].numpy()).max() < 1e-4
     assert refusal(ask(address, "api/look", {"run": "captioner", "picture": "0" * 32}))[0] == 422
+    for odd in (b"", b"12", b"1234", bytes(3 * 32 * 31)):  # no square of 3 bytes a pixel
+        assert refusal(ask(address, "api/picture", odd, method="POST"))[0] == 422
     small = json.loads(ask(address, "api/picture", b"123")[1])["name"]
     assert "32 x 32" in refusal(ask(address, "api/look", {"run": "captioner", "picture": small}))[1]
 

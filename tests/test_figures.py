@@ -227,6 +227,19 @@ def test_the_characters_of_a_font_are_those_that_fontconfig_finds() -> None:
         assert not [char for char in own - wanted if fonts._drawn(chr(char)) and 0x20 < char < 0xD800]
 
 
+def test_the_map_of_heads_tells_every_score_in_full() -> None:
+    names = ("previous token", "next token", "first token", "last token", "punctuation", "alignment", "-12 tokens")
+    svg = label_map([[0.1] * len(names)], [[f"{name} 0.70" for name in names]])
+    assert "…" not in svg and svg.count(" 0.70</text>") == len(names)
+
+
+def test_a_font_that_is_none_is_said(tmp_path: Path) -> None:
+    pytest.importorskip("resvg_py")
+    (tmp_path / "a.ttf").write_text("no font")
+    with pytest.raises(UserError, match="is not a font"):
+        to_png(head_panels(softmax(1, 2, 2), ["a", "b"], ["a", "b"], ["x"]), fonts=[tmp_path / "a.ttf"])
+
+
 def test_a_letter_without_a_font_is_said_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("resvg_py")
     svg = head_panels(softmax(1, 2, 2), ["동", "물"], ["a", "b"], ["x"])

@@ -83,6 +83,14 @@ def test_mistakes_are_one_line(
     assert sorted(path.name for path in run.iterdir()) == ["run"]
 
 
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_no_text_is_no_figure(run: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["figure", str(run / "run"), text, "-o", str(run / "a.svg")], ["attend", str(run / "run"), text]):
+        assert main(words) == 2
+        assert "the text is empty" in capsys.readouterr().err
+    assert not (run / "a.svg").exists()
+
+
 def test_pictures_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image = pytest.importorskip("PIL.Image")
     regard.save(opened("vit").model.float(), tmp_path / "vit")

@@ -65,11 +65,14 @@ def read_changes(args: argparse.Namespace) -> Changes:
 
 def look_at(args: argparse.Namespace) -> tuple[Look, Look | None]:
     """What the model shows, changed where it was asked for; the second is the unchanged one, if there is a change."""
+    from regard.errors import UserError
     from regard.explore.inside import Inside
 
     inside = Inside.open(args.run, args.device)
     changes = read_changes(args)
     text, picture = (args.input, None) if inside.config.source == "tokens" else (None, args.input)
+    if text is not None and not text.strip():
+        raise UserError("INPUT: the text is empty; give at least one word")
     if not changes:
         return inside.look(text, picture=picture, target=args.target), None
     both = inside.compare(text, picture=picture, target=args.target, changes=changes)

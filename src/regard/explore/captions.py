@@ -10,6 +10,7 @@ writes a noun, how much of its cross attention lies inside the boxes of the item
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,18 +24,22 @@ import regard
 from regard.data.captionsets import CaptionSet
 from regard.data.scenes import coverage
 from regard.decode.caption import Captioner, as_input
+from regard.explore.draw import png_bytes
 from regard.explore.panels import picture_panels
 from regard.explore.picture import grid_of
-from regard.explore.pictures import gallery
+from regard.explore.pictures import as_rgb, gallery
 from regard.explore.report import Section, attention_note, examples_table, figure, page, paragraph, table, write_page
 from regard.explore.svg import heat_map
 from regard.explore.translation import curves
+from regard.run import make_folder
+from regard.settings import write_whole
 from regard.text.frame import framed
 
 LOOKED_AT = 256  # scenes whose attention is measured
 TOGETHER = 64
 DRAWN = 3
 LISTED = 12
+EXAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -90,12 +95,23 @@ def write_report(
     parameters = sum(parameter.numel() for parameter in captioner.model.parameters())
     seconds = max((line["seconds"] for line in metrics), default=0.0)
     summary = [(f"exact on {name}", f"{one.figures['exact']:.2%}") for name, one in results.items() if name != "valid"]
-    summary = summary[:2] + [("training", f"{seconds:.0f} s"), ("parameters", f"{parameters:,}")]
+    summary = [*summary[:2], ("training", f"{seconds:.0f} s"), ("parameters", f"{parameters:,}")]
     sections = [curves(metrics)]
     if results:
         name, last = list(results.items())[-1]
         sections += [_figures(results), *_examples(name, last), _looks(name, captioner, last.data)]
     return write_page(path, page(title, summary, sections, created=datetime.now(), version=regard.__version__))
+
+
+def write_examples(folder: Path, data: CaptionSet) -> None:
+    """A few pictures as PNG files, and captions.jsonl, which a recipe can read again."""
+    make_folder(folder)
+    rows = torch.arange(min(EXAMPLES, len(data)))
+    lines = []
+    for number, picture in enumerate(as_input(data.sources(rows)[0].cpu())):
+        write_whole(folder / f"{number}.png", png_bytes(as_rgb(picture)))
+        lines.append(json.dumps({"picture": f"{number}.png", "caption": data.captions[number]}, ensure_ascii=False))
+    write_whole(folder / "captions.jsonl", ("\n".join(lines) + "\n").encode())
 
 
 def _figures(results: Mapping[str, Judged]) -> Section:

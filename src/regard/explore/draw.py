@@ -116,7 +116,12 @@ def colour_levels(grid: np.ndarray) -> np.ndarray:
 
 
 def png_uri(pixels: np.ndarray, palette: Sequence[str] = ()) -> str:
-    """Bytes [height, width] into a palette of colours, or [height, width, 3] of RGB, as an image in a link."""
+    """The same as `png_bytes`, as an image in a link."""
+    return f"data:image/png;base64,{base64.b64encode(png_bytes(pixels, palette)).decode()}"
+
+
+def png_bytes(pixels: np.ndarray, palette: Sequence[str] = ()) -> bytes:
+    """Bytes [height, width] into a palette of colours, or [height, width, 3] of RGB, as the content of a PNG file."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -126,8 +131,7 @@ def png_uri(pixels: np.ndarray, palette: Sequence[str] = ()) -> str:
     rows = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))  # filter 0 begins a row
     colours = [(b"PLTE", bytes.fromhex("".join(palette).replace("#", "")))] if palette else []
     parts = ((b"IHDR", header), *colours, (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
-    png = b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
 
 
 def palette_image(grid: np.ndarray, x: float, y: float, width: float, height: float, side: int) -> str:

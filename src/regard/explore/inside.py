@@ -141,7 +141,9 @@ class Shown:
     note: str
 
     def _repr_html_(self) -> str:
-        return f'<div style="overflow-x:auto">{self.svg}</div>{self.note}'
+        # The figure follows the system's light or dark, a notebook its own theme: so it brings its ground along.
+        ground = "color-scheme:light dark;background:Canvas;color:CanvasText;padding:4px"
+        return f'<div style="{ground}"><div style="overflow-x:auto">{self.svg}</div>{self.note}</div>'
 
 
 _STAGES = ("q", "k", "v", "scores", "scaled", "masked", "weights", "heads")

@@ -206,7 +206,7 @@ def label_map(values: Any, texts: Sequence[Sequence[str]], *, title: str = "", n
             box = f'x="{x}" y="{y}" width="{wide - 2}" height="{tall - 2}" class="k{level}"'
             parts.append(f"<rect {box}><title>{hint}</title></rect>")
             parts.append(
-                svg_text(x + wide / 2 - 1, y + 18, token_label(texts[i][j], wide + 16), f"cell {kind}", "middle")
+                svg_text(x + wide / 2 - 1, y + 18, token_label(texts[i][j], wide + 34), f"cell {kind}", "middle")
             )
             parts.append(svg_text(x + wide / 2 - 1, y + 34, f"{value:+.4f}", f"cell {kind}", "middle"))
     bottom = top + len(rows) * tall

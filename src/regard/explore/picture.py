@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import MissingExtra, UserError
+from regard.data.features import open_features
+from regard.data.pixels import open_pixels
+from regard.errors import UserError
 from regard.models.config import ModelConfig
 
 
@@ -55,27 +57,9 @@ def read_picture(picture: Any, config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 def open_picture(path: Path, config: ModelConfig) -> Tensor:
     """A file as [channels, side, side] between 0 and 1, resized where it has another size."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise MissingExtra("figure", "pillow", f"{path}: reading a picture") from None
-    kinds = {1: "L", 3: "RGB", 4: "RGBA"}
-    if config.channels not in kinds:
-        raise UserError(f"channels = {config.channels}: a picture file has 1, 3 or 4; give the numbers instead")
-    side = config.image_size
-    try:
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert(kinds[config.channels]).resize((side, side)), dtype=np.float32) / 255
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: cannot be read as a picture: {error}") from None
-    return torch.from_numpy(pixels.reshape(side, side, config.channels)).permute(2, 0, 1).contiguous()
+    return open_pixels(path, config.channels, config.image_size)[0].float() / 255
 
 
 def read_features(given: Any) -> Tensor:
-    """Vectors [regions, size] that another model made: numbers, or the name of an .npy file."""
-    if not isinstance(given, str | Path):
-        return torch.as_tensor(given, dtype=torch.float32)
-    try:
-        return torch.from_numpy(np.asarray(np.load(given, allow_pickle=False), dtype=np.float32))
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{given}: cannot be read as features: {error}; give an .npy file of [regions, size]") from None
+    """Vectors [regions, size] that another model made: numbers, or the name of a file."""
+    return open_features(given) if isinstance(given, str | Path) else torch.as_tensor(given, dtype=torch.float32)

@@ -61,29 +61,33 @@ def write_report(
         curves(metrics, unit="nats per picture"),
         *class_sections(scores),
         _mistakes(recogniser, tried),
-        Section("What it saw in training", figure(gallery(seen, [""] * len(seen)), "Pictures as [augment] made them.")),
+        Section(
+            "What it saw in training", figure(gallery(seen, [""] * len(seen)), "Pictures as [augment] makes them.")
+        ),
         _looks(recogniser, tried),
     ]
     return write_page(path, page(title, summary, sections, created=datetime.now(), version=regard.__version__))
 
 
 def gallery(pictures: Tensor, captions: Sequence[str], *, title: str = "Pictures") -> str:
-    """Pictures [n, channels, side, side] between 0 and 1 in rows, with a line of text below each."""
-    step, tall, parts = SIDE + 20, SIDE + 34, []
+    """Pictures [n, channels, side, side] between 0 and 1 in rows, with the lines of a text below each."""
+    lines = max((caption.count("\n") + bool(caption) for caption in captions), default=0)
+    step, tall, parts = SIDE + 40, SIDE + 18 + 17 * lines, []
     for number, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
         x, y = 16 + number % ACROSS * step, 16 + number // ACROSS * tall
         place = f'x="{x}" y="{y}" width="{SIDE}" height="{SIDE}"'
-        parts.append(f'<image {place} preserveAspectRatio="none" href="{as_uri(picture)}"/>')
-        parts.append(svg_text(x, y + SIDE + 16, token_label(caption, SIDE + 14) if caption else "", "small"))
+        parts.append(f'<image {place} preserveAspectRatio="none" href="{png_uri(as_rgb(picture))}"/>')
+        for line, text in enumerate(caption.split("\n") if caption else ()):
+            parts.append(svg_text(x, y + SIDE + 16 + 17 * line, token_label(text, SIDE + 34), "mute" * (line > 0)))
     rows = math.ceil(len(pictures) / ACROSS)
-    about = f"{len(pictures)} pictures. {'; '.join(filter(None, captions))}"
+    about = f"{len(pictures)} pictures. {'; '.join(caption.replace(chr(10), ' ') for caption in captions if caption)}"
     return svg_frame(16 + min(len(pictures), ACROSS) * step, 16 + rows * tall, title, about, "".join(parts))
 
 
-def as_uri(picture: Tensor) -> str:
-    """[channels, side, side] between 0 and 1 as an image in a link; grey becomes three equal channels."""
+def as_rgb(picture: Tensor) -> np.ndarray:
+    """[channels, side, side] between 0 and 1 as bytes [side, side, 3]; grey becomes three equal channels."""
     shown = picture[:3] if picture.shape[0] >= 3 else picture[:1].expand(3, -1, -1)
-    return png_uri(np.rint(shown.clamp(0, 1).numpy() * 255).astype(np.uint8).transpose(1, 2, 0))
+    return np.rint(shown.clamp(0, 1).numpy() * 255).astype(np.uint8).transpose(1, 2, 0)
 
 
 def _mistakes(recogniser: Recogniser, tried: Tried) -> Section:
@@ -95,9 +99,12 @@ def _mistakes(recogniser: Recogniser, tried: Tried) -> Section:
     worst = wrong[best[wrong].argsort(descending=True)][:MISTAKES]
     names = recogniser.classes
     captions = [
-        f"{names[int(tried.pictures.labels[row])]} → {names[int(given[row])]} {float(best[row]):.2f}" for row in worst
+        f"{names[int(tried.pictures.labels[row])]}\n{names[int(given[row])]} {float(best[row]):.2f}" for row in worst
     ]
-    told = f"Right class → class given, with its probability; the most certain of {len(wrong):,} in {tried.name}."
+    told = (
+        f"The right class, and below it the one given with its probability: of {len(wrong):,} mistakes in {tried.name} "
+        "those it was most certain of."
+    )
     shown = gallery(tried.pictures.pixels[worst].float() / 255, captions, title="Mistakes")
     return Section("Mistakes", figure(shown, told))
 

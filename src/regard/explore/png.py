@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regard.errors import MissingExtra, UserError
-from regard.explore.fonts import require
+from regard.explore.fonts import ranges, require
 from regard.settings import write_whole
 
 LARGEST = 16_384  # pixels a side: more is no picture to look at, and takes gigabytes
@@ -35,6 +35,8 @@ def to_png(svg: str, *, zoom: float = 2.0, fonts: Sequence[str | Path] = ()) -> 
     for font in fonts:
         if not Path(font).is_file():
             raise UserError(f"--font {font}: there is no such file")
+        if not ranges(str(font)):
+            raise UserError(f"--font {font}: is not a font that can be read; give a .ttf, .otf or .ttc file")
     require(_LABEL.findall(svg), fonts)
     files = [str(font) for font in fonts]
     return bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=zoom, background="#ffffff", font_files=files))

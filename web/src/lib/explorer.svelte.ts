@@ -62,7 +62,10 @@ export class Explorer {
       this.version = version;
       const info = runs.find((run) => run.name === this.ask.run) ?? runs.find((run) => !run.error) ?? runs[0];
       if (info && (this.ask.run !== info.name || !link)) this.open(info.name, this.ask.text);
-      else this.refresh();
+      else {
+        if (!this.ask.text) this.ask.text = info?.examples[0] ?? ""; // a link may name a run only
+        this.refresh();
+      }
     } catch (error) {
       this.fail(error);
     }
@@ -144,7 +147,8 @@ export class Explorer {
     this.refused = null;
     if (info?.error) return this.#refuse(info.error);
     if (info?.source === "patches" && !this.ask.picture) return this.takePicture(drawScene(512));
-    if (!info || (!this.ask.text && !this.ask.picture)) return;
+    if (!info) return;
+    if (!this.ask.text && !this.ask.picture) return this.#clear();
     try {
       const plain = server.question(this.ask, false);
       const touched = anyChange(this.ask.changes) ? server.question(this.ask, true) : null;
@@ -171,6 +175,13 @@ export class Explorer {
   fail(error: unknown): void {
     if (error instanceof server.Gone) this.gone = true;
     else this.#refuse(error instanceof Error ? error.message : String(error));
+  }
+
+  /** No text, so nothing to show: the maps of a text that is gone would pass for those of the empty one. */
+  #clear(): void {
+    this.before = this.after = null;
+    this.example = false;
+    this.#asked = "";
   }
 
   /** Say why; an example beside it would look like the answer. */

@@ -165,7 +165,10 @@ def page_missing() -> str | None:
     """Why there is no page to show, None where there is one."""
     if (PAGE / "index.html").is_file():
         return None
+    checkout = (PAGE.parents[3] / "web" / "package.json").is_file()  # src/regard/explore/page, beside web
+    where = "in this checkout" if checkout else "here, because there was no npm when Regard was installed"
+    how = "make page" if checkout else "pip install --force-reinstall --no-deps  and the folder or address as before"
     return (
-        "the page is not built in this checkout: install Node.js 20.19 or newer with npm, then  make page ; "
+        f"the page is not built {where}: install Node.js 20.19 or newer with npm, then  {how} ; "
         "everything else works without it"
     )

@@ -9,6 +9,7 @@ tokens: 150 MB), so only the newest few are kept, by their size.
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -76,7 +77,7 @@ class Shelf:
             told["examples"].insert(0, self.text)
         told.update(dict.fromkeys((*TOLD, "size")))
         if not (folder / RECIPE).is_file():
-            return told  # a Hugging Face folder says it in other words; its answer will tell
+            return {**told, **reads_pictures(folder)}  # the rest a Hugging Face folder tells when it is open
         try:
             tables = read_toml(folder / RECIPE)
         except (UserError, OSError) as error:
@@ -130,6 +131,9 @@ class Shelf:
         return self._looks[key]
 
     def keep_picture(self, name: str, content: bytes) -> None:
+        """RGB, a byte a colour, of a square picture; whether the side is the model's is seen when it is asked about."""
+        if not content or 3 * math.isqrt(len(content) // 3) ** 2 != len(content):
+            raise UserError(f"picture: {len(content):,} bytes are no square picture of 3 bytes a pixel")
         with self._lock:
             self.pictures[name] = content
             self.pictures.move_to_end(name)
@@ -152,6 +156,19 @@ class Shelf:
         elif channels != 3:
             raise UserError(f"channels = {channels}: the page can show a model pictures with 1 or 3 channels")
         return pixels
+
+
+def reads_pictures(folder: Path) -> dict[str, Any]:
+    """What the page must know of a Hugging Face folder before it asks: that it wants a picture, and how large."""
+    try:
+        config = json.loads((folder / HF_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # opening it says what is wrong
+    if not isinstance(config, dict) or config.get("model_type") != "vit":
+        return {}
+    size = config.get("image_size", 224)  # the default of ViTConfig
+    size = size[0] if isinstance(size, list) and size else size
+    return {"source": "patches", "size": size if isinstance(size, int) else None}
 
 
 def size_of(look: Look) -> int:

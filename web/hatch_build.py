@@ -1,0 +1,53 @@
+"""Build the page as part of the wheel: `pip install .` of a fresh clone brings `regard explore` with it.
+
+The page is what `make page` leaves in src/regard/explore/page. Where it is missing or older than its sources, npm
+builds it. Without npm, or without a network for it, the wheel is made all the same: everything but the page works,
+and `regard explore` says what is missing. An editable install is a checkout, where `make page` builds it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCES = ("src", "public", "index.html", "package-lock.json", "vite.config.ts", "svelte.config.js")
+
+
+class PageHook(BuildHookInterface):
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        root = Path(self.root)
+        if version == "editable" or up_to_date(root):
+            return
+        why = build(root / "web")
+        if why is not None:
+            self.app.display_warning(f"regard explore: {why}; the page is left out, everything else works")
+
+
+def up_to_date(root: Path) -> bool:
+    page = root / "src/regard/explore/page/index.html"
+    if not page.is_file():
+        return False
+    sources = [root / "web" / name for name in SOURCES]
+    files = [file for one in sources for file in (one.rglob("*") if one.is_dir() else [one]) if file.is_file()]
+    return all(file.stat().st_mtime <= page.stat().st_mtime for file in files)
+
+
+def build(web: Path) -> str | None:
+    """None when the page is built, else why it is not."""
+    npm = shutil.which("npm")
+    if npm is None:
+        return "there is no npm here (install Node.js 20.19 or newer)"
+    if not (web / "package.json").is_file():
+        return "there is no web folder here"
+    lock, installed = web / "package-lock.json", web / "node_modules/.package-lock.json"
+    ready = installed.is_file() and installed.stat().st_mtime > lock.stat().st_mtime
+    for words in ([] if ready else [["ci", "--silent"]]) + [["run", "--silent", "build"]]:
+        done = subprocess.run([npm, *words], cwd=web, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            return f"npm {words[0]} failed" + (f": {said[-1][:200]}" if said else "")
+    return None
