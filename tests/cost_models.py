@@ -49,7 +49,9 @@ CASES: dict[str, dict[str, Any]] = {
     "features": {"shape": "encoder", "source": "features", "head": "classes", "classes": 3},
     "captions from patches": {"source": "patches", "position": "learned"},
     "captions from regions": {"source": "features", "decoder_layers": 1},
-    "conv stem": {"shape": "encoder", "source": "patches", "head": "classes", "classes": 3, "stem": "conv", "pool": "mean"},
+    "conv stem": {
+        "shape": "encoder", "source": "patches", "head": "classes", "classes": 3, "stem": "conv", "pool": "mean"
+    },
     "shifted windows": {
         "shape": "encoder", "source": "patches", "head": "pooled", "shifted_window": 2, "layers": 3, "position_axes": 2
     },
