@@ -29,7 +29,7 @@ Outcome = TypeVar("Outcome")
 
 def machine(device: str) -> dict[str, Any]:
     """Where and with what this was measured."""
-    packages = ("torch", "transformers", "x-transformers", "ctranslate2", "triton")
+    packages = ("torch", "transformers", "x-transformers", "ctranslate2", "scikit-learn", "triton")
     versions = {"python": platform.python_version()}
     for name in packages:
         try:

@@ -1,4 +1,4 @@
-"""A result file of `attention.py`, `training.py` or `decoding.py` as a Markdown table.
+"""A result file of `attention.py`, `training.py`, `decoding.py` or `sentiment.py` as a Markdown table.
 
     python benchmarks/table.py benchmarks/results/attention-h200.json
 
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 def table(path: Path) -> str:
     result = json.loads(path.read_text(encoding="utf-8"))
-    tables = {"training": training, "decoding": decoding}
+    tables = {"training": training, "decoding": decoding, "classes": classes}
     return tables.get(result.get("kind"), blocks)(result)
 
 
@@ -83,6 +83,16 @@ def decoding(result: Json) -> str:
             ratio = f"{_median(own) / _median(tool):.2f}" if own else ""
             same = f"{tool['same']:.1%}" if "same" in tool else ""
             lines.append(f"| {row['search']} | {row['batch']} | {name} | {_speed(tool)} | {ratio} | {same} |")
+    return "\n".join(lines)
+
+
+def classes(result: Json) -> str:
+    lines = ["| model | accuracy | macro-F1 | loss | calibration error |", "|---|--:|--:|--:|--:|"]
+    for row in result["rows"]:
+        cells = [f"{row[name]['mean']:.4f} ± {row[name]['deviation']:.4f}" for name in ("macro_f1", "loss")]
+        accuracy = f"{row['accuracy']['mean']:.2%} ± {row['accuracy']['deviation']:.2%}"
+        error = f"{row['calibration_error']['mean']:.4f}"
+        lines.append(f"| {row['model']} | {accuracy} | {' | '.join(cells)} | {error} |")
     return "\n".join(lines)
 
 

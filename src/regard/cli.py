@@ -42,6 +42,7 @@ COMMANDS = {
     "fill": ("regard.commands.fill", "find words for the gaps of a text, by a masked language model"),
     "explore": ("regard.commands.explore", "a page in the browser where you can look into a model and touch it"),
     "generate": ("regard.commands.generate", "go on with a text, by a trained language model"),
+    "caption": ("regard.commands.caption", "say what a picture shows, by a trained captioning model"),
     "predict": ("regard.commands.predict", "the numbers that follow, by a trained model of numbers"),
     "figure": ("regard.commands.figure", "draw where the heads of a model look, as PNG, SVG, HTML or JSON"),
     "attend": ("regard.commands.attend", "for every token the tokens that it looks at, as text or JSON"),

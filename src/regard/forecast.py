@@ -87,4 +87,9 @@ def tell_numbers(figures: dict[str, Any]) -> list[str]:
         f"largest error {figures['largest']:.4f}",
         f"{figures['sequences']:,} sequences; MAE {figures['forced_mae']:.4f} when the true numbers are read, "
         f"{figures['naive_mae']:.4f} without learning",
+        *(
+            [f"10 20 30 40 50: largest error {figures['largest_of_example']:.4f}"]
+            if "largest_of_example" in figures
+            else []
+        ),
     ]

@@ -108,9 +108,14 @@ def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
         changed.setdefault(table, {})
         if not isinstance(changed[table], dict):
             raise UserError(f"--set {assignment}: {table} is not a table in this recipe")
-        changed[table][field] = value
+        *inner, last = field.split(".")  # data.scenes.language: a table in a table
+        place = changed[table]
+        for step in inner:
+            place[step] = dict(place[step]) if isinstance(place.get(step), dict) else {}
+            place = place[step]
+        place[last] = value
         if value is None:
-            del changed[table][field]
+            del place[last]
     return changed
 
 

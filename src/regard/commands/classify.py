@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 DESCRIPTION = """
 Name the class of texts, with the probability of every class: those given, those of files, or the lines of standard
 input. The answer is a table, a row for a text: label, a column for each class, text. Files are tables (.tsv, .csv,
-.jsonl, .parquet) whose column of texts is the recipe's, or --column; any other file has a text a line.
+.jsonl, .parquet) whose column of texts is the recipe's, or --column; any other file has a text a line. A model that
+was trained on pictures takes files of pictures instead.
 """
 
 EXAMPLES = """
 regard classify runs/nsmc "아 더빙.. 진짜 짜증나네요"
 regard classify runs/nsmc --files reviews.tsv --column review -o labels.tsv
 regard classify runs/nsmc --json < reviews.txt > labels.jsonl
+regard classify runs/fashion-mnist-vit shoe.png bag.jpg
 """
 
 CHUNK = 4096  # texts that are classified together
@@ -39,7 +41,9 @@ class Asked(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a trained model")
-    parser.add_argument("text", metavar="TEXT", nargs="*", help="texts to classify (default: standard input)")
+    parser.add_argument(
+        "text", metavar="TEXT", nargs="*", help="texts to classify (default: standard input), or files of pictures"
+    )
     parser.add_argument("--files", nargs="+", metavar="FILE", help="read the texts from these files")
     parser.add_argument("--column", metavar="NAME", help="column of a table with the text (default: the recipe's)")
     parser.add_argument("-o", "--out", metavar="FILE", help="write to a file, whole or not at all")
@@ -52,12 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from regard.classify import Classifier
     from regard.errors import UserError
-    from regard.run import find_device, load_recipe
+    from regard.run import find_device, load_config, load_recipe
 
     if args.text and args.files:
         raise UserError(f"--files {args.files[0]}: there is a TEXT too; give one of them")
     if args.column is not None and not args.files:
         raise UserError(f"--column {args.column}: is a column of --files, and there are none")
+    if load_config(args.run).source == "patches":
+        return classify_pictures(args)
     classifier = Classifier.load(args.run, str(find_device(args.device)))
     data = load_recipe(args.run).get("data")
     chunks = read_files(args.files, args.column, data) if args.files else read_given(args.text)
@@ -67,6 +73,31 @@ def run(args: argparse.Namespace) -> int:
         for chunk in chunks:
             write(classifier, chunk, args.json, out)
             out.flush()
+    return 0
+
+
+def classify_pictures(args: argparse.Namespace) -> int:
+    from regard.errors import UserError
+    from regard.recognise import Recogniser
+    from regard.run import find_device
+
+    files = args.text or args.files
+    if not files or args.column is not None:
+        raise UserError(f"{args.run}: reads pictures; give their files, such as  classify {args.run} picture.png")
+    recogniser = Recogniser.load(args.run, str(find_device(args.device)))
+    side = recogniser.model.config.image_size
+    answers = recogniser.classify(files)  # all of them before the first is told: one may not be readable
+    with opened(args.out) as out:
+        if not args.json:
+            print("label", *map(_cell, recogniser.classes), "picture", sep="\t", file=out)
+        for file, (label, found, (width, height)) in zip(files, answers, strict=True):
+            if (width, height) != (side, side):
+                print(f"note: {file}: {width} x {height} pixels are resized to {side} x {side}", file=sys.stderr)
+            if args.json:
+                answer = {"picture": file, "label": label, "probabilities": found}
+                print(json.dumps(answer, ensure_ascii=False), file=out)
+            else:
+                print(_cell(label), *(f"{p:.4f}" for p in found.values()), _cell(file), sep="\t", file=out)
     return 0
 
 

@@ -90,8 +90,13 @@ def _check(args: argparse.Namespace) -> int:
     from regard.data.read import check
     from regard.recipe import read_recipe
 
-    if read_recipe(args.name).get("task") == "language":
+    task = read_recipe(args.name).get("task", "translation")
+    if task in ("language", "masked"):
         return _check_text(args)
+    if task == "classification":
+        return _check_labels(args)
+    if task != "translation":
+        return _check_run(args)
     config = read_data(args.name, args.data)
     sets = {"train": config.train, "valid": config.valid}
     sets |= {f"test.{name}": files for name, files in config.test.items()}
@@ -113,6 +118,50 @@ def _check(args: argparse.Namespace) -> int:
             print(f"  {line}")
         if one.bad_count > len(one.bad):
             print(f"  and {one.bad_count - len(one.bad):,} more")
+    return 0
+
+
+def _check_run(args: argparse.Namespace) -> int:
+    """Any other task: its data is made ready in a folder that is thrown away, so that all of it is read once."""
+    import tempfile
+
+    import torch
+
+    from regard.commands.train import read
+    from regard.train.task import task_of
+
+    given = {"recipe": args.name, "data": args.data, "skip_bad_lines": args.skip_bad_lines}
+    tables, _ = read(argparse.Namespace(**given, out=None, set=[], smoke=False))
+    with tempfile.TemporaryDirectory() as place:
+        task_of(tables)(tables, Path(place) / "run", torch.device("cpu")).prepare()
+    told = f"{args.name}: everything that [data] names can be read"
+    print(json.dumps({"recipe": args.name, "readable": True}) if args.json else told)
+    return 0
+
+
+def _check_labels(args: argparse.Namespace) -> int:
+    from regard.commands.train import read
+    from regard.data.labels import LabelData, check_examples, settle_classes
+    from regard.settings import from_dict
+
+    given = {"recipe": args.name, "data": args.data, "skip_bad_lines": args.skip_bad_lines}
+    tables, _ = read(argparse.Namespace(**given, out=None, set=[], smoke=False))
+    config = from_dict(LabelData, {"train": (), **tables["data"]}, "data.")  # type: ignore[dict-item]
+    found = {"train": check_examples(config.train, config, config.classes)}
+    classes = settle_classes(config, found["train"])
+    found |= {name: check_examples(files, config, classes) for name, files in config.sets.items()}
+    if args.json:
+        rows = {
+            name: {"texts": one.count, "classes": one.counts, "bad": one.bad_count, "notes": one.notes}
+            for name, one in found.items()
+        }
+        print(json.dumps(rows, ensure_ascii=False))
+        return 0
+    for name, one in found.items():
+        by_class = ", ".join(f"{label} {one.counts.get(label, 0):,}" for label in classes)
+        print(f"{name}: {one.count:,} texts: {by_class}{f'; {one.bad_count:,} left out' if one.bad_count else ''}")
+        for line in (*map(str, one.bad), *one.notes):
+            print(f"  {line}")
     return 0
 
 

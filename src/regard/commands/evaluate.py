@@ -9,6 +9,8 @@ DESCRIPTION = """
 Score a trained model on the test sets of its recipe, or on other files. Translation: sacrebleu's BLEU with its
 signature, tokenised BLEU, chrF, exact match. Language models: loss, perplexity, bits per character and per byte
 over every token of a text, with a context that slides by --stride; --json adds the loss at each position.
+Classifiers: accuracy, macro-F1, calibration, and in --json the confusion matrix. Masked language models: loss and right
+guesses on hidden tokens. Text-to-text: both kinds of figures, set by set.
 """
 
 EXAMPLES = """
@@ -22,10 +24,10 @@ regard evaluate runs/shakespeare-char --text book.txt --stride 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a trained model")
     parser.add_argument("--test", metavar="NAME", help="only this set of the recipe's [data] test, or valid")
-    pairs = parser.add_argument_group("translation")
-    pairs.add_argument(
+    parser.add_argument(
         "--files", nargs="+", metavar="FILE", help="two aligned files, or tables, in place of the recipe's"
     )
+    pairs = parser.add_argument_group("translation")
     pairs.add_argument("--beam", type=int, metavar="N", help="beam of the search (default: the recipe's)")
     pairs.add_argument(
         "--tokenize",

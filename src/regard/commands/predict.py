@@ -27,9 +27,7 @@ regard predict runs/seasonal-forecast --file recent.csv > next.csv
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a trained model")
-    parser.add_argument(
-        "numbers", metavar="NUMBERS", nargs="*", help="a sequence: numbers with blanks between (default: standard input)"
-    )
+    parser.add_argument("numbers", metavar="NUMBERS", nargs="*", help="a sequence, such as '1 2 3' (default: input)")
     parser.add_argument("--file", metavar="FILE", help="a series, .csv or .tsv with a header: its last steps are read")
     parser.add_argument("--steps", type=int, metavar="N", help="how many numbers to write")
     parser.add_argument("--digits", type=int, default=4, metavar="N", help="digits after the point (4)")

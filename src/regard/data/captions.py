@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.data.config import Files, check_list, expand_all
+from regard.data.config import Files, check_list, check_tests, expand_all
 from regard.data.features import open_features
 from regard.data.lines import Notes, Problem, read_lines, refusal
 from regard.data.pixels import open_pixels
@@ -74,10 +74,7 @@ class CaptionData:
     def __post_init__(self) -> None:
         for name, files in (("train", self.train), ("valid", self.valid)):
             check_list(name, files)
-        if not isinstance(self.test, dict):
-            raise UserError(f'test = {self.test!r}: give each set a name:  test = {{ new = ["new.jsonl"] }}')
-        for name, files in self.test.items():
-            check_list(f"test.{name}", files)
+        check_tests(self.test, "new.jsonl")
         check_types(self)
         if bool(self.train) == (self.scenes is not None):
             raise UserError('train: write  train = ["captions.jsonl"], or a table [data.scenes], and not both')

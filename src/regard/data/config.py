@@ -72,6 +72,16 @@ def check_list(name: str, files: Any) -> None:
         raise UserError(f'{name} = {files!r}: expected a list of file names, such as ["train.en", "train.de"]')
 
 
+def check_tests(test: Any, example: str) -> None:
+    """Named sets: lists of files under names that can be folders of a run, and are not those of the other sets."""
+    if not isinstance(test, dict):
+        raise UserError(f"test = {test!r}: give each set a name:  test = {{ new = [{example!r}] }}")
+    for name, files in test.items():
+        check_list(f"test.{name}", files)
+        if name in ("train", "valid") or not re.fullmatch(r"\w[\w .-]*", name):
+            raise UserError(f"test.{name}: choose another name for the set, of letters, digits, '-' and '_'")
+
+
 def read_data(recipe: str | Path, folder: str | Path | None = None) -> DataConfig:
     """The [data] table of a recipe; `folder` (what --data gives) replaces the one relative names start in."""
     path = recipe_path(recipe)

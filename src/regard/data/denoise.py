@@ -4,10 +4,11 @@
     source   Thank you <extra_id_0> me to your party <extra_id_1> week . </s>
     target   <s> <extra_id_0> for inviting <extra_id_1> last </s>
 
-Of a text of n tokens, round(density · n) are noise, in round(noise / span) spans. Both the noise and the rest are cut
-at random places into as many parts, none empty, and the parts alternate: rest, noise, rest, noise. So every way of
-doing it is equally likely, a text begins with something to read, and how long source and target are follows from n
-alone. Each epoch makes other holes; which ones follows from the seed and the epoch.
+Of a text of n tokens, round(density · n) are noise, in round(noise / span) holes. Noise and rest are cut at random
+places, and their parts alternate: rest, hole, rest, …, hole, rest. No hole is empty, nor the rest between two of them;
+every way of doing it is as likely as the others. (T5's own code lets every text end with a hole. In texts of 512 tokens
+that is one of 26; in a review of 20 it would be the only one, always at the end.) How long source and target are
+follows from n alone. Each epoch makes other holes; which ones follows from the seed and the epoch.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def counts(lengths: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     """Noise tokens and spans of texts of these lengths, of 2 tokens or more."""
     hidden = (lengths * noise.density).round().long().clamp_min(1).minimum(lengths - 1)
     spans = (hidden / noise.span).round().long().clamp_min(1)
-    return hidden, spans.minimum(hidden).minimum(lengths - hidden)
+    return hidden, spans.minimum(hidden).minimum(lengths - hidden + 1)
 
 
 def segments(sizes: Tensor, parts: Tensor, generator: torch.Generator) -> Tensor:
@@ -76,13 +77,16 @@ def corrupt(texts: Ragged, sentinels: Tensor, noise: Noise, generator: torch.Gen
             f"a text of {int(lengths.max())} tokens would have {int(spans.max())} holes, and there are "
             f"{len(sentinels)} sentinels: lower max_length or density, or raise span"
         )
-    rest, holes = segments(lengths - hidden, spans, generator), segments(hidden, spans, generator)
-    parts = torch.stack((rest, holes), dim=1).flatten()  # rest, hole, rest, hole, …
-    total = int(spans.sum())
-    is_hole = torch.tensor([False, True]).repeat(total).repeat_interleave(parts)
-    mark = sentinels[steps(spans)].repeat_interleave(rest + holes)
+    place = steps(2 * spans + 1)  # rest 0, hole 1, rest 2, …, hole, rest of each text
+    holes = place % 2 == 1
+    rest = segments(lengths - hidden + 2, spans + 1, generator)  # one more at either end, where the rest may be empty
+    rest -= ((place == 0) | (place == 2 * spans.repeat_interleave(2 * spans + 1)))[~holes].long()
+    parts = torch.empty_like(place)
+    parts[holes], parts[~holes] = segments(hidden, spans, generator), rest
+    is_hole = holes.repeat_interleave(parts)
+    mark = sentinels[place // 2 % len(sentinels)].repeat_interleave(parts)
     begins = torch.zeros(len(is_hole), dtype=torch.bool)  # the first token of a hole
-    begins[(parts.cumsum(0) - parts)[1::2]] = True
+    begins[(parts.cumsum(0) - parts)[holes]] = True
     ids = texts.joined().long()
     source = torch.where(is_hole, mark, ids)[~is_hole | begins]
     copies = is_hole.long() + begins  # the sentinel goes before the first token of its hole
@@ -96,7 +100,7 @@ def surround(texts: Ragged, before: Sequence[int], after: Sequence[int]) -> Ragg
     lengths = texts.lengths + len(before) + len(after)
     start = lengths.cumsum(0) - lengths
     flat = torch.empty(int(lengths.sum()), dtype=torch.long)
-    flat[(start + len(before)).repeat_interleave(texts.lengths) + steps(texts.lengths)] = texts.joined()
+    flat[(start + len(before)).repeat_interleave(texts.lengths) + steps(texts.lengths)] = texts.joined().long()
     for number, id in enumerate(before):
         flat[start + number] = id
     for number, id in enumerate(after):

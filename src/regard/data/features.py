@@ -46,7 +46,8 @@ def _from_numpy(path: Path, key: str | int | None) -> Tensor:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        reason = "it holds objects, a pickle" if "pickle" in str(error).lower() else str(error)
+        told = str(error)
+        reason = "it holds objects, a pickle" if "pickle" in told.lower() or "objects" in told else told
         raise UserError(
             f"{path}: cannot be read as features ({reason}); save them with numpy.save as plain numbers"
         ) from None

@@ -115,6 +115,11 @@ encoder.json 1042301 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf6
 vocab.bpe     456318 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 """
 
+_NSMC = """
+ratings_test.txt   4893335 8ac9f64052f11dbf6ae0acb5e038f03d90a76f0eda7820cfb3a92d02edfcebda
+ratings_train.txt 14628807 e03b7d14e9e41be8d464a28057cd25d7396c53e67aa7fd5f7e552c59b0ee2940
+"""
+
 _FASHION = """
 t10k-images-idx3-ubyte.gz   4422102 346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073
 t10k-labels-idx1-ubyte.gz      5148 67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5
@@ -151,6 +156,12 @@ DATASETS = {
             "GPT-2's vocabulary: 50,257 byte-level pieces, for  text.kind = 'gpt2'",
             "modified MIT (OpenAI)",
             _files("https://openaipublic.blob.core.windows.net/gpt-2/models/124M", _GPT2_BPE),
+        ),
+        Dataset(
+            "nsmc",
+            "200,000 Korean film reviews, negative or positive, for classifiers",
+            "CC0 1.0",
+            _files(f"{_GITHUB}/e9t/nsmc/cc0670e872d4ac27bfe36c87456783004b39ef6c", _NSMC),
         ),
         Dataset(
             "fashion-mnist",

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import Tensors
-from regard.data.config import Files, check_list, expand_all
+from regard.data.config import Files, check_list, check_tests, expand_all
 from regard.data.lines import Notes, Problem, read_lines, refusal
 from regard.data.read import SHOWN, remedy_for
 from regard.errors import UserError
@@ -46,14 +46,15 @@ class Rule:
     train: int = 20_000  # sequences
     valid: int = 500
     test: int = 2_000
+    seed: int = 1  # of what is drawn; train.seed changes nothing about it
 
     def __post_init__(self) -> None:
         check_types(self)
         if not self.low < self.high:
             raise UserError(f"low = {self.low}: must be below high = {self.high}")
-        for name in ("shortest", "train", "valid", "test"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)}: must be 1 or more")
+        for name, least in {"shortest": 1, "train": 1, "valid": 1, "test": 1, "seed": 0}.items():
+            if getattr(self, name) < least:
+                raise UserError(f"{name} = {getattr(self, name)}: must be {least} or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +64,13 @@ class Seasonal:
     steps: int = 6_000
     channels: int = 3
     noise: float = 0.3  # its deviation, beside waves of height 1
+    seed: int = 1  # of what is drawn; train.seed changes nothing about it
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.steps < 100 or self.channels < 1 or self.noise < 0:
-            raise UserError(
-                f"steps = {self.steps}, channels = {self.channels}, noise = {self.noise}: give 100 or more steps, "
-                "1 or more channels, and noise of 0 or more"
-            )
+        for name, least in {"steps": 100, "channels": 1, "noise": 0, "seed": 0}.items():
+            if getattr(self, name) < least:
+                raise UserError(f"{name} = {getattr(self, name)}: must be {least} or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +99,7 @@ class NumbersData:
     def __post_init__(self) -> None:
         for name, files in (("train", self.train), ("valid", self.valid), ("columns", self.columns)):
             check_list(name, files)
-        if not isinstance(self.test, dict):
-            raise UserError(f'test = {self.test!r}: give each set a name:  test = {{ new = ["new.tsv"] }}')
-        for name, files in self.test.items():
-            check_list(f"test.{name}", files)
+        check_tests(self.test, "new.tsv")
         check_types(self)
         self._check_origin()
         for name, least in {"longest": 1, "context": 0, "horizon": 1, "period": 1}.items():

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.data.config import Files, check_list, expand_all, home
+from regard.data.config import Files, check_list, check_tests, expand_all, home
 from regard.data.lines import open_bytes
 from regard.data.pixelstore import Pixels, store_pixels
 from regard.errors import UserError, suggest
@@ -47,10 +47,7 @@ class PicturesData:
     def __post_init__(self) -> None:
         for name, files in (("train", self.train), ("valid", self.valid), ("classes", self.classes)):
             check_list(name, files)
-        if not isinstance(self.test, dict):
-            raise UserError(f'test = {self.test!r}: give each set a name:  test = {{ test = ["photos/test"] }}')
-        for name, files in self.test.items():
-            check_list(f"test.{name}", files)
+        check_tests(self.test, "photos/test")
         check_types(self)
         if not self.train:
             raise UserError('train = []: names nothing; write  train = ["photos/train"], a folder with one a class')

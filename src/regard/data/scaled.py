@@ -49,14 +49,14 @@ class NumberSets:
     starts: Tensor | None = None
 
 
-def make_sets(data: NumbersData, seed: int) -> NumberSets:
+def make_sets(data: NumbersData) -> NumberSets:
     """Read or make everything that the table asks for."""
-    return _series(data, seed) if data.context else _pairs(data, seed)
+    return _series(data) if data.context else _pairs(data)
 
 
-def _series(data: NumbersData, seed: int) -> NumberSets:
+def _series(data: NumbersData) -> NumberSets:
     if data.seasonal is not None:
-        series = [seasonal_series(data.seasonal, seed)]
+        series = [seasonal_series(data.seasonal)]
         channels = tuple(f"channel {number}" for number in range(1, data.seasonal.channels + 1))
     else:
         series, channels = read_series(data.train, data)
@@ -78,11 +78,11 @@ def _series(data: NumbersData, seed: int) -> NumberSets:
     return NumberSets(data, channels, {name: windows.batch(at) for name, at in starts.items()}, windows, learned)
 
 
-def _pairs(data: NumbersData, seed: int) -> NumberSets:
+def _pairs(data: NumbersData) -> NumberSets:
     if data.rule is not None:
         counts = {"train": data.rule.train, "valid": data.rule.valid, "test": data.rule.test}
         pairs = {
-            name: rule_pairs(data.rule, count, data.longest, len(counts) * seed + number)
+            name: rule_pairs(data.rule, count, data.longest, len(counts) * data.rule.seed + number)
             for number, (name, count) in enumerate(counts.items())
         }
     else:

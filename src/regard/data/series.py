@@ -30,9 +30,9 @@ LINGER = 0.8
 ENDINGS = {".csv": ",", ".tsv": "\t"}
 
 
-def seasonal_series(rule: Seasonal, seed: int) -> Tensor:
+def seasonal_series(rule: Seasonal) -> Tensor:
     """[steps, channels]"""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(rule.seed)
 
     def draw(low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(rule.channels, generator=generator, dtype=torch.float64)

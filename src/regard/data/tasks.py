@@ -39,6 +39,7 @@ from regard.data.lines import left_out
 from regard.data.read import Pair, check, pairs
 from regard.data.text import TextData, find_texts
 from regard.errors import UserError
+from regard.samples import sample_folder
 from regard.settings import check_types, from_dict, to_dict
 
 HOLD_OUT = 0  # seed of what `valid_share` holds out of labelled texts
@@ -205,7 +206,8 @@ def _read_task(name: str, table: Mapping[str, Any], common: TasksData) -> TextTa
     folder = rest.pop("folder", ".")
     if not isinstance(folder, str):
         raise UserError(f"{where}folder = {folder!r}: expected text in quotes")
-    shared: dict[str, Any] = {"folder": str(home(common.folder) / home(folder)), "skip_bad": common.skip_bad}
+    base = sample_folder(folder) or home(common.folder) / home(folder)
+    shared: dict[str, Any] = {"folder": str(base), "skip_bad": common.skip_bad}
     kind = {"pairs": DataConfig, "labels": LabelData, "denoise": TextData}[options.kind]
     refused = {"pairs": ("max_length",), "labels": LABELS_ONLY, "denoise": ()}[options.kind]
     for key in (*refused, "skip_bad", *(() if options.kind == "denoise" else ("density", "span"))):

@@ -87,4 +87,11 @@ class Predictor:
         if context and len(given) < context:
             raise UserError(f"{len(given)} steps are given, but the model reads {context}: give as many")
         source = self.scale.shrink(given[-context:] if context else given).to(self.device)
-        return self.scale.widen(write_numbers(self.model, source[None], None, steps or self.data.horizon))[0]
+        found = self.scale.widen(write_numbers(self.model, source[None], None, steps or self.data.horizon))[0]
+        if not bool(found.isfinite().all()):
+            known = ", ".join(f"{mean:g} ± {std:g}" for mean, std in zip(self.data.mean, self.data.std, strict=True))
+            raise UserError(
+                "the model's answer is no number: it was trained on numbers of about "
+                f"{known}, and what is given goes up to {given.abs().max().item():g}; give numbers like those"
+            )
+        return found

@@ -67,6 +67,8 @@ class Translator:
                 f"{folder}: shape = {model.config.shape!r} with {len(tokenizers)} tokenizers; "
                 "translation needs an encoder-decoder and its tokenizers"
             )
+        if model.config.shape != "recurrent" and model.config.source != "tokens":
+            raise UserError(f"{folder}: reads {model.config.source}, not text; use  regard caption {folder} FILE")
         both = tokenizers.get("tokenizer")
         source, target = tokenizers.get("source", both), tokenizers.get("target", both)
         if source is None or target is None:

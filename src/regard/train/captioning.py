@@ -39,7 +39,7 @@ from regard.data.scenes import SceneMaker
 from regard.decode.caption import Captioner, as_input
 from regard.decode.config import read_config
 from regard.errors import UserError, suggest
-from regard.explore.captions import Judged, noun_attention, write_report
+from regard.explore.captions import Judged, noun_attention, write_examples, write_report
 from regard.models import EncoderDecoder, ModelConfig
 from regard.recipe import with_preset
 from regard.run import load_recipe
@@ -227,6 +227,8 @@ class CaptioningRun(TaskRun):
         captioner, title = Captioner(model, self.tokenizer, self.search), self.folder.resolve().name
         path = self.folder / "report.html"
         write_report(path, title, captioner, read_metrics(self.folder), self.results)
+        if self.data.scenes is not None:  # they exist nowhere else: a few to try `regard caption` with
+            write_examples(self.folder / "data" / "examples", [*self.sets.values()][-1])
 
     @classmethod
     def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:

@@ -141,23 +141,31 @@ class ClassificationRun(TaskRun):
         if cut := store.index["cut"]:
             print(f"cut: {cut:,} texts longer than data.max_length = {self.data.max_length}", file=sys.stderr)
         everything = Labelled.of(store)
-        held = draw(everything.labels, self.data.valid_share, HOLD_OUT, keep=True)
-        self.valid_texts = Labelled.of(self._valid_store()) if self.data.valid else None
-        if self.data.valid_share:
-            if not held.any():
+        held = self._held(everything.labels)
+        self.valid_texts = None
+        if self.data.valid:
+            folder = self.folder / "data" / "valid"
+            self.valid_texts = Labelled.of(
+                prepare_labelled(self.data.valid, self.data, folder, self.tokenizer, self.classes)
+            )
+        elif self.data.valid_share:
+            if not len(held):
                 raise UserError(
-                    f"data.valid_share = {self.data.valid_share}: too small, no text of {len(held):,} is held out"
+                    f"data.valid_share = {self.data.valid_share}: holds out none of {len(everything):,} texts"
                 )
-            self.valid_texts = everything.choose(held.nonzero()[:, 0]).at(0)
-        rest = everything.choose((~held).nonzero()[:, 0])
-        if self.data.fraction < 1:
-            rest = rest.choose(draw(rest.labels, self.data.fraction, self.config.seed, keep=False).nonzero()[:, 0])
-        self.train_texts = rest
+            self.valid_texts = everything.choose(held).at(0)
+        self.train_texts = everything.choose(self._kept(everything.labels, self.config.seed))
 
-    def _valid_store(self) -> Any:
-        return prepare_labelled(
-            self.data.valid, self.data, self.folder / "data" / "valid", self.tokenizer, self.classes
-        )
+    def _held(self, labels: Tensor) -> Tensor:
+        """The rows of the training files that are held out."""
+        return draw(labels, self.data.valid_share, HOLD_OUT, keep=True).nonzero()[:, 0]
+
+    def _kept(self, labels: Tensor, seed: int) -> Tensor:
+        """The rows that are learned from."""
+        rest = torch.ones(len(labels), dtype=torch.bool)
+        rest[self._held(labels)] = False
+        rows = rest.nonzero()[:, 0]
+        return rows[draw(labels[rows], self.data.fraction, seed, keep=False)]
 
     # --- tokenizer and model
 
@@ -246,7 +254,13 @@ class ClassificationRun(TaskRun):
             return list(examples(self.data.sets[name], self.data, self.classes))
         rows = list(examples(self.data.train, self.data, self.classes))
         labels = torch.tensor([self.classes.index(one.label) for one in rows])
-        return [rows[i] for i in draw(labels, self.data.valid_share, HOLD_OUT, keep=True).nonzero()[:, 0].tolist()]
+        return [rows[i] for i in self._held(labels).tolist()]
+
+    def training_examples(self, seed: int) -> list[Example]:
+        """The rows that training learns from: without what is held out, and the drawn fraction of the rest."""
+        rows = list(examples(self.data.train, self.data, self.classes))
+        labels = torch.tensor([self.classes.index(one.label) for one in rows])
+        return [rows[i] for i in self._kept(labels, seed).tolist()]
 
     @property
     def judged_sets(self) -> list[str]:

@@ -88,7 +88,7 @@ class NumbersRun(TaskRun):
         expand_all([*self.data.train, *self.data.valid, *sum(self.data.test.values(), ())], self.data.folder)
 
     def check_data(self) -> None:
-        self.sets = make_sets(self.data, self.config.seed)
+        self.sets = make_sets(self.data)
         self.data = self.sets.data
 
     def prepare_data(self) -> None:
@@ -158,7 +158,17 @@ class NumbersRun(TaskRun):
         return {name: self._judge(model, name) for name in self.sets.rows if name != "train"}
 
     def _judge(self, model: Any, name: str) -> Figures:
-        return judge_numbers(model, self.sets.rows[name], self.data, self.sets.channels)
+        figures = judge_numbers(model, self.sets.rows[name], self.data, self.sets.channels)
+        if name == "test" and self.data.rule is not None:
+            shown = self._material(Predictor(model, self.data))
+            figures["largest_of_example"] = max(abs(a - b) for a, b in zip(shown.expected, shown.written, strict=True))
+        return figures
+
+    def _material(self, predictor: Predictor) -> Shown:
+        rule = self.data.rule
+        assert rule is not None
+        right = [rule.multiply * number + rule.add for number in MATERIAL]
+        return Shown("", MATERIAL, right, predictor.predict([MATERIAL])[0])
 
     def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
         predictor = Predictor(model, self.data)
@@ -180,9 +190,8 @@ class NumbersRun(TaskRun):
 
     def _shown_pairs(self, predictor: Predictor) -> list[Shown]:
         batch, scale, shown = [*self.sets.rows.values()][-1], Scale.of(self.data), []
-        if (rule := self.data.rule) is not None:
-            right = [rule.multiply * number + rule.add for number in MATERIAL]
-            shown.append(Shown("", MATERIAL, right, predictor.predict([MATERIAL])[0]))
+        if self.data.rule is not None:
+            shown.append(self._material(predictor))
         for row in range(min(8, len(batch.source))):
             source, target = (
                 scale.widen(part[row])[:, 0][valid[row]].tolist()  # type: ignore[index]

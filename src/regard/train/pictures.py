@@ -138,9 +138,8 @@ class PicturesRun(TaskRun):
 
     @property
     def files(self) -> dict[str, Files]:
-        return {
-            name: files for name, files in {"train": self.data.train, "valid": self.data.valid}.items() if files
-        } | {name: files for name, files in self.data.test.items() if files}
+        named = {"train": self.data.train, "valid": self.data.valid, **self.data.test}
+        return {name: files for name, files in named.items() if files}
 
     def find_data(self) -> None:
         for files in self.files.values():

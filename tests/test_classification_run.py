@@ -1,0 +1,296 @@
+"""`regard train` with task = "classification": from labelled texts to a folder that goes on, is judged and answers."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regard
+from regard.classify import Classifier
+from regard.cli import main
+from regard.data.batch import PairBatch
+from regard.data.labels import examples
+from regard.recipe import override, read_recipe
+from regard.run import read_weights
+from regard.settings import read_toml
+from regard.train.classification import ClassificationRun
+from regard.train.trainer import Trainer, read_metrics
+
+GOOD, BAD = ("최고", "재밌다", "감동", "great"), ("최악", "지루", "별로", "awful")
+NEUTRAL = ("영화", "배우", "그냥", "film", "이야기", "봤다")
+RECIPE = """task = "classification"
+[data]
+train = ["train.tsv"]
+valid = ["valid.tsv"]
+test = { test = ["test.tsv"] }
+[train]
+steps = 6
+"""
+SMALL = [
+    f"--set={setting}"
+    for setting in (
+        "text.vocab=300", "model.dim=16", "model.layers=1", "model.heads=2", "model.ff_dim=32", "model.position=rope",
+        "model.norm_order=pre", "train.batch_tokens=256", "train.warmup=2", "train.lr=0.01", "train.log_every=2",
+        "train.save_every=4",
+    )
+]  # fmt: skip
+
+
+def table(count: int, seed: int, share: float = 0.5) -> str:
+    """Reviews whose class one word gives away; `share` of them are good."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        good = draw.random() < share
+        words = [*draw.choices(NEUTRAL, k=draw.randint(1, 5)), draw.choice(GOOD if good else BAD)]
+        draw.shuffle(words)
+        rows.append(f"{' '.join(words)}\t{'good' if good else 'bad'}\n")
+    return "text\tlabel\n" + "".join(rows)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for seed, (name, count) in enumerate((("train", 120), ("valid", 40), ("test", 40))):
+        (tmp_path / f"{name}.tsv").write_text(table(count, seed))
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    return tmp_path
+
+
+def train(*arguments: str) -> int:
+    return main(["train", "mine.toml", *SMALL, *arguments, "--device", "cpu"])
+
+
+def assert_same_weights(a: str, b: str) -> None:
+    first, second = (read_weights(Path(run) / "model.safetensors") for run in (a, b))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def tables(*settings: str) -> dict:
+    given = [setting.removeprefix("--set=") for setting in (*SMALL, *settings)]
+    return override(read_recipe("mine.toml"), given)
+
+
+def test_a_few_lines_make_a_complete_run(here, capsys):
+    assert train("--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    run = here / "runs" / "mine"
+    recipe = read_toml(run / "recipe.toml")
+    assert recipe["task"] == "classification" and recipe["data"]["classes"] == ["bad", "good"]
+    assert recipe["model"]["classes"] == 2 and recipe["model"]["pool"] == "mean"
+    # the figures are those of the weights that are kept
+    classifier = Classifier.load(run)
+    rows = list(examples(("test.tsv",), ClassificationRun(tables(), run, torch.device("cpu")).data))
+    given = [label for label, _ in classifier.classify([one.text for one in rows])]
+    right = sum(label == one.label for label, one in zip(given, rows, strict=True))
+    assert told["scores"]["test"]["accuracy"] == pytest.approx(right / len(rows))
+    judged = [line for line in read_metrics(run) if "accuracy" in line]
+    assert [line["accuracy"] for line in judged] == [pytest.approx(told["scores"]["valid"]["accuracy"])]
+    report = (run / "report.html").read_text()
+    for part in ("Confusion on test", "Reliability", "calibration error", "Mistakes", "macro-F1", "nats per text"):
+        assert part in report
+
+
+@pytest.mark.parametrize("settings", [[], ["--set=train.pack=32"], ["--set=model.pool=cls"]], ids=str)
+def test_it_learns(here, settings):
+    """Words that give the class away: far better than the most frequent class, on texts never seen."""
+    assert train("--set=train.steps=80", "--set=train.metric=accuracy", "--set=train.evaluate_every=20", *settings) == 0
+    scores = json.loads(Path("runs/mine/scores.json").read_text())
+    assert scores["test"]["accuracy"] > scores["test"]["majority"] + 0.3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [[], ["--set=train.pack=32", "--set=train.r_drop=1.0"], ["--set=text.dropout=0.2", "--set=data.fraction=0.5"]],
+    ids=["padded", "packed", "sampled"],
+)
+def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, settings):
+    assert train(*settings, "-o", "whole") == 0
+    real, sent = Trainer._update, []
+
+    def update(self, batches):
+        if self.step == 2 and not sent:
+            sent.append(True)
+            signal.raise_signal(signal.SIGINT)
+        return real(self, batches)
+
+    monkeypatch.setattr(Trainer, "_update", update)
+    assert train(*settings, "-o", "parts") == 130
+    assert main(["resume", "parts", "--device", "cpu"]) == 0
+    assert_same_weights("whole", "parts")
+
+
+def test_class_weights_are_those_of_the_formula(here):
+    Path("train.tsv").write_text(table(100, 7, share=0.1))
+    run = ClassificationRun(tables("data.class_weights=balanced"), here / "run", torch.device("cpu"))
+    run.prepare()
+    counts = run.train_texts.labels.bincount()
+    weight = run.class_weight()
+    assert weight is not None and torch.allclose(weight, 100 / (2 * counts))
+    model = regard.build(run.model_config).eval()
+    batch = run.train_texts.batch(torch.arange(30))
+    logits, right = model(batch.text, batch.valid), batch.expected[:, 0]
+    loss, count = run.objective()(model, batch)
+    torch.testing.assert_close(loss, F.cross_entropy(logits, right, weight=100 / (2 * counts), reduction="sum"))
+    assert int(count) == 30
+    given = ClassificationRun(tables("data.class_weights={good = 3}"), here / "other", torch.device("cpu"))
+    given.prepare()
+    weight = given.class_weight()
+    assert weight is not None and weight[1] / weight[0] == pytest.approx(3.0)
+    assert float((weight * counts).sum()) == pytest.approx(100)
+
+
+def test_validation_is_held_out_whatever_the_seed_and_a_fraction_is_drawn_by_it(here):
+    Path("mine.toml").write_text(RECIPE.replace('valid = ["valid.tsv"]', "valid_share = 0.25\nfraction = 0.5"))
+    found = []
+    for seed in (1, 2):
+        run = ClassificationRun(tables(f"train.seed={seed}"), here / f"run{seed}", torch.device("cpu"))
+        run.prepare()
+        assert run.valid_texts is not None
+        found.append(run)
+        for label in (0, 1):
+            whole = (run.train_texts.labels == label).sum() / 0.5 + (run.valid_texts.labels == label).sum()
+            assert (
+                abs(int(whole) - sum(one.label == run.classes[label] for one in examples(run.data.train, run.data))) < 3
+            )
+        held = [run.tokenizer.encode(one.text) for one in run.texts("valid")]
+        stored = run.valid_texts.versions[0]
+        assert [row[1:-1].tolist() for row in stored.joined().split(stored.lengths.tolist())] == held
+    assert [one.text for one in found[0].texts("valid")] == [one.text for one in found[1].texts("valid")]
+    first, second = (run.train_texts.versions[0].joined().tolist() for run in found)
+    assert first != second
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_other_forms_of_the_same_data_give_the_same_model(here, form):
+    assert train("-o", "plain") == 0
+    for name in ("train", "valid", "test"):
+        rows = [line.split("\t") for line in Path(f"{name}.tsv").read_text().splitlines()]
+        lines = [",".join(row) for row in rows]
+        if form == "jsonl":
+            lines = [json.dumps(dict(zip(rows[0], row, strict=True))) for row in rows[1:]]
+        Path(f"{name}.{form}").write_text("\n".join(lines) + "\n")
+    Path("mine.toml").write_text(RECIPE.replace(".tsv", f".{form}"))
+    assert train("-o", "other") == 0
+    assert_same_weights("plain", "other")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("valid.tsv", "bad", "awful"), "valid.tsv, line"),
+        (("train.tsv", "label", "lable"), "did you mean 'lable'"),
+        (("mine.toml", "[train]", "[tarin]"), "unknown table"),
+        (("mine.toml", "steps = 6", "steps = 6\nmetric = 'bleu'"), "is no figure of a classification run"),
+        (("mine.toml", "[train]", "class_weights = { nope = 2 }\n[train]"), "'nope' is no class"),
+        (("mine.toml", "[train]", "[model]\nshape = 'decoder'\nhead = 'tokens'\n[train]"), "needs shape = 'encoder'"),
+        (("mine.toml", "[train]", "[model]\nclasses = 5\n[train]"), "says 2"),
+        (("mine.toml", "[train]", "[model]\nposition = 'learned'\nmax_length = 8\n[train]"), "learned positions"),
+        (("mine.toml", "train.tsv", "gone.tsv"), "there is no such file"),
+        (("mine.toml", "steps = 6", "steps = 6\nloss_chunk = 8"), "leave it out"),
+        (("mine.toml", "[data]", '[data]\nclasses = ["bad", "good", "fair"]'), "has no text of 'fair'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_and_leaves_nothing(here, capsys, change, said):
+    name, old, new = change
+    content = Path(name).read_text()
+    assert old in content
+    Path(name).write_text(content.replace(old, new, 1))
+    settings = [one for one in SMALL if "position" not in one or "learned" not in new]
+    assert main(["train", "mine.toml", *settings, "--device", "cpu"]) == 2
+    assert said in capsys.readouterr().err and not Path("runs").exists()
+
+
+# --- answers
+
+
+@pytest.fixture
+def run(here) -> str:
+    assert train("--set=train.steps=40") == 0
+    return "runs/mine"
+
+
+def read_rows(text: str) -> list[list[str]]:
+    return [line.split("\t") for line in text.splitlines()]
+
+
+def test_classify_gives_a_table_of_probabilities(run, capsys):
+    capsys.readouterr()
+    assert main(["classify", run, "최고 영화", "지루\t봤다", "", "--device", "cpu"]) == 0
+    head, *rows = read_rows(capsys.readouterr().out)
+    assert head == ["label", "bad", "good", "text"] and [row[3] for row in rows] == ["최고 영화", "지루 봤다", ""]
+    for label, bad, good, _ in rows:
+        assert float(bad) + float(good) == pytest.approx(1, abs=2e-4)
+        assert label == ("bad" if float(bad) > float(good) else "good")
+    assert main(["classify", run, "최고 영화", "--json", "--device", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"] == "최고 영화" and sum(found["probabilities"].values()) == pytest.approx(1)
+
+
+def test_classify_reads_files_and_writes_one(run, capsys, monkeypatch):
+    from regard.commands import classify
+
+    monkeypatch.setattr(classify, "CHUNK", 16)
+    capsys.readouterr()
+    assert main(["classify", run, "--files", "test.tsv", "-o", "out.tsv", "--device", "cpu"]) == 0
+    rows = read_rows(Path("out.tsv").read_text())
+    texts = [line.split("\t")[0] for line in Path("test.tsv").read_text().splitlines()[1:]]
+    assert [row[-1] for row in rows[1:]] == texts
+    Path("lines.txt").write_text("\n".join(texts) + "\n")
+    assert main(["classify", run, "--files", "lines.txt", "--json", "--device", "cpu"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["label"] for one in found] == [row[0] for row in rows[1:]] and found[2]["row"] == 3
+    for files, said in (
+        (["gone.tsv"], "there is no such file"), (["test.tsv", "--column", "review"], "column 'review' is nowhere")
+    ):  # fmt: skip
+        assert main(["classify", run, "--files", *files, "-o", "never.tsv", "--device", "cpu"]) == 2
+        assert said in capsys.readouterr().err and not Path("never.tsv").exists()
+
+
+def test_classify_answers_in_any_batches(run):
+    classifier = Classifier.load(run)
+    texts = [line.split("\t")[0] for line in Path("train.tsv").read_text().splitlines()[1:]] + ["", "최고 " * 500]
+    together = classifier.probabilities(texts)
+    alone = torch.cat([classifier.probabilities([text]) for text in texts])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(classifier.probabilities(texts, tokens=40), alone, atol=1e-5, rtol=1e-4)
+
+
+def test_evaluate_and_runs(run, capsys):
+    capsys.readouterr()
+    assert main(["evaluate", run, "--test", "test", "--json", "--device", "cpu"]) == 0
+    kept = json.loads((Path(run) / "scores.json").read_text())
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {"test"} and found["test"]["confusion"] == kept["test"]["confusion"]
+    assert main(["evaluate", run, "--files", "test.tsv", "--json", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"]["accuracy"] == kept["test"]["accuracy"]
+    assert main(["runs"]) == 0
+    assert "classification" in capsys.readouterr().out
+    for options, said in ((["--test", "tst"], "did you mean 'test'"), (["--beam", "4"], "means nothing")):
+        assert main(["evaluate", run, *options, "--device", "cpu"]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_data_folder_is_checked(here, capsys):
+    assert main(["data", "check", "mine.toml", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["train"]["texts"] == 120 and set(found["test"]["classes"]) == {"bad", "good"}
+
+
+def test_no_other_kind_of_model_classifies(here, capsys):
+    regard.save(regard.build(regard.ModelConfig(vocab=8, dim=8, heads=2, layers=1, ff_dim=8)), "other")
+    assert main(["classify", "other", "x", "--device", "cpu"]) == 2
+    assert "is no classifier of texts" in capsys.readouterr().err
+
+
+def test_expected_places_of_packed_rows_have_no_more_than_the_texts(here):
+    run = ClassificationRun(tables("train.pack=32"), here / "run", torch.device("cpu"))
+    run.prepare()
+    count, make = run.stream().open(0)
+    assert sum(int((make(i).expected != PairBatch.IGNORE).sum()) for i in range(count)) == 120

@@ -1,0 +1,184 @@
+"""Labelled texts in batches: each once, with its class, and packed or padded the same to the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard.data import textpack
+from regard.data.batch import Batches, PairBatch, Ragged
+from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weights, draw, prepare_labelled
+from regard.data.labels import LabelData
+from regard.data.sample import Sampling
+from regard.data.store import Store
+from regard.models import Encoder, ModelConfig, build
+from regard.text import Tokenizer
+from regard.train.classification import class_logits, classification
+
+TINY = {"shape": "encoder", "head": "classes", "classes": 3, "dim": 16, "layers": 2, "heads": 2, "ff_dim": 32}
+
+
+def some(count: int = 40, versions: int = 1) -> Labelled:
+    """Texts <s> … </s> in which no two ids besides the ends are the same."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, 12, (count,), generator=generator).tolist()
+    numbers = iter(range(4, 10_000))
+    texts = [[2, *(next(numbers) for _ in range(n)), 3] for n in lengths]
+    return Labelled([Ragged.of(texts)] * versions, torch.randint(3, (count,), generator=generator))
+
+
+def read_back(batch: ClassBatch) -> list[tuple[tuple[int, ...], int]]:
+    """(ids, class) of every text in a batch."""
+    found = []
+    for row in range(len(batch.text)):
+        if batch.document is None:
+            real = slice(None) if batch.valid is None else batch.valid[row]
+            found.append((tuple(batch.text[row][real].tolist()), int(batch.expected[row, 0])))
+            continue
+        for number in range(1, int(batch.document[row].max()) + 1):
+            ids = batch.text[row][batch.document[row] == number]
+            found.append((tuple(ids.tolist()), int(batch.expected[row, number - 1])))
+    return found
+
+
+@pytest.mark.parametrize("stream", ["padded", "packed"])
+def test_an_epoch_has_every_text_once_with_its_class(stream, monkeypatch):
+    monkeypatch.setattr(textpack, "SLAB", 100)  # several slabs
+    data = some()
+    batches = Batches(data, 40, seed=3) if stream == "padded" else ClassPacks(data, 2, 20, seed=3)
+    texts = data.versions[0]
+    wanted = Counter(
+        (tuple(ids.tolist()), int(label))
+        for ids, label in zip(texts.joined().split(texts.lengths.tolist()), data.labels, strict=True)
+    )
+    for epoch in (0, 5):
+        count, make = batches.open(epoch)
+        seen = [make(number) for number in range(count)]
+        assert Counter(one for batch in seen for one in read_back(batch)) == wanted
+        assert sum(int(batch.tokens) for batch in seen) == len(data)
+        if stream == "packed":
+            assert {(batch.text.shape, batch.expected.shape) for batch in seen} == {(seen[0].text.shape, (2, 20 // 3))}
+
+
+def test_a_packed_stream_goes_on_from_any_point(monkeypatch):
+    monkeypatch.setattr(textpack, "SLAB", 100)
+    first = ClassPacks(some(versions=2), 2, 20, seed=3)
+    stream = iter(first)
+    seen = [next(stream) for _ in range(25)]
+    for start in (0, 1, 9, 17):
+        walked, second = (ClassPacks(some(versions=2), 2, 20, seed=3) for _ in range(2))
+        for _ in zip(range(start), walked, strict=False):
+            pass
+        second.seek(walked.position)
+        again = iter(second)
+        assert all(torch.equal(next(again).text, batch.text) for batch in seen[start : start + 6])
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize("position", ["rope", "learned", "sinusoidal"])
+def test_packed_padded_and_alone_give_the_same_classes(pool, position):
+    torch.manual_seed(0)
+    model = build(ModelConfig(**TINY, vocab=600, pool=pool, position=position, max_length=20, pooler=pool == "cls"))
+    assert isinstance(model, Encoder)
+    model = model.double().eval()
+    data = some()
+    alone = {}
+    for ids, label in zip(data.versions[0].joined().split(data.versions[0].lengths.tolist()), data.labels, strict=True):
+        alone[tuple(ids.tolist())] = (model(ids[None].long())[0], int(label))
+    for batches in (Batches(data, 60, seed=3), ClassPacks(data, 2, 24, seed=3)):
+        count, make = batches.open(0)
+        for number in range(count):
+            batch = make(number)
+            logits = class_logits(model, batch)[batch.expected != PairBatch.IGNORE]
+            for row, (ids, label) in zip(logits, read_back(batch), strict=True):
+                torch.testing.assert_close(row, alone[ids][0])
+                assert label == alone[ids][1]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_the_weighted_formula(smoothing):
+    torch.manual_seed(0)
+    model = build(ModelConfig(**TINY, vocab=600)).double().eval()
+    batch = some().batch(torch.arange(20))
+    weight = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    logits, right = model(batch.text, batch.valid), batch.expected[:, 0]
+    loss, count = classification(model, batch, smoothing, weight=weight)
+    log = logits.log_softmax(dim=1)
+    each = -(1 - smoothing) * log[torch.arange(20), right] - smoothing * log.mean(dim=1)
+    torch.testing.assert_close(loss, (weight[right] * each).sum())
+    assert int(count) == 20
+    if not smoothing:
+        torch.testing.assert_close(loss, F.cross_entropy(logits, right, weight=weight, reduction="sum"))
+        torch.testing.assert_close(classification(model, batch)[0], F.cross_entropy(logits, right, reduction="sum"))
+
+
+def test_r_drop_is_the_formula_of_two_passes():
+    torch.manual_seed(0)
+    model = build(ModelConfig(**TINY, vocab=600, dropout=0.0, embed_dropout=0.0)).double().train()
+    batch = some().batch(torch.arange(10))
+    plain, _ = classification(model, batch)
+    doubled, count = classification(model, batch, r_drop=3.0)
+    torch.testing.assert_close(doubled, plain)  # without dropout both passes agree
+    assert int(count) == 10
+
+
+def test_balanced_weights_give_every_class_the_same_part_and_a_mean_of_one():
+    counts = [900, 90, 10]
+    weights = balanced_weights(counts)
+    assert len({round(count * weight, 9) for count, weight in zip(counts, weights, strict=True)}) == 1
+    assert sum(count * weight for count, weight in zip(counts, weights, strict=True)) == pytest.approx(1000)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.37, 1.0])
+def test_a_share_is_drawn_of_every_class(share):
+    labels = torch.arange(3).repeat_interleave(torch.tensor([1000, 300, 7]))[torch.randperm(1307)]
+    drawn = draw(labels, share, seed=4, keep=False)
+    for label, count in ((0, 1000), (1, 300), (2, 7)):
+        assert int(drawn[labels == label].sum()) == max(1, round(share * count))
+    assert torch.equal(drawn, draw(labels, share, seed=4, keep=False))
+    if share < 1:
+        assert not torch.equal(drawn, draw(labels, share, seed=5, keep=False))
+        assert bool((draw(labels, min(1.0, share * 2), seed=4, keep=False) | ~drawn).all())  # a part of the larger one
+        held = draw(labels, share, seed=4, keep=True)
+        assert all(int((~held)[labels == label].sum()) > 0 for label in range(3))
+
+
+def test_a_store_holds_framed_texts_cut_to_length(tmp_path):
+    rows = [(f"가나 다라 {'마' * n}", "yx"[n % 2]) for n in range(30)]
+    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+    data = LabelData(train=("a.tsv",), folder=str(tmp_path), max_length=12)
+    tokenizer = Tokenizer.train([text for text, _ in rows], "char")
+    store = prepare_labelled(data.train, data, tmp_path / "store", tokenizer, ("x", "y"))
+    texts = Labelled.of(store)
+    for (text, label), ids, number in zip(
+        rows, texts.versions[0].joined().split(texts.sizes.tolist()), texts.labels.tolist(), strict=True
+    ):
+        whole = [tokenizer.bos, *tokenizer.encode(text), tokenizer.eos]
+        assert ids.tolist() == (whole if len(whole) <= 12 else [*whole[:11], tokenizer.eos])
+        assert ("x", "y")[number] == label
+    assert store.index["cut"] == sum(len(tokenizer.encode(text)) + 2 > 12 for text, _ in rows) > 0
+    made = (tmp_path / "store" / "index.json").stat().st_mtime_ns
+    prepare_labelled(data.train, data, tmp_path / "store", tokenizer, ("x", "y"))
+    assert (tmp_path / "store" / "index.json").stat().st_mtime_ns == made  # used again
+    prepare_labelled(data.train, data, tmp_path / "store", tokenizer, ("y", "x"))
+    assert (tmp_path / "store" / "index.json").stat().st_mtime_ns != made  # other classes, other numbers
+    assert Labelled.of(Store.open(tmp_path / "store")).labels.tolist() == [1 - n for n in texts.labels.tolist()]
+
+
+def test_versions_are_the_same_texts_cut_otherwise(tmp_path):
+    rows = [(f"lower lowest slower {n}", "xy"[n % 2]) for n in range(20)]
+    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+    data = LabelData(train=("a.tsv",), folder=str(tmp_path))
+    tokenizer = Tokenizer.train([text for text, _ in rows], "bpe", 300)
+    sampling = Sampling(dropout=0.5, versions=3, seed=1)
+    texts = Labelled.of(prepare_labelled(data.train, data, tmp_path / "s", tokenizer, ("x", "y"), sampling=sampling))
+    assert len(texts.versions) == 3 and texts.at(4).versions[0] is texts.versions[1]
+    for version in texts.versions:
+        cut = version.joined().split(version.lengths.tolist())
+        assert [tokenizer.decode(ids.tolist()) for ids in cut] == [text for text, _ in rows]
+        assert all((int(ids[0]), int(ids[-1])) == (tokenizer.bos, tokenizer.eos) for ids in cut)
+    assert texts.versions[1].lengths.sum() > texts.versions[0].lengths.sum()
+    assert texts.longest_row == max(int(version.lengths.max()) for version in texts.versions)

@@ -1,0 +1,207 @@
+"""`regard train` with task = "masked", and classifiers that start from such a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard.cli import main
+from regard.data.store import Store
+from regard.run import load_tokenizers, read_weights
+from regard.settings import read_toml
+from regard.train.trainer import Trainer, read_metrics
+
+TEXT = "text\tlabel\n" + "".join(
+    f"{n} green bottles hanging on the wall, 초록 병 {n}개.\t{'even' if n % 2 == 0 else 'odd'}\n" for n in range(80)
+)
+MASKED = """task = "masked"
+[data]
+train = ["a.tsv"]
+valid_share = 0.2
+[train]
+steps = 6
+pack = 32
+"""
+CLASSES = """task = "classification"
+[data]
+train = ["a.tsv"]
+valid_share = 0.2
+[train]
+steps = 6
+init_from = "masked"
+"""
+FAST = ["train.batch_tokens=192", "train.warmup=2", "train.lr=0.01", "train.log_every=2", "train.save_every=4"]
+SMALL = [
+    "text.kind=char", "model.dim=16", "model.layers=1", "model.heads=2", "model.ff_dim=32", "model.position=rope",
+    "model.norm_order=pre",
+]  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.tsv").write_text(TEXT)
+    (tmp_path / "masked.toml").write_text(MASKED)
+    (tmp_path / "classes.toml").write_text(CLASSES)
+    return tmp_path
+
+
+def train(recipe: str, *arguments: str, settings: list[str] = SMALL) -> int:
+    given = [f"--set={setting}" for setting in (*FAST, *settings)]
+    return main(["train", f"{recipe}.toml", *given, *arguments, "--device", "cpu"])
+
+
+@pytest.fixture
+def masked(here) -> Path:
+    assert train("masked", "-o", "masked") == 0
+    return here / "masked"
+
+
+def test_a_few_lines_make_a_complete_run(masked, capsys):
+    recipe, tokenizer = read_toml(masked / "recipe.toml"), load_tokenizers(masked)["tokenizer"]
+    assert tokenizer.mask is not None and recipe["model"]["vocab"] == len(tokenizer)
+    assert recipe["mask"] == {"share": 0.15, "whole_words": False, "mask": 0.8, "random": 0.1}
+    train_text, valid_text = (Store.open(masked / "data" / name) for name in ("train", "valid"))
+    words = [line.split("\t")[0] for line in TEXT.splitlines()[1:]]
+    count = int(train_text.sources.lengths.sum() + valid_text.sources.lengths.sum())
+    assert count >= len("".join(words)) + 2 * 80  # every character, and the frames of 80 documents or their parts
+    scores = json.loads((masked / "scores.json").read_text())["valid"]
+    judged = [line for line in read_metrics(masked) if "accuracy" in line]
+    assert [line["valid_loss"] for line in judged] == [pytest.approx(scores["loss"])]
+    report = (masked / "report.html").read_text()
+    assert "What it would put there" in report and "unigram_loss" in report and "▢" in report
+    capsys.readouterr()
+    assert main(["evaluate", str(masked), "--json", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["valid"] == pytest.approx(scores)
+
+
+def test_it_learns_more_than_frequencies(here):
+    settings = [*SMALL, "train.steps=200", "train.batch_tokens=512", "model.dropout=0", "model.embed_dropout=0"]
+    assert train("masked", settings=settings) == 0
+    scores = json.loads(Path("runs/masked/scores.json").read_text())["valid"]
+    assert scores["loss"] < scores["unigram_loss"] - 1.0
+
+
+@pytest.mark.parametrize("settings", [[], ["mask.whole_words=true", "train.accumulate=2"]], ids=["tokens", "words"])
+def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, settings):
+    assert train("masked", "-o", "whole", settings=SMALL + settings) == 0
+    real, sent = Trainer._update, []
+
+    def update(self, batches):
+        if self.step == 2 and not sent:
+            sent.append(True)
+            signal.raise_signal(signal.SIGINT)
+        return real(self, batches)
+
+    monkeypatch.setattr(Trainer, "_update", update)
+    assert train("masked", "-o", "parts", settings=SMALL + settings) == 130
+    assert main(["resume", "parts", "--device", "cpu"]) == 0
+    first, second = (read_weights(Path(run) / "model.safetensors") for run in ("whole", "parts"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_fill(masked, capsys):
+    capsys.readouterr()
+    assert main(["fill", str(masked), "<mask>0 green bottles", "--top", "3", "--device", "cpu"]) == 0
+    head, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert head == ["text", "gap", "rank", "token", "probability"] and [row[2] for row in rows] == ["1", "2", "3"]
+    assert main(["fill", str(masked), "a <mask> b <mask>", "--json", "--device", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["gaps"]) == 2 and len(found["gaps"][0]) == 5
+    assert main(["fill", str(masked), "no gap", "--device", "cpu"]) == 2
+    assert "write <mask>" in capsys.readouterr().err
+
+
+# --- classifiers that start from it
+
+
+def test_a_classifier_begins_with_the_encoder_and_the_tokenizer(masked, capsys):
+    assert train("classes", "-o", "run", "--set=train.lr=1e-30", settings=["model.dropout=0.3"]) == 0
+    assert "tensors taken over; new: classify.weight, classify.bias" in capsys.readouterr().err
+    before, after = read_weights(masked / "model.safetensors"), read_weights(Path("run/model.safetensors"))
+    taken = [name for name in after if name.startswith(("source.", "encoder."))]
+    assert taken and all(torch.equal(before[name], after[name]) for name in taken)  # the rate is too small to move them
+    assert (masked / "tokenizer.json").read_text() == Path("run/tokenizer.json").read_text()
+    theirs, ours = (read_toml(run / "recipe.toml")["model"] for run in (masked, Path("run")))
+    assert ours["dropout"] == 0.3 and ours["head"] == "classes" and ours["classes"] == 2
+    assert all(ours[name] == theirs[name] for name in ("dim", "layers", "heads", "position", "norm_order", "vocab"))
+
+
+def test_what_was_inherited_is_not_needed_again(masked):
+    assert train("classes", "-o", "whole", settings=[]) == 0
+    assert train("classes", "-o", "half", "--set=train.steps=3", settings=[]) == 0
+    shutil.rmtree(masked)
+    recipe = read_toml("half/recipe.toml")
+    assert main(["resume", "half", "--device", "cpu"]) == 0
+    assert read_toml("half/recipe.toml") == recipe
+    regard.load("half")
+
+
+def test_a_resumed_run_that_inherited_is_the_uninterrupted_one(masked, monkeypatch):
+    assert train("classes", "-o", "whole", settings=[]) == 0
+    real, sent = Trainer._update, []
+
+    def update(self, batches):
+        if self.step == 3 and not sent:
+            sent.append(True)
+            signal.raise_signal(signal.SIGINT)
+        return real(self, batches)
+
+    monkeypatch.setattr(Trainer, "_update", update)
+    assert train("classes", "-o", "parts", settings=[]) == 130
+    shutil.rmtree(masked)
+    assert main(["resume", "parts", "--device", "cpu"]) == 0
+    first, second = (read_weights(Path(run) / "model.safetensors") for run in ("whole", "parts"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["model.dim=32"], "has dim = 16; leave dim out"),
+        (["model.position=learned"], "has position = 'rope'; leave position out"),
+        (["model.preset=tiny"], "leave preset out"),
+        (["text.kind=bpe"], "the tokenizer is that of train.init_from"),
+        (["train.init_from=nowhere"], "there is no such folder"),
+        (["train.init_from=language"], "shape = 'decoder'"),
+        (["train.init_from=unfinished"], "let that run finish first"),
+        (["train.init_from=foreign"], "needs tokenizer.json there"),
+    ],
+)
+def test_what_does_not_fit_is_told_and_leaves_nothing(masked, capsys, settings, said):
+    shape = {"dim": 8, "heads": 2, "layers": 1, "ff_dim": 8, "vocab": 8}
+    regard.save(regard.build(regard.ModelConfig(shape="decoder", **shape)), "language")
+    regard.save(regard.build(regard.ModelConfig(shape="encoder", head="none", **shape)), "foreign")
+    shutil.copytree(masked, "unfinished", ignore=shutil.ignore_patterns("model.safetensors"))
+    assert train("classes", "-o", "run", settings=settings) == 2
+    assert said in capsys.readouterr().err and not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["train.r_drop=1.0"], "train.r_drop"),
+        (["mask.share=2.0"], "mask.share"),
+        (["train.pack=3"], "give 4 or more"),
+        (["model.shape=decoder"], "needs shape = 'encoder'"),
+        (["data.column=nope"], "column 'nope' is nowhere"),
+        (["train.metric=bleu"], "is no figure of a masked run"),
+    ],
+)
+def test_a_mistake_is_told_and_leaves_nothing(here, capsys, settings, said):
+    assert train("masked", settings=SMALL + settings) == 2
+    assert said in capsys.readouterr().err and not Path("runs").exists()
+
+
+def test_any_file_may_be_called_a_table(here):
+    assert train("masked", "-o", "plain") == 0
+    shutil.copy("a.tsv", "a.txt")
+    assert train("masked", "-o", "named", '--set=data.train=["a.txt"]', "--set=data.table=tsv") == 0
+    first, second = (read_weights(Path(run) / "model.safetensors") for run in ("plain", "named"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
