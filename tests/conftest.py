@@ -11,6 +11,11 @@ import random
 import sys
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no mistake: examples may take as long as they take.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 # Test tensors are tiny: more threads cost more in hand-over than they give. The variable reaches torch in
 # subprocesses too, and must be set before torch is first imported.
