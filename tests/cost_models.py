@@ -50,10 +50,20 @@ CASES: dict[str, dict[str, Any]] = {
     "captions from patches": {"source": "patches", "position": "learned"},
     "captions from regions": {"source": "features", "decoder_layers": 1},
     "conv stem": {
-        "shape": "encoder", "source": "patches", "head": "classes", "classes": 3, "stem": "conv", "pool": "mean"
+        "shape": "encoder",
+        "source": "patches",
+        "head": "classes",
+        "classes": 3,
+        "stem": "conv",
+        "pool": "mean",
     },
     "shifted windows": {
-        "shape": "encoder", "source": "patches", "head": "pooled", "shifted_window": 2, "layers": 3, "position_axes": 2
+        "shape": "encoder",
+        "source": "patches",
+        "head": "pooled",
+        "shifted_window": 2,
+        "layers": 3,
+        "position_axes": 2,
     },
     "turned by row and column": {"source": "patches", "position": "rope", "position_axes": 2, "tie": False},
     "numbers": {"source": "features", "head": "values"},

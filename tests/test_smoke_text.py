@@ -31,11 +31,12 @@ def test_reviews(name, tmp_path):
     assert test["accuracy"] > test["majority"] + CLASSIFIED
 
 
-def test_masked_reviews_and_a_classifier_that_starts_from_them(tmp_path):
-    valid = smoke_run("recipes/nsmc-masked.toml", tmp_path / "masked")["valid"]
+@pytest.mark.parametrize("name", ["nsmc", pytest.param("naver", marks=pytest.mark.slow)])
+def test_masked_reviews_and_a_classifier_that_starts_from_them(name, tmp_path):
+    valid = smoke_run(f"recipes/{name}-masked.toml", tmp_path / "masked")["valid"]
     assert valid["loss"] < valid["unigram_loss"] - MASKED
     test = smoke_run(
-        "recipes/nsmc-pretrained.toml", tmp_path / "run", "--set", f"train.init_from={tmp_path / 'masked'}"
+        f"recipes/{name}-pretrained.toml", tmp_path / "run", "--set", f"train.init_from={tmp_path / 'masked'}"
     )["test"]
     assert test["accuracy"] > test["majority"] + CLASSIFIED
 

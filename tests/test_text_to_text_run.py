@@ -37,6 +37,7 @@ repeat = 2
 kind = "denoise"
 train = ["sizes.tsv"]
 valid_share = 0.25
+test = { more = ["sizes.tsv"] }
 [train]
 steps = 6
 """
@@ -58,6 +59,7 @@ def here(tmp_path, monkeypatch) -> Path:
     (tmp_path / "numbers.tsv").write_text("".join(f"{a} {b}\t{WORDS[a]} {WORDS[b]}\n" for a, b in pairs))
     rows = [f"{a} {b} and {c}\t{int(names.index(c) >= 2)}\n" for a, b in pairs for c in names if a != c]
     (tmp_path / "sizes.tsv").write_text("text\tlabel\n" + "".join(rows))
+    (tmp_path / "other.tsv").write_text("text\tlabel\none two\t7\n")
     (tmp_path / "mine.toml").write_text(RECIPE)
     return tmp_path
 
@@ -69,7 +71,7 @@ def train(*arguments: str) -> int:
 def test_all_tasks_in_one_run(here, capsys):
     assert train("--json") == 0
     scores = json.loads(capsys.readouterr().out)["scores"]
-    assert scores.keys() == {"korean.valid", "korean.test", "size.valid", "size.all", "holes.valid"}
+    assert scores.keys() == {"korean.valid", "korean.test", "size.valid", "size.all", "holes.valid", "holes.more"}
     assert "exact" in scores["size.valid"] and "exact" not in scores["holes.valid"]
     assert scores["size.valid"]["lines"] == 12  # a quarter of 48
     recipe, tokenizer = read_toml("runs/mine/recipe.toml"), load_tokenizers("runs/mine")["tokenizer"]
@@ -136,6 +138,7 @@ def test_denoising_is_a_run_that_others_start_from(here, capsys):
         ('kind = "denoise"', 'kind = "denoise"\ndensity = 1.5', "data.tasks.holes.density"),
         ('train = ["numbers.tsv"]', 'train = ["gone.tsv"]', "there is no such file"),
         ("max_length = 64", "max_length = 4", "data.max_length = 4"),
+        ('test = { all = ["sizes.tsv"] }', 'test = { all = ["other.tsv"] }', "label '7' is not a class"),
         ("[train]", "[text]\njoint = false\n[train]", "share one tokenizer"),
         ("[train]\nsteps = 6", "[train]\nsteps = 6\nmetric = 'accuracy'", "is no figure of a text-to-text run"),
     ],

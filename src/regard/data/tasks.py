@@ -32,11 +32,11 @@ import torch
 
 from regard.data.config import DataConfig, Files, find, home
 from regard.data.denoise import Noise
-from regard.data.documents import Piece, Survey, part, pieces, survey
+from regard.data.documents import Piece, part, pieces, survey
 from regard.data.labelled import draw
-from regard.data.labels import LabelData, check_examples, examples, find_tables
+from regard.data.labels import LabelData, LabelReport, check_examples, examples, find_tables, settle_classes
 from regard.data.lines import left_out
-from regard.data.read import Pair, check, pairs
+from regard.data.read import Pair, Report, check, pairs
 from regard.data.text import TextData, find_texts
 from regard.errors import UserError
 from regard.samples import sample_folder
@@ -108,17 +108,22 @@ class TextTask:
         return found
 
     def check(self) -> None:
-        """Read everything once."""
+        """Read everything once; a label that training does not know is a mistake elsewhere."""
+        known: tuple[str, ...] = ()
         for files in (self.data.train, self.data.valid, *self.data.test.values()):
             if not files:
                 continue
             if isinstance(self.data, TextData):
                 notes: Sequence[str] = survey(files, self.data).notes
             else:
-                of = check(files, self.data) if isinstance(self.data, DataConfig) else check_examples(files, self.data)
-                notes = of.notes
-                if of.bad_count:
-                    print(left_out(files, of.bad, of.bad_count), file=sys.stderr)
+                if isinstance(self.data, DataConfig):
+                    found: Report | LabelReport = check(files, self.data)
+                else:
+                    found = check_examples(files, self.data, known)
+                    known = known or settle_classes(self.data, found)
+                notes = found.notes
+                if found.bad_count:
+                    print(left_out(files, found.bad, found.bad_count), file=sys.stderr)
             for line in notes:
                 print(f"note: {line}", file=sys.stderr)
 
@@ -129,18 +134,25 @@ class TextTask:
             for pair in pairs({"train": self.data.train, **self.sets}[name], self.data):
                 yield pair._replace(source=prefix + pair.source)
         elif isinstance(self.data, LabelData):
-            wanted = _Held(self.data, name)
+            chosen = _chosen(self.data, name)
             for number, one in enumerate(examples({"train": self.data.train, **self.sets}[name], self.data)):
-                if wanted.has(number):
+                if chosen is None or chosen[number]:
                     yield Pair(prefix + one.text, one.label, one.file, one.row)
 
-    def texts(self, name: str, found: Survey | None = None) -> Iterator[Piece]:
-        """The text to be denoised: "train" or "valid"."""
+    @property
+    def noise_sets(self) -> list[str]:
+        """The sets of text to be denoised that are judged."""
+        if not isinstance(self.data, TextData):
+            return []
+        return [*(["valid"] if self.validated else []), *(name for name, files in self.data.test.items() if files)]
+
+    def texts(self, name: str) -> Iterator[Piece]:
+        """The text to be denoised: "train" or one of `noise_sets`."""
         assert isinstance(self.data, TextData)
         share = self.data.valid_share
-        if not share:
-            return pieces(self.data.train if name == "train" else self.data.valid, self.data)
-        count = (found or survey(self.data.train, self.data)).characters
+        if not share or name in self.data.test:
+            return pieces({"train": self.data.train, "valid": self.data.valid, **self.data.test}[name], self.data)
+        count = survey(self.data.train, self.data).characters
         border = int(count * (1 - share))
         span = (0, border) if name == "train" else (border, count)
         return part(pieces(self.data.train, self.data), *span)
@@ -155,19 +167,15 @@ class TextTask:
         return {**options, **{name: value for name, value in own.items() if name not in unused}, "folder": self.folder}
 
 
-class _Held:
-    """Which rows of labelled training data a set has."""
-
-    def __init__(self, data: LabelData, name: str) -> None:
-        self.rows: torch.Tensor | None = None
-        if data.valid_share and name in ("train", "valid"):
-            labels: dict[str, int] = {}
-            numbers = [labels.setdefault(one.label, len(labels)) for one in examples(data.train, data)]
-            held = draw(torch.tensor(numbers), data.valid_share, HOLD_OUT, keep=True)
-            self.rows = held if name == "valid" else ~held
-
-    def has(self, number: int) -> bool:
-        return self.rows is None or bool(self.rows[number])
+def _chosen(data: LabelData, name: str) -> list[bool] | None:
+    """Which rows of labelled training data a set has, where some are held out."""
+    if not data.valid_share or name not in ("train", "valid"):
+        return None
+    labels: dict[str, int] = {}
+    numbers = [labels.setdefault(one.label, len(labels)) for one in examples(data.train, data)]
+    held = draw(torch.tensor(numbers), data.valid_share, HOLD_OUT, keep=True)
+    chosen: list[bool] = (held if name == "valid" else ~held).tolist()
+    return chosen
 
 
 @dataclass(frozen=True)

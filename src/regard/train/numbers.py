@@ -103,7 +103,10 @@ class NumbersRun(TaskRun):
         return {}
 
     def settle_model(self) -> ModelConfig:
-        return self._model_config(len(self.sets.channels))
+        channels = len(self.sets.channels)
+        if (given := self.model_fields.get("feature_dim", channels)) != channels:
+            raise UserError(f"model.feature_dim = {given}: the data has {channels} channels; leave feature_dim out")
+        return self._model_config(channels)
 
     def _model_config(self, channels: int) -> ModelConfig:
         fields = {**with_preset(self.model_fields), "feature_dim": channels}

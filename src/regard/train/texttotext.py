@@ -152,7 +152,7 @@ class TextToTextRun(TranslationRun):
 
     @property
     def judged_sets(self) -> list[str]:
-        return [*self.tests, *(f"{one.name}.valid" for one in self.noisy if one.validated)]
+        return [*self.tests, *(f"{one.name}.{name}" for one in self.noisy for name in one.noise_sets)]
 
     def score(
         self, model: Any, translator: Translator | None = None, names: Sequence[str] | None = None

@@ -1,0 +1,182 @@
+"""Scenes: the grammar of their captions, where items stand, what is kept out of training, where nouns look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.data.captions import ScenesData
+from regard.data.captionsets import SceneStream, Targets, scene_sets
+from regard.data.pictures import read_idx
+from regard.data.scenes import COUNTS, NOUNS, PLACES, Group, SceneMaker, coverage, describe, places_of
+from regard.decode.caption import Captioner
+from regard.explore.captions import noun_attention
+from regard.models import ModelConfig, build
+from regard.text.tokenizer import Tokenizer
+
+SAMPLE = Path(__file__).parent.parent / "src/regard/samples/fashion-mnist"
+
+
+def maker(part: str = "train", **options: object) -> SceneMaker:
+    pixels, labels = (read_idx(SAMPLE / f"{part}-{name}-ubyte.gz") for name in ("images-idx3", "labels-idx1"))
+    return SceneMaker(pixels, labels, 48, **options)  # type: ignore[arg-type]
+
+
+# --- the grammar
+
+
+def test_captions_say_what_the_material_says() -> None:
+    sneaker, coats = Group("sneaker", 1, "normal"), Group("coat", 2, "normal")
+    for language, caption in (("en", "a sneaker left of two coats"), ("ko", "코트 두 벌 왼쪽에 운동화 하나")):
+        assert describe(sneaker, coats, False, language).text == caption
+    # the group with fewer items is named first in English, last in Korean
+    assert describe(coats, sneaker, False, "en").text == "a sneaker right of two coats"
+    assert describe(coats, sneaker, True, "en").text == "a sneaker below two coats"
+    assert describe(sneaker, coats, True, "ko").text == "코트 두 벌 위에 운동화 하나"
+    # of equal ones, the left or upper one
+    both = Group("bag", 2, "small"), Group("trousers", 2, "large")
+    assert describe(*both, True, "en").text == "two small bags above two large pairs of trousers"
+    assert describe(*both, True, "ko").text == "큰 바지 두 벌 위에 작은 가방 둘"
+
+
+@pytest.mark.parametrize("language", ["en", "ko"])
+def test_every_scene_has_one_caption_and_no_two_kinds_of_scene_share_one(language: str) -> None:
+    captions = maker().all_captions(language)
+    count = len(NOUNS) * (len(NOUNS) - 1) * len(COUNTS) * 9 * 2
+    assert sum(map(bool, captions)) == len(set(filter(None, captions))) == count
+    scenes = maker().draw(300, False, 5)
+    phrases = maker().phrases(scenes, language)
+    assert [captions[number] for number in maker().numbers(scenes)] == [phrase.text for phrase in phrases]
+    for phrase in phrases:
+        (before, noun, group), (_, other, partner) = phrase.nouns()
+        assert phrase.text.startswith(f"{before} {noun}".strip()) and {group, partner} == {0, 1}
+        words = {word for one in NOUNS.values() for word in (one.one, one.several, one.korean)}
+        assert {noun, other} <= {word.split()[-1] for word in words}
+
+
+# --- scenes
+
+
+def test_scenes_follow_from_their_seed() -> None:
+    one, again, other = (maker().draw(50, False, 1, seed) for seed in (2, 2, 3))
+    for name in vars(one):
+        assert torch.equal(getattr(one, name), getattr(again, name))
+    assert not torch.equal(one.item, other.item)
+
+
+def test_items_stand_in_their_quarter_without_overlap() -> None:
+    scenes = maker().draw(400, False, 1)
+    assert scenes.count.sum(dim=1).min() == 2 and scenes.count.sum(dim=1).max() == 4
+    used = scenes.item >= 0
+    assert torch.equal(used.sum(dim=1), scenes.count.sum(dim=1)) and (scenes.noun[:, 0] != scenes.noun[:, 1]).all()
+    place = places_of(scenes.vertical, scenes.lane).gather(1, scenes.group)  # [N, 4]
+    top, left, side = scenes.box.unbind(dim=2)
+    for start, half in ((top, place // 2), (left, place % 2)):
+        assert (start >= 24 * half)[used].all() and (start + side <= 24 * half + 24)[used].all()
+    # the first group is to the left of the second, or above it
+    both = places_of(scenes.vertical, scenes.lane)
+    step = torch.where(scenes.vertical, 2, 1)
+    assert torch.equal(both[:, 1] - both[:, 0], step)
+    inside = torch.zeros(400, 48, 48, dtype=torch.int)
+    for row, boxes in enumerate(scenes.box.tolist()):
+        for y, x, s in boxes:
+            inside[row, y : y + s, x : x + s] += 1
+    painted = maker().paint(scenes)
+    assert inside.max() == 1 and not painted[:, 0][inside == 0].any()
+    assert painted.flatten(1).any(dim=1).all() and painted.dtype == torch.uint8
+
+
+def test_an_item_is_painted_as_it_is() -> None:
+    """Of a canvas whose large size is 28 pixels, the item itself."""
+    pixels, labels = read_idx(SAMPLE / "train-images-idx3-ubyte.gz"), read_idx(SAMPLE / "train-labels-idx1-ubyte.gz")
+    own = SceneMaker(pixels, labels, 116, sizes=["large"])  # 0.242 · 116 = 28
+    scenes = own.draw(20, False, 1)
+    painted = own.paint(scenes)[:, 0]
+    for row in range(20):
+        for item, (top, left, side) in zip(scenes.item[row].tolist(), scenes.box[row].tolist(), strict=True):
+            if item >= 0:
+                assert side == 28 and torch.equal(painted[row, top : top + 28, left : left + 28], pixels[item])
+                assert int(labels[item]) in [NOUNS[own.nouns[noun]].label for noun in scenes.noun[row].tolist()]
+
+
+def test_pairs_that_are_kept_out_are_in_no_training_scene_and_in_every_held_out_one() -> None:
+    own = maker()
+    config = ScenesData(valid=40, test=40)
+    sets = scene_sets(config, own, maker("t10k"))
+
+    def pairs(scenes) -> list[set[str]]:
+        return [
+            {f"{own.nouns[noun]} {PLACES[place]}" for noun, place in zip(nouns, places, strict=True)}
+            for nouns, places in zip(
+                scenes.noun.tolist(), places_of(scenes.vertical, scenes.lane).tolist(), strict=True
+            )
+        ]
+
+    kept_out = set(config.held_out)
+    seen = pairs(own.draw(2000, False, 1, 1))
+    assert not any(one & kept_out for one in seen)
+    assert set().union(*seen) == {f"{noun} {place}" for noun in own.nouns for place in PLACES} - kept_out
+    assert all(one & kept_out for one in pairs(sets["held-out"].scenes))
+    assert not any(one & kept_out for name in ("valid", "test") for one in pairs(sets[name].scenes))
+
+
+def test_a_stream_goes_on_from_any_point() -> None:
+    own = maker(sizes=["normal"], nouns=["bag", "boot"], held_out=[])
+    captions = own.all_captions("en")
+    tokenizer = Tokenizer.train(filter(None, captions), "word")
+    targets = Targets.of(tokenizer, captions, 20)
+    stream = SceneStream(own, targets, rows=4, count=12, seed=3)
+    walk = iter(stream)
+    for _ in range(4):
+        next(walk)
+    position = stream.position
+    after = next(walk)
+    again = SceneStream(own, targets, rows=4, count=12, seed=3)
+    again.seek(position)
+    other = next(iter(again))
+    assert torch.equal(after.source, other.source) and torch.equal(after.target, other.target)
+    for row in range(4):
+        ids = [id for id in after.expected[row].tolist() if id >= 0]
+        assert ids[-1] == tokenizer.eos and tokenizer.decode(ids) in captions
+        assert after.target[row, : len(ids)].tolist() == [tokenizer.bos, *ids[:-1]]
+
+
+# --- where nouns look
+
+
+def test_coverage_counts_pixels() -> None:
+    scenes = maker().draw(30, False, 1)
+    for group in (0, 1):
+        covered = torch.zeros(30, 48, 48)
+        for row in range(30):
+            for item, own, (top, left, side) in zip(
+                scenes.item[row].tolist(), scenes.group[row].tolist(), scenes.box[row].tolist(), strict=True
+            ):
+                if item >= 0 and own == group:
+                    covered[row, top : top + side, left : left + side] = 1
+        expected = torch.nn.functional.avg_pool2d(covered[:, None], 8).flatten(1)
+        torch.testing.assert_close(coverage(scenes, group, 48, 6), expected)
+
+
+def test_attention_spread_evenly_gives_chance() -> None:
+    own = maker()
+    data = scene_sets(ScenesData(valid=20, test=5), own, own)["valid"]
+    tokenizer = Tokenizer.train(filter(None, own.all_captions("en")), "word")
+    small = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 16, "image_size": 48, "patch_size": 8, "channels": 1}
+    model = build(ModelConfig(**small, source="patches", vocab=len(tokenizer))).eval()
+    with torch.no_grad():
+        model.decoder.blocks[0].cross.q.weight.zero_()
+        model.decoder.blocks[0].cross.q.bias.zero_()
+    found = noun_attention(Captioner(model, tokenizer), data)
+    assert found["inside"] == pytest.approx(found["inside_chance"], rel=1e-4)
+    assert found["inside_best"] == pytest.approx(found["inside_chance"], rel=1e-4)
+
+
+@pytest.mark.cuda
+def test_scenes_composed_on_a_gpu_are_those_of_a_cpu() -> None:
+    own = maker()
+    scenes = own.draw(20, False, 1)
+    painted = own.paint(scenes)
+    assert torch.equal(own.to(torch.device("cuda")).paint(scenes).cpu(), painted)
