@@ -11,10 +11,10 @@ import random
 import sys
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A busy machine is no mistake: examples may take as long as they take.
-settings.register_profile("patient", deadline=None)
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 # Test tensors are tiny: more threads cost more in hand-over than they give. The variable reaches torch in
