@@ -77,6 +77,13 @@ def read(args: argparse.Namespace, seed: int) -> Texts:
     return Texts(rows, run.texts("valid"), run.texts(name), run.classes)
 
 
+def read_all(args: argparse.Namespace) -> dict[int, Texts]:
+    """By seed; all labels are the same ones for every seed, and read once."""
+    if args.fraction == 1:
+        return dict.fromkeys(args.seeds, read(args, args.seeds[0]))
+    return {seed: read(args, seed) for seed in args.seeds}
+
+
 def majority(texts: Texts, args: argparse.Namespace, seed: int) -> ClassFigures:
     counts = texts.labels(texts.train).bincount(minlength=len(texts.classes))
     return texts.judge((counts / counts.sum()).expand(len(texts.test), -1), texts.test)
@@ -174,9 +181,10 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    texts = read_all(args)
     for name in args.only:
         begin = time.perf_counter()
-        judged = [dataclasses.asdict(MODELS[name](read(args, seed), args, seed)) for seed in args.seeds]
+        judged = [dataclasses.asdict(MODELS[name](texts[seed], args, seed)) for seed in args.seeds]
         rows.append(_row(name, judged, (time.perf_counter() - begin) / len(judged)))
         print(f"{name}: accuracy {rows[-1]['accuracy']['mean']:.4f}", flush=True)
     for path in args.quality:

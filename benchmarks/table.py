@@ -1,4 +1,4 @@
-"""A result file of `attention.py`, `training.py`, `decoding.py` or `sentiment.py` as a Markdown table.
+"""A result file of a benchmark (`attention.py`, `training.py`, `language.py`, …) as a Markdown table.
 
     python benchmarks/table.py benchmarks/results/attention-h200.json
 
@@ -18,7 +18,10 @@ Json = dict[str, Any]
 
 def table(path: Path) -> str:
     result = json.loads(path.read_text(encoding="utf-8"))
-    tables = {"training": training, "decoding": decoding, "classes": classes}
+    tables = {
+        "training": training, "language": training, "lengths": lengths, "decoding": decoding, "generation": generation,
+        "classes": classes, "tasks": tasks,
+    }  # fmt: skip
     return tables.get(result.get("kind"), blocks)(result)
 
 
@@ -43,8 +46,9 @@ def training(result: Json) -> str:
     """A row a tool, then where the time goes, if that was asked for."""
     gpu = any("mfu" in tool for row in result["rows"] for tool in row["tools"].values())
     more = " MFU | memory, GB |" if gpu else ""
+    tokens = "target tokens" if result["kind"] == "training" else "tokens"
     lines = [
-        f"| size | tool | parameters | target tokens/s | best of ours / it |{more}",
+        f"| size | tool | parameters | {tokens}/s | best of ours / it |{more}",
         "|---|---|--:|--:|--:|" + "--:|--:|" * gpu,
     ]
     for row in result["rows"]:
@@ -86,6 +90,39 @@ def decoding(result: Json) -> str:
     return "\n".join(lines)
 
 
+def lengths(result: Json) -> str:
+    """The loss of each group of positions that ends at a power of two times the training length, and of all."""
+    context, group, times = result["context"], result["group"], result["times"]
+    ends = [context * n // group for n in (1, 2, 4, 8) if n <= times]
+    head = " | ".join(f"{end * group - group + 1}-{end * group}" for end in ends)
+    lines = [
+        f"| model | rows of {context} | rows of {context * times} | at {head} |",
+        "|---|--:|--:|" + "--:|" * len(ends),
+    ]
+    for row in result["rows"]:
+        cells = [row["loss"], row["loss_at_8_times"], *(row["by_position"][end - 1] for end in ends)]
+        lines.append(f"| {row['model']} | {' | '.join(f'{cell:.3f}' for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def generation(result: Json) -> str:
+    """A row a tool, then the cost of a token by what was written before, if that was asked for."""
+    gpu = "copy_gb_per_second" in result
+    more = " µs a step | of copying |" if gpu else ""
+    lines = [f"| draws | batch | tool | tokens/s | ours / it |{more}", "|---|--:|---|--:|--:|" + "--:|--:|" * gpu]
+    for row in result["rows"]:
+        own = row["tools"].get("regard")
+        for name, tool in row["tools"].items():
+            cells = [_speed(tool), f"{_median(own) / _median(tool):.2f}" if own else ""]
+            if gpu:
+                cells += [f"{tool['step_us']:,.0f}", f"{tool['bandwidth']:.0%}"]
+            lines.append(f"| {row['draw']} | {row['batch']} | {name} | {' | '.join(cells)} |")
+    if "curve" in result:
+        lines += ["", "| tokens before | ms a token, with the cache | without |", "|--:|--:|--:|"]
+        lines += [f"| {at['tokens']} | {at['cache_ms']:.2f} | {at['no_cache_ms']:.2f} |" for at in result["curve"]]
+    return "\n".join(lines)
+
+
 def classes(result: Json) -> str:
     lines = ["| model | accuracy | macro-F1 | loss | calibration error |", "|---|--:|--:|--:|--:|"]
     for row in result["rows"]:
@@ -93,6 +130,16 @@ def classes(result: Json) -> str:
         accuracy = f"{row['accuracy']['mean']:.2%} ± {row['accuracy']['deviation']:.2%}"
         error = f"{row['calibration_error']['mean']:.4f}"
         lines.append(f"| {row['model']} | {accuracy} | {' | '.join(cells)} | {error} |")
+    return "\n".join(lines)
+
+
+def tasks(result: Json) -> str:
+    lines = ["| task | figure | mean (least to most) | goal | seeds | training, s |", "|---|---|--:|--:|--:|--:|"]
+    for row in result["rows"]:
+        spread = f"{row['mean']:.4f} ({row['least']:.4f} to {row['most']:.4f})"
+        goal, seeds = row["goal"] or "", len(row.get("seeds", ())) or ""
+        head = f"| {row['task']} | {row['figure']} on {row['test']} | {spread} | {goal}"
+        lines.append(f"{head} | {seeds} | {row.get('training_seconds', row.get('seconds'))} |")
     return "\n".join(lines)
 
 

@@ -17,7 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 pytest.importorskip("transformers", reason="the benchmarks' peers: pip install 'regard[bench]'")
 
 import decoding
+import language
 import learners
+import lengths
 import measure
 import parts
 import peer_models
@@ -40,7 +42,7 @@ def run(script: Any, monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str
     result: dict[str, Any] = json.loads(out.read_text())
     assert result["machine"]["versions"]["torch"] == torch.__version__
     assert str(out.parent) not in result["machine"]["command"]
-    assert table.table(out).count("\n") > 4
+    assert table.table(out).count("\n") >= 4
     return result
 
 
@@ -55,6 +57,31 @@ def test_training_runs_and_all_learn_the_same_tokens(monkeypatch: pytest.MonkeyP
         assert 0 < speed["low"] <= speed["median"] <= speed["high"]
     assert tools["marian"]["parameters"] == tools["regard"]["parameters"]
     assert len(row["profile"]) == 2
+
+
+def test_language_models_run_and_are_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arguments = ("--repeats", "1", "--profile", "--tools", "regard", "huggingface")
+    row = run(language, monkeypatch, tmp_path / "out.json", *arguments)["rows"][0]
+    assert not any("failed" in tool for tool in row["tools"].values())
+    assert row["tools"]["regard"]["parameters"] == row["tools"]["huggingface"]["parameters"]
+    assert all(tool["tokens_per_second"]["median"] > 0 for tool in row["tools"].values()) and len(row["profile"]) == 2
+
+
+def test_the_operations_of_gpt2_are_nanogpts() -> None:
+    """Its N: every matrix, bias and norm of 12 blocks, the last norm, the table; then 12 · L · H · Q · T."""
+    block = 12 * 768**2 + 13 * 768
+    wanted = 6 * (12 * block + 2 * 768 + 50304 * 768) + 12 * 12 * 12 * 64 * 1024
+    assert language.operations_per_token(language.SIZES["gpt2"].config) == wanted
+
+
+def test_losses_by_position_beyond_the_training_length(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "input.txt").write_text("to be, or not to be, that is the question.\n" * 400)
+    figure = tmp_path / "lengths.svg"
+    arguments = ("--data", str(tmp_path), "--figure", str(figure))
+    result = run(lengths, monkeypatch, tmp_path / "out.json", *arguments)
+    assert [row["model"] for row in result["rows"]] == ["rope", "rope-window", "alibi"]
+    assert all(len(row["by_position"]) == 512 / 16 for row in result["rows"])
+    assert figure.read_text().startswith("<svg")
 
 
 def test_decoding_runs_and_the_tools_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -84,12 +111,12 @@ def test_both_kinds_of_batches_hold_every_target_token() -> None:
 
 
 def test_generated_sentences_have_the_promised_lengths() -> None:
-    for lengths in (sentences.MULTI30K, sentences.WMT):
-        pairs = sentences.generate(lengths, 20_000, 50).pairs
+    for wanted in (sentences.MULTI30K, sentences.WMT):
+        pairs = sentences.generate(wanted, 20_000, 50).pairs
         tokens = (pairs.targets.lengths - 1).double()
-        assert tokens.mean() == pytest.approx(lengths.mean, rel=0.03)
-        assert tokens.log().std() == pytest.approx(lengths.spread, rel=0.1)
-        assert int(tokens.max()) <= lengths.longest
+        assert tokens.mean() == pytest.approx(wanted.mean, rel=0.03)
+        assert tokens.log().std() == pytest.approx(wanted.spread, rel=0.1)
+        assert int(tokens.max()) <= wanted.longest
         ids, valid = pairs.targets.pad(torch.arange(50))
         assert bool((ids[:, 0] == sentences.BOS).all()) and bool((ids[valid] == sentences.EOS).sum() == 50)
 

@@ -92,6 +92,15 @@ def test_in_pieces_as_at_once(shape: str, kind: str, window: int | None, norm: s
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+def test_keys_are_kept_normed(shape: str) -> None:
+    model, tokens = make(shape=shape, position="rope", qk_norm=True, kv_heads=2), torch.randint(VOCAB, (3, 9))
+    state, given = start(model, 3)
+    stepped = torch.cat([model.step(tokens[:, piece], state) for piece in pieces(9, (4, 1))], dim=1)
+    assert_close(stepped, whole(model, tokens, given))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_different_length_are_as_alone(kind: str) -> None:
     """A left-padded batch continues each row as if it were by itself."""

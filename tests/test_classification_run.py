@@ -107,7 +107,11 @@ def test_it_learns(here, settings):
 
 @pytest.mark.parametrize(
     "settings",
-    [[], ["--set=train.pack=32", "--set=train.r_drop=1.0"], ["--set=text.dropout=0.2", "--set=data.fraction=0.5"]],
+    [
+        [],
+        ["--set=train.pack=32", "--set=train.r_drop=1.0", "--set=data.hide=0.2"],
+        ["--set=text.dropout=0.2", "--set=data.fraction=0.5"],
+    ],
     ids=["padded", "packed", "sampled"],
 )
 def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, settings):
@@ -194,6 +198,7 @@ def test_other_forms_of_the_same_data_give_the_same_model(here, form):
         (("mine.toml", "[train]", "[model]\nposition = 'learned'\nmax_length = 8\n[train]"), "learned positions"),
         (("mine.toml", "train.tsv", "gone.tsv"), "there is no such file"),
         (("mine.toml", "steps = 6", "steps = 6\nloss_chunk = 8"), "leave it out"),
+        (("mine.toml", "[data]", "[data]\nhide = 1.0"), "hide = 1.0"),
         (("mine.toml", "[data]", '[data]\nclasses = ["bad", "good", "fair"]'), "has no text of 'fair'"),
     ],
 )  # fmt: skip

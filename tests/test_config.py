@@ -215,6 +215,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         value_dim=optional(st.integers(1, 64)),
         score=score,
         score_scale=optional(st.floats(-10, 10)),
+        qk_norm=draw(st.booleans()),
         window=optional(st.integers(1, 4096)),
         attention=path,
         attention_dropout=0.0 if path == "flex" else draw(chance),

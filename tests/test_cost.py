@@ -54,7 +54,10 @@ def test_parameters_of_each_part(name):
             stack, kind = part.split(".")
             blocks = getattr(model, stack).blocks
             assert count == sum(p.numel() for block in blocks for p in getattr(block, kind).parameters()), part
-    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)]
+    every = model.named_modules()  # those of queries and keys are part of their attention
+    norms = [
+        m for name, m in every if isinstance(m, nn.LayerNorm | nn.RMSNorm) and not name.endswith(("q_norm", "k_norm"))
+    ]
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     head_norm = 2 * config.dim if config.head_layer and config.head == "tokens" else 0
     count = sum(found.parameters.get(f"{stack}.norms", 0) for stack in ("encoder", "decoder"))

@@ -75,6 +75,9 @@ def on_a_cpu(config: ModelConfig, found: Cost) -> int:
     for stack in stack_shapes(config, found.seq, found.target_seq):
         norms = stack.layers * stack.sublayers + config.embed_norm + config.ends_with_norm
         total += (config.norm == "rms") * norms * found.batch * stack.length * config.dim * 4
+        queries, keys = stack.length * (stack.sublayers - 1), stack.length + stack.memory
+        vectors = stack.layers * found.batch * (queries * config.heads + keys * config.key_heads)
+        total += config.qk_norm * vectors * config.key_dim * 4
     return total
 
 

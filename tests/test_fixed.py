@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from regard.decode import Hypothesis, SearchConfig, beam
-from regard.decode.fixed import FixedBeam, FixedSearches
+from regard.decode.fixed import LANES, SHAPES, FixedBeam, FixedGreedy, FixedSearches, highest
 from regard.errors import UserError
 from regard.models import EncoderDecoder
 from regard.nn.cache import Cache, FixedCache
@@ -66,28 +66,36 @@ def test_other_models(changes):
     same(FixedSearches(model, BOS, EOS).search(source, valid, config), beam(model, source, valid, config, BOS, EOS))
 
 
+@pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("position", ["sinusoidal", "learned", "rope"])
-def test_a_step_depends_on_no_value(position):
+def test_a_step_depends_on_no_value(position, beams):
     """Tensors that have shapes but no numbers: reading one back, as no recorded graph can, would fail."""
-    config = SearchConfig(beam=3, min_length=2, length_penalty=0.6)
+    config = SearchConfig(beam=beams, min_length=2, length_penalty=0.6)
     sizes = transformer(position=position).config
-    with FakeTensorMode(), torch.no_grad():
+    with FakeTensorMode(), torch.inference_mode():
         model = EncoderDecoder(sizes).eval()
-        search = FixedBeam(model, config, 4, 16, 32, BOS, EOS)
+        search = (FixedGreedy if beams == 1 else FixedBeam)(model, config, 4, 16, 32, BOS, EOS)
         source, valid = torch.ones(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.bool)
-        search._begin(model.encode(source, valid), [32] * 4)
-        search.step()
+        search.start(source, valid, [32] * 4)
         with pytest.raises(DataDependentOutputException):
             bool(search.closed.all())
+
+
+@pytest.mark.parametrize(("size", "count"), [(20, 4), (512, 10), (1000, 10), (1003, 24), (5000, 1)])
+def test_the_highest_in_two_rounds(size, count):
+    scores = torch.randn(7, size)
+    values, columns = highest(scores, count)
+    wanted = scores.sort(dim=1, descending=True)
+    assert torch.equal(values, wanted.values[:, :count]) and torch.equal(columns, wanted.indices[:, :count])
 
 
 def test_few_searches_are_kept():
     model, config = transformer(), SearchConfig(beam=2, max_length=2)
     searches = FixedSearches(model, BOS, EOS)
-    for length in range(1, 200, 17):
+    for length in range(1, 300, 17):
         source = torch.randint(4, 20, (2, length))
         searches.search(source, None, config)
-    assert len(searches.ready) == 8
+    assert len(searches.ready) == SHAPES
 
 
 def test_weights_that_are_no_numbers_are_named():
@@ -100,9 +108,11 @@ def test_weights_that_are_no_numbers_are_named():
 
 
 def test_what_cannot_be_done_in_fixed_shapes_is_not_tried():
+    searches = FixedSearches(transformer(), BOS, EOS)
     for changes in ({"coverage_penalty": 0.2, "beam": 2}, {"no_repeat_ngram": 2}, {"sample": True}):
-        assert not FixedSearches.fits(SearchConfig(**changes), [10])
-    assert FixedSearches.fits(SearchConfig(beam=5), [512]) and not FixedSearches.fits(SearchConfig(), [513])
+        assert not searches.fits(SearchConfig(**changes), [10])
+    assert searches.fits(SearchConfig(beam=5), [512]) and not searches.fits(SearchConfig(), [513])
+    assert not FixedSearches(transformer(position="alibi"), BOS, EOS).fits(SearchConfig(), [10])
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "rope", "alibi", "relative"])
@@ -124,7 +134,8 @@ def test_recorded_as_a_graph(changes):
     model, config = transformer().cuda(), SearchConfig(**changes)
     assert isinstance(model, EncoderDecoder)
     searches = FixedSearches(model, BOS, EOS)
-    for _ in range(3):  # the first warms up, the second records, the third replays
-        source, valid = (x.cuda() for x in padded(6))
-        same(searches.search(source, valid, config), beam(model, source, valid, config, BOS, EOS), 1e-6)
-    assert next(iter(searches.ready.values())).graph is not None
+    batches = [tuple(x.cuda() for x in padded(6)) for _ in range(3 * LANES)]  # the third of a lane is all replayed
+    found = dict(searches.search_all([(number, *batch) for number, batch in enumerate(batches)], config))
+    for number, (source, valid) in enumerate(batches):
+        same(found[number], beam(model, source, valid, config, BOS, EOS), 1e-6)
+    assert all(None not in search.graphs.values() for search in searches.ready.values())

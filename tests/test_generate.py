@@ -15,6 +15,7 @@ from regard.decode import SearchConfig
 from regard.decode.generate import Generator
 from regard.errors import UserError
 from regard.models import Decoder, ModelConfig
+from regard.nn.embed import Tokens
 from regard.run import load_tokenizers, save
 from regard.text.bytes import byte_letters
 from regard.text.tokenizer import Tokenizer
@@ -102,10 +103,8 @@ def test_an_old_folder_with_two_vocabulary_files(tmp_path, capsys):
 
 def test_every_token_costs_one_step(monkeypatch):
     generator, read = make(), []
-    real = Decoder.step
-    monkeypatch.setattr(
-        Decoder, "step", lambda self, tokens, *rest: read.append(tokens.shape) or real(self, tokens, *rest)
-    )
+    real = Tokens.forward
+    monkeypatch.setattr(Tokens, "forward", lambda self, tokens: read.append(tokens.shape) or real(self, tokens))
     generator.generate("To be", config=SearchConfig(sample=True, n_best=3, max_length=20, min_length=20))
     assert read == [(1, 5)] + [(3, 1)] * 19
 

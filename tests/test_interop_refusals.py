@@ -91,6 +91,7 @@ def test_unsupported_options_are_named(hf, changes, words):
         (preset("gpt2", position="alibi"), "GPT-2", ["position = 'alibi' (GPT-2 has 'learned')"]),
         (preset("gpt2", kv_heads=4, window=16), "GPT-2", ["kv_heads = 4", "window = 16"]),
         (preset("gpt2", experts=4), "GPT-2", ["experts = 4"]),
+        (preset("gpt2", qk_norm=True), "GPT-2", ["qk_norm = True (GPT-2 has False)"]),
         (preset("gpt2", score_scale=0.5), "GPT-2", ["score_scale = 0.5"]),
         (preset("gpt2", embed_scale=True), "GPT-2", ["embed_scale = True"]),
         (preset("gpt2", head_dim=7), "GPT-2", ["head_dim = 7"]),

@@ -16,7 +16,7 @@ from regard.data.sample import Sampling
 from regard.data.store import Store
 from regard.models import Encoder, ModelConfig, build
 from regard.text import Tokenizer
-from regard.train.classification import class_logits, classification
+from regard.train.classification import Hiding, class_logits, classification
 
 TINY = {"shape": "encoder", "head": "classes", "classes": 3, "dim": 16, "layers": 2, "heads": 2, "ff_dim": 32}
 
@@ -123,6 +123,22 @@ def test_r_drop_is_the_formula_of_two_passes():
     doubled, count = classification(model, batch, r_drop=3.0)
     torch.testing.assert_close(doubled, plain)  # without dropout both passes agree
     assert int(count) == 10
+
+
+def test_a_share_of_the_words_is_hidden_in_training_alone():
+    torch.manual_seed(0)
+    hide = Hiding(0.3, by=1, ends=(2, 3))
+    text = torch.randint(4, 600, (500, 20))
+    text[:, 0], text[:, -1] = 2, 3
+    hidden = hide(ClassBatch(text, torch.zeros(500, 1, dtype=torch.long))).text
+    changed = hidden != text
+    assert not bool(changed[:, [0, -1]].any()) and bool((hidden[changed] == 1).all())
+    assert abs(changed[:, 1:-1].float().mean() - 0.3) < 4 * (0.21 / 9000) ** 0.5
+    model = build(ModelConfig(**TINY, vocab=600, dropout=0.0, embed_dropout=0.0))
+    batch = some().batch(torch.arange(10))
+    plain = classification(model.eval(), batch)[0]
+    assert torch.equal(classification(model, batch, hide=hide)[0], plain)
+    assert not torch.equal(classification(model.train(), batch, hide=hide)[0], plain)
 
 
 def test_balanced_weights_give_every_class_the_same_part_and_a_mean_of_one():

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import regard
 from regard.cli import main
 from regard.data import documents, tokens
+from regard.data.blocks import BlockBatch
 from regard.data.text import TextData
 from regard.data.tokens import Tokens
-from regard.models import build
+from regard.models import ModelConfig, build
 from regard.perplexity import perplexity
 from regard.presets import preset
 from regard.recipe import read_recipe
@@ -253,6 +255,23 @@ def test_runs_tell_the_task(here, capsys):
     assert header.split()[1] == "task" and row.split()[1] == "language" and "valid loss" in row and "loss valid" in row
 
 
+def test_r_drop_is_the_formula_of_two_passes():
+    """(CE(P) + CE(Q)) / 2 + α (KL(P‖Q) + KL(Q‖P)) / 4, and nothing more than CE where nothing is dropped."""
+    sizes = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 32, "shape": "decoder", "vocab": 11, "position": "rope"}
+    ids = torch.randint(11, (3, 9))
+    for chance in (0.3, 0.0):
+        model = build(ModelConfig(**sizes, dropout=chance, embed_dropout=chance)).train()
+        torch.manual_seed(5)
+        found, tokens = next_token(model, BlockBatch(ids), r_drop=2.0)
+        torch.manual_seed(5)
+        p, q = model(torch.cat((ids, ids))[:, :-1]).log_softmax(dim=-1).chunk(2)
+        right = ids[:, 1:, None]
+        wrong = -(p.gather(2, right).sum() + q.gather(2, right).sum()) / 2
+        apart = F.kl_div(q, p, log_target=True, reduction="sum") + F.kl_div(p, q, log_target=True, reduction="sum")
+        torch.testing.assert_close(found, wrong + 2.0 * apart / 4)
+        assert tokens == 24 and (apart > 0.1) == (chance > 0)
+
+
 # --- mistakes
 
 
@@ -264,7 +283,6 @@ def test_runs_tell_the_task(here, capsys):
         (["model.shape=encoder-decoder"], "a language model needs shape = 'decoder'"),
         (["model.vocab=20"], "model.vocab = 20, but the tokenizer has"),
         (["train.metric=bleu"], "train.metric = 'bleu': is no figure of a language run"),
-        (["train.r_drop=1.0"], "train.r_drop = 1.0: is for translation"),
         (["train.pack=5000", "train.batch_tokens=5000"], "less than one row of train.pack = 5000"),
         (["model.position=learned", "train.pack=48"], "train.pack = 48: is longer than model.max_length = 24"),
         (["text.kind=gpt2"], "kind = 'gpt2' with vocabulary = None"),
@@ -298,15 +316,17 @@ def test_a_padded_vocabulary(here):
 # --- the recipes
 
 
-@pytest.mark.parametrize("name", ["shakespeare-char", "shakespeare-bpe", "gpt2-124m"])
+@pytest.mark.parametrize(
+    "name", ["shakespeare-char", "shakespeare-char-best", "shakespeare-char-fast", "shakespeare-bpe", "gpt2-124m"]
+)
 def test_the_recipes_can_be_read(name, tmp_path):
     task = LanguageRun(read_recipe(ROOT / "recipes" / f"{name}.toml"), tmp_path, torch.device("cpu"))
-    vocab = {"shakespeare-char": 65 + 4, "shakespeare-bpe": 1024}.get(name, 50257)
+    vocab = 65 + 4 if "char" in name else {"shakespeare-bpe": 1024}.get(name, 50257)
     config = task._model_config(vocab)
     with torch.device("meta"):
         sizes = {name: parameter.numel() for name, parameter in build(config).named_parameters()}
     count = sum(size for name, size in sizes.items() if "position" not in name)
-    if name == "shakespeare-char":  # nanoGPT tells 10.65M: without positions, and with 65 characters
+    if "char" in name:  # nanoGPT tells 10.65M: without positions, and with 65 characters
         assert count == pytest.approx(10.65e6, rel=2e-3)
         assert (task.config.pack, task.config.batch_tokens // task.config.pack) == (256, 64)
     if name == "gpt2-124m":

@@ -123,7 +123,7 @@ UNUSUAL = [
     {"norm": "rms", "norm_order": "pre", "activation": "swiglu", "kv_heads": 1, "bias": False},
     {"heads": 3, "head_dim": 5, "value_dim": 2, "position": "alibi"},
     {"heads": 1, "dim": 1, "ff_dim": 1, "position": "none", "layers": 1},
-    {"experts": 3, "experts_per_token": 1},
+    {"experts": 3, "experts_per_token": 1}, {"qk_norm": True, "kv_heads": 1, "position": "rope"},
     {"embed_norm": True, "token_types": 3, "head_layer": True, "logit_bias": True, "logit_scale": 0.3},
     *({"score": score, "attention": "reference"} for score in ("multiplicative", "additive", "concat")),
 ]  # fmt: skip

@@ -27,6 +27,7 @@ from regard.errors import UserError
 from regard.nn.config import StackConfig
 from regard.nn.mask import Mask, Places, Visibility, causal, everything, from_tensor, window
 from regard.nn.multihead import Context, HeadList, MultiHead
+from regard.nn.position import make_position
 
 CPU = torch.device("cpu")
 SHAPES = shapes(24)
@@ -173,6 +174,56 @@ def test_a_row_of_padding_gives_the_output_bias(dtype: torch.dtype) -> None:
         out.float().sum().backward()
         assert x.grad is not None and x.grad.isfinite().all() and (x.grad[1] == 0).all()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+# Norms of queries and keys
+
+
+def normed(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    return x / (x.pow(2).mean(dim=-1, keepdim=True) + eps).sqrt() * gain
+
+
+def turned(x: Tensor) -> Tensor:
+    """RoPE as its paper writes it: pairs of numbers are complex ones, times e^(i · pos · θ)."""
+    size = x.shape[-1]
+    angles = torch.arange(x.shape[-2])[:, None] * 10000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
+@pytest.mark.parametrize("path", ["fused", "reference"])
+def test_queries_and_keys_are_normed_before_they_are_turned(path: str) -> None:
+    c = StackConfig(dim=12, heads=3, head_dim=6, position="rope", qk_norm=True, attention=path, norm_eps=1e-3)
+    layer = randomised(MultiHead(c))
+    x, places = torch.randn(2, 5, 12, dtype=torch.float64), Places.of(5, CPU)
+    rotation = make_position(c, causal=True).rotation(places.pos)
+    out = layer(x, Context(Visibility(causal, places, places), rotation=tuple(part.double() for part in rotation)))
+    q, k, v = (part.unflatten(-1, (3, 6)).transpose(1, 2) for part in layer.qkv(x).split(18, dim=-1))
+    q, k = turned(normed(q, layer.q_norm.weight, 1e-3)), turned(normed(k, layer.k_norm.weight, 1e-3))
+    scores = (q @ k.mT / 6**0.5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+    wanted = layer.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(out, wanted, atol=1e-6, rtol=1e-6)  # the rotation is made in float32
+
+
+def test_normed_scores_do_not_grow_with_the_weights() -> None:
+    """Self and cross attention, with fewer key heads: queries and keys a thousand times as long change nothing."""
+    for cross in (False, True):
+        layer = randomised(MultiHead(config(12, 4, kv_heads=2, qk_norm=True, norm_eps=1e-12, bias=False), cross=cross))
+        x, memory = torch.randn(2, 5, 12, dtype=torch.float64), torch.randn(2, 7, 12, dtype=torch.float64)
+        context = across(memory, 5) if cross else within(5)
+        before = layer(x, context)
+        with torch.no_grad():
+            if cross:
+                layer.q.weight.mul_(1000)
+                layer.kv.weight[: layer.sizes[1]] *= 1000
+            else:
+                layer.qkv.weight[: sum(layer.sizes[:2])] *= 1000
+        torch.testing.assert_close(layer(x, context), before)
+
+
+def test_a_list_of_heads_has_no_norms() -> None:
+    with pytest.raises(UserError, match="qk_norm"):
+        HeadList.of(MultiHead(config(12, 3, qk_norm=True)))
 
 
 def test_dropout_acts_in_training_only() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import torch
 from regard.errors import UserError
 from regard.models import build
 from regard.train.config import TrainConfig
-from regard.train.optimizer import block_matrices, make_optimizer
+from regard.train.optimizer import Muon, block_matrices, make_optimizer
 from regard.train.schedule import rate
 from reversal import MODEL, TRAIN, make_trainer
 
@@ -28,9 +30,11 @@ def test_the_matrices_of_the_blocks_and_nothing_else():
     assert all("norm" not in name and name.endswith("weight") for name in names) and len(names) > 4
 
 
-def test_each_parameter_moves_as_its_own_optimizer_says():
+@pytest.mark.parametrize("graph", [False, True])
+def test_each_parameter_moves_as_its_own_optimizer_says(graph: bool):
+    """Also with the learning rates that a graph reads: tensors which the trainer fills."""
     torch.manual_seed(0)
-    config = replace(MUON, lr=0.01)
+    config = replace(MUON, lr=0.01, graph=graph, pack=16 if graph else 0)
     ours, plain = build(MODEL), build(MODEL)
     plain.load_state_dict(ours.state_dict())
     optimizer = make_optimizer(ours, config, torch.device("cpu"))
@@ -42,8 +46,10 @@ def test_each_parameter_moves_as_its_own_optimizer_says():
     others = [p for p in plain.parameters() if id(p) not in matrices]
     adamw = torch.optim.AdamW(others, **settings, betas=config.betas, eps=config.eps)
     for step in range(1, 6):
-        for group in (*optimizer.param_groups, *muon.param_groups, *adamw.param_groups):
+        for group in (*muon.param_groups, *adamw.param_groups):
             group["lr"] = rate(step, config)
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"].fill_(rate(step, config)) if graph else rate(step, config)
         for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
             one.grad = torch.randn_like(one)
             other.grad = one.grad.clone()
@@ -73,7 +79,92 @@ def test_it_learns(tmp_path: Path):
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.parametrize("other", [{"graph": True, "pack": 64}, {"parallel": "fsdp"}])
-def test_what_does_not_go_together(other):
+def test_it_needs_whole_matrices():
     with pytest.raises(UserError, match="optimizer = 'muon'"):
-        TrainConfig(optimizer="muon", **other)
+        TrainConfig(optimizer="muon", parallel="fsdp")
+
+
+SHAPES = ((8, 24), (24, 8), (8, 8), (8, 24), (24, 8))  # wide, tall and square ones, two of them twice
+
+
+def matrices(device: str = "cpu") -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    return [torch.randn(shape, device=device, requires_grad=True) for shape in SHAPES]
+
+
+def give_gradients(*lists: list[torch.Tensor]) -> None:
+    for alike in zip(*lists, strict=True):
+        gradient = torch.randn_like(alike[0])
+        for one in alike:
+            one.grad = gradient.clone()
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
+def test_matrices_of_one_shape_at_once_are_each_by_itself(as_tensor: bool):
+    ours, theirs = matrices(), matrices()
+    muon = Muon(ours, lr=torch.tensor(0.0) if as_tensor else 0.0, weight_decay=0.1)
+    plain = torch.optim.Muon(theirs, lr=0.0, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for lr in (0.01, 0.03, 0.02):
+        muon.param_groups[0]["lr"] = torch.tensor(lr) if as_tensor else lr
+        plain.param_groups[0]["lr"] = lr
+        give_gradients(ours, theirs)
+        muon.step()
+        plain.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)  # a step here is 0.01 or more, rounded to bf16
+
+
+def test_steps_have_all_singular_values_near_one():
+    """Also those of a matrix whose own singular values are far apart; Jordan et al. 2024 give 0.7 to 1.2."""
+    torch.manual_seed(1)
+    spread = torch.linalg.qr(torch.randn(3, 32, 16))[0] * torch.logspace(-1.5, 0, 16)
+    for stack in (spread, spread.mT):
+        values = torch.linalg.svdvals(Muon.orthogonal(stack).float())
+        assert values.min() > 0.6 and values.max() < 1.3
+
+
+def test_a_matrix_without_a_gradient_stays_where_it_is():
+    some = matrices()
+    before = some[1].detach().clone()
+    give_gradients(some)
+    some[1].grad = None
+    Muon(some, lr=0.1, weight_decay=0.1).step()
+    assert torch.equal(some[1], before)
+
+
+def test_a_step_loads_no_compiler():
+    """torch.optim's would, which takes a second or more before training begins."""
+    code = """
+import sys, torch
+from regard.train.optimizer import AdamW, Muon, Together
+matrix, vector = torch.ones(2, 2, requires_grad=True), torch.ones(2, requires_grad=True)
+both = Together([Muon([matrix], lr=0.1, weight_decay=0.0),
+                 AdamW([vector], lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0)])
+(matrix @ vector).sum().backward()
+both.step()
+both.zero_grad()
+assert not (matrix == 1).any() and not (vector == 1).any() and matrix.grad is None
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.cuda
+def test_a_recorded_step_follows_the_rate_on_the_device():
+    ours, plain = matrices("cuda"), matrices("cuda")
+    lr = torch.tensor(0.01, device="cuda")
+    recorded, eager = (Muon(some, lr=rate, weight_decay=0.1) for some, rate in ((ours, lr), (plain, 0.01)))
+    give_gradients(ours, plain)
+    recorded.step()  # makes the state
+    eager.step()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        recorded.step()
+    for value in (0.02, 0.03):
+        lr.fill_(value)
+        eager.param_groups[0]["lr"] = value
+        graph.replay()
+        eager.step()
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)

@@ -11,8 +11,10 @@ import torch
 from PIL import Image
 
 from regard.data.augment import AugmentConfig, Draws, augment, draw
-from regard.data.pictures import PicturesData, list_set, make_pictures, read_idx
+from regard.data.pictures import Pictures, PicturesData, list_set, make_pictures, read_idx
+from regard.data.picturestream import PictureStream
 from regard.data.pixels import open_pixels
+from regard.data.pixelstore import Pixels
 from regard.data.rows import Rows
 from regard.errors import UserError
 from regard.models import ModelConfig, build
@@ -179,3 +181,28 @@ def test_batches_of_one_shape_that_a_graph_can_record() -> None:
     assert int(count) == 4 and torch.isfinite(loss)
     seen = torch.cat([next(stream).labels for _ in range(2)])  # an epoch has two whole batches
     assert len(seen) == 8
+
+
+def test_a_stream_of_pictures_draws_ahead_and_goes_on_from_any_point() -> None:
+    """Whatever is drawn ahead is what `draw` gives for (seed, epoch, batch), and every row comes once an epoch."""
+    config = AugmentConfig(crop=2, flip=0.5, erase=0.5, mixup=0.4)
+    pixels = torch.randint(256, (21, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pictures = Pictures(Pixels(pixels), torch.arange(21) % 3)
+
+    def stream() -> PictureStream:
+        return PictureStream(pictures, config, 4, 8, 7, torch.device("cpu"))
+
+    first = stream()
+    walk = iter(first)
+    seen = [next(walk) for _ in range(8)]  # five batches an epoch
+    position = first.position
+    assert position == {"epoch": 1, "index": 3}
+    again = stream()
+    again.seek(position)
+    ahead, other = next(walk), next(iter(again))
+    assert all(torch.equal(getattr(ahead, name), getattr(other, name)) for name in vars(ahead))
+    for number, batch in enumerate(seen):
+        expected = draw(config, 4, 8, 7, *divmod(number, 5))
+        assert all(torch.equal(getattr(batch, name), value) for name, value in vars(expected).items())
+    epoch = torch.cat([batch.pixels for batch in seen[:5]]).flatten(1)
+    assert len(epoch.unique(dim=0)) == 20 and not torch.equal(seen[0].pixels, seen[5].pixels)

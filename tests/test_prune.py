@@ -51,6 +51,7 @@ KINDS = [
     {"position": position, "kv_heads": kv_heads, "bias": bias}
     for position, kv_heads, bias in itertools.product(POSITIONS, (None, 2, 1), (True, False))
 ] + [{"score": score, "attention": "reference"} for score in ("multiplicative", "additive", "concat")]
+KINDS.append({"qk_norm": True, "position": "rope", "kv_heads": 2})
 
 
 @pytest.mark.parametrize("shape", OFF)

@@ -48,7 +48,14 @@ def test_cosine_falls_from_the_peak_to_zero():
     assert rate(2000, config) == 0.0  # never below, should someone ask
 
 
-@pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "constant"])
+def test_linear_falls_in_a_line_to_zero():
+    config = TrainConfig(schedule="linear", lr=0.5, warmup=100, steps=1100)
+    for step in range(100, 1101, 50):
+        assert math.isclose(rate(step, config), 0.5 * (1100 - step) / 1000, abs_tol=1e-15)
+    assert rate(2000, config) == 0.0
+
+
+@pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "linear", "constant"])
 def test_warm_up_rises_in_a_line_and_meets_the_peak(schedule):
     config = TrainConfig(schedule=schedule, lr=2e-3, warmup=40, steps=400)
     assert all(math.isclose(rate(step, config), 2e-3 * step / 40) for step in range(1, 41))

@@ -13,7 +13,7 @@ from regard.data.blocks import BlockBatch
 from regard.models import Decoder, ModelConfig
 from regard.train.language import next_token
 from regard.train.objective import surprise
-from regard.train.vocabulary import chunked
+from regard.train.vocabulary import chunked, score
 
 CONFIG = ModelConfig(
     shape="decoder", vocab=50, dim=16, layers=2, heads=2, ff_dim=32, norm_order="pre", position="rope", dropout=0.0,
@@ -44,7 +44,7 @@ def test_loss_and_gradients_are_those_of_cross_entropy(chunk, smoothing, changes
     model, batch = make(**changes)
     logits, expected = model(batch.read).flatten(0, 1), batch.expected.flatten()
     plain = F.cross_entropy(logits, expected, label_smoothing=smoothing, reduction="sum")
-    ours, count = next_token(model, batch, smoothing, partial(chunked, chunk=chunk))
+    ours, count = next_token(model, batch, smoothing, loss=partial(chunked, chunk=chunk))
     torch.testing.assert_close(ours, plain)
     assert int(count) == 21
     wanted, found = gradients(model, plain / 21), gradients(model, ours / 21)
@@ -73,7 +73,7 @@ def test_under_autocast_as_the_plain_loss():
     model, batch = make(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         plain, _ = next_token(model, batch)
-        ours, _ = next_token(model, batch, 0.0, partial(chunked, chunk=7))
+        ours, _ = next_token(model, batch, loss=partial(chunked, chunk=7))
     torch.testing.assert_close(ours, plain, rtol=1e-2, atol=1e-2)
     assert ours.dtype == torch.float32
     wanted, found = gradients(model, plain), gradients(model, ours)
@@ -94,7 +94,7 @@ def test_the_scores_are_never_all_there():
             return out
 
     with Watch():
-        next_token(model, batch, 0.1, partial(chunked, chunk=4))[0].backward()
+        next_token(model, batch, 0.1, loss=partial(chunked, chunk=4))[0].backward()
     assert max(sizes) == 4 * 50
 
 
@@ -111,3 +111,22 @@ def test_r_drop_in_chunks(chunk, alpha):
     torch.testing.assert_close(ours, plain)
     for found, wanted in zip(*(torch.autograd.grad(loss, given) for loss in (ours, plain)), strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("vocab", [37, 5000, 10000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("alpha", [0.0, 4.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_kernel_computes_the_formulas(vocab, dtype, alpha, smoothing):
+    from regard.train import kernel
+
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(128, vocab, device="cuda")).to(dtype)
+    expected = torch.randint(vocab, (64,), device="cuda").masked_fill(torch.rand(64, device="cuda") < 0.2, -100)
+    expected = expected.repeat(2)
+    wanted = score(logits.double(), expected, smoothing, alpha)
+    found = kernel.score(logits.clone(), expected, smoothing, alpha)
+    torch.testing.assert_close(found[0].double(), wanted[0], rtol=1e-5, atol=1e-3)
+    close = {"rtol": 1e-4, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-5}
+    torch.testing.assert_close(found[1].double(), wanted[1], **close)

@@ -95,12 +95,19 @@ def _attention(config: ModelConfig, stack: StackShape, batch: int, size: int) ->
     kept = tokens * size * (config.dim + config.heads * config.val_dim)
     if config.position == "rope":
         kept += size * 4 * stack.length * config.key_dim  # cos and sin, for q and for k
+    kept += _factors(config, tokens, tokens, size)
     if config.attention == "reference":
-        return kept + tokens * size * _copies(config) + _maps(config, batch, size)
+        normed = q + _keys_values(config) if config.qk_norm else 0  # what entered the norms
+        return kept + tokens * size * (_copies(config) + normed) + _maps(config, batch, size)
     kept += tokens * (size * (q + _keys_values(config)) + max(4, size) * config.heads)
-    if config.position == "rope":  # turned q and k are new; v keeps the whole of q, k, v alive
+    if config.position == "rope" or config.qk_norm:  # these q and k are new; v keeps the whole of q, k, v alive
         kept += tokens * size * (q + config.key_heads * config.key_dim)
     return kept
+
+
+def _factors(config: ModelConfig, queries: int, keys: int, size: int) -> int:
+    """Of one layer with qk_norm: 1/rms of every q and k."""
+    return max(4, size) * (queries * config.heads + keys * config.key_heads) if config.qk_norm else 0
 
 
 def _keys_values(config: ModelConfig) -> int:
@@ -124,7 +131,10 @@ def _maps(config: ModelConfig, batch: int, size: int) -> int:
 def _cross(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
     """Of all layers' cross attention: as self attention, with keys and values from the memory."""
     tokens, memory = batch * stack.length, batch * stack.memory
-    own = tokens * size * (config.dim + config.heads * config.val_dim)
+    own = tokens * size * (config.dim + config.heads * config.val_dim) + _factors(config, tokens, memory, size)
+    if config.qk_norm:  # below is what left the norms (reference) or entered them; here is the other, k with its v
+        keys = config.key_heads * config.key_dim if config.attention != "reference" else _keys_values(config)
+        own += size * (tokens * config.heads * config.key_dim + memory * keys)
     if config.attention == "reference":
         per_head = {"dot": 1, "multiplicative": 2, "additive": 1, "concat": 0}[config.score]
         own += tokens * size * per_head * config.heads * config.key_dim

@@ -5,7 +5,7 @@ A linear map from m to n numbers has m·n of them, and n more for its bias. With
 
     attention     d·(H·D + G·(D + Dv)) + H·Dv·d      4·d² when H·D = d, G = H     cross attention: the same
     feed-forward  2·d·f                              3·d·f with a gate (swiglu, geglu); times experts
-    norm          2·d (layer), d (rms)               one a sub-layer
+    norm          2·d (layer), d (rms)               one a sub-layer; qk_norm: 2·D an attention
     tables        vocab·d, max_length·d              an output layer tied to a table adds nothing
 
 The paper's base model: 37000·512 + 6·(4·512² + 2·512·2048) + 6·(8·512² + 2·512·2048) = 63.0 M, and 0.1 M for
@@ -112,7 +112,8 @@ def _attention(config: ModelConfig, kept: tuple[int, ...]) -> int:
         "concat": 2 * size**2 + size,
     }
     out = _linear(heads * config.val_dim, config.dim, config.bias)
-    return _linear(config.dim, inner, config.bias) + out + heads * learned[config.score]
+    norms = 2 * size * config.qk_norm
+    return _linear(config.dim, inner, config.bias) + out + norms + heads * learned[config.score]
 
 
 def _head(config: ModelConfig) -> int:

@@ -93,7 +93,7 @@ class ClassPacks(TextPacks):
     def finish(self, ids: Tensor, document: Tensor, plan: Plan, generator: torch.Generator) -> ClassBatch:
         expected = torch.full((len(ids), self.most), PairBatch.IGNORE)
         expected[plan.row, plan.document - 1] = self.labels[plan.order]
-        return ClassBatch(ids, expected, document=document)
+        return ClassBatch(ids, expected.to(ids.device), document=document)
 
 
 def draw(labels: Tensor, share: float, seed: int, *, keep: bool) -> Tensor:

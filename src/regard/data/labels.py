@@ -48,6 +48,7 @@ class LabelData:
     class_weights: Literal["none", "balanced"] | dict[str, float] = "none"  # of a class in the loss
     fraction: float = 1.0  # share of the training labels that is used, of every class; drawn by train.seed
     max_length: int = 256  # tokens of a text, its two ends included; what is longer is cut
+    hide: float = 0.0  # share of a training text's tokens that the model does not see, others in every reading
     skip_bad: bool = False  # leave out rows that cannot be used, instead of asking you to mend them
     folder: str = "."  # where relative names start
 
@@ -82,6 +83,8 @@ class LabelData:
             )
         if not 0 < self.fraction <= 1:
             raise UserError(f"fraction = {self.fraction}: must be above 0 and at most 1, such as 0.1")
+        if not 0 <= self.hide < 1:
+            raise UserError(f"hide = {self.hide}: a share, so it must be at least 0 and below 1, such as 0.1")
         if self.max_length < 3:
             raise UserError(f"max_length = {self.max_length}: a token and the two ends make 3; give 3 or more")
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:

@@ -91,11 +91,12 @@ class MaskedPacks(TextPacks):
     ) -> None:
         super().__init__((texts,), rows, length, seed, device)
         assert tokenizer.mask is not None
-        self.mask, self.config, self.words = tokenizer.mask, config, WordTable(tokenizer)
+        self.mask, self.config, self.words = tokenizer.mask, config, WordTable(tokenizer).to(self.device)
         self.ordinary = (~self.words.special).nonzero()[:, 0]  # what a random token may be
 
     def finish(self, ids: Tensor, document: Tensor, plan: Plan, generator: torch.Generator) -> MaskedBatch:
-        words = self.words.number(ids) if self.config.whole_words else torch.arange(1, ids.shape[1] + 1).expand_as(ids)
+        alone = torch.arange(1, ids.shape[1] + 1, device=ids.device).expand_as(ids)
+        words = self.words.number(ids) if self.config.whole_words else alone
         hidden = torch.where((document > 0) & ~self.words.special[ids], words, 0)
         chosen = choose(hidden, self.config.share, generator)
         most = self.config.most(self.length)
@@ -104,8 +105,9 @@ class MaskedPacks(TextPacks):
         return MaskedBatch(self._hide(ids, chosen, generator), document, places, expected)
 
     def _hide(self, ids: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
-        lot = torch.rand(ids.shape, generator=generator)
-        other = self.ordinary[torch.randint(len(self.ordinary), ids.shape, generator=generator)]
+        lot = torch.rand(ids.shape, generator=generator, device=ids.device)
+        other = torch.randint(len(self.ordinary), ids.shape, generator=generator, device=ids.device)
+        other = self.ordinary[other]
         masked, moved = lot < self.config.mask, lot < self.config.mask + self.config.random
         return torch.where(chosen, torch.where(masked, self.mask, torch.where(moved, other, ids)), ids)
 
@@ -116,9 +118,9 @@ def choose(words: Tensor, share: float, generator: torch.Generator) -> Tensor:
     Words come in random order until the next would exceed round(share · tokens), at least 1.
     """
     n, length = words.shape
-    lot = torch.rand(n, length + 1, generator=generator).gather(1, words)  # one for each word
+    lot = torch.rand(n, length + 1, generator=generator, device=words.device).gather(1, words)  # one for each word
     rank = torch.where(words > 0, lot, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
-    last = torch.zeros(n, length + 1, dtype=torch.long).scatter_reduce_(1, words, rank, "amax").gather(1, words)
+    last = words.new_zeros(n, length + 1).scatter_reduce_(1, words, rank, "amax").gather(1, words)
     quota = ((words > 0).sum(dim=1, keepdim=True) * share).round().clamp_min(1)
     return (words > 0) & (last < quota)
 

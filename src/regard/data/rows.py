@@ -18,20 +18,21 @@ from regard.data.batch import Stream
 Make = Callable[[Tensor, int, int], Any]  # (row numbers [rows], epoch, number of the batch in it) -> batch
 
 
+def order_of(count: int, rows: int, seed: int, epoch: int) -> Tensor:
+    """The rows of each batch of an epoch, [batches, rows]; fewer rows than a batch are read several times in it."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    order = torch.randperm(count, generator=generator)
+    if count < rows:
+        order = order.repeat(-(-rows // count))
+    return order[: len(order) // rows * rows].view(-1, rows)
+
+
 class Rows(Stream):
     """Batches of `rows` rows out of `count`, made by `make`."""
 
     def __init__(self, count: int, rows: int, seed: int, make: Make) -> None:
         self.count, self.rows, self.seed, self.make = count, rows, seed, make
 
-    def order(self, epoch: int) -> Tensor:
-        """The rows of each batch, [batches, rows]; fewer rows than a batch are read several times in it."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        order = torch.randperm(self.count, generator=generator)
-        if self.count < self.rows:
-            order = order.repeat(-(-self.rows // self.count))
-        return order[: len(order) // self.rows * self.rows].view(-1, self.rows)
-
     def open(self, epoch: int) -> tuple[int, Callable[[int], Any]]:
-        order = self.order(epoch)
+        order = order_of(self.count, self.rows, self.seed, epoch)
         return len(order), lambda number: self.make(order[number], epoch, number)

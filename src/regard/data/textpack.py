@@ -6,8 +6,10 @@
 As for pairs (`regard.data.pack`): attention is kept to equal documents, positions restart with each, and filler is
 document 0. What is learned from a row differs (the class of each text, its masked tokens), so `finish` is left to the
 subclasses. Rows are laid out a slab at a time, some million tokens, by a thread while the model learns from the slab
-before; then they lie on the device and are cut into steps by slicing: no work per step, and an epoch may be larger
-than memory. What `finish` draws at random follows from (seed, epoch, slab).
+before; then they go to the device, are finished there, and are cut into steps by slicing: no work per step, and an
+epoch may be larger than memory. What `finish` draws at random follows from (seed, epoch, slab) and the kind of device.
+
+The thread never touches a GPU: while a step is being recorded as a graph, nobody else may.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +27,15 @@ from regard.data.pack import Plan, lay, plan_rows
 from regard.errors import UserError
 
 SLAB = 1 << 22  # tokens that are laid out at once
+
+
+class Slab(NamedTuple):
+    """Rows [n, length] of an epoch of so many batches, and which text of the plan went where."""
+
+    batches: int
+    ids: Tensor
+    document: Tensor
+    plan: Plan
 
 
 class TextPacks(Stream):
@@ -42,7 +54,7 @@ class TextPacks(Stream):
         self.device = device or torch.device("cpu")
         self.each = max(1, SLAB // (rows * length))  # batches of a slab
         self.planned: tuple[int, Ragged, Plan] | None = None  # the epoch that the thread is in
-        self.asked: dict[tuple[int, int], Future[tuple[int, Tensors]]] = {}
+        self.asked: dict[tuple[int, int], Future[Slab]] = {}
         self.thread = ThreadPoolExecutor(1, "slabs")
 
     def plan(self, epoch: int) -> tuple[Ragged, Plan]:
@@ -53,36 +65,39 @@ class TextPacks(Stream):
 
     def open(self, epoch: int) -> tuple[int, Callable[[int], Tensors]]:
         step, each = self.row_count, self.each
-        batches = self._ask(epoch, self.index // each).result()[0]
+        batches = self._ask(epoch, self.index // each).result().batches
         laid: dict[int, Tensors] = {}
 
         def make(number: int) -> Tensors:
             slab, place = divmod(number, each)
             if slab not in laid:
                 laid.clear()  # before the next one takes its place
-                laid[slab] = self._ask(epoch, slab).result()[1].to(self.device)
+                laid[slab] = self._finished(epoch, slab)
                 self.asked = {}
                 self._ask(*((epoch, slab + 1) if (slab + 1) * each < batches else (epoch + 1, 0)))
             return laid[slab].rows(slice(place * step, (place + 1) * step))
 
         return batches, make
 
-    def _ask(self, epoch: int, slab: int) -> Future[tuple[int, Tensors]]:
-        """(batches of the epoch, one slab of them), laid out by a thread while the model learns from another."""
+    def _ask(self, epoch: int, slab: int) -> Future[Slab]:
+        """One slab, laid out by a thread while the model learns from another."""
         if (epoch, slab) not in self.asked:
             self.asked[epoch, slab] = self.thread.submit(self._lay, epoch, slab)
         return self.asked[epoch, slab]
 
-    def _lay(self, epoch: int, slab: int) -> tuple[int, Tensors]:
+    def _lay(self, epoch: int, slab: int) -> Slab:
         if self.planned is None or self.planned[0] != epoch:
             self.planned = (epoch, *self.plan(epoch))
         _, texts, plan = self.planned
         rows = self.each * self.row_count
         part = plan.part(slab * rows, min((slab + 1) * rows, plan.rows))
-        ids, document = lay(texts, part, texts.lengths[part.order], self.length)
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) * 65_537 + slab)
-        return plan.rows // self.row_count, self.finish(ids, document, part, generator)
+        return Slab(plan.rows // self.row_count, *lay(texts, part, texts.lengths[part.order], self.length), part)
+
+    def _finished(self, epoch: int, slab: int) -> Tensors:
+        _, ids, document, plan = self._ask(epoch, slab).result()
+        generator = torch.Generator(self.device).manual_seed((self.seed * 1_000_003 + epoch) * 65_537 + slab)
+        return self.finish(ids.to(self.device), document.to(self.device), plan, generator)
 
     @abstractmethod
     def finish(self, ids: Tensor, document: Tensor, plan: Plan, generator: torch.Generator) -> Tensors:
-        """The batch of rows [n, length], with what is to be learned from them."""
+        """The batch of rows [n, length], with what is to be learned from them; all on the device but for the plan."""

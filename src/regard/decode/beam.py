@@ -33,9 +33,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.decode.config import SearchConfig
+from regard.decode.lean import lean
 from regard.decode.search import Hypothesis, Steps, check_scores, forbid, length_limits, log_probabilities
 from regard.errors import UserError
 from regard.nn.trace import Traceable, trace
+
+ROWS = 64  # hypotheses whose scores are ranked at a time on a CPU: they stay in its cache from softmax to rank
+GROUPS = 96  # of columns, for each number that is sought, see `foremost`
 
 Watch = Callable[[Tensor, Tensor, Tensor], None]
 
@@ -59,6 +63,9 @@ def beam(
         return []
     beams = Beams(config, limits, eos, source.device, watch)
     cross = cross_attention(model) if config.coverage_penalty else None
+    model = lean(model) if cross is None else model  # what a step looks at is only seen in the model itself
+    if config.beam == 1 and watch is None and cross is None and source.device.type == "cpu":
+        return likeliest(model, source, valid, config, limits, (bos, eos))
     # The first step reads <s> once a sentence, not once a beam: what it reads from the memory is computed once.
     state = model.start(source, valid)
     tokens = torch.full((len(limits), 1), bos, device=source.device)
@@ -73,6 +80,40 @@ def beam(
         if rows is not None:
             state.reorder(rows, sources)
         tokens = beams.written[:, -1:]
+
+
+def likeliest(
+    model: Steps, source: Tensor, valid: Tensor | None, config: SearchConfig, limits: list[int], ends: tuple[int, int]
+) -> list[list[Hypothesis]]:
+    """Beam 1, which needs no ranking: a row takes its likeliest token until that is </s>.
+
+    Rows that have ended are carried along until an eighth has: taking them out moves the whole cache.
+    """
+    found: list[list[Hypothesis]] = [[] for _ in limits]
+    state, reach, sentences = model.start(source, valid), torch.tensor(limits), torch.arange(len(limits))
+    tokens, written = torch.full((len(limits), 1), ends[0]), torch.zeros(len(limits), 0, dtype=torch.long)
+    totals, done = torch.zeros(len(limits)), torch.zeros(len(limits), dtype=torch.bool)
+    for length in range(1, max(limits) + 1):
+        logits = model.step(tokens, state)[:, -1]
+        values, tokens = largest(forbid(log_probabilities(logits), written, config, ends[1]), 1)  # [rows, 1]
+        totals, written = totals + values[:, 0], torch.cat((written, tokens), dim=1)
+        check_scores(totals.tolist())
+        over = ((tokens[:, 0] == ends[1]) | (reach == length) | (totals == float("-inf"))) & ~done
+        for row in over.nonzero()[:, 0].tolist():
+            total, text = float(totals[row]), written[row].tolist()
+            finished = text[-1] == ends[1]
+            answer = Hypothesis(text[:-1] if finished else text, total / config.penalty(length), total, finished)
+            found[int(sentences[row])] = [answer] if total > -math.inf else []
+        done |= over
+        if 8 * int(done.sum()) >= len(done):
+            rows = (~done).nonzero()[:, 0]
+            if not len(rows):
+                break
+            state.reorder(rows, rows)
+            tokens, written, totals, reach, sentences, done = (
+                x.index_select(0, rows) for x in (tokens, written, totals, reach, sentences, done)
+            )
+    return found
 
 
 class Beams:
@@ -109,9 +150,12 @@ class Beams:
 
     def _extend(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The 2 · beam best extensions of each sentence: total, token, and the row it extends, [n, 2 · beam]."""
-        count = 2 * self.config.beam
-        scores = forbid(log_probabilities(logits), self.written, self.config, self.eos)
-        values, tokens = largest(scores, count)  # [n · width, <= count]: the best of all are among each row's best
+        count, many = 2 * self.config.beam, ROWS if logits.device.type == "cpu" else len(logits)
+        parts = []
+        for some, written in zip(logits.split(many), self.written.split(many), strict=True):
+            scores = forbid(log_probabilities(some), written, self.config, self.eos)
+            parts.append(largest(scores, count))  # [rows, <= count]: the best of all are among each row's best
+        values, tokens = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
         totals, tokens, rows = extensions(values, tokens, self.totals, count, self.eos)
         check_scores(totals[:, 0].tolist())
         if self.watch is not None:
@@ -203,7 +247,9 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     `topk` leaves open which of equal numbers it takes and in what order. The order is mended by sorting what
     it took; which ones it took matters only where the next one is equal too, and then the row is sorted whole.
     """
-    values, columns = scores.topk(min(count + 1, scores.shape[1]), dim=1)
+    values, columns = foremost(scores, min(count + 1, scores.shape[1]))
+    if scores.device.type == "cpu" and not bool((values[:, 1:] == values[:, :-1]).any()):
+        return values[:, :count].contiguous(), columns[:, :count].contiguous()
     if values.shape[1] > count:
         tied = (values[:, -2] == values[:, -1]) & (values[:, -1] > float("-inf"))
         values, columns = values[:, :count], columns[:, :count]
@@ -211,6 +257,24 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
             whole, order = scores[tied].sort(dim=1, descending=True, stable=True)
             values[tied], columns[tied] = whole[:, :count], order[:, :count]
     return ordered(values, columns)
+
+
+def foremost(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`topk`; of a long row on a CPU in two rounds. Every column stands in one of some groups; the largest numbers
+    stand in the groups with the largest maxima, and a maximum is found many times as fast as a rank.
+    """
+    rows, size = scores.shape
+    deep = size // (GROUPS * count)
+    if scores.device.type != "cpu" or deep < 2:
+        return scores.topk(count, dim=1)
+    groups, rest = divmod(size, deep)
+    layers = scores[:, : size - rest].unflatten(1, (deep, groups))
+    chosen = layers.amax(dim=1).topk(count, dim=1, sorted=False).indices  # [rows, count]
+    columns = (chosen[:, :, None] + torch.arange(0, size - rest, groups)).flatten(1)
+    if rest:  # what fills no layer takes part as it is
+        columns = torch.cat((columns, torch.arange(size - rest, size).expand(rows, -1)), dim=1)
+    values, place = scores.gather(1, columns).topk(count, dim=1)
+    return values, columns.gather(1, place)
 
 
 def cross_attention(model: Any) -> Traceable:

@@ -1,4 +1,4 @@
-"""Beam search in fixed shapes: every step the same work on the same memory, so that a GPU can replay it.
+"""Search in fixed shapes: every step the same work on the same memory, so that a GPU can replay it.
 
 `regard.decode.beam` asks the processor after every token which sentences are closed, and lets them go. That
 is right where work costs time. On a GPU a small model's step costs little and asking costs much: a kernel is
@@ -7,8 +7,10 @@ changes its shape; the whole search is tensors, closed sentences are carried alo
 
     read tokens -> logits -> 2 · beam best extensions -> finished ones into the table -> live ones reorder the cache
 
-is recorded as a CUDA graph and replayed. Whether all are closed is asked every few steps. The rules, and so
-the answers, are those of `beam`, whose docstring has them:
+is recorded as a CUDA graph and replayed, and so is the reading of the sources. The kernels of a small model do not
+fill a GPU: a few batches are under way at once, each in a stream of its own, and whether all sentences of one are
+closed is looked up when the others have been given work. The rules, and so the answers, are those of `beam`, whose
+docstring has them:
 
     totals   [n, beam]     live hypotheses           found_*  [n, beam]     finished ones, best first
     written  [n · beam, capacity] their tokens       closed   [n]           nothing more to find
@@ -16,7 +18,11 @@ the answers, are those of `beam`, whose docstring has them:
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from abc import ABC, abstractmethod
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +36,12 @@ from regard.nn.block import Memory
 from regard.nn.cache import FixedCache
 from regard.nn.mask import Places
 
+Name = TypeVar("Name")
 ASK = 4  # steps between two questions whether all sentences are closed
-SHAPES = 8  # searches kept ready, each with its memory
+LANES = 3  # batches under way at once
+SHAPES = 12  # searches kept ready, each with its memory
+REACH = 32  # slots of the cache that a step sees are a multiple of this
+PARTS = 8  # of a vocabulary: the best of each are found side by side
 LONGEST = 512  # tokens of an answer; room for longer ones is better found step by step
 
 
@@ -40,35 +50,79 @@ class FixedSearches:
 
     def __init__(self, model: EncoderDecoder, bos: int, eos: int) -> None:
         self.model, self.bos, self.eos = model, bos, eos
-        self.ready: OrderedDict[tuple[SearchConfig, int, int, int], FixedBeam] = OrderedDict()
+        self.device = next(model.parameters()).device
+        self.lanes = [torch.cuda.Stream() for _ in range(LANES)] if self.device.type == "cuda" else [None]
+        self.ready: OrderedDict[tuple[SearchConfig, int, int, int, int, int], FixedSearch] = OrderedDict()
 
-    @staticmethod
-    def fits(config: SearchConfig, limits: list[int]) -> bool:
+    def fits(self, config: SearchConfig, limits: list[int]) -> bool:
         """Whether this search can be done in fixed shapes."""
-        return not (config.sample or config.coverage_penalty or config.no_repeat_ngram) and max(limits) <= LONGEST
+        plain = not (config.sample or config.coverage_penalty or config.no_repeat_ngram)
+        return plain and max(limits) <= LONGEST and self.model.config.recordable and self.model.decoder.tap is None
 
-    @torch.inference_mode()
     def search(self, source: Tensor, valid: Tensor | None, config: SearchConfig) -> list[list[Hypothesis]]:
         """As `beam`, for token ids [B, S]."""
-        limits = length_limits(source, valid, config)
-        valid = torch.ones_like(source, dtype=torch.bool) if valid is None else valid
-        more = _up(source.shape[1], 16) - source.shape[1]
-        memory = self.model.encode(F.pad(source, (0, more)), F.pad(valid, (0, more)))
+        return next(self.search_all([(None, source, valid)], config))[1]
+
+    def search_all(
+        self, batches: Iterable[tuple[Name, Tensor, Tensor | None]], config: SearchConfig
+    ) -> Iterator[tuple[Name, list[list[Hypothesis]]]]:
+        """The answers to each batch by its name, in the order in which they are found."""
+        waiting, live = iter(batches), deque[tuple[Name, int, FixedSearch]]()
+        free = list(range(len(self.lanes)))
+        for stream in self.lanes:
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream())  # the weights may still be on their way
+        while True:
+            while free and (given := next(waiting, None)) is not None:
+                name, source, valid = given
+                limits, lane = length_limits(source, valid, config), free.pop()
+                search = self._ready(source, limits, config, lane)
+                search.start(source, valid, limits)
+                live.append((name, lane, search))
+            if not live:
+                return
+            name, lane, search = live.popleft()
+            if search.finished():
+                free.append(lane)
+                yield name, search.answers()
+            else:
+                search.advance()
+                live.append((name, lane, search))
+
+    def _ready(self, source: Tensor, limits: list[int], config: SearchConfig, lane: int) -> FixedSearch:
         sentences = 1 << (len(source) - 1).bit_length()  # the next power of two
-        key = (config, sentences, source.shape[1] + more, _up(max(limits), 32))
-        found = self.ready.pop(key, None) or FixedBeam(self.model, *key, self.bos, self.eos)
+        weights = next(self.model.parameters()).data_ptr()  # where they are: a graph reads them there
+        key = (config, sentences, _up(source.shape[1], 16), _up(max(limits), 32), lane, weights)
+        found = self.ready.pop(key, None)
+        if found is None:
+            kind = FixedGreedy if config.beam == 1 else FixedBeam
+            found = kind(self.model, *key[:4], self.bos, self.eos, self.lanes[lane])
         self.ready[key] = found  # last: used last
         if len(self.ready) > SHAPES:
             self.ready.popitem(last=False)
-        return found.search(memory, limits)
+        return found
+
+
+def highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """topk of each row, in two rounds: a GPU takes the best of many short rows much faster than of few long ones."""
+    rows, size = scores.shape
+    if size < PARTS * max(count, 64):
+        return scores.topk(count, dim=1)
+    width = -(-size // PARTS)
+    if size < PARTS * width:
+        scores = F.pad(scores, (0, PARTS * width - size), value=float("-inf"))
+    values, columns = scores.view(rows * PARTS, width).topk(count, dim=1)
+    first = torch.arange(0, PARTS * width, width, device=scores.device)[:, None]  # of each part
+    values, place = values.view(rows, -1).topk(count, dim=1)
+    return values, (columns.view(rows, PARTS, -1) + first).view(rows, -1).gather(1, place)
 
 
 def _up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-class FixedBeam:
-    """Search for up to `sentences` sentences, memories of `length` places and answers of `capacity` tokens."""
+class FixedSearch(ABC):
+    """Search for up to `sentences` sentences of `length` tokens, answers of `capacity`; see `FixedSearches`."""
 
     def __init__(
         self,
@@ -79,79 +133,163 @@ class FixedBeam:
         capacity: int,
         bos: int,
         eos: int,
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
-        self.model, self.config, self.bos, self.eos = model, config, bos, eos
+        self.model, self.config, self.bos, self.eos, self.stream = model, config, bos, eos, stream
         self.sentences, self.capacity, table = sentences, capacity, next(model.parameters())
-        device, exact = table.device, torch.promote_types(table.dtype, torch.float32)
-        beam, rows = config.beam, sentences * config.beam
+        self.device, self.exact = table.device, torch.promote_types(table.dtype, torch.float32)
+        rows, device = sentences * config.beam, self.device
         self.cache = FixedCache(capacity, device)
-        self.valid = torch.zeros(rows, length, dtype=torch.bool, device=device)
-        # what cross attention needs of the memory stands in the cache
-        nothing = torch.empty(rows, length, 0, device=device)
+        self.source = torch.zeros(sentences, length, dtype=torch.long, device=device)
+        self.valid = torch.zeros(sentences, length, dtype=torch.bool, device=device)
+        # what cross attention needs of the memory stands in the cache, once a sentence
+        nothing = torch.empty(sentences, length, 0, device=device)
         self.state = State(self.cache, Memory(nothing, Places(torch.arange(length, device=device)[None], self.valid)))
         self.t = torch.zeros(1, dtype=torch.long, device=device)
         self.tokens = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.written = torch.zeros(rows, capacity, dtype=torch.long, device=device)
         self.limits = torch.zeros(sentences, dtype=torch.long, device=device)
         self.closed = torch.zeros(sentences, dtype=torch.bool, device=device)
-        self.totals, self.found_total, self.found_score = torch.zeros(3, sentences, beam, dtype=exact, device=device)
-        self.found_tokens = torch.zeros(sentences, beam, capacity, dtype=torch.long, device=device)
-        self.found_length = torch.zeros(sentences, beam, dtype=torch.long, device=device)
-        self.found_ended = torch.zeros(sentences, beam, dtype=torch.bool, device=device)
         penalties = [config.penalty(count) for count in range(capacity + 2)]
-        self.penalties = torch.tensor(penalties, dtype=exact, device=device)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.warm = False
+        self.penalties = torch.tensor(penalties, dtype=self.exact, device=device)
+        self.told = torch.zeros((), dtype=torch.bool, pin_memory=stream is not None)  # whether all are closed
+        self.event = None if stream is None else torch.cuda.Event()
+        self.graphs: dict[str, torch.cuda.CUDAGraph | None] = {}  # None: done once, not yet recorded
 
-    def search(self, memory: Memory, limits: list[int]) -> list[list[Hypothesis]]:
-        """The `n_best` best hypotheses of each row of `memory`, none longer than its limit."""
-        self._begin(memory, limits)
-        for step in range(max(limits)):
-            self._next()
-            if step % ASK == ASK - 1 and bool(self.closed.all()):
-                break
-        self.warm = True
-        return self._answers(len(limits))
+    def _here(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
-    def _begin(self, memory: Memory, limits: list[int]) -> None:
-        device, beam, count = self.tokens.device, self.config.beam, len(limits)
+    @torch.inference_mode()
+    def start(self, source: Tensor, valid: Tensor | None, limits: list[int]) -> None:
+        """Read token ids [B, S] and begin; no answer shall be longer than its limit."""
+        count, length = source.shape
+        self.count, self.steps, self.most = count, 0, max(limits)
+        with self._here():
+            self.source.zero_()
+            self.source[:count, :length] = source.to(self.device)
+            self.valid.zero_()
+            self.valid[:, 0] = True  # a row without a sentence has something to look at, too
+            self.valid[:count, :length] = True if valid is None else valid.to(self.device)
+            self.limits.fill_(self.capacity)
+            self.limits[:count] = torch.tensor(limits, device=self.device)
+            self.closed.fill_(True)
+            self.closed[:count] = False
+            self._do("read", self.read)
+        self.advance()
+
+    @torch.inference_mode()
+    def advance(self) -> None:
+        """A few steps more, without waiting for them."""
+        with self._here():
+            for _ in range(min(ASK, self.most - self.steps)):
+                self.cache.reach = min(_up(self.steps + 1, REACH), self.capacity)
+                self._do(f"step {self.cache.reach}", self.step)
+                self.steps += 1
+            self.told.copy_(self.closed.all(), non_blocking=True)
+            if self.event is not None:
+                self.event.record()
+
+    def finished(self) -> bool:
+        """Whether the steps asked for so far have closed all sentences."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.steps >= self.most or bool(self.told)
+
+    def _do(self, name: str, work: Callable[[], None]) -> None:
+        """On a GPU: the first time as it is, the second time recorded, from then on replayed."""
+        if self.stream is None or name not in self.graphs:
+            work()
+            self.graphs[name] = None
+            return
+        graph = self.graphs[name]
+        if graph is None:
+            graph = self.graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream):  # records, does not run
+                work()
+        graph.replay()
+
+    def read(self) -> None:
+        """The memory of the sources, and empty tables. No shape depends on a value, and nothing is read back."""
+        memory = self.model.encode(self.source, self.valid)
+        for layer, block in enumerate(self.model.decoder.blocks):
+            new = block.cross.remember(memory.states)  # type: ignore[union-attr, operator]
+            if layer not in self.cache.memory:
+                self.cache.memory[layer] = torch.empty_like(new[0]), torch.empty_like(new[1])
+            for buffer, part in zip(self.cache.memory[layer], new, strict=True):
+                buffer.copy_(part)
         self.cache.read.zero_()
         self.t.zero_()
-        for layer, block in enumerate(self.model.decoder.blocks):
-            k, v = block.cross.remember(memory.states)  # type: ignore[union-attr, operator]
-            if layer not in self.cache.memory:
-                shapes = [(self.sentences * beam, *x.shape[1:]) for x in (k, v)]
-                self.cache.memory[layer] = k.new_zeros(shapes[0]), v.new_zeros(shapes[1])
-            for buffer, new in zip(self.cache.memory[layer], (k, v), strict=True):
-                buffer[: count * beam] = new.repeat_interleave(beam, dim=0)
-        valid = memory.places.valid
-        self.valid[: count * beam] = True if valid is None else valid.repeat_interleave(beam, dim=0)
-        self.limits.fill_(self.capacity)
-        self.limits[:count] = torch.tensor(limits, device=device)
-        self.closed.fill_(True)
-        self.closed[:count] = False
         self.tokens.fill_(self.bos)
+        self.clear()
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Empty tables."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """One more token for every hypothesis. No shape depends on a value, and nothing is read back."""
+
+    @abstractmethod
+    def answers(self) -> list[list[Hypothesis]]:
+        """The `n_best` best hypotheses of each sentence."""
+
+
+class FixedGreedy(FixedSearch):
+    """Beam 1: the first </s> is the end."""
+
+    def __init__(self, *given: object, **named: object) -> None:
+        super().__init__(*given, **named)  # type: ignore[arg-type]
+        self.totals = torch.zeros(self.sentences, dtype=self.exact, device=self.device)
+        self.length = torch.zeros(self.sentences, dtype=torch.long, device=self.device)  # </s> included
+
+    def clear(self) -> None:
+        self.totals.zero_()
+        self.length.zero_()
+
+    def step(self) -> None:
+        scores = log_probabilities(self.model.step(self.tokens, self.state)[:, -1])  # [n, vocab]
+        scores[:, self.eos].masked_fill_(self.t < self.config.min_length, float("-inf"))
+        best, tokens = scores.max(dim=1)
+        self.totals += torch.where(self.closed, 0.0, best)
+        self.length += ~self.closed
+        self.written.index_copy_(1, self.t, tokens[:, None])
+        self.tokens.copy_(tokens[:, None])
+        self.t += 1
+        self.closed |= (tokens == self.eos) | (self.limits == self.t)
+
+    def answers(self) -> list[list[Hypothesis]]:
+        with self._here():
+            scores = self.totals / self.penalties[self.length]
+            tables = [table[: self.count].tolist() for table in (scores, self.totals, self.length, self.written)]
+        check_scores(tables[1])
+        found = []
+        for score, total, length, tokens in zip(*tables, strict=True):
+            ended = tokens[length - 1] == self.eos
+            found.append([Hypothesis(tokens[: length - ended], score, total, ended)])
+        return found
+
+
+class FixedBeam(FixedSearch):
+    def __init__(self, *given: object, **named: object) -> None:
+        super().__init__(*given, **named)  # type: ignore[arg-type]
+        shape, device = (self.sentences, self.config.beam), self.device
+        self.totals, self.found_total, self.found_score = torch.zeros(3, *shape, dtype=self.exact, device=device)
+        self.found_tokens = torch.zeros(*shape, self.capacity, dtype=torch.long, device=device)
+        self.found_length = torch.zeros(shape, dtype=torch.long, device=device)
+        self.found_ended = torch.zeros(shape, dtype=torch.bool, device=device)
+
+    def clear(self) -> None:
         for table in (self.totals, self.found_score):
             table.fill_(float("-inf"))
         self.totals[:, 0] = 0.0
 
-    def _next(self) -> None:
-        if self.tokens.is_cuda and self.warm:  # the first search of a shape was its warm-up
-            if self.graph is None:
-                self.graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self.graph):  # records, does not run
-                    self.step()
-            self.graph.replay()
-        else:
-            self.step()
-
     def step(self) -> None:
-        """One more token for every hypothesis. No shape depends on a value, and nothing is read back."""
         size, length = self.config.beam, self.t + 1
         scores = log_probabilities(self.model.step(self.tokens, self.state)[:, -1])  # [n · beam, vocab]
         early = self.t < self.config.min_length
         scores[:, self.eos].masked_fill_(early, float("-inf"))
-        values, tokens = ordered(*scores.topk(min(2 * size, scores.shape[1]), dim=1))
+        values, tokens = ordered(*highest(scores, min(2 * size, scores.shape[1])))
         totals, tokens, rows = extensions(values.to(self.totals), tokens, self.totals, 2 * size, self.eos)
         ends, full = tokens == self.eos, (self.limits == length)[:, None]
         taken = (ends | full)[:, :size] & (totals[:, :size] > float("-inf")) & ~self.closed[:, None]
@@ -195,11 +333,14 @@ class FixedBeam:
             settled = (worst > float("-inf")) & (best / mildest <= worst)
         self.closed |= (self.limits == length) | (best == float("-inf")) | settled
 
-    def _answers(self, count: int) -> list[list[Hypothesis]]:
+    def answers(self) -> list[list[Hypothesis]]:
         tables = (self.found_score, self.found_total, self.found_length, self.found_ended, self.found_tokens)
-        check_scores(self.totals[:count, 0].tolist())
+        with self._here():
+            best = self.totals[: self.count, 0].tolist()
+            columns = [table[: self.count, : self.config.n_best].tolist() for table in tables]
+        check_scores(best)
         answers = []
-        for row in zip(*(table[:count, : self.config.n_best].tolist() for table in tables), strict=True):
+        for row in zip(*columns, strict=True):
             answers.append(
                 [
                     Hypothesis(tokens[:length], score, total, ended)

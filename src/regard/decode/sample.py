@@ -4,7 +4,8 @@
 
 The nucleus is the smallest set of likeliest tokens that holds at least top_p of the probability (Holtzman et
 al. 2020, arXiv 1904.09751); top_k (Fan et al. 2018) is cut first. Tokens as likely as the last one kept are
-kept too, so the cut depends on probabilities alone.
+kept too, so the cut depends on probabilities alone; but top_k = 1 takes the likeliest, of equal ones the first, as
+greedy search does.
 
 One uniform number u a token decides: the token is the first, by id, whose cumulative p' exceeds u. The
 numbers of a line come from (seed, number of the line, number of the draw), so a line gets the same answer
@@ -54,8 +55,7 @@ def sample(
             state.reorder(parents)
         known = log_probabilities(logits)
         check_scores(known[:, eos].tolist())
-        probabilities = distribution(forbid(known, written, config, eos), config)
-        token = pick(probabilities, chance.at(written.shape[1], live))  # [rows]
+        token = draw(forbid(known, written, config, eos), config, chance.at(written.shape[1], live))  # [rows]
         totals = totals + known.gather(1, token[:, None])[:, 0].double()
         written = torch.cat((written, token[:, None]), dim=1)
         ended = (token == eos) | (written.shape[1] == most[live])
@@ -94,17 +94,29 @@ class Chance:
             self._block[rows] = torch.from_numpy(np.stack(fresh))
         return self._block[rows, column].to(live.device)
 
+    def following(self, count: int) -> Tensor:
+        """The next `count` numbers of every row, [rows, count]: what `at` would give one length after the other."""
+        return torch.from_numpy(np.stack([stream.random(count) for stream in self._streams]))
+
+
+def draw(scores: Tensor, config: SearchConfig, chance: Tensor) -> Tensor:
+    """The next token of each row [R], from log-probabilities (or logits) [R, vocab] and a number in [0, 1) each."""
+    if config.top_k == 1:
+        return scores.argmax(dim=1)
+    return pick(distribution(scores, config), chance)
+
 
 def distribution(scores: Tensor, config: SearchConfig) -> Tensor:
     """p' [R, vocab] in float64 from log-probabilities (or logits) [R, vocab]; what was cut is 0."""
-    scores = scores.double()
-    scores = (scores - scores.amax(dim=1, keepdim=True)) / config.temperature  # so that no temperature is too low
     left = scores.shape[1]  # tokens that are not cut, in the row that has most of them
     if 0 < config.top_k < scores.shape[1]:
         least = scores.topk(config.top_k, dim=1).values[:, -1:]
         scores = scores.masked_fill(scores < least, float("-inf"))
         if config.top_p < 1 and scores.is_cpu:  # a GPU sorts all of them sooner than it is asked
-            left = int((scores >= least).sum(dim=1).max())
+            left = max(1, int((scores >= least).sum(dim=1).max()))  # none, if these are no numbers
+    scores = scores.double()
+    if config.temperature != 1:
+        scores = (scores - scores.amax(dim=1, keepdim=True)) / config.temperature  # so that none is too low
     probabilities = scores.softmax(dim=1)
     if config.top_p < 1:
         ordered = probabilities.topk(left, dim=1).values  # a few of a large vocabulary are soon sorted
@@ -120,4 +132,5 @@ def pick(probabilities: Tensor, chance: Tensor) -> Tensor:
     cumulative = probabilities.cumsum(dim=1)
     whole = cumulative[:, -1]
     target = torch.minimum(chance * whole, torch.nextafter(whole, torch.zeros_like(whole)))
-    return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    found = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    return found.clamp_max(probabilities.shape[1] - 1)  # behind the last only where these are no numbers

@@ -107,7 +107,7 @@ def forbid(scores: Tensor, written: Tensor, config: SearchConfig, eos: int) -> T
 
 def log_probabilities(logits: Tensor) -> Tensor:
     """log softmax over the last axis, in float32 at least: sums of many tokens must not lose the small differences."""
-    return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(dim=-1)
+    return logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def check_scores(numbers: list[float]) -> None:

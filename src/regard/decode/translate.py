@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.data.batch import Ragged
 from regard.decode.beam import beam
 from regard.decode.config import SearchConfig, read_config
 from regard.decode.fixed import FixedSearches
+from regard.decode.lean import lean, traced
 from regard.decode.sample import sample
-from regard.decode.search import length_limits
+from regard.decode.search import Hypothesis, length_limits
+from regard.decode.workers import side_by_side
 from regard.errors import UserError
 from regard.models import EncoderDecoder, SequenceToSequence
 from regard.recipe import RECIPE
@@ -93,26 +96,48 @@ class Translator:
         eos = special(self.target, "eos")
         ids = framed(self.source, lines)
         self._check_reach(ids, first)
-        if self._fixed is None and self.device.type == "cuda" and isinstance(self.model, EncoderDecoder):
-            self._fixed = FixedSearches(self.model, bos, eos)
-        fixed = self._fixed
-        table, answers = Ragged.of(ids), [[Translation("", 0.0, 0.0)] for _ in ids]
-        for rows in self._batches(ids, batch, config):
-            source, valid = table.pad(torch.tensor(rows))
-            whole = None if bool(valid.all()) else valid.to(self.device)
-            source = source.to(self.device)
-            if config.sample:
-                numbers = [first + row for row in rows]
-                found = sample(self.model, source, whole, config, bos, eos, lines=numbers)
-            elif fixed is not None and fixed.fits(config, length_limits(source, whole, config)):
-                found = fixed.search(source, whole, config)
-            else:
-                found = beam(self.model, source, whole, config, bos, eos)
+        answers = [[Translation("", 0.0, 0.0)] for _ in ids]
+        for rows, found in self._found(ids, batch, config, (bos, eos), first):
             for row, some in zip(rows, found, strict=True):
                 answers[row] = [
                     Translation(self.target.decode(one.tokens), one.score, one.log_probability) for one in some
                 ]
         return answers
+
+    def _found(
+        self, ids: Sequence[Sequence[int]], batch: int, config: SearchConfig, ends: tuple[int, int], first: int
+    ) -> Iterator[tuple[list[int], list[list[Hypothesis]]]]:
+        """Rows that were decoded together, and what was found for each."""
+        table = Ragged.of(ids)
+        padded: Iterator[tuple[list[int], Tensor, Tensor]]
+        padded = ((rows, *table.pad(torch.tensor(rows))) for rows in self._batches(ids, batch, config))
+        if self.device.type == "cuda" and isinstance(self.model, EncoderDecoder):
+            if self._fixed is None:
+                self._fixed = FixedSearches(self.model, *ends)
+            fixed, others = self._fixed, []
+
+            def fitting() -> Iterator[tuple[list[int], Tensor, Tensor]]:
+                for rows, source, valid in padded:
+                    if fixed.fits(config, length_limits(source, valid, config)):
+                        yield rows, source, valid
+                    else:
+                        others.append((rows, source, valid))
+
+            yield from fixed.search_all(fitting(), config)
+            padded = iter(others)
+        looked_at = config.coverage_penalty > 0 or traced(self.model)
+        model = self.model if config.sample or looked_at else lean(self.model)
+
+        def search(given: tuple[list[int], Tensor, Tensor]) -> tuple[list[int], list[list[Hypothesis]]]:
+            rows, source, valid = given
+            whole = None if bool(valid.all()) else valid.to(self.device)
+            asked = (model, source.to(self.device), whole, config, *ends)
+            return rows, sample(*asked, lines=[first + row for row in rows]) if config.sample else beam(*asked)
+
+        if self.device.type == "cpu" and not (config.sample or looked_at):  # a trace sees one batch at a time
+            yield from side_by_side(search, list(padded)[::-1])  # the longest first, so that all cores end together
+        else:
+            yield from map(search, padded)
 
     def _batches(self, ids: Sequence[Sequence[int]], batch: int, config: SearchConfig) -> Iterator[list[int]]:
         """Rows that are decoded together, shortest first; a line of </s> alone has nothing to translate."""

@@ -43,7 +43,7 @@ ACTIVATION_NAMES = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_new", "si
 # Fields of ours that no family has anything but this for.
 PLAIN: Json = {
     "score": "dot", "window": None, "experts": 0, "residual": True, "pruned": None, "position_axes": 1,
-    "shifted_window": None, "stem": "linear", "pixel_mean": (0.0,), "pixel_std": (1.0,),
+    "qk_norm": False, "shifted_window": None, "stem": "linear", "pixel_mean": (0.0,), "pixel_std": (1.0,),
 }  # fmt: skip
 
 

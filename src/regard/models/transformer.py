@@ -167,10 +167,19 @@ class Decoder(nn.Module):
     def start(self, capacity: int = 0) -> State:
         return State(Cache(capacity))
 
-    def step(self, tokens: Tensor, state: State, valid: Tensor | None = None, mask: Mask = everything) -> Tensor:
+    def step(
+        self,
+        tokens: Tensor,
+        state: State,
+        valid: Tensor | None = None,
+        mask: Mask = everything,
+        last: bool = False,
+    ) -> Tensor:
+        """As that of EncoderDecoder; with `last` only what follows the last token is scored, [B, 1, vocab]."""
         x = self.source(tokens)
         places = state.cache.next_places(x.shape[1], x.device, valid)
-        return self.head(self.decoder(x, places, cache=state.cache, mask=mask))
+        x = self.decoder(x, places, cache=state.cache, mask=mask)
+        return self.head(x[:, -1:] if last else x)
 
 
 class Encoder(nn.Module):

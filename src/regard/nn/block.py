@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -29,19 +28,9 @@ from regard.nn.dropout import dropout
 from regard.nn.feedforward import make_feedforward
 from regard.nn.mask import Mask, Places, Visibility, causal, everything, tiles, window
 from regard.nn.multihead import Context, MultiHead
+from regard.nn.norm import make_norm
 from regard.nn.position import check_length, make_position
 from regard.nn.trace import Traceable
-
-
-def make_norm(config: StackConfig) -> nn.Module:
-    """layer: (x - mean) / std · g + b (Ba et al. 2016); rms: x / rms · g (Zhang & Sennrich 2019)."""
-    match config.norm:
-        case "layer":
-            return LayerNorm(config.dim, eps=config.norm_eps)
-        case "rms":
-            return RMSNorm(config.dim, eps=config.norm_eps)
-        case "none":
-            return nn.Identity()
 
 
 def narrow(x: Tensor) -> Tensor:
@@ -49,23 +38,6 @@ def narrow(x: Tensor) -> Tensor:
     kind = x.device.type
     half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
     return x.to(torch.bfloat16) if half else x
-
-
-class LayerNorm(nn.LayerNorm):
-    """Gives back the type it was given: autocast would widen to float32, which the next product narrows again."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            bias = None if self.bias is None else self.bias.to(x.dtype)
-            return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps)
-
-
-class RMSNorm(nn.RMSNorm):
-    """As LayerNorm: what comes in decides the type."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class Residual(nn.Module):

@@ -56,8 +56,8 @@ class Cache:
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append one layer's new keys and values [B, Hkv, n, D]; gives views of all of them."""
-        end = len(self)
-        start = end - k.shape[2]
+        end, count = len(self), k.shape[2]
+        start = end - count
         buffers = self._layers.get(layer)
         if buffers is None or buffers[0].shape[2] < end:
             size = max(end, self.capacity, 2 * start)
@@ -66,9 +66,10 @@ class Cache:
                 for old, new in zip(buffers, grown, strict=True):
                     new[:, :, :start] = old[:, :, :start]
             buffers = self._layers[layer] = grown
-        buffers[0][:, :, start:end] = k
-        buffers[1][:, :, start:end] = v
-        return buffers[0][:, :, :end], buffers[1][:, :, :end]
+        keys, values = buffers
+        keys.narrow(2, start, count).copy_(k)
+        values.narrow(2, start, count).copy_(v)
+        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Keep these rows in this order, as beam search does; a row may be taken more than once.
@@ -96,11 +97,13 @@ class Cache:
 class FixedCache(Cache):
     """All slots from the start, and the length as a tensor: every step has the same shapes and places in memory.
 
-    That is what a CUDA graph can record. Slots not yet written stand in the future, so a causal mask hides them.
+    That is what a CUDA graph can record. Slots not yet written stand in the future, so a causal mask hides them; those
+    behind `reach` are left out, so that a short text need not attend to room for a long one.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         super().__init__(capacity)
+        self.reach = capacity
         self.read = torch.zeros((), dtype=torch.long, device=device)  # tokens read so far
         self.slots = torch.arange(capacity, device=device)[None]
 
@@ -110,20 +113,53 @@ class FixedCache(Cache):
     def add(self, new: Places) -> Places:
         self.coming = new.pos[0]
         self.read += new.length
-        return Places(self.slots)
+        return Places(self.slots[:, : self.reach])
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self._layers:
-            self._layers[layer] = tuple(x.new_zeros(*x.shape[:2], self.capacity, x.shape[3]) for x in (k, v))  # type: ignore[assignment]
-        for buffer, new in zip(self._layers[layer], (k, v), strict=True):
-            buffer.index_copy_(2, self.coming, new)
-        return self._layers[layer]
+            self._layers[layer] = self._room(k, v, k.shape[0])
+        keys, values = self._layers[layer]
+        slots, new = together(keys, values), together(k, v)
+        if slots is not None and new is not None:  # one kernel instead of two
+            slots.index_copy_(3, self.coming, new)
+        else:
+            keys.index_copy_(2, self.coming, k)
+            values.index_copy_(2, self.coming, v)
+        return keys.narrow(2, 0, self.reach), values.narrow(2, 0, self.reach)
+
+    def _room(self, k: Tensor, v: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        shapes = [(rows, x.shape[1], self.capacity, x.shape[3]) for x in (k, v)]
+        if shapes[0] == shapes[1]:
+            both = k.new_zeros(2, *shapes[0])
+            return both[0], both[1]
+        return k.new_zeros(shapes[0]), v.new_zeros(shapes[1])
+
+    def take(self, read: Cache, rows: int) -> None:
+        """Begin again with what a growing cache holds; where that is one row, it serves all `rows`."""
+        length = len(read)
+        for layer, pair in read._layers.items():
+            if layer not in self._layers:
+                self._layers[layer] = self._room(*pair, rows)
+            for slots, given in zip(self._layers[layer], pair, strict=True):
+                slots[:, :, :length] = given[:, :, :length]
+                slots[:, :, length:] = 0  # hidden, but a number that is none would be seen even so
+        self.read.fill_(length)
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Keep these rows in this order, in place; the memory stays, as rows keep to their source."""
         for pair in self._layers.values():
             for buffer in pair:
-                buffer.copy_(buffer.index_select(0, rows))
+                part = buffer.narrow(2, 0, self.reach)
+                part.copy_(part.index_select(0, rows))
+
+
+def together(k: Tensor, v: Tensor) -> Tensor | None:
+    """Both as one tensor [2, …], where they lie alike in one memory, as parts of one product do."""
+    alike = k.shape == v.shape and k.stride() == v.stride()
+    if not alike or k.untyped_storage()._cdata != v.untyped_storage()._cdata:
+        return None
+    apart = v.storage_offset() - k.storage_offset()
+    return k.as_strided((2, *k.shape), (apart, *k.stride()), k.storage_offset()) if apart > 0 else None
 
 
 def _valid(places: Places, rows: int) -> Tensor:

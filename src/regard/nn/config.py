@@ -6,7 +6,7 @@ when it is made, and says in words what is wrong: the field, the value, the reme
     paper (2017)   norm_order="post", activation="relu",   position="sinusoidal"
     GPT-2 (2019)   norm_order="pre",  activation="gelu-tanh", position="learned"
     T5 (2020)      norm_order="pre",  norm="rms", position="t5", bias=False, score_scale=1.0
-    today          norm_order="pre",  norm="rms", activation="swiglu", position="rope", kv_heads < heads
+    today          norm_order="pre",  norm="rms", activation="swiglu", position="rope", kv_heads < heads, qk_norm=True
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class StackConfig:
     pruned: dict[str, tuple[int, ...]] | None = None  # heads taken out, by place: {"decoder.0.cross": (1, 3)}
     score: Score = "dot"
     score_scale: float | None = None  # None: 1 / sqrt(head_dim) for dot, else 1
+    qk_norm: bool = False  # an RMS norm of each head's queries and keys, before they are turned and meet
     window: int | None = None  # self-attention sees only tokens less than this far away
     shifted_window: int | None = None  # patches: only within squares of so many a side, moved by half every 2nd layer
     attention: Path = "fused"  # which code computes it; the numbers are the same
@@ -195,6 +196,11 @@ class StackConfig:
         if self.score_scale is not None:
             return self.score_scale
         return self.key_dim**-0.5 if self.score == "dot" else 1.0
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a step has the same work for all numbers and asks the processor for nothing: what a graph records."""
+        return self.experts == 0 and self.attention != "flex" and self.position != "alibi" and not self.pruned
 
     @property
     def ends_with_norm(self) -> bool:

@@ -22,6 +22,7 @@ from regard.nn.attention import attend, dot, reference
 from regard.nn.cache import Cache
 from regard.nn.config import Path, StackConfig
 from regard.nn.mask import Visibility
+from regard.nn.norm import RMSNorm
 from regard.nn.position import Bias, Rotation, rotate
 from regard.nn.score import LearnedScore
 from regard.nn.trace import Traceable
@@ -73,6 +74,9 @@ class MultiHead(Traceable):
             self.qkv = nn.Linear(config.dim, sum(self.sizes), bias=config.bias)
         self.out = nn.Linear(self.heads * config.val_dim, config.dim, bias=config.bias)
         self.score = None if config.score == "dot" else LearnedScore(config.score, self.heads, config.key_dim)
+        # one gain for all heads, as in Gemma 3 and Qwen3
+        self.q_norm = RMSNorm(config.key_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.key_dim, eps=config.norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         q, k, v = self._across(x, context) if self.cross else self._within(x, context)
@@ -106,7 +110,7 @@ class MultiHead(Traceable):
 
     def _within(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x).split(self.sizes, dim=-1)
-        q, k, v = self._split(q, self.heads), self._split(k), self._split(v)
+        q, k, v = self._split(q, self.heads, self.q_norm), self._split(k, norm=self.k_norm), self._split(v)
         if context.rotation is not None:
             q, k = (rotate(part, context.rotation, self.config.pairs) for part in (q, k))
         if context.cache is not None:
@@ -114,7 +118,7 @@ class MultiHead(Traceable):
         return q, k, v
 
     def _across(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q = self._split(self.q(x), self.heads)
+        q = self._split(self.q(x), self.heads, self.q_norm)
         cache = context.cache
         if cache is not None and self.layer in cache.memory:
             return q, *cache.memory[self.layer]
@@ -126,13 +130,14 @@ class MultiHead(Traceable):
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a memory [B, M, dim], for cross attention."""
-        k, v = (self._split(part) for part in self.kv(memory).split(self.sizes[1:], dim=-1))
-        return k, v
+        k, v = self.kv(memory).split(self.sizes[1:], dim=-1)
+        return self._split(k, norm=self.k_norm), self._split(v)
 
-    def _split(self, x: Tensor, heads: int | None = None) -> Tensor:
+    def _split(self, x: Tensor, heads: int | None = None, norm: nn.Module | None = None) -> Tensor:
         """[B, N, H · D] -> [B, H, N, D]"""
         heads = heads or self.key_heads
-        return x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)
+        parts = x.view(*x.shape[:2], heads, x.shape[2] // heads)
+        return (parts if norm is None else norm(parts)).transpose(1, 2)
 
 
 class HeadList(nn.Module):
@@ -150,10 +155,10 @@ class HeadList(nn.Module):
     @classmethod
     def of(cls, fused: MultiHead) -> HeadList:
         """Cut the fused projections into one projection a head."""
-        if fused.cross or fused.score is not None or fused.heads < fused.config.heads:
+        if fused.cross or fused.score is not None or fused.heads < fused.config.heads or fused.config.qk_norm:
             raise UserError(
                 "HeadList is self attention with dot-product scores and all heads: "
-                "this has cross = true, score = learned or pruned heads"
+                "this has cross = true, score = learned, pruned heads or qk_norm = true"
             )
         config, heads = fused.config, cls(fused.config).to(fused.qkv.weight)
         group = config.heads // config.key_heads

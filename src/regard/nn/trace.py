@@ -7,7 +7,7 @@
 Names are where an activation lives and what it is: `encoder.0.attention.weights`,
 `decoder.3.cross.scores`, `decoder.3.feedforward.hidden`, `decoder.3.output`. The stages of attention:
 
-    q k v      projected (and rotated) queries, keys, values       [B, H, N, D]
+    q k v      projected (normed, rotated) queries, keys, values   [B, H, N, D]
     mask       the Mask, before it is applied
     scores     q · k                                               [B, H, Nq, Nk]
     scaled     after scale and position bias

@@ -73,6 +73,7 @@ class Tokenizer:
         self.bos, self.eos = self._find(BOS_NAMES), self._find(EOS_NAMES)
         self.mask = self._find(MASK_NAMES)
         self._size = 1 + max(self._raw.get_vocab().values(), default=-1)
+        self._known: set[int] = set()  # ids that were looked up and are there
         if isinstance(self._raw.model, models.Unigram):
             keep_apart(self._raw, [token.content for token in self._added.values() if token.special])
         self._normaliser = normaliser_of(self._raw)  # SentencePiece's, which reads the whole text before any cut
@@ -163,8 +164,9 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; special tokens are left out, and what follows </s> is not."""
         numbers = [int(id) for id in ids]
-        for id in set(numbers):
+        for id in {*numbers} - self._known:
             self._check_id(id)
+            self._known.add(id)
         return str(self._raw.decode(numbers, skip_special_tokens=True))
 
     def tokens(self, text: str) -> list[str]:

@@ -33,6 +33,11 @@ class WordTable:
         self.special = torch.tensor(special)
         self.letters = torch.tensor([_has_letters(tokenizer, id, piece) for id, piece in enumerate(pieces)])
 
+    def to(self, device: torch.device) -> WordTable:
+        self.begins, self.ends = self.begins.to(device), self.ends.to(device)
+        self.special, self.letters = self.special.to(device), self.letters.to(device)
+        return self
+
     def number(self, ids: Tensor) -> Tensor:
         """The number of the word of each token in its row, from 1; 0 for special tokens. ids [R, L]"""
         before = ids[:, :-1]

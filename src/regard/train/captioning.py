@@ -52,7 +52,7 @@ from regard.train.objective import translation
 from regard.train.run import Figures, TaskRun
 from regard.train.trainer import Objective, read_metrics
 
-TOGETHER = 128  # pictures that are judged at once
+TOGETHER = 500  # pictures that are judged at once
 REGIONS = 36  # of a picture, where a batch of features is sized by tokens
 
 
@@ -142,7 +142,7 @@ class CaptioningRun(TaskRun):
     def prepare_data(self) -> None:
         scenes, config = self.data.scenes, self.model_config
         if scenes is not None:
-            self.sets = scene_sets(scenes, *self.makers)
+            self.sets = scene_sets(scenes, *(maker.to(self.device) for maker in self.makers))
             captions = self.makers[0].all_captions(scenes.language)
         else:
             self.sets = {name: self._file_set(name, rows) for name, rows in self.rows.items()}
@@ -188,8 +188,7 @@ class CaptioningRun(TaskRun):
         rows = max(1, config.batch_tokens // (config.pack or REGIONS))
         if scenes is None:
             return file_stream(self.sets["train"], self.targets, rows, config.seed)
-        maker = self.makers[0].to(self.device)
-        return SceneStream(maker, self.targets.to(self.device), rows, scenes.train, config.seed)
+        return SceneStream(self.makers[0], self.targets.to(self.device), rows, scenes.train, config.seed)
 
     def objective(self) -> Objective:
         return partial(captioning, label_smoothing=self.config.label_smoothing, r_drop=self.config.r_drop)

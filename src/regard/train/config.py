@@ -15,7 +15,7 @@ class TrainConfig:
     batch_tokens: int = 4096  # rows x longest side of a batch, filler included
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks; the rest stays with AdamW
     lr: float = 1e-3  # the highest learning rate of the schedule
-    schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
+    schedule: Literal["inverse-sqrt", "cosine", "linear", "constant"] = "inverse-sqrt"
     warmup: int = 4000  # steps from 0 to lr
     betas: tuple[float, ...] = (0.9, 0.98)
     eps: float = 1e-9
@@ -93,10 +93,10 @@ class TrainConfig:
                 f"graph = true records one step of one shape: it needs pack > 0 (pack = {self.pack}), accumulate = 1, "
                 "precision fp32 or bf16, and nonfinite = 'stop'"
             )
-        if self.optimizer == "muon" and (self.graph or self.parallel == "fsdp"):
+        if self.optimizer == "muon" and self.parallel == "fsdp":
             raise UserError(
-                "optimizer = 'muon': its step cannot be recorded (graph = true) and needs whole matrices, not parts of "
-                "them (parallel = 'fsdp'); set graph = false and parallel = 'ddp', or optimizer = 'adamw'"
+                "optimizer = 'muon': needs whole matrices, not parts of them (parallel = 'fsdp'); set "
+                "parallel = 'ddp', or optimizer = 'adamw'"
             )
         if self.patience and not self.evaluate_every:
             raise UserError(f"patience = {self.patience}: counts evaluations; set evaluate_every, such as 500 steps")

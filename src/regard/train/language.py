@@ -15,6 +15,7 @@ import dataclasses
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,10 +47,11 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def next_token(
-    model: Decoder, batch: BlockBatch, label_smoothing: float = 0.0, loss: Loss = whole
+    model: Decoder, batch: BlockBatch, label_smoothing: float = 0.0, r_drop: float = 0.0, loss: Loss = whole
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of tokens): each token of a row from those before it."""
-    total = loss(model.states(batch.read), model.head, batch.expected, label_smoothing, 0.0)
+    rows = BlockBatch(torch.cat((batch.ids, batch.ids))) if r_drop else batch  # two ways to drop: see `objective`
+    total = loss(model.states(rows.read), model.head, rows.expected, label_smoothing, r_drop)
     return total + balance(model, batch.tokens), batch.tokens
 
 
@@ -81,8 +83,6 @@ class LanguageRun(TextRun):
         self.data = from_dict(TextData, {"train": (), **tables.get("data", {})}, "data.")
         self.text = from_dict(TextConfig, tables.get("text", {}), "text.")
         self.search = read_config(tables.get("decode", {}))
-        if self.config.r_drop:
-            raise UserError(f"train.r_drop = {self.config.r_drop}: is for translation; leave it out")
         if self.text.sampled:
             raise UserError("text.dropout and text.alpha: are for translation; leave them out")
         self._model_config(8)  # a mistake in [model] shows before the data is read
@@ -135,8 +135,8 @@ class LanguageRun(TextRun):
 
     def objective(self) -> Objective:
         config = self.config
-        loss = partial(chunked, chunk=config.loss_chunk, compiled=config.compile)
-        return partial(next_token, label_smoothing=config.label_smoothing, loss=loss)
+        loss = partial(chunked, chunk=config.loss_chunk)
+        return partial(next_token, label_smoothing=config.label_smoothing, r_drop=config.r_drop, loss=loss)
 
     @property
     def judged(self) -> bool:
@@ -147,7 +147,7 @@ class LanguageRun(TextRun):
         assert self.valid_text is not None
         half = HALF.get(self.config.precision) if next(model.parameters()).is_cuda else None
         # Compiled code is for the shapes of training: to make some for these would take longer than to do without.
-        with torch.compiler.set_stance("force_eager" if self.config.compile else "default"):
+        with torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext():
             return {"valid_loss": perplexity(model, self.valid_text, self.config.pack, half=half).loss}
 
     def score(

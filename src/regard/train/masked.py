@@ -161,7 +161,7 @@ class MaskedRun(TextRun):
 
     def objective(self) -> Objective:
         config = self.config
-        loss = partial(chunked, chunk=config.loss_chunk, compiled=config.compile)
+        loss = partial(chunked, chunk=config.loss_chunk)
         return partial(masked_tokens, label_smoothing=config.label_smoothing, loss=loss)
 
     @property

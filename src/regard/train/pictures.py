@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,11 +23,10 @@ import torch
 from torch import Tensor
 
 from regard.classes import judge_classes, tell_classes
-from regard.data.augment import AugmentConfig, Draws, augment, draw
-from regard.data.batch import Tensors
+from regard.data.augment import AugmentConfig, Draws, augment
 from regard.data.config import Files
 from regard.data.pictures import Listed, Pictures, PicturesData, find_set, folder_classes, list_set, make_pictures
-from regard.data.rows import Rows
+from regard.data.picturestream import PictureBatch, PictureStream
 from regard.errors import UserError, suggest
 from regard.explore.pictures import Tried, write_report
 from regard.models import Encoder, ModelConfig
@@ -43,29 +41,6 @@ from regard.train.run import Figures, TaskRun
 from regard.train.trainer import Objective, read_metrics
 
 MEASURED = 10_000  # pictures whose mean and deviation are taken
-
-
-@dataclass(frozen=True)
-class PictureBatch(Tensors):
-    """Pictures with their classes, and what chance has decided to do with each."""
-
-    pixels: Tensor  # [B, channels, side, side] of bytes
-    labels: Tensor  # [B]
-    shift: Tensor  # the fields of `Draws`
-    mirrored: Tensor
-    box: Tensor
-    grey: Tensor
-    partner: Tensor
-    share: Tensor
-
-    @property
-    def tokens(self) -> Tensor:
-        """How many pictures are to be learned."""
-        return torch.full((), len(self.labels), device=self.labels.device)
-
-    @property
-    def draws(self) -> Draws:
-        return Draws(self.shift, self.mirrored, self.box, self.grey, self.partner, self.share)
 
 
 def recognition(
@@ -190,17 +165,10 @@ class PicturesRun(TaskRun):
 
     # --- loss and figures
 
-    def stream(self) -> Rows:
-        pixels, labels = self.sets["train"].pixels.to(self.device), self.sets["train"].labels.to(self.device)
-        rows, seed, side = self.config.batch_tokens // self.config.pack, self.config.seed, self.model_config.image_size
-
-        def make(chosen: Tensor, epoch: int, number: int) -> PictureBatch:
-            draws = draw(self.augment, len(chosen), side, seed, epoch, number).to(self.device)
-            at = chosen.to(self.device)
-            parts = (getattr(draws, field.name) for field in dataclasses.fields(draws))
-            return PictureBatch(pixels[chosen].to(self.device, non_blocking=True), labels[at], *parts)
-
-        return Rows(len(labels), rows, seed, make)
+    def stream(self) -> PictureStream:
+        config, side = self.config, self.model_config.image_size
+        rows = config.batch_tokens // config.pack
+        return PictureStream(self.sets["train"], self.augment, rows, side, config.seed, self.device)
 
     def objective(self) -> Objective:
         return partial(recognition, label_smoothing=self.config.label_smoothing, crop=self.augment.crop)

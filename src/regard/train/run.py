@@ -14,6 +14,7 @@ that have no body. There is one training loop, `regard.train.trainer.Trainer`, f
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import platform
@@ -50,6 +51,7 @@ from regard.train.inherit import inherit, inherit_tokenizers, inherit_weights
 from regard.train.metric import LOSS, Metric
 from regard.train.task import DEFAULT
 from regard.train.trainer import Objective, Trainer
+from regard.train.vocabulary import score_on_gpu
 
 CONTENTS = (
     "tokenizer.json", "source.json", "target.json", WEIGHTS, "metrics.jsonl", "scores.json", "report.html",
@@ -168,7 +170,7 @@ class TaskRun(ABC):
         self.fresh = not (self.folder / RECIPE).exists()
         self._refuse_foreign_folder()
         self.check_data()
-        threading.Thread(target=warm_up, args=(self.device,)).start()
+        threading.Thread(target=warm_up, args=(self.device, self.config.compile)).start()
         names = self.tokenizer_names()
         found = {} if self.fresh else load_tokenizers(self.folder)
         if found.keys() >= {*names}:
@@ -285,14 +287,14 @@ class TaskRun(ABC):
             return {name: tensor.clone() for name, tensor in weights_of(model).items()}
 
 
-def warm_up(device: torch.device) -> None:
+def warm_up(device: torch.device, compiled: bool = False) -> None:
     """Load what the first step would wait for, while the processor is busy with the data.
 
-    An optimizer brings in the compiler, a GPU its libraries: seconds, which need no one to watch them.
+    A GPU brings its libraries, `train.compile` the compiler: seconds, which need no one to watch them.
     """
     with suppress(Exception):  # whatever is wrong will be said where it is needed
-        import torch._dynamo
-
         if device.type == "cuda":
             square = torch.zeros(64, 64, device=device, dtype=torch.bfloat16)
-            torch.mm(square, square)
+            score_on_gpu()(square @ square, torch.zeros(64, device=device, dtype=torch.long), 0.0, 0.0)
+        if compiled:
+            importlib.import_module("torch._dynamo")

@@ -2,6 +2,7 @@
 
     inverse-sqrt   min(step / warmup, sqrt(warmup / step))                     Vaswani et al. 2017, eq. 3
     cosine         (1 + cos(π (step - warmup) / (steps - warmup))) / 2         Loshchilov & Hutter 2017
+    linear         1 - (step - warmup) / (steps - warmup)                      as far as 0: Bergsma et al. 2025
     constant       1
 
 each after a linear rise over `warmup` steps. The paper writes  d^-0.5 · min(step^-0.5, step · warmup^-1.5);
@@ -23,10 +24,16 @@ def rate(step: int, config: TrainConfig) -> float:
         case "inverse-sqrt":
             return config.lr * math.sqrt(max(config.warmup, 1) / step)
         case "cosine":
-            done = min((step - config.warmup) / max(config.steps - config.warmup, 1), 1.0)
-            return config.lr * (1 + math.cos(math.pi * done)) / 2
+            return config.lr * (1 + math.cos(math.pi * _done(step, config))) / 2
+        case "linear":
+            return config.lr * (1 - _done(step, config))
         case "constant":
             return config.lr
+
+
+def _done(step: int, config: TrainConfig) -> float:
+    """The share of the steps after the warm-up that lies behind."""
+    return min((step - config.warmup) / max(config.steps - config.warmup, 1), 1.0)
 
 
 def paper_rate(dim: int, warmup: int) -> float:

@@ -49,7 +49,7 @@ PICTURED = 60  # letters of a line whose attention is drawn: a longer one makes 
 
 def make_objective(config: TrainConfig) -> Objective:
     """The loss of sentence pairs as [train] asks for it."""
-    loss = partial(chunked, chunk=config.loss_chunk, compiled=config.compile)
+    loss = partial(chunked, chunk=config.loss_chunk)
     return partial(translation, label_smoothing=config.label_smoothing, r_drop=config.r_drop, loss=loss)
 
 

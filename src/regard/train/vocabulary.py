@@ -23,6 +23,7 @@ R-Drop adds, for two rows of scores y, z of the same token with P = softmax(y), 
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ from torch import Tensor
 from regard.data.batch import PairBatch
 from regard.models.head import Head
 
-CHUNK = {"cpu": 256, "cuda": 8192}  # tokens: what stays in the cache; what keeps a GPU busy in little memory
+CHUNK = {"cpu": 256, "cuda": 16384}  # tokens: what stays in the cache; what keeps a GPU busy in little memory
 Score = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 
 
@@ -45,7 +46,6 @@ def chunked(
     r_drop: float = 0.0,
     *,
     chunk: int = 0,
-    compiled: bool = False,
 ) -> Tensor:
     """The summed loss (`objective.surprise`) of `head`'s scores for states [R, T, dim], `chunk` tokens at a time.
 
@@ -54,7 +54,7 @@ def chunked(
     ready, kind = head.ready(states).flatten(0, 1), states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else ready.dtype
     chunk = chunk or CHUNK.get(kind, CHUNK["cuda"])
-    arguments = (expected.flatten(), label_smoothing, r_drop, chunk, dtype, compiled)
+    arguments = (expected.flatten(), label_smoothing, r_drop, chunk, dtype)
     return _Chunked.apply(ready, head.project.weight, head.bias, *arguments)  # type: ignore[no-any-return]
 
 
@@ -88,17 +88,22 @@ def score(logits: Tensor, expected: Tensor, label_smoothing: float, r_drop: floa
 
 
 @functools.cache
-def _compiled() -> Score:
-    return torch.compile(score, dynamic=False)
+def score_on_gpu() -> Score:
+    """`score` as one kernel, where Triton is, which comes with PyTorch for NVIDIA's GPUs on Linux."""
+    if importlib.util.find_spec("triton") is None:
+        return score
+    from regard.train import kernel
+
+    return kernel.score
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, expected: Tensor, label_smoothing: float,
-        r_drop: float, chunk: int, dtype: torch.dtype, compiled: bool,
+        r_drop: float, chunk: int, dtype: torch.dtype,
     ) -> Tensor:  # fmt: skip
-        run: Score = _compiled() if compiled else score
+        run = score_on_gpu() if states.is_cuda and dtype != torch.float64 else score
         wide = weight.dtype  # gradients are summed in the precision of the weights
         loss = torch.zeros((), dtype=torch.promote_types(wide, torch.float32), device=states.device)
         to_states, to_weight = torch.empty_like(states), torch.zeros_like(weight)
@@ -127,4 +132,4 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [gradient * outer[0].to(gradient.dtype) for gradient in ctx.saved_tensors]
-        return (*scaled, *[None] * (9 - len(scaled)))
+        return (*scaled, *[None] * (8 - len(scaled)))

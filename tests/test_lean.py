@@ -1,0 +1,225 @@
+"""The lean step against the model's own, ranks against topk, and batches side by side against one after another."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.decode import SearchConfig, Translator, beam
+from regard.decode.beam import foremost, largest
+from regard.decode.lean import Lean, lean
+from regard.decode.workers import side_by_side
+from regard.models import EncoderDecoder, ModelConfig, build
+from regard.nn.trace import trace
+from regard.text.tokenizer import Tokenizer
+
+KINDS: dict[str, dict[str, object]] = {
+    "paper": {},
+    "pre": {"norm_order": "pre", "norm": "rms", "activation": "swiglu", "bias": False},
+    "learned": {"position": "learned", "max_length": 64, "embed_norm": True, "logit_bias": True},
+    "bare": {"position": "none", "norm": "none", "residual": False, "embed_scale": False},
+    "grouped": {"kv_heads": 2, "head_dim": 6, "value_dim": 10, "activation": "gelu"},
+    "head": {"head_layer": True, "logit_scale": 0.5, "score_scale": 1.0, "tie": False},
+    "pruned": {"pruned": {"decoder.0.attention": (1,), "decoder.1.cross": (0, 3)}},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(dtype: torch.dtype = torch.float64, **changes: object) -> EncoderDecoder:
+    torch.manual_seed(1)
+    sizes = {"dim": 16, "layers": 2, "heads": 4, "ff_dim": 32, "vocab": 30}
+    model = EncoderDecoder(ModelConfig(**{**sizes, **changes})).eval().to(dtype)  # type: ignore[arg-type]
+    for parameter in model.parameters():  # zeros and ones would hide a bias or a gain that is left out
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def sources(count: int, length: int) -> tuple[Tensor, Tensor]:
+    source, valid = torch.randint(4, 30, (count, length)), torch.ones(count, length, dtype=torch.bool)
+    valid[1, length // 2 :] = valid[2, 1:] = False
+    return source, valid
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [5, 16, 33])
+def test_every_step_gives_the_models_logits(kind: str, length: int) -> None:
+    model = make(**KINDS[kind])
+    thin = lean(model)
+    assert isinstance(thin, Lean)
+    source, valid = sources(4, length)
+    own, other = model.start(source, valid), thin.start(source, valid)
+    tokens, beams, groups = torch.full((4, 1), 2), 3, 4
+    for step in range(36):
+        torch.testing.assert_close(thin.step(tokens, other), model.step(tokens, own), rtol=1e-9, atol=1e-9)
+        width = 1 if step == 0 else beams
+        kept = torch.tensor([0, 2]) if step == 20 else torch.arange(groups)  # two sources are done
+        rows = (kept[:, None] * width + torch.randint(0, width, (len(kept), beams))).flatten()
+        own.reorder(rows, kept)
+        other.reorder(rows, kept)
+        groups = len(kept)
+        tokens = torch.randint(0, 30, (len(rows), 1))
+
+
+@torch.inference_mode()
+def test_single_precision_and_its_packed_head_stay_close() -> None:
+    model = make(torch.float32, dim=64, vocab=300)
+    thin = lean(model)
+    source, valid = sources(5, 9)
+    own, other = model.start(source, valid), thin.start(source, valid)
+    for _ in range(20):
+        tokens = torch.randint(0, 300, (5, 1))
+        torch.testing.assert_close(thin.step(tokens, other), model.step(tokens, own), rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_a_source_without_tokens_and_rows_without_groups() -> None:
+    model = make()
+    source, valid = sources(3, 6)
+    valid[0] = False
+    thin = lean(model)
+    own, other = model.start(source, valid), thin.start(source, valid)
+    for rows in (torch.tensor([2, 0, 0, 1]), torch.tensor([3, 1])):
+        tokens = torch.randint(0, 30, (3 if len(rows) == 4 else 4, 1))
+        torch.testing.assert_close(thin.step(tokens, other), model.step(tokens, own))
+        own.reorder(rows)
+        other.reorder(rows)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position": "rope"}, {"position": "t5"}, {"position": "alibi"}, {"position": "relative"}, {"qk_norm": True},
+        {"experts": 2}, {"window": 3}, {"score": "additive", "attention": "reference"}, {"attention": "reference"},
+        {"kv_heads": 2, "pruned": {"decoder.0.cross": (0,)}},
+    ],
+)  # fmt: skip
+def test_other_kinds_are_left_to_the_model(changes: dict[str, object]) -> None:
+    model = make(**changes)
+    assert lean(model) is model
+
+
+def test_what_is_looked_at_or_trained_is_left_to_the_model() -> None:
+    model = make()
+    with trace(model.decoder):
+        assert lean(model) is model
+    with torch.autocast("cpu", torch.bfloat16):
+        assert lean(model) is model
+    assert lean(model.train()) is model
+    assert lean(make(torch.bfloat16)) is not None and not isinstance(lean(make(torch.bfloat16)), Lean)
+    hooked = make()
+    hooked.decoder.blocks[0].register_forward_hook(lambda *given: None)
+    assert lean(hooked) is hooked
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SearchConfig(),
+        SearchConfig(beam=4, n_best=3, length_penalty=0.6),
+        SearchConfig(beam=3, min_length=4, max_length=30, no_repeat_ngram=2),
+        SearchConfig(beam=5, early_stopping=True, length_penalty=-1.0),
+    ],
+)
+def test_a_search_finds_the_same(config: SearchConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(logit_scale=3.0)
+    source, valid = sources(6, 11)
+    found = beam(model, source, valid, config, 2, 3)
+    monkeypatch.setattr(sys.modules["regard.decode.beam"], "lean", lambda model: model)
+    plain = beam(model, source, valid, config, 2, 3)
+    assert [[one.tokens for one in some] for some in found] == [[one.tokens for one in some] for some in plain]
+    scores = [[one.score for some in answers for one in some] for answers in (found, plain)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-8)
+
+
+def test_learned_positions_end_as_the_models_do() -> None:
+    model = make(position="learned", max_length=5)
+    thin = lean(model)
+    state = thin.start(torch.full((1, 2), 5))
+    with torch.inference_mode():
+        for _ in range(5):
+            thin.step(torch.full((1, 1), 7), state)
+        with pytest.raises(Exception, match="max_length = 5"):
+            thin.step(torch.full((1, 1), 7), state)
+
+
+@pytest.mark.parametrize("size", [50, 1000, 5003, 10000])
+@pytest.mark.parametrize("count", [1, 2, 11])
+def test_two_rounds_find_what_topk_finds(size: int, count: int) -> None:
+    torch.manual_seed(size)
+    scores = torch.randn(7, size)
+    scores[3] = float("-inf")
+    scores[3, [0, size - 1]] = 1.0  # the ends, and what fills no layer
+    values, columns = foremost(scores, count)
+    assert torch.equal(values, scores.topk(count, dim=1).values)
+    assert torch.equal(scores.gather(1, columns), values)
+    assert all(len(set(row)) == count for row in columns.tolist())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_equal_scores_are_ranked_by_column_in_long_rows(count: int) -> None:
+    scores = torch.randint(0, 4, (20, 4000), generator=torch.Generator().manual_seed(1)).float()
+    values, columns = largest(scores, count)
+    order = scores.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(values, order.values[:, :count]) and torch.equal(columns, order.indices[:, :count])
+
+
+def test_not_a_number_is_ranked_first_so_that_it_is_seen() -> None:
+    scores = torch.randn(2, 5000)
+    scores[1, 777] = float("nan")
+    assert foremost(scores, 3)[0].isnan().any(dim=1).tolist() == [False, True]
+
+
+def test_side_by_side_keeps_the_order_and_the_number_of_threads() -> None:
+    torch.set_num_threads(3)
+    seen = set()
+
+    def work(item: int) -> tuple[int, int]:
+        seen.add(threading.get_ident())
+        return item, torch.get_num_threads()
+
+    assert list(side_by_side(work, range(20))) == [(item, 1) for item in range(20)]
+    assert torch.get_num_threads() == 3 and threading.get_ident() not in seen
+    assert list(side_by_side(work, [7])) == [(7, 3)]  # one alone may use them all
+    assert list(side_by_side(work, [])) == []
+    with pytest.raises(ZeroDivisionError):
+        list(side_by_side(lambda item: 1 // item, [1, 0, 1]))
+    assert torch.get_num_threads() == 3
+    first = side_by_side(work, range(20))
+    next(first)
+    first.close()  # type: ignore[attr-defined]
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize("shape", ["encoder-decoder", "recurrent"])
+def test_threads_do_not_change_what_a_translator_says(shape: str) -> None:
+    words = ("one", "two", "three", "four", "five")
+    lines = [" ".join(words[(at * step) % 5] for step in range(1 + at % 7)) for at in range(60)]
+    tokenizer = Tokenizer.train(lines, "word")
+    torch.manual_seed(2)
+    model = build(ModelConfig(shape=shape, dim=16, layers=1, heads=2, ff_dim=32, vocab=len(tokenizer))).double()  # type: ignore[arg-type]
+    translator = Translator(model, tokenizer, tokenizer)  # type: ignore[arg-type]
+    for config in (
+        SearchConfig(max_length=12),
+        SearchConfig(beam=3, n_best=2, max_length=12),
+        SearchConfig(beam=2, max_length=9, coverage_penalty=0.2),
+    ):
+        torch.set_num_threads(1)
+        alone = translator.search(lines, batch=8, config=config)
+        torch.set_num_threads(4)
+        together = translator.search(lines, batch=8, config=config)
+        assert [[one.text for one in some] for some in together] == [[one.text for one in some] for some in alone]
+        scores = [[one.score for some in found for one in some] for found in (alone, together)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-9)
