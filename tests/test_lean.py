@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from regard.decode import SearchConfig, Translator, beam
 from regard.decode.beam import foremost, largest
 from regard.decode.lean import Lean, lean
 from regard.decode.workers import side_by_side
+from regard.errors import UserError
 from regard.models import EncoderDecoder, ModelConfig, build
 from regard.nn.trace import trace
 from regard.text.tokenizer import Tokenizer
@@ -182,20 +185,22 @@ def test_not_a_number_is_ranked_first_so_that_it_is_seen() -> None:
     assert foremost(scores, 3)[0].isnan().any(dim=1).tolist() == [False, True]
 
 
-def test_side_by_side_keeps_the_order_and_the_number_of_threads() -> None:
+@pytest.mark.parametrize("kind", ["processes", "threads"])
+def test_side_by_side_keeps_the_order_and_the_number_of_threads(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.decode.workers.threading.active_count", lambda: 1 if kind == "processes" else 2)
     torch.set_num_threads(3)
-    seen = set()
 
-    def work(item: int) -> tuple[int, int]:
-        seen.add(threading.get_ident())
-        return item, torch.get_num_threads()
+    def work(item: int) -> tuple[int, int, bool]:
+        here = (os.getpid(), threading.get_ident()) == home
+        return item, torch.get_num_threads(), here
 
-    assert list(side_by_side(work, range(20))) == [(item, 1) for item in range(20)]
-    assert torch.get_num_threads() == 3 and threading.get_ident() not in seen
-    assert list(side_by_side(work, [7])) == [(7, 3)]  # one alone may use them all
+    home = os.getpid(), threading.get_ident()
+    assert list(side_by_side(work, range(20))) == [(item, 1, False) for item in range(20)]
+    assert torch.get_num_threads() == 3
+    assert list(side_by_side(work, [7])) == [(7, 3, True)]  # one alone may use them all
     assert list(side_by_side(work, [])) == []
-    with pytest.raises(ZeroDivisionError):
-        list(side_by_side(lambda item: 1 // item, [1, 0, 1]))
+    with pytest.raises(UserError, match="item 0"):
+        list(side_by_side(refuse_zero, [1, 0, 1]))
     assert torch.get_num_threads() == 3
     first = side_by_side(work, range(20))
     next(first)
@@ -203,8 +208,24 @@ def test_side_by_side_keeps_the_order_and_the_number_of_threads() -> None:
     assert torch.get_num_threads() == 3
 
 
+def refuse_zero(item: int) -> int:
+    if item == 0:
+        raise UserError("item 0 is none")
+    return item
+
+
+def test_a_process_that_is_killed_is_an_error_and_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.decode.workers.threading.active_count", lambda: 1)
+    torch.set_num_threads(2)
+    with pytest.raises(UserError, match="ended from outside"):
+        list(side_by_side(lambda item: os.kill(os.getpid(), signal.SIGKILL), range(4)))
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("kind", ["processes", "threads"])
 @pytest.mark.parametrize("shape", ["encoder-decoder", "recurrent"])
-def test_threads_do_not_change_what_a_translator_says(shape: str) -> None:
+def test_cores_do_not_change_what_a_translator_says(shape: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.decode.workers.threading.active_count", lambda: 1 if kind == "processes" else 2)
     words = ("one", "two", "three", "four", "five")
     lines = [" ".join(words[(at * step) % 5] for step in range(1 + at % 7)) for at in range(60)]
     tokenizer = Tokenizer.train(lines, "word")

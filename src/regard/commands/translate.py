@@ -141,4 +141,5 @@ def progress(given: Sequence[str]) -> tqdm[Any]:
     except (OSError, ValueError):  # no standard input, or one that is no file
         total = 0
     shown = bool(total) and sys.stderr.isatty() and not sys.stdout.isatty()
+    tqdm.monitor_interval = 0  # no thread of its own: see `regard.decode.workers`
     return tqdm(total=total, unit="B", unit_scale=True, disable=not shown, leave=False)

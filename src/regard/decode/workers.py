@@ -2,20 +2,35 @@
 
 A product of 64 x 128 by 128 x 384 takes 70 µs on one core. Cut in two, it has to be handed out and waited for, some
 10 µs each time and hundreds of times a step, and where another program holds one core, the other waits for it. Two
-batches know nothing of each other: one thread each, with products of one thread, needs no waiting at all. Python's lock
-is free while torch computes. What each batch gives is what it would have given alone.
+batches know nothing of each other: a core each, with products of one thread, needs no waiting at all. What each batch
+gives is what it would have given alone.
+
+    processes   Python works on one thing at a time, and between such short products there is much of it. A copy of the
+                process (fork) has a Python of its own and shares the weights. Only a process without threads of its own
+                can be copied safely: a lock that one of them holds would be held in the copy for ever
+    threads     elsewhere: Python's lock is free at least while torch computes
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
+import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
 
 import torch
 
+from regard.errors import UserError
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+_shared: tuple[Callable[[Any], Any], Sequence[Any]] | None = None  # what a copy finds: no need to send it
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
@@ -24,9 +39,38 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Itera
     if threads == 1 or len(items) < 2:
         yield from map(work, items)
         return
+    global _shared
+    count, alone = min(threads, len(items)), sys.platform == "linux" and threading.active_count() == 1
+    pool: Executor
     try:
-        # the number of threads is each thread's own, but for MKL's, which is the process's
-        with ThreadPoolExecutor(min(threads, len(items)), "batch", torch.set_num_threads, (1,)) as pool:
-            yield from pool.map(work, items)
+        if alone:
+            _shared = work, items
+            pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), _begin)
+        else:  # the number of threads is each thread's own, but for MKL's, which is the process's
+            pool = ThreadPoolExecutor(count, "batch", torch.set_num_threads, (1,))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of fork, for the threads that torch keeps asleep
+                results = pool.map(_work, range(len(items))) if alone else pool.map(work, items)
+            yield from results
+        except BrokenProcessPool:
+            raise UserError(
+                f"one of {count} processes was ended from outside, perhaps for want of memory: give smaller batches, "
+                "or set OMP_NUM_THREADS=1 for one process"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
     finally:
+        _shared = None
         torch.set_num_threads(threads)
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that was copied
+    torch.set_num_threads(1)
+
+
+def _work(number: int) -> Any:
+    assert _shared is not None
+    work, items = _shared
+    return work(items[number])
