@@ -28,7 +28,7 @@ from typing import Any
 import measure
 import sentences
 import torch
-from translators import Answers, CTranslate2, HuggingFace, JoeyNMT, Ours, Search, Tool
+from translators import Alone, Answers, CTranslate2, HuggingFace, JoeyNMT, Ours, Search, Tool
 
 from regard.errors import UserError
 from regard.interop import export_folder
@@ -76,6 +76,8 @@ def make_tool(name: str, model: SequenceToSequence, folder: Path, args: argparse
     plain = args.device == "cpu" and args.precision == "fp32"
     match name:
         case "regard":
+            if args.device == "cpu":
+                return Alone(model.to(dtype), folder)
             return Ours(model.to(args.device, dtype), folder)
         case "huggingface":
             return HuggingFace(folder, args.device, dtype)
@@ -181,16 +183,18 @@ def measure_all(args: argparse.Namespace, folder: Path) -> None:
         "length": {"exactly" if args.run is None else "at most": args.length}, "other_versions": versions,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }  # fmt: skip
-    for beam in args.beams:
-        for batch in args.batches:
-            search = Search(beam, batch, least=args.length if args.run is None else 0, most=args.length)
-            rows.append(measured(tools, lines, search, args.repeats))
-            show(rows[-1])
-            if args.out:  # after every row, so that a run that is cut short has told what it knows
-                measure.write(args.out, result)
-    for tool in tools.values():
-        if isinstance(tool, JoeyNMT):
-            tool.joey.worker.close()
+    try:
+        for beam in args.beams:
+            for batch in args.batches:
+                search = Search(beam, batch, least=args.length if args.run is None else 0, most=args.length)
+                rows.append(measured(tools, lines, search, args.repeats))
+                show(rows[-1])
+                if args.out:  # after every row, so that a run that is cut short has told what it knows
+                    measure.write(args.out, result)
+    finally:
+        for tool in tools.values():
+            if isinstance(tool, Alone | JoeyNMT):
+                tool.close()
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -106,6 +107,36 @@ class Ours:
         return Answers(texts, count_tokens(self.target.lengths, search.most), seconds)
 
 
+class Alone:
+    """`Ours` in a process of its own, as `regard translate` is: what other libraries leave running here, such as
+    threads, has no part in how it works."""
+
+    def __init__(self, model: SequenceToSequence, folder: Path) -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        self.pipe, there = context.Pipe()
+        given = (there, model, folder, torch.get_num_threads())
+        self.process = context.Process(target=_answer, args=given)
+        self.process.start()
+        there.close()
+
+    def translate(self, lines: Sequence[str], search: Search) -> Answers:
+        self.pipe.send((lines, search))
+        answers: Answers = self.pipe.recv()
+        return answers
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.process.join()
+
+
+def _answer(pipe: Any, model: SequenceToSequence, folder: Path, threads: int) -> None:
+    torch.set_num_threads(threads)
+    ours = Ours(model, folder)
+    with suppress(EOFError):  # the other end is closed
+        while True:
+            pipe.send(ours.translate(*pipe.recv()))
+
+
 class HuggingFace:
     def __init__(self, folder: Path, device: str, dtype: torch.dtype) -> None:
         from transformers import MarianMTModel
@@ -192,6 +223,9 @@ class JoeyNMT:
         self.tokenizer = Tokenizer.load(folder / "tokenizer.json")
         self.joey = JoeySearch(model, folder, python)
         self.versions = self.joey.versions
+
+    def close(self) -> None:
+        self.joey.worker.close()
 
     def translate(self, lines: Sequence[str], search: Search) -> Answers:
         found, seconds = self.joey.search(framed(self.tokenizer, lines), **vars(search))
