@@ -7,7 +7,8 @@
     shakespeare   nanoGPT's for tiny Shakespeare, 10.7M, 12 rows of 256 characters, fp32: the size on a CPU
 
 All have the same layers, widths, learned positions, tied tables, biases and vocabulary (of gpt2 50,304 rows, 50,257 and
-some unused: a multiple of 128, which helps everyone), no dropout, and read random ids. A step is: forward pass,
+some unused: a multiple of 128, which helps everyone), no dropout, and read random ids. GELU is GPT-2's approximation in
+gpt2 and the exact one in shakespeare, as in nanoGPT; x-transformers has the exact one in both. A step is: forward pass,
 cross-entropy, backward pass, the norm of the gradient cut at 1, fused AdamW. Ours is the step of
 `regard.train.trainer.Trainer` as a recipe would set it up, batches cut from the text included; the others get theirs
 ready on the device.
@@ -89,9 +90,11 @@ class Size:
 SIZES = {
     "gpt2": Size("gpt2", preset("gpt2", vocab=50304, **PLAIN), 32, 10),
     "shakespeare": Size(
-        "shakespeare", preset("gpt2", vocab=65, dim=384, layers=6, heads=6, ff_dim=1536, max_length=256, **PLAIN), 12, 2
+        "shakespeare",
+        preset("gpt2", vocab=65, dim=384, layers=6, heads=6, ff_dim=1536, max_length=256, activation="gelu", **PLAIN),
+        12, 4,
     ),
-}
+}  # fmt: skip
 SMOKE = Size("smoke", preset("gpt2", vocab=65, dim=16, layers=1, heads=2, ff_dim=32, max_length=16, **PLAIN), 2, 2)
 
 
