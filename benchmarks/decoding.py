@@ -99,8 +99,8 @@ def every(name: str, batch: int) -> int:
 def measured(tools: dict[str, Tool], lines: list[str], search: Search, repeats: int) -> dict[str, Any]:
     """One kind of search at one batch size, all tools."""
     chosen = {name: lines[:: every(name, search.batch)] or lines[:1] for name in tools}
-    for name, tool in tools.items():  # warm up: two batches
-        tool.translate(chosen[name][: 2 * search.batch], search)
+    for name, tool in tools.items():  # warm up: two batches, on a GPU all, since each shape has its own graph
+        tool.translate(chosen[name] if torch.cuda.is_available() else chosen[name][: 2 * search.batch], search)
     calls = {name: partial(tool.translate, chosen[name], search) for name, tool in tools.items()}
     answers = measure.take_turns(calls, repeats)
     kind = "greedy" if search.beam == 1 else f"beam {search.beam}"
