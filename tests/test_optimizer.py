@@ -44,7 +44,11 @@ def test_each_parameter_moves_as_its_own_optimizer_says(graph: bool):
         [p for p in plain.parameters() if id(p) in matrices], **settings, adjust_lr_fn="match_rms_adamw"
     )
     others = [p for p in plain.parameters() if id(p) not in matrices]
-    adamw = torch.optim.AdamW(others, **settings, betas=config.betas, eps=config.eps)
+    groups = [
+        {"params": [p for p in others if p.dim() > 1]},
+        {"params": [p for p in others if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, **settings, betas=config.betas, eps=config.eps)
     for step in range(1, 6):
         for group in (*muon.param_groups, *adamw.param_groups):
             group["lr"] = rate(step, config)
@@ -57,6 +61,17 @@ def test_each_parameter_moves_as_its_own_optimizer_says(graph: bool):
             each.step()
     for (name, one), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, msg=name)
+
+
+def test_decay_leaves_gains_and_biases_alone():
+    model = build(MODEL)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    optimizer = make_optimizer(model, replace(TRAIN, lr=0.1, weight_decay=0.5), torch.device("cpu"))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, before[name] * (0.95 if parameter.dim() > 1 else 1.0), msg=name)
 
 
 def test_a_resumed_run_is_the_same(tmp_path: Path):

@@ -173,7 +173,11 @@ def test_updates_are_torchs_adamw_on_the_mean_loss(tmp_path):
     plain.model.train()
     parameters = list(plain.model.parameters())
     # eps above the rounding noise of gradients that are 0 in theory, such as that of the keys' bias
-    optimizer = torch.optim.AdamW(parameters, lr=1.0, betas=(0.9, 0.98), eps=1e-4, weight_decay=0.1, foreach=False)
+    groups = [
+        {"params": [one for one in parameters if one.dim() > 1], "weight_decay": 0.1},
+        {"params": [one for one in parameters if one.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.98), eps=1e-4, foreach=False)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: rate(done + 1, config))
     losses = []
     for batch, _ in zip(plain.batches, range(8), strict=False):

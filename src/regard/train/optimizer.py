@@ -3,6 +3,8 @@
     adamw   θ ← (1 - lr λ) θ - lr · m̂ / (sqrt(v̂) + ε)        each number by itself: Loshchilov & Hutter 2019
     muon    θ ← (1 - lr λ) θ - lr' · U Vᵀ                     a matrix as a whole, momentum = U S Vᵀ: Jordan et al. 2024
 
+The decay λ is for matrices: it keeps what they multiply small. Gains of norms and biases are left out of it.
+
 Muon takes the momentum of a matrix and makes all its singular values 1 (nearly, by a few products of matrices), so
 that rare directions get steps as long as common ones. It is meant for the matrices inside the blocks; tables, the
 output layer, norms and biases stay with AdamW. lr' = 0.2 · lr · sqrt(larger side) makes a step as long as AdamW's
@@ -33,12 +35,17 @@ def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) 
         """A recorded step reads its learning rate from the device, where `Trainer` puts it."""
         return torch.tensor(config.lr, device=device) if config.graph else config.lr
 
+    decay, betas = config.weight_decay, (config.betas[0], config.betas[1])
     matrices = block_matrices(model) if config.optimizer == "muon" else []
     known = {id(matrix) for matrix in matrices}
     others = [parameter for parameter in model.parameters() if id(parameter) not in known]
-    betas = (config.betas[0], config.betas[1])
-    adamw = AdamW(others, lr=rate(), betas=betas, eps=config.eps, weight_decay=config.weight_decay)
-    return Together([Muon(matrices, lr=rate(), weight_decay=config.weight_decay), adamw]) if matrices else adamw
+    tables = [parameter for parameter in others if parameter.dim() > 1 or not decay]
+    vectors = [parameter for parameter in others if parameter.dim() < 2 and decay]  # gains, biases
+    parts: list[Steps] = [Muon(matrices, lr=rate(), weight_decay=decay)] if matrices else []
+    for parameters, λ in ((tables, decay), (vectors, 0.0)):
+        if parameters:
+            parts.append(AdamW(parameters, lr=rate(), betas=betas, eps=config.eps, weight_decay=λ))
+    return parts[0] if len(parts) == 1 else Together(parts)
 
 
 def block_matrices(model: nn.Module) -> list[Tensor]:
