@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from regard.decode import SearchConfig
+from regard.decode.generate import lay_columns
 from regard.decode.lean_text import LeanDecoder, lean_decoder
 from regard.errors import UserError
 from regard.models import Decoder
@@ -84,3 +85,11 @@ def test_text_with_and_without(monkeypatch):
     expected = generator.generate("To be", config=config, overflow="slide")
     assert [sample.ids for sample in found] == [sample.ids for sample in expected]
     assert isinstance(generator.model, Decoder)
+
+
+def test_a_model_that_has_written_can_still_learn():
+    model = make().model
+    with torch.inference_mode():
+        lay_columns(model)
+    model(torch.randint(4, 260, (2, 6))).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -51,7 +51,7 @@ class FixedSearches:
     def __init__(self, model: EncoderDecoder, bos: int, eos: int) -> None:
         self.model, self.bos, self.eos = model, bos, eos
         self.device = next(model.parameters()).device
-        self.lanes = [torch.cuda.Stream() for _ in range(LANES)] if self.device.type == "cuda" else [None]
+        self.lanes = [torch.cuda.Stream(self.device) for _ in range(LANES)] if self.device.type == "cuda" else [None]
         self.ready: OrderedDict[tuple[SearchConfig, int, int, int, int, int], FixedSearch] = OrderedDict()
 
     def fits(self, config: SearchConfig, limits: list[int]) -> bool:
@@ -69,9 +69,6 @@ class FixedSearches:
         """The answers to each batch by its name, in the order in which they are found."""
         waiting, live = iter(batches), deque[tuple[Name, int, FixedSearch]]()
         free = list(range(len(self.lanes)))
-        for stream in self.lanes:
-            if stream is not None:
-                stream.wait_stream(torch.cuda.current_stream())  # the weights may still be on their way
         while True:
             while free and (given := next(waiting, None)) is not None:
                 name, source, valid = given
@@ -164,6 +161,8 @@ class FixedSearch(ABC):
         """Read token ids [B, S] and begin; no answer shall be longer than its limit."""
         count, length = source.shape
         self.count, self.steps, self.most = count, 0, max(limits)
+        if self.stream is not None:  # weights and new buffers may still be on their way
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._here():
             self.source.zero_()
             self.source[:count, :length] = source.to(self.device)

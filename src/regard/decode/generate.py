@@ -286,7 +286,8 @@ def lay_columns(model: nn.Module) -> None:
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for module in model.modules():
         if isinstance(module, nn.Linear) and id(module.weight) not in tables and module.weight.stride(0) != 1:
-            module.weight.data = module.weight.data.t().contiguous().t()
+            with torch.inference_mode(False):  # what generation makes could not be learned from later
+                module.weight.data = module.weight.data.t().contiguous().t()
 
 
 def check_vocabulary(config: ModelConfig, tokenizer: Tokenizer, where: str = "") -> None:

@@ -53,7 +53,7 @@ def serves(model: EncoderDecoder) -> bool:
         and isinstance(model.target, Tokens)
         and not traced(model)
         and not any(part.uneven for part in model.decoder.modules() if isinstance(part, MultiHead))
-        and not any(part._forward_hooks or part._forward_pre_hooks for part in model.decoder.modules())
+        and not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
     )
 
 

@@ -13,7 +13,9 @@ gives is what it would have given alone.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -40,33 +42,48 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Itera
         yield from map(work, items)
         return
     global _shared
-    count, alone = min(threads, len(items)), sys.platform == "linux" and threading.active_count() == 1
-    pool: Executor
+    count = min(threads, len(items))
+    _shared = work, items
+    pool = _processes(count)
+    alone = pool is not None
+    if pool is None:  # the number of threads is each thread's own, but for MKL's, which is the process's
+        pool = ThreadPoolExecutor(count, "batch", torch.set_num_threads, (1,))
     try:
-        if alone:
-            _shared = work, items
-            pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), _begin)
-        else:  # the number of threads is each thread's own, but for MKL's, which is the process's
-            pool = ThreadPoolExecutor(count, "batch", torch.set_num_threads, (1,))
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of fork, for the threads that torch keeps asleep
-                results = pool.map(_work, range(len(items))) if alone else pool.map(work, items)
-            yield from results
-        except BrokenProcessPool:
-            raise UserError(
-                f"one of {count} processes was ended from outside, perhaps for want of memory: give smaller batches, "
-                "or set OMP_NUM_THREADS=1 for one process"
-            ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of fork, for the threads that torch keeps asleep
+            results = pool.map(_work, range(len(items))) if alone else pool.map(work, items)
+        yield from results
+    except BrokenProcessPool:
+        raise UserError(
+            f"one of {count} processes was ended from outside, perhaps for want of memory: give smaller batches, "
+            "or set OMP_NUM_THREADS=1 for one process"
+        ) from None
+    except BaseException:  # Ctrl-C, or nobody wants the rest: nobody waits for the batches under way
+        for process in list((getattr(pool, "_processes", None) or {}).values()):  # a pool of threads has none
+            process.terminate()
+        raise
     finally:
+        pool.shutdown(cancel_futures=True)
         _shared = None
         torch.set_num_threads(threads)
 
 
-def _begin() -> None:
+def _processes(count: int) -> Executor | None:
+    """A pool of copies of this process, where it can be copied."""
+    if sys.platform != "linux" or threading.active_count() > 1 or torch.cuda.is_initialized():
+        return None
+    try:
+        return ProcessPoolExecutor(count, multiprocessing.get_context("fork"), _begin, (os.getpid(),))
+    except (OSError, NotImplementedError):  # no shared memory here, as in some sandboxes
+        return None
+
+
+def _begin(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that was copied
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler that waits for the end of a step would wait for ever here
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a copy does not outlive the process
+    if os.getppid() != parent:  # which has ended meanwhile
+        os._exit(1)
     torch.set_num_threads(1)
 
 

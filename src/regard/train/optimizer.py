@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.errors import UserError
 from regard.nn.block import Block
 from regard.train.config import TrainConfig
 
@@ -61,6 +62,9 @@ class Steps(torch.optim.Optimizer):
     def __init__(self, parameters: Iterable[Tensor], **settings: Any) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), **settings}]
         self.state: defaultdict[Tensor, Any] = defaultdict(dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        raise UserError("the state of this optimizer is saved with its model: see regard.train.checkpoint")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for parameter in (one for group in self.param_groups for one in group["params"]):

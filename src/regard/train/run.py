@@ -73,6 +73,7 @@ class TaskRun(ABC):
 
     tokenizers: dict[str, Tokenizer]  # by the names of `regard.run.TOKENIZERS`; known after `prepare`
     model_config: ModelConfig  # known after `prepare`
+    warming: threading.Thread | None = None
 
     def __init__(self, tables: Mapping[str, Any], folder: Path, device: torch.device) -> None:
         tables = {name: table for name, table in tables.items() if name != "task"}
@@ -170,7 +171,8 @@ class TaskRun(ABC):
         self.fresh = not (self.folder / RECIPE).exists()
         self._refuse_foreign_folder()
         self.check_data()
-        threading.Thread(target=warm_up, args=(self.device, self.config.compile)).start()
+        self.warming = threading.Thread(target=warm_up, args=(self.device, self.config.compile))
+        self.warming.start()
         names = self.tokenizer_names()
         found = {} if self.fresh else load_tokenizers(self.folder)
         if found.keys() >= {*names}:
@@ -253,6 +255,8 @@ class TaskRun(ABC):
             raise UserError(str(error).replace("vocab_size", "text.vocab")) from None
 
     def trainer(self) -> Trainer:
+        if self.warming is not None:
+            self.warming.join()  # what it loads must not fall into the recording of a step
         torch.manual_seed(self.config.seed)
         model = build(self.model_config)
         evaluate, metric = self.evaluate if self.judged else None, self.METRICS[self.config.metric]
