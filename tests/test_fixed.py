@@ -9,7 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from regard.decode import Hypothesis, SearchConfig, beam
-from regard.decode.fixed import LANES, SHAPES, FixedBeam, FixedGreedy, FixedSearches, highest
+from regard.decode.beam import foremost
+from regard.decode.fixed import LANES, SHAPES, FixedBeam, FixedGreedy, FixedSearches
 from regard.errors import UserError
 from regard.models import EncoderDecoder
 from regard.nn.cache import Cache, FixedCache
@@ -84,7 +85,7 @@ def test_a_step_depends_on_no_value(position, beams):
 @pytest.mark.parametrize(("size", "count"), [(20, 4), (512, 10), (1000, 10), (1003, 24), (5000, 1)])
 def test_the_highest_in_two_rounds(size, count):
     scores = torch.randn(7, size)
-    values, columns = highest(scores, count)
+    values, columns = foremost(scores, count)
     wanted = scores.sort(dim=1, descending=True)
     assert torch.equal(values, wanted.values[:, :count]) and torch.equal(columns, wanted.indices[:, :count])
 

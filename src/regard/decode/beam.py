@@ -260,19 +260,19 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def foremost(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`topk`; of a long row on a CPU in two rounds. Every column stands in one of some groups; the largest numbers
+    """`topk`; of a long row in two rounds. Every column stands in one of some groups; the largest numbers
     stand in the groups with the largest maxima, and a maximum is found many times as fast as a rank.
     """
     rows, size = scores.shape
     deep = size // (GROUPS * count)
-    if scores.device.type != "cpu" or deep < 2:
+    if deep < 2:
         return scores.topk(count, dim=1)
     groups, rest = divmod(size, deep)
     layers = scores[:, : size - rest].unflatten(1, (deep, groups))
     chosen = layers.amax(dim=1).topk(count, dim=1, sorted=False).indices  # [rows, count]
-    columns = (chosen[:, :, None] + torch.arange(0, size - rest, groups)).flatten(1)
+    columns = (chosen[:, :, None] + torch.arange(0, size - rest, groups, device=scores.device)).flatten(1)
     if rest:  # what fills no layer takes part as it is
-        columns = torch.cat((columns, torch.arange(size - rest, size).expand(rows, -1)), dim=1)
+        columns = torch.cat((columns, torch.arange(size - rest, size, device=scores.device).expand(rows, -1)), dim=1)
     values, place = scores.gather(1, columns).topk(count, dim=1)
     return values, columns.gather(1, place)
 

@@ -25,10 +25,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from regard.decode.beam import extensions, ordered
+from regard.decode.beam import extensions, foremost, ordered
 from regard.decode.config import SearchConfig
 from regard.decode.search import Hypothesis, check_scores, length_limits, log_probabilities
 from regard.models.transformer import EncoderDecoder, State
@@ -41,7 +40,6 @@ ASK = 4  # steps between two questions whether all sentences are closed
 LANES = 3  # batches under way at once
 SHAPES = 12  # searches kept ready, each with its memory
 REACH = 32  # slots of the cache that a step sees are a multiple of this
-PARTS = 8  # of a vocabulary: the best of each are found side by side
 LONGEST = 512  # tokens of an answer; room for longer ones is better found step by step
 
 
@@ -98,20 +96,6 @@ class FixedSearches:
         if len(self.ready) > SHAPES:
             self.ready.popitem(last=False)
         return found
-
-
-def highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """topk of each row, in two rounds: a GPU takes the best of many short rows much faster than of few long ones."""
-    rows, size = scores.shape
-    if size < PARTS * max(count, 64):
-        return scores.topk(count, dim=1)
-    width = -(-size // PARTS)
-    if size < PARTS * width:
-        scores = F.pad(scores, (0, PARTS * width - size), value=float("-inf"))
-    values, columns = scores.view(rows * PARTS, width).topk(count, dim=1)
-    first = torch.arange(0, PARTS * width, width, device=scores.device)[:, None]  # of each part
-    values, place = values.view(rows, -1).topk(count, dim=1)
-    return values, (columns.view(rows, PARTS, -1) + first).view(rows, -1).gather(1, place)
 
 
 def _up(size: int, step: int) -> int:
@@ -288,7 +272,7 @@ class FixedBeam(FixedSearch):
         scores = log_probabilities(self.model.step(self.tokens, self.state)[:, -1])  # [n · beam, vocab]
         early = self.t < self.config.min_length
         scores[:, self.eos].masked_fill_(early, float("-inf"))
-        values, tokens = ordered(*highest(scores, min(2 * size, scores.shape[1])))
+        values, tokens = ordered(*foremost(scores, min(2 * size, scores.shape[1])))
         totals, tokens, rows = extensions(values.to(self.totals), tokens, self.totals, 2 * size, self.eos)
         ends, full = tokens == self.eos, (self.limits == length)[:, None]
         taken = (ends | full)[:, :size] & (totals[:, :size] > float("-inf")) & ~self.closed[:, None]

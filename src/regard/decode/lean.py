@@ -53,7 +53,6 @@ def serves(model: EncoderDecoder) -> bool:
         and isinstance(model.target, Tokens)
         and not traced(model)
         and not any(part.uneven for part in model.decoder.modules() if isinstance(part, MultiHead))
-        and not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
     )
 
 
@@ -65,8 +64,11 @@ def pack(weight: Tensor) -> Tensor | None:
 
 
 def traced(model: nn.Module) -> bool:
-    """Whether someone looks at the model's activations, or changes them."""
-    return any(isinstance(part, Traceable) and part.tap is not None for part in model.modules())
+    """Whether someone looks at the model's activations, or changes them: by a trace, or by hooks of PyTorch."""
+    return any(
+        (isinstance(part, Traceable) and part.tap is not None) or part._forward_hooks or part._forward_pre_hooks
+        for part in model.modules()
+    )
 
 
 class Lean:
@@ -181,7 +183,7 @@ class Layer:
         assert block.cross is not None and block.around_cross is not None
         assert isinstance(block.feedforward, FeedForward)
         self.attention, self.cross = Attention(block.attention), Attention(block.cross)
-        self.feedforward = block.feedforward
+        self.work = partial(work, block.feedforward)
         around = (block.around_attention, block.around_cross, block.around_feedforward)
         self.around_attention, self.around_cross, self.around_feedforward = map(surroundings, around)
 
@@ -191,11 +193,7 @@ class Layer:
     def step(self, x: Tensor, state: LeanState, within: tuple[Tensor, Tensor], across: tuple[Tensor, Tensor]) -> Tensor:
         x = self.around_attention(x, lambda h: self.attention.within(h, *within, state.mask, state.length))
         x = self.around_cross(x, lambda h: self.cross.across(h, *across, state.shown(self.cross.key_heads)))
-        return self.around_feedforward(x, self._work)
-
-    def _work(self, x: Tensor) -> Tensor:
-        up, down = self.feedforward.up, self.feedforward.down
-        return F.linear(activate(F.linear(x, up.weight, up.bias), self.feedforward.activation), down.weight, down.bias)
+        return self.around_feedforward(x, self.work)
 
 
 class Attention:
@@ -247,6 +245,11 @@ def surroundings(around: Residual) -> Callable[[Tensor, Callable[[Tensor], Tenso
         return out if around.pre else norm(out)
 
     return apply
+
+
+def work(feedforward: FeedForward, x: Tensor) -> Tensor:
+    up, down = feedforward.up, feedforward.down
+    return F.linear(activate(F.linear(x, up.weight, up.bias), feedforward.activation), down.weight, down.bias)
 
 
 def norm_of(module: Any) -> Callable[[Tensor], Tensor]:

@@ -10,17 +10,18 @@ tracing, autocast, another device than a CPU) is left to the model itself.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.decode.lean import norm_of, surroundings
+from regard.decode.lean import norm_of, surroundings, traced, work
 from regard.models.transformer import Decoder, State
 from regard.nn.block import Block
 from regard.nn.cache import Cache
-from regard.nn.feedforward import FeedForward, activate
+from regard.nn.feedforward import FeedForward
 from regard.nn.position import Rotation, check_length, rotate
-from regard.nn.trace import Traceable
 
 
 def lean_decoder(model: Decoder) -> Decoder | LeanDecoder:
@@ -35,8 +36,7 @@ def serves(model: Decoder) -> bool:
     return (
         (usual and plain and not model.training and config.position in ("learned", "sinusoidal", "rope", "none"))
         and not any(block.attention.uneven for block in stack.blocks)  # type: ignore[union-attr]
-        and not any(isinstance(part, Traceable) and part.tap is not None for part in model.modules())
-        and not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+        and not traced(model)
     )
 
 
@@ -72,14 +72,14 @@ class Layer:
 
     def __init__(self, block: Block) -> None:
         assert isinstance(block.feedforward, FeedForward)
-        self.attention, self.feedforward = block.attention, block.feedforward
+        self.attention, self.work = block.attention, partial(work, block.feedforward)
         self.around_attention, self.around_feedforward = map(
             surroundings, (block.around_attention, block.around_feedforward)
         )
 
     def step(self, x: Tensor, cache: Cache, rotation: Rotation | None) -> Tensor:
         x = self.around_attention(x, lambda h: self._attend(h, cache, rotation))
-        return self.around_feedforward(x, self._work)
+        return self.around_feedforward(x, self.work)
 
     def _attend(self, x: Tensor, cache: Cache, rotation: Rotation | None) -> Tensor:
         part = self.attention
@@ -94,7 +94,3 @@ class Layer:
         grouped = part.heads != part.key_heads
         heads = F.scaled_dot_product_attention(q, keys, values, scale=config.scale, enable_gqa=grouped)
         return F.linear(heads.view(rows, -1), part.out.weight, part.out.bias)
-
-    def _work(self, x: Tensor) -> Tensor:
-        up, down = self.feedforward.up, self.feedforward.down
-        return F.linear(activate(F.linear(x, up.weight, up.bias), self.feedforward.activation), down.weight, down.bias)

@@ -17,6 +17,7 @@ nothing here needs. And Muon takes all matrices of one shape at once.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -56,7 +57,7 @@ def block_matrices(model: nn.Module) -> list[Tensor]:
     return list({id(linear.weight): linear.weight for linear in linears}.values())
 
 
-class Steps(torch.optim.Optimizer):
+class Groups(torch.optim.Optimizer):
     """Parameters, their settings and their state, as torch.optim has them, without the base's __init__: see above."""
 
     def __init__(self, parameters: Iterable[Tensor], **settings: Any) -> None:
@@ -70,13 +71,16 @@ class Steps(torch.optim.Optimizer):
         for parameter in (one for group in self.param_groups for one in group["params"]):
             parameter.grad = None
 
+
+class Steps(Groups, ABC):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             if learning := [parameter for parameter in group["params"] if parameter.grad is not None]:
                 self.move(learning, group)
 
+    @abstractmethod
     def move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """One step of these parameters, which have gradients, by the settings of their group."""
 
 
 class AdamW(Steps):
@@ -140,7 +144,7 @@ class Muon(Steps):
         return (x.mT if tall else x).contiguous()
 
 
-class Together(Steps):
+class Together(Groups):
     """Several optimizers, each with parameters of its own, as one: their groups and their state in one place."""
 
     def __init__(self, parts: Sequence[Steps]) -> None:
