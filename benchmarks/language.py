@@ -33,7 +33,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,7 +44,7 @@ import torch
 import torch.nn.functional as F
 from learners import Sample, clock
 from torch import Tensor, nn
-from training import LeftOut, ceiling
+from training import LeftOut, ceiling, prepare
 
 from regard.data.blocks import Blocks
 from regard.data.tokens import Tokens
@@ -203,32 +202,9 @@ def make(name: str, size: Size, device: str, folder: Path) -> Tool:
     return Other(name, size, device)
 
 
-def prepare(names: Sequence[str], size: Size, device: str, folder: Path) -> tuple[dict[str, Tool], dict[str, Any]]:
-    """The tools, warmed up, and what is known of each before it is timed."""
-    tools: dict[str, Tool] = {}
-    facts: dict[str, Any] = {}
-    for name in names:
-        before, begin = 0, clock(device)
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        try:
-            tool = make(name, size, device, folder)
-            for _ in range(6 if device == "cuda" else 1):  # a graph is recorded at the fourth step
-                tool.step()
-        except UserError:
-            raise
-        except LeftOut as reason:
-            facts[name] = {"left_out": str(reason)}
-        except Exception as error:  # of a tool's own: told in the result, and the others go on
-            facts[name] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
-        else:
-            tools[name] = tool
-            facts[name] = {"parameters": tool.parameters, "seconds_to_ready": round(clock(device) - begin, 1)}
-            if device == "cuda":
-                facts[name]["memory_gb"] = round((torch.cuda.max_memory_allocated() - before) / 1e9, 2)
-        print(f"{size.name:12} {name:24} {facts[name]}", file=sys.stderr, flush=True)
-    return tools, facts
+def warm_up(tool: Tool, device: str) -> None:
+    for _ in range(6 if device == "cuda" else 1):  # a graph is recorded at the fourth step
+        tool.step()
 
 
 def sample(tool: Tool, size: Size, device: str) -> Sample:
@@ -246,7 +222,9 @@ def operations_per_token(config: ModelConfig) -> int:
 
 def measured(size: Size, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     names = args.tools or TOOLS[args.device]
-    tools, facts = prepare(names, size, args.device, folder)
+    tools, facts = prepare(
+        names, lambda name: make(name, size, args.device, folder), lambda tool: warm_up(tool, args.device), args.device
+    )
     calls = {name: functools.partial(sample, tool, size, args.device) for name, tool in tools.items()}
     samples = measure.take_turns(calls, args.repeats)
     rates = {name: [one.rate for one in some] for name, some in samples.items()}

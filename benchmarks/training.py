@@ -28,16 +28,16 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import measure
 import parts
 import torch
 from joey import Joey
-from learners import Learner, Ours, Padded, Sample, Task
+from learners import Learner, Ours, Padded, Sample, Task, clock
 from sentences import MULTI30K, WMT, Corpus, Lengths, generate, multi30k
 
 from regard.cost import cost
@@ -84,6 +84,13 @@ SMOKE = Size(
 )  # fmt: skip
 
 
+class Counted(Protocol):
+    parameters: int  # that are trained
+
+
+Made = TypeVar("Made", bound=Counted)
+
+
 class LeftOut(Exception):
     """A tool that is not here."""
 
@@ -101,19 +108,20 @@ def make(name: str, task: Task, joey: Path | None) -> Learner:
     return Padded(name.removesuffix("-compiled"), task, name.endswith("-compiled"))
 
 
-def prepare(names: Sequence[str], task: Task, joey: Path | None) -> tuple[dict[str, Learner], dict[str, Any]]:
+def prepare(
+    names: Sequence[str], make: Callable[[str], Made], warm_up: Callable[[Made], None], device: str
+) -> tuple[dict[str, Made], dict[str, Any]]:
     """The tools, warmed up, and what is known of each before it is timed."""
-    learners: dict[str, Learner] = {}
+    tools: dict[str, Made] = {}
     facts: dict[str, Any] = {}
     for name in names:
-        before = 0
-        if task.device == "cuda":
-            torch.cuda.synchronize()
+        before, begin = 0, clock(device)
+        if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
         try:
-            learner = make(name, task, joey)
-            learner.warm_up()
+            tool = make(name)
+            warm_up(tool)
         except UserError:
             raise
         except LeftOut as reason:
@@ -121,16 +129,14 @@ def prepare(names: Sequence[str], task: Task, joey: Path | None) -> tuple[dict[s
         except Exception as error:  # of a tool's own: told in the result, and the others go on
             facts[name] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
         else:
-            learners[name] = learner
-            facts[name] = {"parameters": learner.parameters}
-            if isinstance(learner, Joey):
-                facts[name]["versions"] = learner.versions
-            if task.device == "cuda":
+            tools[name] = tool
+            facts[name] = {"parameters": tool.parameters, "seconds_to_ready": round(clock(device) - begin, 1)}
+            if device == "cuda":
                 facts[name]["memory_gb"] = round((torch.cuda.max_memory_allocated() - before) / 1e9, 2)
         for word in ("left_out", "failed"):
             if word in facts[name]:
                 print(f"{name}: {word.replace('_', ' ')}: {facts[name][word]}", file=sys.stderr)
-    return learners, facts
+    return tools, facts
 
 
 def operations_per_token(config: ModelConfig, corpus: Corpus) -> float:
@@ -172,7 +178,12 @@ def measured(size: Size, args: argparse.Namespace, folder: Path) -> dict[str, An
     budget = args.tokens or size.budget[args.device]
     config = preset_with(size.config, corpus)
     task = Task(config, corpus, budget, size.pack[args.device], args.steps, args.device, folder)
-    learners, facts = prepare(args.peers, task, args.joey)
+    learners, facts = prepare(
+        args.peers, lambda name: make(name, task, args.joey), lambda learner: learner.warm_up(), args.device
+    )
+    facts |= {
+        name: {**facts[name], "versions": one.versions} for name, one in learners.items() if isinstance(one, Joey)
+    }
     samples = measure.take_turns({name: learner.run for name, learner in learners.items()}, args.repeats)
     medians = {name: statistics.median(sample.rate for sample in some) for name, some in samples.items()}
     row: dict[str, Any] = {
