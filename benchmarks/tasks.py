@@ -143,7 +143,7 @@ class Bench:
         command += [str(folder), "--device", args.device]
         command += ["--smoke"] if args.smoke else ["--data", str(Path(args.data) / task.data)]
         settings = [] if args.smoke and "data.fraction" in "".join(task.settings) else [*task.settings]  # too few texts
-        tokenizer = Path(args.tokenizers or "") / f"{task.data}.json"
+        tokenizer = Path(args.tokenizers or "") / f"{task.recipe}.json"
         if args.tokenizers and not task.start and tokenizer.is_file():
             settings += ["text.vocab=none", f"text.model={tokenizer.resolve()}"]
         after = self.folder(task.start, seed) / "scores.json" if task.start else None
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help=", ".join(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--masked-seeds", type=int, nargs="+", default=[1], help="of pre-training, which seeds share")
-    parser.add_argument("--tokenizers", help="folder with nsmc.json and naver-movies.json, made before")
+    parser.add_argument("--tokenizers", help="folder with RECIPE.json for recipes whose tokenizer was learned before")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of every run")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
