@@ -62,7 +62,8 @@ class Ragged:
         column = torch.arange(int(lengths.max()) if len(rows) else 0)
         valid = column < lengths[:, None]
         at = (self.starts[rows][:, None] + column).clamp_max(max(len(self.flat) - 1, 0))
-        return torch.where(valid, self.flat[at].long(), 0), valid
+        ids = self.flat.index_select(0, at.flatten()).view(at.shape)  # flat[at] wakes all threads for a few numbers
+        return torch.where(valid, ids.long(), 0), valid
 
 
 def steps(lengths: Tensor) -> Tensor:

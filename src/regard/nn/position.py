@@ -34,7 +34,7 @@ from regard.nn.config import StackConfig
 from regard.nn.mask import Places, rows_and_columns
 
 At = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (row, head, query, key) -> bias, elementwise
-Rotation = tuple[Tensor, Tensor]  # cos and sin, [B|1, 1, N, head_dim]
+Rotation = tuple[Tensor, Tensor]  # cos, and sin with the sign of the other's share, [B|1, 1, N, head_dim]
 
 
 class Bias:
@@ -145,17 +145,15 @@ class Rotary(Position):
 
     def rotation(self, pos: Tensor) -> Rotation:
         angle = self.waves.angles(pos)[:, None]
-        return lay_pairs(angle.cos(), angle.cos(), self.pairs), lay_pairs(angle.sin(), angle.sin(), self.pairs)
+        return lay_pairs(angle.cos(), angle.cos(), self.pairs), lay_pairs(-angle.sin(), angle.sin(), self.pairs)
 
 
 def rotate(x: Tensor, rotation: Rotation, pairs: str) -> Tensor:
     """Turn each pair (a, b) of x [B, H, N, D] to (a cos - b sin, b cos + a sin)."""
     cos, sin = (part.to(x.dtype) for part in rotation)
-    if pairs == "interleaved":
-        a, b = x[..., 0::2], x[..., 1::2]
-    else:
-        a, b = x.chunk(2, dim=-1)
-    return x * cos + lay_pairs(-b, a, pairs) * sin
+    sizes, axis = ((-1, 2), -1) if pairs == "interleaved" else ((2, -1), -2)
+    swapped = x.view(*x.shape[:-1], *sizes).flip(axis).flatten(-2)  # (b, a); the sign of b's share is in `sin`
+    return torch.addcmul(x * cos, swapped, sin)
 
 
 class Relative(Position):

@@ -163,11 +163,19 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; special tokens are left out, and what follows </s> is not."""
+        return str(self._raw.decode(self._numbers(ids), skip_special_tokens=True))
+
+    def decode_batch(self, many: Iterable[Iterable[int]]) -> list[str]:
+        """The texts of many sequences of ids at once, in parallel threads."""
+        return list(self._raw.decode_batch([self._numbers(ids) for ids in many], skip_special_tokens=True))
+
+    def _numbers(self, ids: Iterable[int]) -> list[int]:
+        """The ids as a list, each of them known."""
         numbers = [int(id) for id in ids]
         for id in {*numbers} - self._known:
             self._check_id(id)
             self._known.add(id)
-        return str(self._raw.decode(numbers, skip_special_tokens=True))
+        return numbers
 
     def tokens(self, text: str) -> list[str]:
         """`text` cut into readable pieces, one per id, as labels for tables and figures."""

@@ -28,13 +28,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.data.batch import PairBatch
 from regard.models.head import Head
+from regard.nn.linear import linear
 
 CHUNK = {"cpu": 256, "cuda": 16384}  # tokens: what stays in the cache; what keeps a GPU busy in little memory
+LARGE = 1024  # pieces: below, a kernel of our own saves less than the seconds that compiling it takes
 Score = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 
 
@@ -103,7 +104,8 @@ class _Chunked(torch.autograd.Function):
         ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, expected: Tensor, label_smoothing: float,
         r_drop: float, chunk: int, dtype: torch.dtype,
     ) -> Tensor:  # fmt: skip
-        run = score_on_gpu() if states.is_cuda and dtype != torch.float64 else score
+        large = len(weight) >= LARGE and dtype != torch.float64
+        run = score_on_gpu() if states.is_cuda and large else score
         wide = weight.dtype  # gradients are summed in the precision of the weights
         loss = torch.zeros((), dtype=torch.promote_types(wide, torch.float32), device=states.device)
         to_states, to_weight = torch.empty_like(states), torch.zeros_like(weight)
@@ -116,9 +118,9 @@ class _Chunked(torch.autograd.Function):
                 at = [slice(begin, end)] + [slice(half + begin, half + end)] * bool(r_drop)  # the same tokens again
                 part = torch.cat([states[piece] for piece in at]).to(dtype)
                 named = torch.cat([expected[piece] for piece in at])
-                some, gradient = run(F.linear(part, narrow, shift), named, label_smoothing, r_drop)
+                some, gradient = run(linear(part, narrow, shift), named, label_smoothing, r_drop)
                 loss += some
-                for piece, new in zip(at, (gradient @ narrow).chunk(len(at)), strict=True):
+                for piece, new in zip(at, linear(gradient, narrow.T).chunk(len(at)), strict=True):
                     to_states[piece] = new
                 if dtype == wide:
                     to_weight.addmm_(gradient.T, part)
