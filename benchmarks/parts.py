@@ -22,7 +22,7 @@ PARTS = ("matmul", "vocabulary", "attention", "optimizer", "rest")
 OPTIMIZER = ("fused_adam", "foreach", "optimizer.", "linalg_vector_norm", "zero_grad")
 LOSS = ("log_softmax", "logsoftmax", "nll_loss", "nllloss", "cross_entropy")
 ATTENTION = ("scaled_dot_product", "flash_attention", "bmm", "softmax")
-MATMUL = ("::mm", "::addmm", "::linear", "::matmul")
+MATMUL = ("::mm", "::addmm", "::linear", "::matmul", "::_linear_pointwise")
 
 
 def part_of(name: str, shapes: Sequence[Sequence[Any]], vocab: int) -> str:

@@ -192,6 +192,7 @@ def test_tokens_of_an_answer_are_its_pieces_and_its_end() -> None:
     [
         ("aten::mm", [[64, 16], [16, 50]], "vocabulary"),
         ("aten::mm", [[64, 16], [16, 16]], "matmul"),
+        ("mkldnn::_linear_pointwise", [[64, 16], [16, 16]], "matmul"),
         ("autograd::engine::evaluate_function: LogSoftmaxBackward0", [], "vocabulary"),
         ("aten::embedding", [[50, 16], [8, 8]], "rest"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu", [[2, 2, 8, 8]], "attention"),
