@@ -18,6 +18,7 @@ from regard.data.features import open_features
 from regard.errors import UserError
 from smoke import smoke_run
 from stopping import assert_same_weights, interrupt_at
+from training import training
 
 SAMPLE = Path(__file__).parent.parent / "src/regard/samples/fashion-mnist"
 SMALL = [
@@ -69,7 +70,7 @@ def test_what_are_no_features(tmp_path: Path) -> None:
             open_features(tmp_path / name, key, size)
 
 
-def test_rows_are_named_by_file_and_line(tmp_path: Path) -> None:
+def test_rows_are_named_by_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Image.new("L", (4, 4)).save(tmp_path / "a.png")
     rows = [
         {"picture": "a.png", "caption": " a   picture "}, {"picture": "none.png", "caption": "x"}, {"caption": "x"},
@@ -84,15 +85,31 @@ def test_rows_are_named_by_file_and_line(tmp_path: Path) -> None:
                     "line 5: \"key\" is 1.5", "line 6: is not JSON", "5 problems, 1 good rows"):  # fmt: skip
         assert re.search(message, told)
     config = CaptionData(train=("t.jsonl",), folder=str(tmp_path), skip_bad=True)
-    assert [row.caption for row in read_captions(config.train, config, "patches")] == ["a picture"]
+    assert [row.caption for row in read_captions(config.train, config, "patches")[0]] == ["a picture"]
+    said = capsys.readouterr().err
+    assert "left out: 5 bad lines of t.jsonl" in said and 'line 4: "caption" is empty' in said
+
+
+def test_features_are_named_by_file_and_line_too(tmp_path: Path) -> None:
+    for name, features in (("a", np.ones((2, 5))), ("wide", np.ones((2, 6))), ("nan", np.full((2, 5), np.nan))):
+        np.save(tmp_path / f"{name}.npy", features)
+    lines = [json.dumps({"features": f"{name}.npy", "caption": name}) for name in ("a", "wide", "nan")]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines) + "\n")
+    config = CaptionData(train=("t.jsonl",), folder=str(tmp_path))
+    with pytest.raises(UserError) as caught:
+        read_captions(config.train, config, "features")
+    told = str(caught.value)
+    assert re.search("line 2: .*wide.npy: each region has 6 numbers", told) and re.search("line 3: .*is nan", told)
+    config = CaptionData(train=("t.jsonl",), folder=str(tmp_path), skip_bad=True)
+    rows, width = read_captions(config.train, config, "features")
+    assert [row.caption for row in rows] == ["a"] and width == 5
 
 
 # --- runs
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(empty_folder: Path) -> Path:
     chance = np.random.default_rng(0)
     lines: dict[str, list[str]] = {"pictures": [], "features": []}
     for number in range(12):
@@ -117,11 +134,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     model = "[model]\nimage_size = 24\npatch_size = 8\nchannels = 1\nposition_axes = 2\n"
     Path("scenes.toml").write_text(f'task = "captioning"\n[data]\nfolder = "sample:fashion-mnist"\n{scenes}{model}')
-    return tmp_path
+    return empty_folder
 
 
-def train(recipe: str, *options: str) -> int:
-    return main(["train", recipe, *SMALL, *options, "--device", "cpu"])
+train = training(SMALL)
 
 
 @pytest.mark.parametrize("name", ["pictures", "features"])
@@ -172,6 +188,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     ("scenes", ["data.scenes.nouns=['bag']"], r"nouns = \['bag'\]: give 2 or more"),
     ("scenes", ["data.scenes.nouns=['bag', 'hat']"], "'hat' is not known"),
     ("scenes", ["data.scenes.language=fr"], "language = 'fr'"),
+    ("scenes", ["data.hide=1.0"], "hide = 1.0: a share"),
     ("scenes", ["model.channels=3"], "scenes are grey pictures"),
     ("scenes", ["data.train=['x.jsonl']"], "and not both"),
     ("scenes", ["train.pack=3"], "train.pack = 3"), ("scenes", ["data.max_length=3"], "more than data.max_length = 3"),

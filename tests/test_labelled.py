@@ -16,7 +16,8 @@ from regard.data.sample import Sampling
 from regard.data.store import Store
 from regard.models import Encoder, ModelConfig, build
 from regard.text import Tokenizer
-from regard.train.classification import Hiding, class_logits, classification
+from regard.train.classification import class_logits, classification
+from regard.train.hiding import Hiding
 
 TINY = {"shape": "encoder", "head": "classes", "classes": 3, "dim": 16, "layers": 2, "heads": 2, "ff_dim": 32}
 
@@ -130,7 +131,7 @@ def test_a_share_of_the_words_is_hidden_in_training_alone():
     hide = Hiding(0.3, by=1, ends=(2, 3))
     text = torch.randint(4, 600, (500, 20))
     text[:, 0], text[:, -1] = 2, 3
-    hidden = hide(ClassBatch(text, torch.zeros(500, 1, dtype=torch.long))).text
+    hidden = hide(text)
     changed = hidden != text
     assert not bool(changed[:, [0, -1]].any()) and bool((hidden[changed] == 1).all())
     assert abs(changed[:, 1:-1].float().mean() - 0.3) < 4 * (0.21 / 9000) ** 0.5

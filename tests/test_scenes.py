@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from regard.decode.caption import Captioner
 from regard.explore.captions import noun_attention
 from regard.models import ModelConfig, build
 from regard.text.tokenizer import Tokenizer
+from regard.train.captioning import captioning
+from regard.train.hiding import Hiding
 
 SAMPLE = Path(__file__).parent.parent / "src/regard/samples/fashion-mnist"
 
@@ -122,6 +125,19 @@ def test_pairs_that_are_kept_out_are_in_no_training_scene_and_in_every_held_out_
     assert not any(one & kept_out for name in ("valid", "test") for one in pairs(sets[name].scenes))
 
 
+def test_a_new_pair_makes_a_new_sentence_only_where_two_of_them_leave_no_room() -> None:
+    own = maker()
+
+    def sentences(held_out: bool) -> set[str]:
+        scenes = own.draw(6000, held_out, 3)
+        names = [(own.nouns[first], own.nouns[second]) for first, second in scenes.noun.tolist()]
+        told = zip(names, scenes.vertical.tolist(), strict=True)
+        return {f"{first} {'above' if vertical else 'left of'} {second}" for (first, second), vertical in told}
+
+    room = {"bag left of shirt", "bag above shirt", "coat left of trousers", "trousers above coat"}
+    assert sentences(True) - sentences(False) == room
+
+
 def test_a_stream_goes_on_from_any_point() -> None:
     own = maker(sizes=["normal"], nouns=["bag", "boot"], held_out=[])
     captions = own.all_captions("en")
@@ -141,6 +157,26 @@ def test_a_stream_goes_on_from_any_point() -> None:
         ids = [id for id in after.expected[row].tolist() if id >= 0]
         assert ids[-1] == tokenizer.eos and tokenizer.decode(ids) in captions
         assert after.target[row, : len(ids)].tolist() == [tokenizer.bos, *ids[:-1]]
+
+
+def test_words_are_hidden_from_the_decoder_in_training_alone_and_still_expected() -> None:
+    own = maker(sizes=["normal"], nouns=["bag", "boot"], held_out=[])
+    captions = own.all_captions("en")
+    tokenizer = Tokenizer.train(filter(None, captions), "word")
+    batch = next(iter(SceneStream(own, Targets.of(tokenizer, captions, 20), rows=4, count=4, seed=3)))
+    small = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 16, "image_size": 48, "patch_size": 8, "channels": 1}
+    model = build(ModelConfig(**small, source="patches", vocab=len(tokenizer), dropout=0.0, embed_dropout=0.0))
+    assert Hiding.of(0.0, tokenizer) is None
+    hide = Hiding(1.0, *(getattr(Hiding.of(0.5, tokenizer), name) for name in ("by", "ends")))  # every word
+    plain, count = captioning(model.eval(), batch)
+    assert torch.equal(captioning(model, batch, hide=hide)[0], plain)
+    blank = torch.where(batch.target == tokenizer.bos, batch.target, tokenizer.unk)
+    blank = torch.where(batch.target == tokenizer.eos, batch.target, blank)
+    expected = captioning(model, replace(batch, target=blank))
+    assert not torch.equal(expected[0], plain)
+    hidden = captioning(model.train(), batch, hide=hide)
+    torch.testing.assert_close(hidden, expected)
+    assert int(hidden[1]) == int(count)
 
 
 # --- where nouns look

@@ -11,6 +11,7 @@ File names start in the folder of the table that names them. A picture may stand
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +21,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.data.config import Files, check_list, check_tests, expand_all
+from regard.data.config import Files, check_hide, check_list, check_tests, expand_all
 from regard.data.features import open_features
-from regard.data.lines import Notes, Problem, read_lines, refusal
+from regard.data.lines import Notes, Problem, left_out, read_lines, refusal
 from regard.data.pixels import open_pixels
 from regard.data.read import SHOWN, remedy_for
 from regard.data.scenes import HELD_OUT, NOUNS, SIZES, split_pair
@@ -68,6 +69,7 @@ class CaptionData:
     test: dict[str, Files] = field(default_factory=dict)
     scenes: ScenesData | None = None
     max_length: int = 64  # most tokens of a caption, its end included
+    hide: float = 0.0  # share of a training caption's tokens that the decoder does not read, others in every reading
     skip_bad: bool = False  # leave out rows that cannot be used
     folder: str = "."  # where relative names start
 
@@ -76,6 +78,7 @@ class CaptionData:
             check_list(name, files)
         check_tests(self.test, "new.jsonl")
         check_types(self)
+        check_hide(self.hide)
         if bool(self.train) == (self.scenes is not None):
             raise UserError('train: write  train = ["captions.jsonl"], or a table [data.scenes], and not both')
         if self.scenes is not None and (self.valid or self.test):
@@ -92,37 +95,48 @@ class Captioned(NamedTuple):
     caption: str
 
 
-def read_captions(files: Sequence[str], config: CaptionData, source: str) -> list[Captioned]:
-    """All rows; `source` is "patches" or "features", and decides which column is read."""
+def read_captions(
+    files: Sequence[str], config: CaptionData, source: str, size: int | None = None
+) -> tuple[list[Captioned], int]:
+    """All rows; `source` is "patches" or "features", and decides which column is read.
+
+    Features are read once, and their width comes with the rows: `size`, or else that of the first; all have the same.
+    """
     found: list[Captioned] = []
     wrong: list[Problem] = []
     notes: Notes = Counter()
     for path in (path for paths in expand_all(files, config.folder) for path in paths):
-        for item in _scan(path, "picture" if source == "patches" else "features", notes):
+        for number, item in _scan(path, "picture" if source == "patches" else "features", notes):
             if isinstance(item, Problem):
                 wrong.append(item)
-            else:
+                continue
+            try:
+                size = size if source == "patches" else open_features(item.file, item.key, size).shape[1]
                 found.append(item)
+            except UserError as error:
+                wrong.append(Problem(str(path), number, str(error)))
     fatal = any(problem.fatal for problem in wrong)
-    if fatal or (wrong and not config.skip_bad):
+    if fatal or (wrong and not (config.skip_bad and found)):
         raise refusal(files, f"{len(found):,} good rows", wrong[:SHOWN], len(wrong), remedy_for(fatal))
+    if wrong:
+        print(left_out(files, wrong[:SHOWN], len(wrong)), file=sys.stderr)
     if not found:
         raise UserError(f"{', '.join(files)}: no captions; put an object in each line")
-    return found
+    return found, size or 0
 
 
-def _scan(path: Path, column: str, notes: Notes) -> Iterator[Captioned | Problem]:
+def _scan(path: Path, column: str, notes: Notes) -> Iterator[tuple[int, Captioned | Problem]]:
     if ".jsonl" not in path.suffixes:
-        yield Problem(str(path), None, "captions stand in a .jsonl file, an object a line", fatal=True)
+        yield 0, Problem(str(path), None, "captions stand in a .jsonl file, an object a line", fatal=True)
         return
     for number, line in enumerate(read_lines(path, notes), 1):
         if isinstance(line, Problem):
-            yield line
+            yield number, line
             continue
         try:
-            yield _row(line, column, path.parent)
+            yield number, _row(line, column, path.parent)
         except UserError as error:
-            yield Problem(str(path), number, str(error))
+            yield number, Problem(str(path), number, str(error))
 
 
 def _row(line: str, column: str, folder: Path) -> Captioned:
@@ -145,17 +159,6 @@ def _row(line: str, column: str, folder: Path) -> Captioned:
     if not file.is_file():
         raise UserError(f"{file}: there is no such file")
     return Captioned(file, key, caption)
-
-
-def check_features(rows: Sequence[Captioned], size: int | None, where: str) -> int:
-    """Read all features once; gives their width, which must be the same everywhere."""
-    for row in rows:
-        try:
-            size = open_features(row.file, row.key, size).shape[1]
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
-    assert size is not None
-    return size
 
 
 def pad_features(found: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:

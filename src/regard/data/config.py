@@ -72,6 +72,11 @@ def check_list(name: str, files: Any) -> None:
         raise UserError(f'{name} = {files!r}: expected a list of file names, such as ["train.en", "train.de"]')
 
 
+def check_hide(hide: float) -> None:
+    if not 0 <= hide < 1:
+        raise UserError(f"hide = {hide}: a share, so it must be at least 0 and below 1, such as 0.1")
+
+
 def check_tests(test: Any, example: str) -> None:
     """Named sets: lists of files under names that can be folders of a run, and are not those of the other sets."""
     if not isinstance(test, dict):

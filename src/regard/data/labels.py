@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from regard.data.config import Files, check_list, expand_all
+from regard.data.config import Files, check_hide, check_list, expand_all
 from regard.data.lines import Notes, Problem, refusal
 from regard.data.read import SHOWN, remedy_for
 from regard.data.table import Row, csv_rows, jsonl_rows, parquet_rows, tsv_rows
@@ -83,8 +83,7 @@ class LabelData:
             )
         if not 0 < self.fraction <= 1:
             raise UserError(f"fraction = {self.fraction}: must be above 0 and at most 1, such as 0.1")
-        if not 0 <= self.hide < 1:
-            raise UserError(f"hide = {self.hide}: a share, so it must be at least 0 and below 1, such as 0.1")
+        check_hide(self.hide)
         if self.max_length < 3:
             raise UserError(f"max_length = {self.max_length}: a token and the two ends make 3; give 3 or more")
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:

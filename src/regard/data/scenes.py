@@ -10,7 +10,8 @@ Every scene has one right caption: named first (in English) is the group with fe
 upper one. So the answer can be judged to the letter. Whether a model knows things wherever they are, or has learned
 scenes by heart, shows in combinations that it has never seen: some pairs of noun and place ("bag top left") are kept
 out of training, and tested apart (Lake & Baroni 2018, arXiv 1711.00350, ask the same of commands). A bag is still left
-of other things in the lower half, so what is new is the picture, not the sentence.
+of other things in the lower half, so what is new is the picture; the sentence only where two such pairs leave no room
+for both: of HELD_OUT, bags left of or above shirts, coats left of trousers, trousers above coats.
 
 Three of the ten classes are not used: pullover, shirt (with sleeves) and dress are so easily taken for coats and
 T-shirts (people are right about a picture 83.5 % of the time: Xiao et al. 2017, arXiv 1708.07747) that the best of

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import PairBatch, Stream
-from regard.data.captions import CaptionData, Captioned, check_features, read_captions
+from regard.data.captions import CaptionData, Captioned, read_captions
 from regard.data.captionsets import (
     CaptionSet,
     SceneStream,
@@ -47,6 +47,7 @@ from regard.score import score
 from regard.settings import from_dict, to_dict
 from regard.text.config import TextConfig
 from regard.text.tokenizer import Tokenizer
+from regard.train.hiding import Hiding
 from regard.train.metric import LOSS, Metric
 from regard.train.objective import translation
 from regard.train.run import Figures, TaskRun
@@ -57,10 +58,15 @@ REGIONS = 36  # of a picture, where a batch of features is sized by tokens
 
 
 def captioning(
-    model: EncoderDecoder, batch: PairBatch, label_smoothing: float = 0.0, r_drop: float = 0.0
+    model: EncoderDecoder,
+    batch: PairBatch,
+    label_smoothing: float = 0.0,
+    r_drop: float = 0.0,
+    hide: Hiding | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of tokens); the pixels of a batch are bytes."""
-    ready = dataclasses.replace(batch, source=as_input(batch.source))
+    target = hide(batch.target) if hide is not None and model.training else batch.target
+    ready = dataclasses.replace(batch, source=as_input(batch.source), target=target)
     return translation(model, ready, label_smoothing=label_smoothing, r_drop=r_drop)
 
 
@@ -133,11 +139,10 @@ class CaptioningRun(TaskRun):
         if scenes is not None:
             self.makers = scene_makers(scenes, self.data.folder, _model_config(self.model_fields, 8).image_size)
             return
-        self.rows = {name: read_captions(files, self.data, self.source) for name, files in self.files.items()}
-        if self.source == "features":
-            self.width = None if "feature_dim" not in self.model_fields else int(self.model_fields["feature_dim"])
-            for name, rows in self.rows.items():
-                self.width = check_features(rows, self.width, ", ".join(self.files[name]))
+        self.width = None if "feature_dim" not in self.model_fields else int(self.model_fields["feature_dim"])
+        self.rows = {}
+        for name, files in self.files.items():
+            self.rows[name], self.width = read_captions(files, self.data, self.source, self.width)
 
     def prepare_data(self) -> None:
         scenes, config = self.data.scenes, self.model_config
@@ -191,7 +196,12 @@ class CaptioningRun(TaskRun):
         return SceneStream(self.makers[0], self.targets.to(self.device), rows, scenes.train, config.seed)
 
     def objective(self) -> Objective:
-        return partial(captioning, label_smoothing=self.config.label_smoothing, r_drop=self.config.r_drop)
+        return partial(
+            captioning,
+            label_smoothing=self.config.label_smoothing,
+            r_drop=self.config.r_drop,
+            hide=Hiding.of(self.data.hide, self.tokenizer),
+        )
 
     @property
     def judged(self) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,8 +38,8 @@ from regard.recipe import with_preset
 from regard.run import load_recipe
 from regard.settings import from_dict, to_dict
 from regard.text.config import TextConfig
-from regard.text.frame import special
 from regard.text.tokenizer import Tokenizer
+from regard.train.hiding import Hiding
 from regard.train.metric import LOSS, Metric
 from regard.train.objective import balance, surprise, twice
 from regard.train.parallel import HALF
@@ -60,21 +60,6 @@ def class_logits(model: Encoder, batch: ClassBatch) -> Tensor:
     return packed
 
 
-@dataclass(frozen=True)
-class Hiding:
-    """Word dropout (Iyyer et al. 2015): a share of the tokens, the two ends apart, becomes one that says nothing."""
-
-    share: float
-    by: int
-    ends: tuple[int, int]
-
-    def __call__(self, batch: ClassBatch) -> ClassBatch:
-        first, last = self.ends
-        lot = torch.rand(batch.text.shape, device=batch.text.device)
-        hidden = (lot < self.share) & (batch.text != first) & (batch.text != last)
-        return replace(batch, text=torch.where(hidden, self.by, batch.text))
-
-
 def classification(
     model: Encoder,
     batch: ClassBatch,
@@ -85,7 +70,7 @@ def classification(
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of texts); `weight` [classes] is what each class counts."""
     read = twice(batch) if r_drop else batch
-    read = hide(read) if hide is not None and model.training else read
+    read = replace(read, text=hide(read.text)) if hide is not None and model.training else read
     total = surprise(class_logits(model, read), read.expected, label_smoothing, r_drop, weight)
     return total + balance(model, batch.tokens), batch.tokens
 
@@ -158,7 +143,8 @@ class ClassificationRun(TaskRun):
             self.data.train, self.data, self.folder / "data" / "train", self.tokenizer, self.classes, sampling=sampling
         )
         if cut := store.index["cut"]:
-            print(f"cut: {cut:,} texts longer than data.max_length = {self.data.max_length}", file=sys.stderr)
+            texts = f"{cut:,} text{'s' * (cut != 1)}"
+            print(f"cut: {texts} longer than data.max_length = {self.data.max_length}", file=sys.stderr)
         everything = Labelled.of(store)
         held = self._held(everything.labels)
         self.valid_texts = None
@@ -244,18 +230,8 @@ class ClassificationRun(TaskRun):
             label_smoothing=self.config.label_smoothing,
             r_drop=self.config.r_drop,
             weight=None if weight is None else weight.to(self.device),
-            hide=self._hiding(),
+            hide=Hiding.of(self.data.hide, self.tokenizer),
         )
-
-    def _hiding(self) -> Hiding | None:
-        """<mask> is what a masked language model knows for it; others have <unk>."""
-        tokenizer = self.tokenizer
-        by = tokenizer.unk if tokenizer.mask is None else tokenizer.mask
-        if not self.data.hide:
-            return None
-        if by is None:
-            raise UserError(f"data.hide = {self.data.hide}: the tokenizer has neither <mask> nor <unk>; leave hide out")
-        return Hiding(self.data.hide, by, (special(tokenizer, "bos"), special(tokenizer, "eos")))
 
     @property
     def judged(self) -> bool:
