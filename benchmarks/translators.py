@@ -83,10 +83,10 @@ class Counting(Tokenizer):
         super().__init__(text)
         self.lengths: list[int] = []
 
-    def decode(self, ids: Iterable[int]) -> str:
-        listed = list(ids)
-        self.lengths.append(len(listed))
-        return super().decode(listed)
+    def decode_batch(self, many: Iterable[Iterable[int]]) -> list[str]:
+        listed = [list(ids) for ids in many]
+        self.lengths += map(len, listed)
+        return super().decode_batch(listed)
 
 
 class Ours:

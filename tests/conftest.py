@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,6 +31,13 @@ def seed() -> None:
     if torch is not None:
         torch.manual_seed(0)
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own, in which the commands of a test run."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

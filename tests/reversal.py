@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from regard.data.batch import Batches, Pairs
 from regard.models import ModelConfig, build
@@ -42,3 +44,10 @@ def train(folder: Path, config: TrainConfig = TRAIN, objective: Objective | None
     trainer.resume()
     trainer.run()
     return trainer
+
+
+def assert_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+    """The same weights, bit for bit."""
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name

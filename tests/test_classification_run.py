@@ -17,10 +17,11 @@ from regard.cli import main
 from regard.data.batch import PairBatch
 from regard.data.labels import examples
 from regard.recipe import override, read_recipe
-from regard.run import read_weights
 from regard.settings import read_toml
 from regard.train.classification import ClassificationRun
 from regard.train.trainer import Trainer, read_metrics
+from stopping import assert_same_weights
+from training import training
 
 GOOD, BAD = ("최고", "재밌다", "감동", "great"), ("최악", "지루", "별로", "awful")
 NEUTRAL = ("영화", "배우", "그냥", "film", "이야기", "봤다")
@@ -55,21 +56,14 @@ def table(count: int, seed: int, share: float = 0.5) -> str:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(empty_folder: Path) -> Path:
     for seed, (name, count) in enumerate((("train", 120), ("valid", 40), ("test", 40))):
-        (tmp_path / f"{name}.tsv").write_text(table(count, seed))
-    (tmp_path / "mine.toml").write_text(RECIPE)
-    return tmp_path
+        (empty_folder / f"{name}.tsv").write_text(table(count, seed))
+    (empty_folder / "mine.toml").write_text(RECIPE)
+    return empty_folder
 
 
-def train(*arguments: str) -> int:
-    return main(["train", "mine.toml", *SMALL, *arguments, "--device", "cpu"])
-
-
-def assert_same_weights(a: str, b: str) -> None:
-    first, second = (read_weights(Path(run) / "model.safetensors") for run in (a, b))
-    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+train = training(SMALL, "mine.toml")
 
 
 def tables(*settings: str) -> dict:
@@ -236,6 +230,8 @@ def test_classify_gives_a_table_of_probabilities(run, capsys):
     assert main(["classify", run, "최고 영화", "--json", "--device", "cpu"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["text"] == "최고 영화" and sum(found["probabilities"].values()) == pytest.approx(1)
+    assert main(["classify", run, "최고 영화", "영화 " * 5000, "--device", "cpu"]) == 0
+    assert "note: 1 text is cut to the model's" in capsys.readouterr().err
 
 
 def test_classify_reads_files_and_writes_one(run, capsys, monkeypatch):

@@ -91,6 +91,21 @@ def test_arguments_reach_the_command_and_its_result_is_the_exit_code(command):
     assert cli.main(["fake", "--debug"]) == 1
 
 
+@pytest.mark.parametrize(
+    "words", ["RUN one two --beam 5", "RUN --beam 5 one two", "--beam 5 RUN one two", "RUN one --beam 5 two"]
+)
+def test_options_may_stand_before_the_texts(words):
+    from regard.commands import translate
+
+    parser = cli.Parser("regard translate", "", "")
+    translate.add_arguments(parser)
+    parsed = parser.parse_all(words.split())
+    assert (parsed.run, parsed.text, parsed.beam) == ("RUN", ["one", "two"], 5)
+    assert parser.parse_all(["--beam", "5", "RUN", "--", "-one"]).text == ["-one"]
+    with pytest.raises(UserError, match="has no option '--bean'"):
+        parser.parse_all(["RUN", "--bean", "5", "one"])
+
+
 def test_help_lists_every_command_with_its_line(capsys):
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out

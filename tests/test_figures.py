@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 import shutil
@@ -24,6 +25,7 @@ from regard.explore.changes import Changes
 from regard.explore.figures import draw, find_query, numbers_of, report_of
 from regard.explore.panels import head_panels, label_map, picture_panels, stage_panel
 from regard.explore.png import to_png
+from regard.explore.report import text_width
 
 NS = "{http://www.w3.org/2000/svg}"
 ODD = [
@@ -77,6 +79,15 @@ def test_labels_of_head_panels_do_not_overlap(count: int) -> None:
         if size and len(rows) > 1:
             assert min(np.diff(rows)) >= float(size[1])
     assert names[0] in words(root)
+
+
+def test_names_of_narrow_head_panels_do_not_overlap() -> None:
+    root = parse(head_panels(softmax(4, 9, 2), list("abcdefghi"), ["x", "y"], [f"head {at}" for at in range(4)]))
+    names = [
+        (float(text.get("x")), text.text) for text in root.iter(f"{NS}text") if (text.text or "").startswith("head ")
+    ]
+    for (x, name), (following, _) in itertools.pairwise(sorted(names)):
+        assert len(names) == 4 and x + text_width(name) < following
 
 
 def test_odd_labels_are_text() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 import pytest
@@ -11,6 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from regard.decode import Hypothesis, SearchConfig, beam
 from regard.decode.beam import foremost
 from regard.decode.fixed import LANES, SHAPES, FixedBeam, FixedGreedy, FixedSearches
+from regard.decode.search import TURN
 from regard.errors import UserError
 from regard.models import EncoderDecoder
 from regard.nn.cache import Cache, FixedCache
@@ -97,6 +100,33 @@ def test_few_searches_are_kept():
         source = torch.randint(4, 20, (2, length))
         searches.search(source, None, config)
     assert len(searches.ready) == SHAPES
+
+
+def test_two_searches_at_once_share_no_buffer():
+    """One after the other by turns, then in threads: the answers are those of each alone."""
+    model, config = transformer(), SearchConfig(beam=3, max_length=12)
+    searches, batches = FixedSearches(model, BOS, EOS), [padded(6) for _ in range(8)]
+    expected = [beam(model, *batch, config, BOS, EOS) for batch in batches]
+    named = [(at, *batch) for at, batch in enumerate(batches)]
+    by_turns = zip(searches.search_all(named[:4], config), searches.search_all(named[4:], config), strict=True)
+    for at, found in chain(*by_turns):
+        same(found, expected[at])
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda batch: searches.search(*batch, config), batches))
+    for found, wanted in zip(answers, expected, strict=True):
+        same(found, wanted)
+
+
+def test_a_search_waits_for_its_turn():
+    """What another thread may be recording is not disturbed."""
+    searches, found = FixedSearches(transformer(), BOS, EOS), []
+    thread = threading.Thread(target=lambda: found.append(searches.search(*padded(2), SearchConfig(max_length=3))))
+    with TURN:
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive() and not found
+    thread.join(20)
+    assert len(found) == 1
 
 
 def test_weights_that_are_no_numbers_are_named():

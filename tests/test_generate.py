@@ -241,6 +241,13 @@ def test_samples_one_after_the_other(run, capsys):
     assert shown == "".join(f"--- sample {one['sample']} of 3\nTo be{one['text']}\n" for one in told)
 
 
+def test_a_full_context_is_told(run, capsys):
+    assert generate(run, "To be", "--max-tokens", "3") == 0
+    assert "context" not in capsys.readouterr().err
+    assert generate(run, "To be", "--context", "7", "--max-tokens", "30", "--top-k", "1") == 0
+    assert "note: the context is full; --overflow slide" in capsys.readouterr().err
+
+
 def test_a_prompt_from_a_file_or_standard_input(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "start.txt").write_bytes("둘째 줄\n".encode())
     assert generate(run, "--prompt-file", tmp_path / "start.txt", "--json", "--max-tokens", "3") == 0
@@ -255,6 +262,8 @@ def test_mistakes_of_the_command(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "bad.txt").write_bytes(b"ok\xff")
     for arguments, message in (
         ((run, ""), "the prompt is empty"),
+        ((run, "a", "--samples", "0"), "--samples 0: give 1 or more"),
+        ((run, "a", "--max-tokens", "0"), "--max-tokens 0: give 1 or more"),
         ((run,), "standard input: byte 1 is not UTF-8"),
         ((run, "--prompt-file", tmp_path / "bad.txt"), "byte 3 is not UTF-8"),
         ((run, "--prompt-file", tmp_path / "none.txt"), "cannot be read"),
@@ -264,7 +273,6 @@ def test_mistakes_of_the_command(run, tmp_path, monkeypatch, capsys):
         ((run, "a", "--stop", ""), "--stop ''"),
         ((run, "a", "--temperature", "0"), "temperature = 0.0: must be greater than 0; top_k = 1"),
         ((run, "a", "--top-p", "2"), "top_p = 2.0"),
-        ((run, "a", "--samples", "0"), "n_best = 0"),
         ((run, "a", "--overflow", "fall"), "overflow = 'fall'"),
         ((tmp_path, "a"), "not a folder that Regard saved"),
     ):

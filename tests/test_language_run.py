@@ -25,10 +25,12 @@ from regard.models import ModelConfig, build
 from regard.perplexity import perplexity
 from regard.presets import preset
 from regard.recipe import read_recipe
-from regard.run import load_tokenizers, read_weights
+from regard.run import load_tokenizers
 from regard.settings import read_toml
 from regard.train.language import LanguageRun, next_token
 from regard.train.trainer import Trainer, read_metrics
+from stopping import assert_same_weights
+from training import training
 
 ROOT = Path(__file__).parent.parent
 TEXT = "".join(f"{n} green bottles hanging on the wall, 초록 병 {n}개.\n" for n in range(60, 0, -1))
@@ -50,20 +52,13 @@ SMALL = [
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "input.txt").write_bytes(TEXT.encode())
-    (tmp_path / "mine.toml").write_text(RECIPE)
-    return tmp_path
+def here(empty_folder: Path) -> Path:
+    (empty_folder / "input.txt").write_bytes(TEXT.encode())
+    (empty_folder / "mine.toml").write_text(RECIPE)
+    return empty_folder
 
 
-def train(*arguments: str) -> int:
-    return main(["train", "mine.toml", *SMALL, *arguments, "--device", "cpu"])
-
-
-def assert_same_weights(a: str, b: str) -> None:
-    first, second = (read_weights(Path(run) / "model.safetensors") for run in (a, b))
-    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+train = training(SMALL, "mine.toml")
 
 
 def test_six_lines_make_a_complete_run(here, capsys):

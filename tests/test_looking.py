@@ -69,6 +69,8 @@ def test_attend_tells_text_and_json(run: Path, capsys: pytest.CaptureFixture[str
         (["-o", "a.svg", "--off", "cross.0.9"], "heads 0 to 3"),
         (["-o", "a.svg", "--skip", "middle.0"], "PART.LAYER"),
         (["-o", "a.svg", "--layer", "7"], "layers 0 to 1"),
+        (["-o", "a.json", "--layer", "7"], "--layer 7: a .json file holds every layer and head"),
+        (["-o", "a.html", "--grid"], "--grid: a .html file holds every layer and head"),
         (["-o", "a.svg", "--zoom", "0"], "0.1 to 20"),
         (["-o", "missing/a.svg"], "cannot be written"),
     ],

@@ -44,12 +44,11 @@ SMALL = [
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.tsv").write_text(TEXT)
-    (tmp_path / "masked.toml").write_text(MASKED)
-    (tmp_path / "classes.toml").write_text(CLASSES)
-    return tmp_path
+def here(empty_folder: Path) -> Path:
+    (empty_folder / "a.tsv").write_text(TEXT)
+    (empty_folder / "masked.toml").write_text(MASKED)
+    (empty_folder / "classes.toml").write_text(CLASSES)
+    return empty_folder
 
 
 def train(recipe: str, *arguments: str, settings: list[str] = SMALL) -> int:
@@ -168,7 +167,7 @@ def test_a_resumed_run_that_inherited_is_the_uninterrupted_one(masked, monkeypat
         (["model.position=learned"], "has position = 'rope'; leave position out"),
         (["model.preset=tiny"], "leave preset out"),
         (["text.kind=bpe"], "the tokenizer is that of train.init_from"),
-        (["train.init_from=nowhere"], "there is no such folder"),
+        (["train.init_from=nowhere"], "there is no such folder; train that run first"),
         (["train.init_from=language"], "shape = 'decoder'"),
         (["train.init_from=unfinished"], "let that run finish first"),
         (["train.init_from=foreign"], "needs tokenizer.json there"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -23,6 +24,7 @@ from regard.settings import read_toml
 from regard.train.numbers import squared_error
 from smoke import smoke_run
 from stopping import assert_same_weights, interrupt_at
+from training import training
 
 SMALL = [
     f"--set={setting}"
@@ -54,7 +56,7 @@ def test_what_is_no_number(text: str, message: str) -> None:
         parse_numbers(text)
 
 
-def test_pairs_are_named_by_file_and_line(tmp_path: Path) -> None:
+def test_pairs_are_named_by_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.tsv").write_text("1 2\t3 4\n5\t6\n1 2 3\n7\tNaN\n\t1\n" + "1 " * 40 + "\t1\n")
     config = NumbersData(train=("a.tsv",), folder=str(tmp_path))
     with pytest.raises(UserError) as caught:
@@ -65,6 +67,8 @@ def test_pairs_are_named_by_file_and_line(tmp_path: Path) -> None:
     assert "4 problems, 2 good pairs" in told and "skip_bad" in told
     kept = read_pairs(config.train, NumbersData(train=("a.tsv",), folder=str(tmp_path), skip_bad=True))
     assert kept == [([1, 2], [3, 4]), ([5], [6])]
+    told = capsys.readouterr().err
+    assert "left out: 4 bad lines of a.tsv" in told and "line 4: number 1 is NaN" in told
 
 
 def test_pairs_in_jsonl(tmp_path: Path) -> None:
@@ -195,19 +199,17 @@ def test_figures_are_those_of_the_formulas() -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(empty_folder: Path) -> Path:
     rule = "[data.rule]\ntrain = 64\nvalid = 8\ntest = 8\n"
-    (tmp_path / "pairs.toml").write_text(f'task = "numbers"\n[data]\nlongest = 4\n{rule}')
+    (empty_folder / "pairs.toml").write_text(f'task = "numbers"\n[data]\nlongest = 4\n{rule}')
     rows = "\n".join(f"{t},{math.sin(t / 4):.4f},{math.cos(t / 4):.4f}" for t in range(200))
-    (tmp_path / "load.csv").write_text(f"t,a,b\n{rows}\n")
+    (empty_folder / "load.csv").write_text(f"t,a,b\n{rows}\n")
     series = 'train = ["load.csv"]\ncolumns = ["a", "b"]\ncontext = 12\nhorizon = 5\nperiod = 12\n'
-    (tmp_path / "series.toml").write_text(f'task = "numbers"\n[data]\n{series}')
-    return tmp_path
+    (empty_folder / "series.toml").write_text(f'task = "numbers"\n[data]\n{series}')
+    return empty_folder
 
 
-def train(recipe: str, *options: str) -> int:
-    return main(["train", recipe, *SMALL, *options, "--device", "cpu"])
+train = training(SMALL)
 
 
 def test_a_run_of_pairs_is_complete_and_answers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,8 +291,12 @@ def test_mistakes_of_a_series(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "load.csv, line 102, column 'a'" in capsys.readouterr().err and not Path("runs").exists()
 
 
-def test_what_predict_refuses(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_predict_refuses(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert train("pairs.toml") == 0 and train("series.toml") == 0
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdin", io.StringIO("1 2\n\n3\n"))
+    assert main(["predict", "runs/pairs"]) == 0
+    assert [len(line.split()) for line in capsys.readouterr().out.splitlines()] == [2, 0, 1]  # a line for a line
     for arguments, message in (
         (["runs/pairs", "1 x"], "NUMBERS 1: number 2 is 'x'"), (["runs/pairs", " "], "holds no numbers"),
         (["runs/pairs", "1", "--steps", "0"], "--steps 0"), (["runs/pairs", "1", "--digits", "-1"], "--digits -1"),

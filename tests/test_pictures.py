@@ -15,6 +15,7 @@ from regard.settings import read_toml
 from smoke import smoke_run
 from squares import write_squares
 from stopping import assert_same_weights, interrupt_at
+from training import training
 
 SMALL = [
     f"--set={setting}"
@@ -26,14 +27,12 @@ SMALL = [
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    write_squares(tmp_path)
-    return tmp_path
+def here(empty_folder: Path) -> Path:
+    write_squares(empty_folder)
+    return empty_folder
 
 
-def train(recipe: str, *options: str) -> int:
-    return main(["train", recipe, *SMALL, *options, "--device", "cpu"])
+train = training(SMALL)
 
 
 # --- runs
@@ -65,6 +64,8 @@ def test_a_run_is_complete_and_recognises(here: Path, capsys: pytest.CaptureFixt
     assert main(["classify", str(run), "big.png", "none.png", "--device", "cpu"]) == 2
     out = capsys.readouterr()
     assert out.out == "" and "none.png: there is no such file" in out.err
+    assert main(["classify", str(run), ".", "--device", "cpu"]) == 2
+    assert ".: is a folder; name a file in it" in capsys.readouterr().err
 
 
 def test_pixels_are_scaled_by_the_training_set(here: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import pytest
@@ -13,6 +15,7 @@ from regard.decode import SearchConfig
 from regard.decode.generate import Drawing, Generator, Sample, lay_columns
 from regard.decode.replay import FixedDrawing, FixedStep, reach
 from regard.decode.sample import Chance, draw
+from regard.decode.search import TURN
 from regard.errors import UserError
 from regard.models import Decoder
 from regard.nn.cache import FixedCache, together
@@ -242,3 +245,25 @@ def test_recorded_as_a_graph(position, changes):
         plain, fixed = both(generator, prompt, config, context=200, overflow="slide")
         assert told(fixed) == told(plain)
     assert all(step.graphs for step in generator._replays.ready.values())
+
+
+def test_texts_under_way_at_once_in_threads_and_turns():
+    """A recorded step serves one text at a time, and none works while another thread may be recording."""
+    generator, prompts = make(), ["To be", "한", "x" * 30, "or not"]
+    config = SearchConfig(sample=True, top_k=5, max_length=24)
+    expected = [told(both(generator, prompt, config, overflow="slide")[0]) for prompt in prompts]
+
+    def write(prompt: str) -> list[tuple[list[int], str, str | None]]:
+        return told(generator.generate(prompt, config=config, overflow="slide"))
+
+    generator.fixed = True
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(write, prompts)) == expected
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(write("To be")))
+    with TURN:
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive() and not found
+    thread.join(20)
+    assert found == expected[:1]

@@ -14,6 +14,7 @@ from regard.data.denoise import SENTINELS
 from regard.run import load_tokenizers, read_weights
 from regard.settings import read_toml
 from regard.train.trainer import Trainer
+from training import training
 
 WORDS = {"one": "하나", "two": "둘", "three": "셋", "four": "넷"}
 RECIPE = """task = "text-to-text"
@@ -52,20 +53,18 @@ SMALL = [
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(empty_folder: Path) -> Path:
     names = list(WORDS)
     pairs = [(a, b) for a in names for b in names]
-    (tmp_path / "numbers.tsv").write_text("".join(f"{a} {b}\t{WORDS[a]} {WORDS[b]}\n" for a, b in pairs))
+    (empty_folder / "numbers.tsv").write_text("".join(f"{a} {b}\t{WORDS[a]} {WORDS[b]}\n" for a, b in pairs))
     rows = [f"{a} {b} and {c}\t{int(names.index(c) >= 2)}\n" for a, b in pairs for c in names if a != c]
-    (tmp_path / "sizes.tsv").write_text("text\tlabel\n" + "".join(rows))
-    (tmp_path / "other.tsv").write_text("text\tlabel\none two\t7\n")
-    (tmp_path / "mine.toml").write_text(RECIPE)
-    return tmp_path
+    (empty_folder / "sizes.tsv").write_text("text\tlabel\n" + "".join(rows))
+    (empty_folder / "other.tsv").write_text("text\tlabel\none two\t7\n")
+    (empty_folder / "mine.toml").write_text(RECIPE)
+    return empty_folder
 
 
-def train(*arguments: str) -> int:
-    return main(["train", "mine.toml", *SMALL, *arguments, "--device", "cpu"])
+train = training(SMALL, "mine.toml")
 
 
 def test_all_tasks_in_one_run(here, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,17 @@ def test_an_empty_file(here, capsys):
 def test_long_pairs_are_left_out_and_counted(here, capsys):
     assert train("mine.toml", "--set=data.max_length=20", "--set=train.steps=2") == 0
     dropped = json.loads(Path("runs/mine/data/train/index.json").read_text())["dropped"]
-    assert dropped and f"left out: {dropped} pairs longer than data.max_length = 20" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert dropped and f"left out: {dropped} pairs longer than data.max_length = 20, the first in " in said
+    file, line = re.findall(r"first in (.*), line (\d+)\n", said)[0]
+    lengths = [len(line) for line in Path(file).read_text().splitlines()]
+    assert lengths[int(line) - 1] > min(lengths)
+
+
+def test_enough_evaluations_without_progress_are_told(here, capsys):
+    lazy = ("train.lr=1e-12", "train.patience=1", "train.evaluate_every=1", "train.steps=9")
+    assert train("mine.toml", *(f"--set={setting}" for setting in lazy)) == 0
+    assert "stopped before step 9: train.patience = 1 evaluations brought no better figure" in capsys.readouterr().out
 
 
 def test_a_folder_of_something_else_is_left_alone(here, capsys):

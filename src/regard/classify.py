@@ -34,6 +34,7 @@ class Classifier:
         self.model, self.tokenizer, self.classes = model.eval(), tokenizer, tuple(classes)
         self.max_length = min(max_length, model.config.max_length) if model.config.position == "learned" else max_length
         self.device = next(model.parameters()).device
+        self.cut = 0  # texts so far that were longer
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu") -> Classifier:
@@ -50,7 +51,7 @@ class Classifier:
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[str], tokens: int = TOKENS) -> Tensor:
         """[texts, classes], in float32 on the CPU; batches of about `tokens` tokens."""
-        ids = [self._cut(row) for row in framed(self.tokenizer, texts, begin=True)]
+        ids = [self._within(row) for row in framed(self.tokenizer, texts, begin=True)]
         table, found = Ragged.of(ids), torch.empty(len(ids), len(self.classes))
         for rows in _batches(table.lengths, tokens):
             text, valid = table.pad(rows)
@@ -65,8 +66,11 @@ class Classifier:
             for row in self.probabilities(texts).tolist()
         ]
 
-    def _cut(self, ids: list[int]) -> list[int]:
-        return ids if len(ids) <= self.max_length else [*ids[: self.max_length - 1], ids[-1]]
+    def _within(self, ids: list[int]) -> list[int]:
+        if len(ids) <= self.max_length:
+            return ids
+        self.cut += 1
+        return [*ids[: self.max_length - 1], ids[-1]]
 
 
 def class_names(model: Encoder, data: Mapping[str, Any], where: Path) -> tuple[str, ...]:

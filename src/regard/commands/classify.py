@@ -73,6 +73,9 @@ def run(args: argparse.Namespace) -> int:
         for chunk in chunks:
             write(classifier, chunk, args.json, out)
             out.flush()
+    if cut := classifier.cut:
+        texts = "1 text is" if cut == 1 else f"{cut:,} texts are"
+        print(f"note: {texts} cut to the model's {classifier.max_length} tokens", file=sys.stderr)
     return 0
 
 

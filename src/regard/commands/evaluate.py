@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(args).items() if name not in ("run", "device", "json", "debug")}
     for name, value in given.items():
         if value is not None and name not in task.EVALUATE:
-            raise UserError(f"--{name.replace('_', '-')} {value}: means nothing to a {task.NAME} model; leave it out")
+            kind = f"a{'n' * (task.NAME[0] in 'aeiou')} {task.NAME}"
+            raise UserError(f"--{name.replace('_', '-')} {value}: means nothing to {kind} model; leave it out")
     figures = task.rescore(Path(args.run), find_device(args.device), {name: given[name] for name in task.EVALUATE})
     if args.json:
         print(json.dumps(figures, indent=1))

@@ -72,12 +72,18 @@ def run(args: argparse.Namespace) -> int:
 
 def contents(args: argparse.Namespace, path: Path, look: Look, before: Look | None) -> dict[Path, bytes]:
     """The files that were asked for, and what they hold."""
+    from regard.errors import UserError
     from regard.explore.figures import draw, main_part, numbers_of, report_of
     from regard.explore.png import to_png
     from regard.explore.report import svg_document
 
     main_part(look, args.part)  # refuses a part that the model has not
-    match path.suffix.lower():
+    ending = path.suffix.lower()
+    for name in ("layer", "head", "query", "grid") if ending in (".html", ".json") else ():
+        if (value := getattr(args, name)) not in (None, False):
+            given = f"--{name}" if value is True else f"--{name} {value}"
+            raise UserError(f"{given}: a {ending} file holds every layer and head; leave it out, or write a .png")
+    match ending:
         case ".html":
             return {path: report_of(look, before).encode("utf-8", "replace")}
         case ".json":
@@ -90,6 +96,6 @@ def contents(args: argparse.Namespace, path: Path, look: Look, before: Look | No
     else:
         chosen = {"layer": args.layer, "head": args.head, "query": args.query}
         figures = {path: draw(look, part=args.part, grid=args.grid or args.all, **chosen)}
-    if path.suffix.lower() == ".png":
+    if ending == ".png":
         return {file: to_png(svg, zoom=args.zoom, fonts=args.font) for file, svg in figures.items()}
     return {file: svg_document(svg).encode("utf-8", "replace") for file, svg in figures.items()}

@@ -76,6 +76,9 @@ def run(args: argparse.Namespace) -> int:
     for text in args.stop:
         if not text:
             raise UserError("--stop '': every text contains nothing; give at least one letter")
+    for option, number in (("--samples", args.samples), ("--max-tokens", args.max_tokens)):
+        if number is not None and number < 1:
+            raise UserError(f"{option} {number}: give 1 or more")
     options = {
         "n_best": args.samples, "max_length": args.max_tokens, "temperature": args.temperature, "top_k": args.top_k,
         "top_p": args.top_p, "seed": args.seed, "no_repeat_ngram": args.no_repeat_ngram,
@@ -94,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         for number, sample in enumerate(found, 1):
             print(json.dumps(describe(generator, prompt, number, sample), ensure_ascii=False))
+    elif any(sample.ended == "context" for sample in found):
+        print("note: the context is full; --overflow slide goes on, forgetting the beginning", file=sys.stderr)
     return 0
 
 

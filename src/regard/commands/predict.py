@@ -51,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
     if predictor.channels != 1:
         raise UserError(f"{args.run}: reads {predictor.channels} channels; give them as a table, with --file")
     for number, text in _lines(args):
+        if not text.strip() and not args.numbers:  # a line for a line
+            print(json.dumps({"source": [], "predicted": []}) if args.json else "")
+            continue
         source = _parse(number, text)
         found = predictor.predict([source], args.steps)[0]
         if args.json:
@@ -66,8 +69,7 @@ def _lines(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield from ((f"NUMBERS {number}", text) for number, text in enumerate(args.numbers, 1))
         return
     for number, line in enumerate(sys.stdin, 1):
-        if line.strip():
-            yield f"standard input, line {number}", line
+        yield f"standard input, line {number}", line
 
 
 def _parse(where: str, text: str) -> list[float]:

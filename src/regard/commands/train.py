@@ -111,6 +111,9 @@ def carry_out(tables: dict[str, object], folder: Path, workers: Workers, as_json
     if as_json:
         print(json.dumps({"run": str(folder), "steps": trainer.step, "seconds": trainer.seconds, "scores": scores}))
         return 0
+    if trainer.step < task.config.steps:
+        patience = f"train.patience = {task.config.patience}"
+        print(f"stopped before step {task.config.steps:,}: {patience} evaluations brought no better figure")
     print(f"{trainer.step:,} steps in {trainer.seconds:.0f} s; the model is in {folder}, with a report.html")
     for name, figures in scores.items():
         print(f"  {name:16} {task.tell(figures)[0]}")

@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dataclasses import fields
+    from functools import partial
 
     from regard.decode.config import SearchConfig
     from regard.decode.translate import Translator
@@ -82,12 +83,17 @@ def run(args: argparse.Namespace) -> int:
     done = 0
     with progress(args.text) as bar:
         for lines in [args.text] if args.text else read_lines(bar):
-            found = translator.search(lines, batch=args.batch, first=done)
+            found = translator.search(lines, batch=args.batch, first=done, tell=partial(advance, bar, lines))
             for number, (line, some) in enumerate(zip(lines, found, strict=True), start=done + 1):
                 write(number, line, some, args.json, translator.config.n_best > 1)
             sys.stdout.flush()
             done += len(lines)
     return 0
+
+
+def advance(bar: tqdm[Any], lines: Sequence[str], rows: Sequence[int]) -> None:
+    """Count the bytes of the lines that were done together."""
+    bar.update(sum(len(lines[row].encode()) for row in rows))
 
 
 def write(number: int, line: str, found: Sequence[Translation], as_json: bool, several: bool) -> None:
@@ -107,7 +113,7 @@ def read_lines(bar: Any) -> Iterator[list[str]]:
     from regard.errors import UserError
 
     stdin = cast(BufferedReader, sys.stdin.buffer)
-    rest, number = b"", 0
+    rest, number, taken = b"", 0, 0
     while True:
         piece = stdin.read1(PIECE)
         *lines, rest = (rest + piece).split(b"\n")
@@ -126,7 +132,8 @@ def read_lines(bar: Any) -> Iterator[list[str]]:
         if texts:
             yield texts
         number += len(texts)
-        bar.update(len(piece))
+        taken += len(piece)
+        bar.update(taken - bar.n)  # the bar may know of some of it already
         if not piece:
             return
 

@@ -83,7 +83,7 @@ def left_out(files: Sequence[str], shown: Sequence[Problem], count: int) -> str:
     """What is said about `count` bad rows that are left out, the first of which are `shown`."""
     more = f"\n  and {count - len(shown):,} more" * (count > len(shown))
     listed = "".join(f"\n  {problem}" for problem in shown)
-    return f"left out: {count:,} bad lines of {', '.join(files)}{listed}{more}"
+    return f"left out: {count:,} bad line{'s' * (count != 1)} of {', '.join(files)}{listed}{more}"
 
 
 def unreadable(error: Exception, name: str, line: int) -> Problem:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from regard.data.batch import Tensors
 from regard.data.config import Files, check_list, check_tests, expand_all
-from regard.data.lines import Notes, Problem, read_lines, refusal
+from regard.data.lines import Notes, Problem, left_out, read_lines, refusal
 from regard.data.read import SHOWN, remedy_for
 from regard.errors import UserError
 from regard.settings import check_types
@@ -195,6 +196,8 @@ def read_pairs(files: Sequence[str], config: NumbersData) -> list[Pair]:
     fatal = any(problem.fatal for problem in wrong)
     if fatal or (wrong and not config.skip_bad):
         raise refusal(files, f"{len(found):,} good pairs", wrong[:SHOWN], len(wrong), remedy_for(fatal))
+    if wrong:
+        print(left_out(files, wrong[:SHOWN], len(wrong)), file=sys.stderr)
     if not found:
         raise UserError(f"{', '.join(files)}: no pairs of numbers; put  1 2 3<tab>3 4 5  in a line")
     return found

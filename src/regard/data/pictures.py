@@ -80,8 +80,9 @@ def list_set(files: Sequence[str], config: PicturesData, classes: Sequence[str])
     if all(folder.is_dir() for folder in folders):
         return _list_folders(folders, classes)
     if len(files) != 2 or any(folder.is_dir() for folder in folders):
+        lost = next((f" (there is no {folder})" for folder in folders if not folder.exists()), "")
         raise UserError(
-            f"{list(files)}: give two idx files, pictures and labels, or folders that have one folder a class"
+            f"{list(files)}{lost}: give two idx files, pictures and labels, or folders that have one folder a class"
         )
     (images,), (names,) = expand_all(files, config.folder)
     pixels, labels = read_idx(images), read_idx(names)

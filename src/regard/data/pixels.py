@@ -30,7 +30,8 @@ def open_pixels(path: str | Path, channels: int, side: int) -> tuple[Tensor, tup
     if channels not in MODES:
         raise UserError(f"channels = {channels}: a picture file has 1, 3 or 4; give the numbers instead")
     if not Path(path).is_file():
-        raise UserError(f"{path}: there is no such file")
+        folder = Path(path).is_dir()
+        raise UserError(f"{path}: {'is a folder; name a file in it' if folder else 'there is no such file'}")
     try:
         with Image.open(path) as image:
             _refuse(path, image)

@@ -159,7 +159,7 @@ def prepare_pairs(
     before = print_now()
     if is_whole(Path(folder), before):
         return Store.open(folder)
-    notes: dict[str, int | None] = {"dropped": 0, "max_length": max_length}
+    notes: dict[str, int | str | None] = {"dropped": 0, "max_length": max_length}
     sampler = None if sampling is None else Sampler(sampling, source, target)
 
     def rows() -> Iterator[tuple[Ids, ...]]:
@@ -169,13 +169,14 @@ def prepare_pairs(
                 sources = framed(source, [pair.source for pair in chunk])
                 targets = framed(target, [pair.target for pair in chunk], begin=True)
                 others = [] if sampler is None else sampler.draw(chunk)
-                for row in zip(sources, targets, *others, strict=True):
+                for pair, *row in zip(chunk, sources, targets, *others, strict=True):
                     # A decoder reads its target without the last token, so both sides count one special token.
                     if max_length is None or max(len(row[0]), len(row[1]) - 1) <= max_length:
                         kept += 1
-                        yield row if sampler is None else _within(row, max_length)
+                        yield tuple(row) if sampler is None else _within(tuple(row), max_length)
                     else:
                         dropped += 1
+                        notes.setdefault("first_dropped", f"{pair.file}, line {pair.line:,}")
                 bar.update(len(chunk))
         notes["dropped"] = dropped
         if not kept:

@@ -29,28 +29,32 @@ from torch import Tensor
 
 from regard.decode.beam import extensions, foremost, ordered
 from regard.decode.config import SearchConfig
-from regard.decode.search import Hypothesis, check_scores, length_limits, log_probabilities
+from regard.decode.search import TURN, Hypothesis, check_scores, length_limits, log_probabilities
 from regard.models.transformer import EncoderDecoder, State
 from regard.nn.block import Memory
 from regard.nn.cache import FixedCache
 from regard.nn.mask import Places
 
 Name = TypeVar("Name")
+Key = tuple[SearchConfig, int, int, int, int, int]  # what a search is made for: see `_taken`
 ASK = 4  # steps between two questions whether all sentences are closed
-LANES = 3  # batches under way at once
+LANES = 4  # batches under way at once
 SHAPES = 12  # searches kept ready, each with its memory
 REACH = 32  # slots of the cache that a step sees are a multiple of this
 LONGEST = 512  # tokens of an answer; room for longer ones is better found step by step
 
 
 class FixedSearches:
-    """Searches by shape, made when first needed. Sizes are rounded up, so that few shapes serve all batches."""
+    """Searches by shape, made when first needed. Sizes are rounded up, so that few shapes serve all batches.
+
+    Each serves one batch at a time: it is taken and given back, so several threads may search with the same model.
+    """
 
     def __init__(self, model: EncoderDecoder, bos: int, eos: int) -> None:
         self.model, self.bos, self.eos = model, bos, eos
         self.device = next(model.parameters()).device
         self.lanes = [torch.cuda.Stream(self.device) for _ in range(LANES)] if self.device.type == "cuda" else [None]
-        self.ready: OrderedDict[tuple[SearchConfig, int, int, int, int, int], FixedSearch] = OrderedDict()
+        self.ready: OrderedDict[Key, FixedSearch] = OrderedDict()
 
     def fits(self, config: SearchConfig, limits: list[int]) -> bool:
         """Whether this search can be done in fixed shapes."""
@@ -65,26 +69,32 @@ class FixedSearches:
         self, batches: Iterable[tuple[Name, Tensor, Tensor | None]], config: SearchConfig
     ) -> Iterator[tuple[Name, list[list[Hypothesis]]]]:
         """The answers to each batch by its name, in the order in which they are found."""
-        waiting, live = iter(batches), deque[tuple[Name, int, FixedSearch]]()
+        waiting, live = iter(batches), deque[tuple[Name, Key, FixedSearch]]()
         free = list(range(len(self.lanes)))
         while True:
             while free and (given := next(waiting, None)) is not None:
                 name, source, valid = given
-                limits, lane = length_limits(source, valid, config), free.pop()
-                search = self._ready(source, limits, config, lane)
-                search.start(source, valid, limits)
-                live.append((name, lane, search))
+                with TURN:
+                    limits = length_limits(source, valid, config)
+                    key, search = self._taken(source, limits, config, free.pop())
+                    search.start(source, valid, limits)
+                live.append((name, key, search))
             if not live:
                 return
-            name, lane, search = live.popleft()
-            if search.finished():
-                free.append(lane)
-                yield name, search.answers()
+            name, key, search = live.popleft()
+            with TURN:
+                found = search.answers() if search.finished() else None
+                if found is None:
+                    search.advance()
+                else:
+                    self._give_back(key, search)
+            if found is None:
+                live.append((name, key, search))
             else:
-                search.advance()
-                live.append((name, lane, search))
+                free.append(key[4])
+                yield name, found
 
-    def _ready(self, source: Tensor, limits: list[int], config: SearchConfig, lane: int) -> FixedSearch:
+    def _taken(self, source: Tensor, limits: list[int], config: SearchConfig, lane: int) -> tuple[Key, FixedSearch]:
         sentences = 1 << (len(source) - 1).bit_length()  # the next power of two
         weights = next(self.model.parameters()).data_ptr()  # where they are: a graph reads them there
         key = (config, sentences, _up(source.shape[1], 16), _up(max(limits), 32), lane, weights)
@@ -92,10 +102,12 @@ class FixedSearches:
         if found is None:
             kind = FixedGreedy if config.beam == 1 else FixedBeam
             found = kind(self.model, *key[:4], self.bos, self.eos, self.lanes[lane])
-        self.ready[key] = found  # last: used last
+        return key, found
+
+    def _give_back(self, key: Key, search: FixedSearch) -> None:
+        self.ready[key] = search  # last: used last
         if len(self.ready) > SHAPES:
             self.ready.popitem(last=False)
-        return found
 
 
 def _up(size: int, step: int) -> int:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from regard.decode.config import SearchConfig
 from regard.decode.sample import Chance, draw
-from regard.decode.search import check_scores, log_probabilities
+from regard.decode.search import TURN, check_scores, log_probabilities
 from regard.models.transformer import Decoder, State
 from regard.nn.cache import FixedCache
 
@@ -37,7 +37,10 @@ SHAPES = 4  # recorded steps kept ready, each with its memory
 
 
 class Replays:
-    """Recorded steps by shape, made when first needed. Each serves one text at a time: it is taken and given back."""
+    """Recorded steps by shape, made when first needed.
+
+    Each serves one text at a time: it is taken and given back, so several threads may generate with the same model.
+    """
 
     def __init__(self, model: Decoder, vocab: int, eos: int | None) -> None:
         self.model, self.vocab, self.eos = model, vocab, eos
@@ -53,13 +56,15 @@ class Replays:
         # of the settings only those that change what is recorded; of the weights, where they are
         alike = replace(config, seed=1, max_length=None, min_length=min(config.min_length, 1))
         key = alike, capacity, next(self.model.parameters()).data_ptr()
-        step = self.ready.pop(key, None) or FixedStep(self.model, alike, capacity, self.vocab, self.eos)
+        with TURN:
+            step = self.ready.pop(key, None) or FixedStep(self.model, alike, capacity, self.vocab, self.eos)
         try:
             yield FixedDrawing(step, prompt, config, context, limit)
         finally:
-            self.ready[key] = step  # last: used last
-            if len(self.ready) > SHAPES:
-                self.ready.popitem(last=False)
+            with TURN:
+                self.ready[key] = step  # last: used last
+                if len(self.ready) > SHAPES:
+                    self.ready.popitem(last=False)
 
 
 def reach(tokens: int) -> int:
@@ -82,14 +87,16 @@ class FixedDrawing:
     def _begin(self) -> None:
         """Read `ids`; after that as many tokens can be written as the context has room for, and one more."""
         self.most = min(self.left, self.context - self.ids.shape[1] + 1)
-        self.fixed.begin(self.ids, self.chance.following(self.most), self.config.min_length - self.drawn)
+        with TURN:
+            self.fixed.begin(self.ids, self.chance.following(self.most), self.config.min_length - self.drawn)
         self.queued, self.fetched = 1, 0
         self.left -= self.most
 
     def step(self) -> tuple[list[int], list[int], list[float]]:
         """One more token for every live row: (numbers of the samples, ids, log-probabilities under the model)."""
         if not self.ready:
-            self._more()
+            with TURN:
+                self._more()
         ids, known = self.ready.popleft()
         values = [known[row] for row in self.live]
         check_scores(values)

@@ -14,6 +14,7 @@ one token, whatever came before it; rows that have ended are carried along but n
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +23,9 @@ from torch import Tensor
 
 from regard.decode.config import SearchConfig
 from regard.errors import UserError
+
+# Held while work that may be recorded as a graph is handed to a GPU: a recording fails if another thread works then.
+TURN = threading.RLock()
 
 
 class Kept(Protocol):

@@ -7,7 +7,7 @@ folder's recipe, table [decode].
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from regard.decode.config import SearchConfig, read_config
 from regard.decode.fixed import FixedSearches
 from regard.decode.lean import lean, traced
 from regard.decode.sample import sample
-from regard.decode.search import Hypothesis, length_limits
+from regard.decode.search import TURN, Hypothesis, length_limits
 from regard.decode.workers import side_by_side
 from regard.errors import UserError
 from regard.models import EncoderDecoder, SequenceToSequence
@@ -85,11 +85,17 @@ class Translator:
         return [found[0].text for found in self.search(lines, batch=batch, config=config)]
 
     def search(
-        self, lines: Sequence[str], *, batch: int = 128, config: SearchConfig | None = None, first: int = 0
+        self,
+        lines: Sequence[str],
+        *,
+        batch: int = 128,
+        config: SearchConfig | None = None,
+        first: int = 0,
+        tell: Callable[[Sequence[int]], object] | None = None,
     ) -> list[list[Translation]]:
         """Up to `n_best` translations of each line, best first, decoded at most `batch` lines at a time.
 
-        `first` is the number of the first line, by which a sample tells lines apart.
+        `first` is the number of the first line, by which a sample tells lines apart. `tell` hears which were done.
         """
         config = self._within_reach(config or self.config)
         bos = special(self.target, "bos") if self.start is None else self.start
@@ -98,10 +104,11 @@ class Translator:
         self._check_reach(ids, first)
         answers = [[Translation("", 0.0, 0.0)] for _ in ids]
         for rows, found in self._found(ids, batch, config, (bos, eos), first):
+            texts = iter(self.target.decode_batch(one.tokens for some in found for one in some))
             for row, some in zip(rows, found, strict=True):
-                answers[row] = [
-                    Translation(self.target.decode(one.tokens), one.score, one.log_probability) for one in some
-                ]
+                answers[row] = [Translation(next(texts), one.score, one.log_probability) for one in some]
+            if tell is not None:
+                tell(rows)
         return answers
 
     def _found(
@@ -112,8 +119,8 @@ class Translator:
         padded: Iterator[tuple[list[int], Tensor, Tensor]]
         padded = ((rows, *table.pad(torch.tensor(rows))) for rows in self._batches(ids, batch, config))
         if self.device.type == "cuda" and isinstance(self.model, EncoderDecoder):
-            if self._fixed is None:
-                self._fixed = FixedSearches(self.model, *ends)
+            with TURN:  # threads that search with this model share what was recorded
+                self._fixed = self._fixed or FixedSearches(self.model, *ends)
             fixed, others = self._fixed, []
 
             def fitting() -> Iterator[tuple[list[int], Tensor, Tensor]]:

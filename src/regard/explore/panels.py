@@ -53,14 +53,15 @@ def head_panels(weights: Any, rows: Tokens, columns: Tokens, names: Sequence[str
     tops = {j: token_label(columns[j], 110) for j in range(0, m, math.ceil((size + 0.5) / cell))}
     rise = max(text_width(label, size) for label in tops.values()) + 12
     left = 24 + max(text_width(label, size) for label in sides.values())
-    step = m * cell + 26
+    captions = [f"{name}, max {np.fmax.reduce(grid, None):.2f}" for name, grid in zip(names, stack, strict=True)]
+    step = max(m * cell + 26, max(map(text_width, captions)) + 14)  # a map of few columns is narrower than its name
     across = min(len(names), max(1, int((WIDTH - left) // step)))
     top, tall = 24 + 26 * bool(title), 22 + rise + n * cell + 26
     parts = [svg_text(16, 30, title, "head")]
-    for index, caption in enumerate(names):
+    for index, caption in enumerate(captions):
         x, y = left + index % across * step, top + index // across * tall
         grid = stack[index]
-        parts.append(svg_text(x, y + 14, f"{caption}, max {np.fmax.reduce(grid, None):.2f}", "mute"))
+        parts.append(svg_text(x, y + 14, caption, "mute"))
         labels = ""
         for i, label in sides.items() if index % across == 0 else ():
             labels += svg_text(x - 6, y + 22 + rise + (i + 0.5) * cell + 0.34 * size, label, anchor="end")

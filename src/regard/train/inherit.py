@@ -46,6 +46,8 @@ def inherit(
     name = tables.get("train", {}).get("init_from")
     if not isinstance(name, str) or _is_complete(tables, folder):
         return dict(tables)
+    if not Path(name).exists():
+        raise UserError(f"train.init_from = {name!r}: there is no such folder; train that run first, or name another")
     try:
         config = load_config(name)
     except UserError as error:

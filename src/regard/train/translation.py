@@ -255,7 +255,9 @@ class TranslationRun(TaskRun):
 
 def tell_dropped(store: Store) -> None:
     if dropped := store.index["dropped"]:
-        print(f"left out: {dropped:,} pairs longer than data.max_length = {store.index['max_length']}", file=sys.stderr)
+        some = f"{dropped:,} pair{'s' * (dropped != 1)}"
+        first = f", the first in {store.index['first_dropped']}" if "first_dropped" in store.index else ""
+        print(f"left out: {some} longer than data.max_length = {store.index['max_length']}{first}", file=sys.stderr)
 
 
 def try_pairs(translator: Translator, lines: list[Pair]) -> Result:
