@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from commanded import training
 from regard.cli import main
 from regard.data.captions import CaptionData, read_captions
 from regard.data.features import open_features
 from regard.errors import UserError
 from smoke import smoke_run
 from stopping import assert_same_weights, interrupt_at
-from training import training
 
 SAMPLE = Path(__file__).parent.parent / "src/regard/samples/fashion-mnist"
 SMALL = [

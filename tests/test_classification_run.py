@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import regard
+from commanded import training
 from regard.classify import Classifier
 from regard.cli import main
 from regard.data.batch import PairBatch
@@ -21,7 +22,6 @@ from regard.settings import read_toml
 from regard.train.classification import ClassificationRun
 from regard.train.trainer import Trainer, read_metrics
 from stopping import assert_same_weights
-from training import training
 
 GOOD, BAD = ("최고", "재밌다", "감동", "great"), ("최악", "지루", "별로", "awful")
 NEUTRAL = ("영화", "배우", "그냥", "film", "이야기", "봤다")

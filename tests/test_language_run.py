@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import regard
+from commanded import training
 from regard.cli import main
 from regard.data import documents, tokens
 from regard.data.blocks import BlockBatch
@@ -30,7 +31,6 @@ from regard.settings import read_toml
 from regard.train.language import LanguageRun, next_token
 from regard.train.trainer import Trainer, read_metrics
 from stopping import assert_same_weights
-from training import training
 
 ROOT = Path(__file__).parent.parent
 TEXT = "".join(f"{n} green bottles hanging on the wall, 초록 병 {n}개.\n" for n in range(60, 0, -1))

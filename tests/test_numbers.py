@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commanded import training
 from regard.cli import main
 from regard.data.numbers import NumberBatch, NumbersData, Rule, Seasonal, padded, parse_numbers, read_pairs
 from regard.data.scaled import Scale, make_sets
@@ -24,7 +25,6 @@ from regard.settings import read_toml
 from regard.train.numbers import squared_error
 from smoke import smoke_run
 from stopping import assert_same_weights, interrupt_at
-from training import training
 
 SMALL = [
     f"--set={setting}"

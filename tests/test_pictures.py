@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from commanded import training
 from regard.cli import main
 from regard.data.pictures import read_idx
 from regard.recognise import Recogniser
@@ -15,7 +16,6 @@ from regard.settings import read_toml
 from smoke import smoke_run
 from squares import write_squares
 from stopping import assert_same_weights, interrupt_at
-from training import training
 
 SMALL = [
     f"--set={setting}"

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from commanded import training
 from regard.cli import main
 from regard.data.denoise import SENTINELS
 from regard.run import load_tokenizers, read_weights
 from regard.settings import read_toml
 from regard.train.trainer import Trainer
-from training import training
 
 WORDS = {"one": "하나", "two": "둘", "three": "셋", "four": "넷"}
 RECIPE = """task = "text-to-text"
