@@ -151,7 +151,8 @@ class Rotary(Position):
 def rotate(x: Tensor, rotation: Rotation, pairs: str) -> Tensor:
     """Turn each pair (a, b) of x [B, H, N, D] to (a cos - b sin, b cos + a sin)."""
     cos, sin = (part.to(x.dtype) for part in rotation)
-    sizes, axis = ((-1, 2), -1) if pairs == "interleaved" else ((2, -1), -2)
+    count = x.shape[-1] // 2
+    sizes, axis = ((count, 2), -1) if pairs == "interleaved" else ((2, count), -2)
     swapped = x.view(*x.shape[:-1], *sizes).flip(axis).flatten(-2)  # (b, a); the sign of b's share is in `sin`
     return torch.addcmul(x * cos, swapped, sin)
 
