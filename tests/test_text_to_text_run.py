@@ -14,6 +14,7 @@ from regard.cli import main
 from regard.data.denoise import SENTINELS
 from regard.run import load_tokenizers, read_weights
 from regard.settings import read_toml
+from regard.train.texttotext import TextToTextRun
 from regard.train.trainer import Trainer
 
 WORDS = {"one": "하나", "two": "둘", "three": "셋", "four": "넷"}
@@ -147,3 +148,10 @@ def test_a_mistake_is_told_and_leaves_nothing(here, capsys, old, new, said):
     Path("mine.toml").write_text(RECIPE.replace(old, new, 1))
     assert train() == 2
     assert said in capsys.readouterr().err and not Path("runs").exists()
+
+
+def test_bleu_is_told_of_sentences_and_not_of_single_words() -> None:
+    figures = {"loss": 1.0, "perplexity": 2.7, "exact": 0.5, "bleu": 0.0, "chrf": 50.0, "lines": 10, "tokens": 20}
+    figures |= {"signature": "nrefs:1"}
+    assert "BLEU" not in " ".join(TextToTextRun.tell({**figures, "reference_tokens": 15}))
+    assert "BLEU" in " ".join(TextToTextRun.tell({**figures, "reference_tokens": 80}))

@@ -202,5 +202,8 @@ class TextToTextRun(TranslationRun):
         told = f"loss {figures['loss']:.4f}  perplexity {figures['perplexity']:.3f}"
         if "bleu" not in figures:
             return [told, f"{figures['tokens']:,} target tokens"]
-        told += f"  exact {figures['exact']:.2%}  BLEU {figures['bleu']:.2f}  chrF {figures['chrf']:.2f}"
-        return [told, f"{figures['lines']:,} lines, {figures['tokens']:,} target tokens; BLEU {figures['signature']}"]
+        told += f"  exact {figures['exact']:.2%}  chrF {figures['chrf']:.2f}"
+        more = f"{figures['lines']:,} lines, {figures['tokens']:,} target tokens"
+        if figures["reference_tokens"] < 4 * figures["lines"]:  # BLEU counts four words in a row
+            return [told, more]
+        return [f"{told}  BLEU {figures['bleu']:.2f}", f"{more}; BLEU {figures['signature']}"]
