@@ -117,6 +117,19 @@ def test_two_searches_at_once_share_no_buffer():
         same(found, wanted)
 
 
+def test_searches_left_half_way_are_kept():
+    """A GPU would still be writing into their memory; the next batch begins with empty tables all the same."""
+    model, config = transformer(), SearchConfig(beam=3, max_length=12)
+    searches, batches = FixedSearches(model, BOS, EOS), [padded(6) for _ in range(6)]
+    searches.lanes = [None] * 3
+    under_way = searches.search_all([(at, *batch) for at, batch in enumerate(batches)], config)
+    next(under_way)
+    under_way.close()
+    assert len(searches.ready) == 3
+    for batch in batches:
+        same(searches.search(*batch, config), beam(model, *batch, config, BOS, EOS))
+
+
 def test_a_search_waits_for_its_turn():
     """What another thread may be recording is not disturbed."""
     searches, found = FixedSearches(transformer(), BOS, EOS), []

@@ -147,6 +147,22 @@ def test_torch_func():
     torch.testing.assert_close(per_sample(weight, x), plain(weight, x), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_forward_mode():
+    """∂y along a direction of each argument, and what is made of it: Hessians, dual numbers."""
+    given = x, weight, bias = tuple(one.detach() for one in inputs(2, MANY, 3))
+    along = tuple(one.cos() for one in given)
+    torch.testing.assert_close(torch.func.jvp(linear, given, along), torch.func.jvp(F.linear, given, along))
+    found, expected = (
+        torch.func.hessian(lambda w, run=run: run(x, w, bias).square().sum())(weight) for run in (linear, F.linear)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+    with torch.autograd.forward_ad.dual_level():
+        moving = torch.autograd.forward_ad.make_dual(x, x)
+        slope = torch.autograd.forward_ad.unpack_dual(linear(moving, weight)).tangent
+    torch.testing.assert_close(slope, F.linear(x, weight))
+
+
 def test_the_same_numbers_every_time():
     given = inputs(2 * MANY, 96, out=160)
     first = linear(*given)

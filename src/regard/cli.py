@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
     def parse_all(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse, and answer an option that does not exist with the nearest one that does."""
         parsed, unknown = self.parse_known_args(arguments)
-        if unknown and "--" not in arguments and not any(word.startswith("-") for word in unknown):
+        if unknown:
             parsed, unknown = self.parse_known_intermixed_args(arguments)  # translate RUN --beam 5 TEXT
         if unknown and unknown[0].startswith("-"):
             name = unknown[0].partition("=")[0]

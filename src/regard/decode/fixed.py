@@ -71,28 +71,32 @@ class FixedSearches:
         """The answers to each batch by its name, in the order in which they are found."""
         waiting, live = iter(batches), deque[tuple[Name, Key, FixedSearch]]()
         free = list(range(len(self.lanes)))
-        while True:
-            while free and (given := next(waiting, None)) is not None:
-                name, source, valid = given
+        try:
+            while True:
+                while free and (given := next(waiting, None)) is not None:
+                    name, source, valid = given
+                    with TURN:
+                        limits = length_limits(source, valid, config)
+                        key, search = self._taken(source, limits, config, free.pop())
+                        search.start(source, valid, limits)
+                    live.append((name, key, search))
+                if not live:
+                    return
+                name, key, search = live.popleft()
                 with TURN:
-                    limits = length_limits(source, valid, config)
-                    key, search = self._taken(source, limits, config, free.pop())
-                    search.start(source, valid, limits)
-                live.append((name, key, search))
-            if not live:
-                return
-            name, key, search = live.popleft()
-            with TURN:
-                found = search.answers() if search.finished() else None
-                if found is None:
-                    search.advance()
-                else:
+                    if not search.finished():
+                        search.advance()
+                        live.append((name, key, search))
+                        continue
+                    found = search.answers()
                     self._give_back(key, search)
-            if found is None:
-                live.append((name, key, search))
-            else:
                 free.append(key[4])
                 yield name, found
+        finally:  # an error, or nobody wants the rest: a GPU may still be writing into these
+            with TURN:
+                for _, key, search in live:
+                    search.finished()
+                    self._give_back(key, search)
 
     def _taken(self, source: Tensor, limits: list[int], config: SearchConfig, lane: int) -> tuple[Key, FixedSearch]:
         sentences = 1 << (len(source) - 1).bit_length()  # the next power of two

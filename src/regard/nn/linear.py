@@ -66,6 +66,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:2])
+        ctx.save_for_forward(*inputs[:2])
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
@@ -76,6 +77,17 @@ class _Product(torch.autograd.Function):
             g.T @ x.flatten(0, -2) if to_weight else None,
             g.sum(dim=0) if to_bias else None,
         )
+
+    @staticmethod
+    def jvp(ctx: Any, *along: Tensor | None) -> Tensor:
+        """How y moves when x, W and b move along these: forward-mode differentiation."""
+        (x, weight), (to_x, to_weight, to_bias) = ctx.saved_tensors, along
+        parts = (
+            None if to_x is None else F.linear(to_x, weight),
+            None if to_weight is None else F.linear(x, to_weight),
+            None if to_bias is None else to_bias.expand(*x.shape[:-1], -1),
+        )
+        return sum(part for part in parts if part is not None)  # type: ignore[return-value]
 
 
 product: Callable[..., Tensor] = _Product.apply
