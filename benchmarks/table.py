@@ -58,10 +58,9 @@ def training(result: Json) -> str:
             if name not in tools:
                 lines.append(f"| {row['size']} | {name} | | {tool.get('left_out') or tool.get('failed')} | |")
                 continue
-            size = f"{tool['parameters']:,}" if "parameters" in tool else ""
-            cells = [size, _speed(tool), f"{best / _median(tool):.2f}" if best else ""]
+            cells = [f"{tool['parameters']:,}", _speed(tool), f"{best / _median(tool):.2f}" if best else ""]
             if gpu:
-                cells += [f"{tool['mfu']:.3f}", f"{tool['memory_gb']:.1f}" if "memory_gb" in tool else ""]
+                cells += [f"{tool['mfu']:.3f}", f"{tool['memory_gb']:.1f}"]
             lines.append(f"| {row['size']} | {name} | {' | '.join(cells)} |")
     return "\n".join([*lines, *_profiles(result)])
 

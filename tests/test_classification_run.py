@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,8 @@ from regard.data.labels import examples
 from regard.recipe import override, read_recipe
 from regard.settings import read_toml
 from regard.train.classification import ClassificationRun
-from regard.train.trainer import Trainer, read_metrics
-from stopping import assert_same_weights
+from regard.train.trainer import read_metrics
+from stopping import assert_same_weights, interrupt_at
 
 GOOD, BAD = ("최고", "재밌다", "감동", "great"), ("최악", "지루", "별로", "awful")
 NEUTRAL = ("영화", "배우", "그냥", "film", "이야기", "봤다")
@@ -110,15 +109,7 @@ def test_it_learns(here, settings):
 )
 def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, settings):
     assert train(*settings, "-o", "whole") == 0
-    real, sent = Trainer._update, []
-
-    def update(self, batches):
-        if self.step == 2 and not sent:
-            sent.append(True)
-            signal.raise_signal(signal.SIGINT)
-        return real(self, batches)
-
-    monkeypatch.setattr(Trainer, "_update", update)
+    interrupt_at(monkeypatch, 2)
     assert train(*settings, "-o", "parts") == 130
     assert main(["resume", "parts", "--device", "cpu"]) == 0
     assert_same_weights("whole", "parts")

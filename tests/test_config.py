@@ -194,6 +194,7 @@ def test_presets_change_by_name() -> None:
 def configs(draw: st.DrawFn) -> ModelConfig:
     """Valid by construction, over every field."""
     heads, size = draw(st.integers(1, 8)), draw(st.integers(1, 16)) * 2
+    divisors = [number for number in range(1, heads + 1) if heads % number == 0]
     score = draw(st.sampled_from(get_args(Score)))
     path = "reference" if score != "dot" else draw(st.sampled_from(["fused", "reference", "flex"]))
     shape = draw(st.sampled_from(["encoder-decoder", "decoder", "encoder"]))
@@ -208,9 +209,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         dim=heads * size,
         heads=heads,
         layers=draw(st.integers(1, 48)),
-        kv_heads=optional(st.sampled_from([h for h in range(1, heads + 1) if heads % h == 0]))
-        if score == "dot"
-        else None,
+        kv_heads=optional(st.sampled_from(divisors)) if score == "dot" else None,
         head_dim=optional(st.integers(1, 32).map(lambda n: 2 * n)),
         value_dim=optional(st.integers(1, 64)),
         score=score,

@@ -7,7 +7,6 @@ import gzip
 import json
 import math
 import shutil
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -29,8 +28,8 @@ from regard.recipe import read_recipe
 from regard.run import load_tokenizers
 from regard.settings import read_toml
 from regard.train.language import LanguageRun, next_token
-from regard.train.trainer import Trainer, read_metrics
-from stopping import assert_same_weights
+from regard.train.trainer import read_metrics
+from stopping import assert_same_weights, interrupt_at
 
 ROOT = Path(__file__).parent.parent
 TEXT = "".join(f"{n} green bottles hanging on the wall, 초록 병 {n}개.\n" for n in range(60, 0, -1))
@@ -104,15 +103,7 @@ def test_it_learns(here):
 )
 def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, capsys, settings):
     assert train(*settings, "-o", "whole") == 0
-    real, sent = Trainer._update, []
-
-    def update(self, batches):
-        if self.step == 2 and not sent:
-            sent.append(True)
-            signal.raise_signal(signal.SIGINT)
-        return real(self, batches)
-
-    monkeypatch.setattr(Trainer, "_update", update)
+    interrupt_at(monkeypatch, 2)
     assert train(*settings, "-o", "parts") == 130
     read = []
     monkeypatch.setattr(documents, "_scan", lambda *_: read.append(_) or iter(()))  # the text is not read again

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,8 @@ from regard.cli import main
 from regard.data.store import Store
 from regard.run import load_tokenizers, read_weights
 from regard.settings import read_toml
-from regard.train.trainer import Trainer, read_metrics
+from regard.train.trainer import read_metrics
+from stopping import assert_same_weights, interrupt_at
 
 TEXT = "text\tlabel\n" + "".join(
     f"{n} green bottles hanging on the wall, 초록 병 {n}개.\t{'even' if n % 2 == 0 else 'odd'}\n" for n in range(80)
@@ -90,19 +90,10 @@ def test_it_learns_more_than_frequencies(here):
 @pytest.mark.parametrize("settings", [[], ["mask.whole_words=true", "train.accumulate=2"]], ids=["tokens", "words"])
 def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, settings):
     assert train("masked", "-o", "whole", settings=SMALL + settings) == 0
-    real, sent = Trainer._update, []
-
-    def update(self, batches):
-        if self.step == 2 and not sent:
-            sent.append(True)
-            signal.raise_signal(signal.SIGINT)
-        return real(self, batches)
-
-    monkeypatch.setattr(Trainer, "_update", update)
+    interrupt_at(monkeypatch, 2)
     assert train("masked", "-o", "parts", settings=SMALL + settings) == 130
     assert main(["resume", "parts", "--device", "cpu"]) == 0
-    first, second = (read_weights(Path(run) / "model.safetensors") for run in ("whole", "parts"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_same_weights("whole", "parts")
 
 
 def test_fill(masked, capsys):
@@ -144,20 +135,11 @@ def test_what_was_inherited_is_not_needed_again(masked):
 
 def test_a_resumed_run_that_inherited_is_the_uninterrupted_one(masked, monkeypatch):
     assert train("classes", "-o", "whole", settings=[]) == 0
-    real, sent = Trainer._update, []
-
-    def update(self, batches):
-        if self.step == 3 and not sent:
-            sent.append(True)
-            signal.raise_signal(signal.SIGINT)
-        return real(self, batches)
-
-    monkeypatch.setattr(Trainer, "_update", update)
+    interrupt_at(monkeypatch, 3)
     assert train("classes", "-o", "parts", settings=[]) == 130
     shutil.rmtree(masked)
     assert main(["resume", "parts", "--device", "cpu"]) == 0
-    first, second = (read_weights(Path(run) / "model.safetensors") for run in ("whole", "parts"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_same_weights("whole", "parts")
 
 
 @pytest.mark.parametrize(

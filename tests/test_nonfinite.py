@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import replace
 
 import pytest
@@ -14,6 +13,7 @@ from regard.run import read_weights
 from regard.train.objective import read_states, translation
 from regard.train.trainer import read_metrics
 from reversal import MODEL, TRAIN, assert_same, make_trainer
+from stopping import interrupt_at
 
 STILL = replace(MODEL, dropout=0.0, embed_dropout=0.0)
 
@@ -107,17 +107,10 @@ def test_gradients_that_stay_infinite_end_training(tmp_path):
     assert all(tensor.isfinite().all() for tensor in saved.values())
 
 
-def test_the_count_goes_on_over_a_stop(tmp_path):
+def test_the_count_goes_on_over_a_stop(tmp_path, monkeypatch):
     config = replace(TRAIN, steps=6, precision="fp16", log_every=6)
+    interrupt_at(monkeypatch, 2)
     first = make_trainer(tmp_path, config, objective=overflowing({1, 2}))
-    real = first._update
-
-    def update(batches):
-        if first.step + 1 == 3:
-            signal.raise_signal(signal.SIGINT)
-        return real(batches)
-
-    first.update = update
     assert not first.run() and first.step == 3
     second = make_trainer(tmp_path, config, objective=overflowing({1}))
     assert second.resume() and second.run()

@@ -20,6 +20,7 @@ from regard.train.metric import LOSS, Metric
 from regard.train.objective import read_states, translation
 from regard.train.trainer import Trainer, read_metrics
 from reversal import MODEL, TRAIN, assert_same, reversal_pairs, train
+from stopping import interrupt_at
 
 STILL = replace(MODEL, dropout=0.0, embed_dropout=0.0)
 VALID = reversal_pairs(8, seed=9)
@@ -224,18 +225,11 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, stops):
     assert_same(again, tensors)
 
 
-def test_patience_runs_on_over_a_stop(tmp_path):
+def test_patience_runs_on_over_a_stop(tmp_path, monkeypatch):
     """Two stale evaluations before a stop and one after it make three."""
     config = replace(TRAIN, steps=1000, evaluate_every=2, patience=3)
+    interrupt_at(monkeypatch, 5)
     first = make(tmp_path, config, evaluate=falling_then_rising(1))
-    real = first._update
-
-    def update(batches):
-        if first.step + 1 == 6:
-            signal.raise_signal(signal.SIGINT)
-        return real(batches)
-
-    first.update = update
     assert not first.run() and first.best["stale"] == 2
     second = make(tmp_path, config, evaluate=lambda model: {"valid_loss": 2.0})
     assert second.resume() and second.run() and second.step == 8

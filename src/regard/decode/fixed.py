@@ -29,7 +29,7 @@ from torch import Tensor
 
 from regard.decode.beam import extensions, foremost, ordered
 from regard.decode.config import SearchConfig
-from regard.decode.search import TURN, Hypothesis, check_scores, length_limits, log_probabilities
+from regard.decode.search import TURN, Hypothesis, check_scores, keep_ready, length_limits, log_probabilities
 from regard.models.transformer import EncoderDecoder, State
 from regard.nn.block import Memory
 from regard.nn.cache import FixedCache
@@ -89,14 +89,14 @@ class FixedSearches:
                         live.append((name, key, search))
                         continue
                     found = search.answers()
-                    self._give_back(key, search)
+                    keep_ready(self.ready, key, search, SHAPES)
                 free.append(key[4])
                 yield name, found
         finally:  # an error, or nobody wants the rest: a GPU may still be writing into these
             with TURN:
                 for _, key, search in live:
                     search.finished()
-                    self._give_back(key, search)
+                    keep_ready(self.ready, key, search, SHAPES)
 
     def _taken(self, source: Tensor, limits: list[int], config: SearchConfig, lane: int) -> tuple[Key, FixedSearch]:
         sentences = 1 << (len(source) - 1).bit_length()  # the next power of two
@@ -107,11 +107,6 @@ class FixedSearches:
             kind = FixedGreedy if config.beam == 1 else FixedBeam
             found = kind(self.model, *key[:4], self.bos, self.eos, self.lanes[lane])
         return key, found
-
-    def _give_back(self, key: Key, search: FixedSearch) -> None:
-        self.ready[key] = search  # last: used last
-        if len(self.ready) > SHAPES:
-            self.ready.popitem(last=False)
 
 
 def _up(size: int, step: int) -> int:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from regard.decode.config import SearchConfig
 from regard.decode.sample import Chance, draw
-from regard.decode.search import TURN, check_scores, log_probabilities
+from regard.decode.search import TURN, check_scores, keep_ready, log_probabilities
 from regard.models.transformer import Decoder, State
 from regard.nn.cache import FixedCache
 
@@ -62,9 +62,7 @@ class Replays:
             yield FixedDrawing(step, prompt, config, context, limit)
         finally:
             with TURN:
-                self.ready[key] = step  # last: used last
-                if len(self.ready) > SHAPES:
-                    self.ready.popitem(last=False)
+                keep_ready(self.ready, key, step, SHAPES)
 
 
 def reach(tokens: int) -> int:

@@ -15,8 +15,9 @@ one token, whatever came before it; rows that have ended are carried along but n
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,15 @@ from regard.errors import UserError
 
 # Held while work that may be recorded as a graph is handed to a GPU: a recording fails if another thread works then.
 TURN = threading.RLock()
+Key = TypeVar("Key")
+Recorded = TypeVar("Recorded")
+
+
+def keep_ready(ready: OrderedDict[Key, Recorded], key: Key, one: Recorded, most: int) -> None:
+    """What was recorded stays for the next of its shape; of more than `most` the one goes that was used longest ago."""
+    ready[key] = one
+    if len(ready) > most:
+        ready.popitem(last=False)
 
 
 class Kept(Protocol):

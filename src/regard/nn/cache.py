@@ -164,7 +164,7 @@ def together(k: Tensor, v: Tensor) -> Tensor | None:
 
 
 def _words(x: Tensor) -> Tensor:
-    """The same memory [..., D] in words of 16 bytes, if D fills them: a GPU moves a word as fast as a number."""
+    """The same memory [..., D] in words of 16 bytes, if D fills them: fewer and larger pieces to move."""
     return x.view(torch.complex128) if x.shape[-1] * x.element_size() % 16 == 0 else x
 
 

@@ -35,7 +35,7 @@ from regard.models.head import Head
 from regard.nn.linear import linear
 
 CHUNK = {"cpu": 256, "cuda": 16384}  # tokens: what stays in the cache; what keeps a GPU busy in little memory
-LARGE = 1024  # pieces: below, a kernel of our own saves less than the seconds that compiling it takes
+LARGE = 1024  # pieces: below, a kernel of our own has little to save, and would have to be compiled first
 Score = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 
 
