@@ -306,7 +306,9 @@ def test_a_padded_vocabulary(here):
     "name", ["shakespeare-char", "shakespeare-char-best", "shakespeare-char-fast", "shakespeare-bpe", "gpt2-124m"]
 )
 def test_the_recipes_can_be_read(name, tmp_path):
-    task = LanguageRun(read_recipe(ROOT / "recipes" / f"{name}.toml"), tmp_path, torch.device("cpu"))
+    tables = read_recipe(ROOT / "recipes" / f"{name}.toml")
+    del tables["smoke"]
+    task = LanguageRun(tables, tmp_path, torch.device("cpu"))
     vocab = 65 + 4 if "char" in name else {"shakespeare-bpe": 1024}.get(name, 50257)
     config = task._model_config(vocab)
     with torch.device("meta"):

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,11 +20,19 @@ from regard.errors import UserError
 from regard.recipe import read_recipe, smoke
 from regard.run import load_tokenizers
 from regard.samples import HERE, sample_folder
+from regard.score import score
 from regard.train.task import task_of
 from regard.train.texttotext import TextToTextRun
 from smoke import ROOT, smoke_run
 
 CLASSIFIED, MASKED, DENOISED = 0.12, 0.25, 0.6  # margins: share of right answers, nats a token
+TRANSLATED, CHRF, FORESEEN = 0.5, 30, 0.25  # share of right answers, chrF, bits a character
+
+TRANSLATIONS = [
+    "multi30k-en-de", "multi30k-en-de-best", "multi30k-en-de-fast", "multi30k-en-fr", "multi30k-raw-en-de",
+    "tatoeba-en-ko",
+]  # fmt: skip
+LANGUAGE = ["shakespeare-char", "shakespeare-char-best", "shakespeare-char-fast", "shakespeare-bpe", "gpt2-124m"]
 
 
 @pytest.mark.parametrize("name", ["nsmc", "naver-sentiment"])
@@ -66,16 +76,81 @@ def test_denoised_reviews(tmp_path):
     assert found["tokens"] == len(wanted) and found["loss"] < unigram - DENOISED
 
 
+# --- translation
+
+
+@pytest.fixture(scope="module")
+def remembered():
+    """The figures of a memory: it answers with the Korean of the most similar English it was trained on."""
+
+    def parts(text):
+        return Counter(text[at : at + 3] for at in range(len(text) - 2))
+
+    def alike(one, other):
+        return (one & other).total() / (one.total() + other.total())
+
+    def pairs(name):
+        rows = [line.split("\t") for line in (HERE / "dates" / name).read_text(encoding="utf-8").splitlines()]
+        return [(parts(row[rows[0].index("date")]), row[rows[0].index("korean")]) for row in rows[1:]]
+
+    known, asked = pairs("train.tsv"), pairs("test.tsv")
+    answers = [max(known, key=lambda pair: alike(pair[0], date))[1] for date, _ in asked]
+    return score(answers, [korean for _, korean in asked])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train a recipe's small form; those whose small forms are alike share one run."""
+    done = {}
+
+    def train(name):
+        path = ROOT / "recipes" / f"{name}.toml"
+        form = json.dumps(smoke(read_recipe(path), path), sort_keys=True)
+        if form not in done:
+            done[form] = smoke_run(f"recipes/{name}.toml", tmp_path_factory.mktemp(name) / "run")
+        return done[form]
+
+    return train
+
+
+@pytest.mark.parametrize("name", TRANSLATIONS)
+def test_translated_dates(name, trained, remembered):
+    test = trained(name)["test"]
+    assert test["exact"] > remembered.exact + TRANSLATED  # a memory has none right: no date of the test was learned
+    assert test["chrf"] > remembered.chrf + CHRF
+
+
+# --- language models
+
+
+@pytest.fixture(scope="module")
+def bigram():
+    """Bits a character of the held-out tenth, for someone who knows how often which character follows which."""
+    with gzip.open(HERE / "shakespeare" / "input.txt.gz", "rt", encoding="utf-8", newline="") as file:
+        text = file.read()
+    border = int(len(text) * 0.9)
+    learned, held_out = text[:border], text[border:]
+    pairs, firsts, size = Counter(pairwise(learned)), Counter(learned[:-1]), len(set(text))
+    follow = list(pairwise(held_out))
+    return -sum(math.log2((pairs[one, two] + 1) / (firsts[one] + size)) for one, two in follow) / len(follow)
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_shakespeare(name, tmp_path, bigram):
+    """Bits a character can be compared, whatever the tokens are."""
+    valid = smoke_run(f"recipes/{name}.toml", tmp_path / "run")["valid"]
+    assert valid["unknown"] == 0 and valid["bits_per_character"] < bigram - FORESEEN
+
+
 # --- the option itself
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("recipes/*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_says_what_it_means_in_both_forms(path, tmp_path):
-    """All settings are known; where a recipe has a small form, that too."""
+    """All settings are known, those of the small form too, which none may lack."""
     tables = read_recipe(path)
-    forms = [smoke(tables, path)] if "smoke" in tables else []
-    forms.append({name: table for name, table in tables.items() if name != "smoke"})
-    for form in forms:
+    small, whole = smoke(tables, path), {name: table for name, table in tables.items() if name != "smoke"}
+    for form in (small, whole):
         if form["train"].pop("init_from", None):  # that run is not there, nor its tokenizer
             form.pop("text", None)
         task_of(form)(form, tmp_path / "run", torch.device("cpu"))

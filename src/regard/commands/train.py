@@ -22,6 +22,7 @@ everything in it. Ctrl-C saves; `regard resume RUN` (or the same command again) 
 
 EXAMPLES = """
 regard train recipes/multi30k-en-de.toml --data multi30k-tok      data from that folder
+regard train recipes/multi30k-en-de.toml --smoke                  its small form, on sample data
 regard train mine.toml -o runs/mine --set train.steps=2000        any setting, by table and name
 regard train mine.toml --set model.position=rope --device cuda
 torchrun --nproc-per-node 8 -m regard train mine.toml             on eight GPUs; see docs/distributed.md
