@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from regard.data.captions import ScenesData
 from regard.data.captionsets import SceneStream, Targets, scene_sets
 from regard.data.pictures import read_idx
-from regard.data.scenes import COUNTS, NOUNS, PLACES, Group, SceneMaker, coverage, describe, places_of
+from regard.data.scenes import COUNTS, NOUNS, PLACES, Group, SceneMaker, Scenes, coverage, describe, places_of
 from regard.decode.caption import Captioner
 from regard.explore.captions import noun_attention
 from regard.models import ModelConfig, build
@@ -104,38 +105,45 @@ def test_an_item_is_painted_as_it_is() -> None:
                 assert int(labels[item]) in [NOUNS[own.nouns[noun]].label for noun in scenes.noun[row].tolist()]
 
 
+def pairs(scenes: Scenes, nouns: Sequence[str]) -> list[set[str]]:
+    """Which noun is where, as read off the boxes: {"bag 2 3", …} of each scene."""
+    found = []
+    for kinds, groups, items, boxes in zip(
+        scenes.noun.tolist(), scenes.group.tolist(), scenes.item.tolist(), scenes.box.tolist(), strict=True
+    ):
+        own = [(kinds[group], box) for group, item, box in zip(groups, items, boxes, strict=True) if item >= 0]
+        found.append({f"{nouns[kind]} {1 + top // 12} {1 + left // 12}" for kind, (top, left, _) in own})  # 12 = 48 / 4
+    return found
+
+
 def test_pairs_that_are_kept_out_are_in_no_training_scene_and_in_every_held_out_one() -> None:
     own = maker()
     config = ScenesData(valid=40, test=40)
     sets = scene_sets(config, own, maker("t10k"))
-
-    def pairs(scenes) -> list[set[str]]:
-        return [
-            {f"{own.nouns[noun]} {PLACES[place]}" for noun, place in zip(nouns, places, strict=True)}
-            for nouns, places in zip(
-                scenes.noun.tolist(), places_of(scenes.vertical, scenes.lane).tolist(), strict=True
-            )
-        ]
-
     kept_out = set(config.held_out)
-    seen = pairs(own.draw(2000, False, 1, 1))
+    assert len(kept_out) == 2 * len(own.nouns)
+    seen = pairs(own.draw(2000, False, 1, 1), own.nouns)
     assert not any(one & kept_out for one in seen)
-    assert set().union(*seen) == {f"{noun} {place}" for noun in own.nouns for place in PLACES} - kept_out
-    assert all(one & kept_out for one in pairs(sets["held-out"].scenes))
-    assert not any(one & kept_out for name in ("valid", "test") for one in pairs(sets[name].scenes))
+    every = {f"{noun} {row} {column}" for noun in own.nouns for row in range(1, 5) for column in range(1, 5)}
+    assert set().union(*seen) == every - kept_out
+    assert all(one & kept_out for one in pairs(sets["held-out"].scenes, own.nouns))
+    assert not any(one & kept_out for name in ("valid", "test") for one in pairs(sets[name].scenes, own.nouns))
 
 
-def test_a_new_pair_makes_a_new_sentence_only_where_two_of_them_leave_no_room() -> None:
-    own = maker()
+def test_a_quarter_is_its_four_fields() -> None:
+    quarter = maker(held_out=["bag top right"])
+    assert torch.equal(quarter.kept_out, maker(held_out=["bag 1 3", "bag 1 4", "bag 2 3", "bag 2 4"]).kept_out)
+    scenes = quarter.draw(300, True, 1)
+    places = places_of(scenes.vertical, scenes.lane)
+    assert ((scenes.noun == quarter.nouns.index("bag")) & (places == PLACES.index("top right"))).any(dim=1).all()
 
-    def sentences(held_out: bool) -> set[str]:
-        scenes = own.draw(6000, held_out, 3)
-        names = [(own.nouns[first], own.nouns[second]) for first, second in scenes.noun.tolist()]
-        told = zip(names, scenes.vertical.tolist(), strict=True)
-        return {f"{first} {'above' if vertical else 'left of'} {second}" for (first, second), vertical in told}
 
-    room = {"bag left of shirt", "bag above shirt", "coat left of trousers", "trousers above coat"}
-    assert sentences(True) - sentences(False) == room
+def test_a_new_pair_makes_no_new_sentence() -> None:
+    own = maker(sizes=["normal"])
+    new, known = (
+        set(own.numbers(own.draw(count, held_out, 3)).tolist()) for count, held_out in ((2000, True), (9000, False))
+    )
+    assert new <= known
 
 
 def test_a_stream_goes_on_from_any_point() -> None:

@@ -11,6 +11,7 @@ first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -113,14 +114,22 @@ def _scene_set(maker: SceneMaker, scenes: Scenes, language: str) -> CaptionSet:
 
 
 class SceneStream(Stream):
-    """Batches of new scenes, `count` of them an epoch."""
+    """Batches of new scenes, `count` of them an epoch; those of the next are drawn while one is learned from."""
 
     def __init__(self, maker: SceneMaker, targets: Targets, rows: int, count: int, seed: int) -> None:
         """`targets` are those of all captions, by `SceneMaker.numbers`."""
         self.maker, self.targets, self.rows, self.batches, self.seed = maker, targets, rows, max(1, count // rows), seed
+        self._thread = ThreadPoolExecutor(1, "scenes")
+        self._drawn: dict[tuple[int, int], Future[Scenes]] = {}
+
+    def _draw(self, epoch: int, number: int) -> Future[Scenes]:
+        return self._thread.submit(self.maker.draw, self.rows, False, 1, self.seed, epoch, number)
 
     def make(self, epoch: int, number: int) -> PairBatch:
-        scenes = self.maker.draw(self.rows, False, 1, self.seed, epoch, number)
+        own = self._drawn.get((epoch, number)) or self._draw(epoch, number)
+        after = divmod(epoch * self.batches + number + 1, self.batches)
+        self._drawn = {after: self._draw(*after)}
+        scenes = own.result()
         return self.targets.batch(self.maker.numbers(scenes), self.maker.paint(scenes), None)
 
     def open(self, epoch: int) -> tuple[int, Callable[[int], PairBatch]]:
