@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from regard.data.captionsets import SceneStream, Targets, scene_sets
 from regard.data.pictures import read_idx
 from regard.data.scenes import COUNTS, NOUNS, PLACES, Group, SceneMaker, Scenes, coverage, describe, places_of
 from regard.decode.caption import Captioner
+from regard.errors import UserError
 from regard.explore.captions import noun_attention
 from regard.models import ModelConfig, build
 from regard.text.tokenizer import Tokenizer
@@ -138,6 +140,20 @@ def test_a_quarter_is_its_four_fields() -> None:
     assert ((scenes.noun == quarter.nouns.index("bag")) & (places == PLACES.index("top right"))).any(dim=1).all()
 
 
+def test_in_common_scenes_a_place_says_nothing_about_the_noun() -> None:
+    own = maker()
+    scenes = own.draw(3000, False, 1, common=True)
+    seen = Counter(pair for one in pairs(scenes, own.nouns) for pair in one)
+    fields = {pair.partition(" ")[2] for pair in seen}
+    assert fields == {f"{row} {column}" for row in range(1, 5) for column in range(1, 5) if (row + column) % 2 == 0}
+    assert len(seen) == len(own.nouns) * len(fields)  # every noun in each of them
+    assert max(seen.values()) < 2 * min(seen.values())
+    with pytest.raises(UserError, match="no scene is left"):
+        maker(held_out=["bag top left", "boot top right", "coat bottom left", "coat bottom right"]).draw(
+            1, False, 1, common=True
+        )
+
+
 def test_a_new_pair_makes_no_new_sentence() -> None:
     own = maker(sizes=["normal"])
     new, known = (
@@ -151,13 +167,13 @@ def test_a_stream_goes_on_from_any_point() -> None:
     captions = own.all_captions("en")
     tokenizer = Tokenizer.train(filter(None, captions), "word")
     targets = Targets.of(tokenizer, captions, 20)
-    stream = SceneStream(own, targets, rows=4, count=12, seed=3)
+    stream = SceneStream(own, targets, rows=4, count=12, seed=3, common=1)
     walk = iter(stream)
     for _ in range(4):
         next(walk)
     position = stream.position
     after = next(walk)
-    again = SceneStream(own, targets, rows=4, count=12, seed=3)
+    again = SceneStream(own, targets, rows=4, count=12, seed=3, common=1)
     again.seek(position)
     other = next(iter(again))
     assert torch.equal(after.source, other.source) and torch.equal(after.target, other.target)

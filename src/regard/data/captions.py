@@ -42,6 +42,7 @@ class ScenesData:
     valid: int = 500
     test: int = 2_000  # of combinations that occur in training, and as many of those that do not
     held_out: Files = HELD_OUT  # pairs of noun and place that are kept out of training
+    common: int = 0  # epochs at the start in which items stand only where every noun may
     nouns: Files = tuple(NOUNS)
     sizes: Files = tuple(SIZES)
 
@@ -49,9 +50,9 @@ class ScenesData:
         for name in ("items", "test_items", "held_out", "nouns", "sizes"):
             check_list(name, getattr(self, name))
         check_types(self)
-        for name in ("train", "valid", "test"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)}: must be 1 or more")
+        for name, least in (("train", 1), ("valid", 1), ("test", 1), ("common", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} = {getattr(self, name)}: must be {least} or more")
         for name, known in (("nouns", NOUNS), ("sizes", SIZES)):
             given = getattr(self, name)
             if wrong := [one for one in given if one not in known]:

@@ -114,16 +114,21 @@ def _scene_set(maker: SceneMaker, scenes: Scenes, language: str) -> CaptionSet:
 
 
 class SceneStream(Stream):
-    """Batches of new scenes, `count` of them an epoch; those of the next are drawn while one is learned from."""
+    """Batches of new scenes, `count` of them an epoch; those of the next are drawn while one is learned from.
 
-    def __init__(self, maker: SceneMaker, targets: Targets, rows: int, count: int, seed: int) -> None:
+    In the first `common` epochs items stand only where every noun may (`SceneMaker.draw`).
+    """
+
+    def __init__(self, maker: SceneMaker, targets: Targets, rows: int, count: int, seed: int, common: int = 0) -> None:
         """`targets` are those of all captions, by `SceneMaker.numbers`."""
         self.maker, self.targets, self.rows, self.batches, self.seed = maker, targets, rows, max(1, count // rows), seed
+        self.common = common
         self._thread = ThreadPoolExecutor(1, "scenes")
         self._drawn: dict[tuple[int, int], Future[Scenes]] = {}
 
     def _draw(self, epoch: int, number: int) -> Future[Scenes]:
-        return self._thread.submit(self.maker.draw, self.rows, False, 1, self.seed, epoch, number)
+        draw = partial(self.maker.draw, common=epoch < self.common)
+        return self._thread.submit(draw, self.rows, False, 1, self.seed, epoch, number)
 
     def make(self, epoch: int, number: int) -> PairBatch:
         own = self._drawn.get((epoch, number)) or self._draw(epoch, number)

@@ -11,8 +11,8 @@ upper one. So the answer can be judged to the letter. Whether a model knows thin
 scenes by heart, shows in combinations that it has never seen: some pairs of noun and place are kept out of training,
 and tested apart (Lake & Baroni 2018, arXiv 1711.00350, ask the same of commands). A place is one of 4 x 4 fields ("bag
 2 3": row 2, column 3) or a whole quarter ("bag top left"), which is much harder: see docs/pictures.md. In HELD_OUT each
-noun lacks two fields. It is still seen in the others of the same quarter, so what is new is the picture, never the
-sentence.
+noun lacks two fields, all of them white if the fields are those of a chessboard; black ones have seen every noun. What
+is new in a test is the picture, never the sentence.
 
 Three of the ten classes are not used: pullover, shirt (with sleeves) and dress are so easily taken for coats and
 T-shirts (people are right about a picture 83.5 % of the time: Xiao et al. 2017, arXiv 1708.07747) that the best of
@@ -60,8 +60,12 @@ NOUNS = {
     "bag": Noun(8, "bag", "bags", "가방", False),
     "boot": Noun(9, "boot", "boots", "부츠", False),
 }
+FIELDS = np.array([[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]])  # of each quarter
+WHITE = [at for at in range(ACROSS**2) if (at // ACROSS + at % ACROSS) % 2]  # every second one, as on a chessboard
 HELD_OUT = tuple(
-    f"{noun} {1 + at // ACROSS + half} {1 + at % ACROSS}" for at, noun in enumerate(NOUNS) for half in (0, 2)
+    f"{noun} {1 + WHITE[(at + half) % 8] // ACROSS} {1 + WHITE[(at + half) % 8] % ACROSS}"
+    for at, noun in enumerate(NOUNS)
+    for half in (0, 4)
 )
 
 
@@ -175,23 +179,28 @@ class SceneMaker:
         self.items = self.items.to(device)
         return self
 
-    def draw(self, count: int, held_out: bool, *seed: int) -> Scenes:
-        """Scenes in which no pair is one that was kept out, or (`held_out`) at least one is."""
+    def draw(self, count: int, held_out: bool, *seed: int, common: bool = False) -> Scenes:
+        """Scenes in which no pair is one that was kept out, or (`held_out`) at least one is.
+
+        In a `common` scene items stand only where every noun may: there, a place says nothing about the noun.
+        """
         chance, have = np.random.default_rng(seed), 0
         found: list[dict[str, Tensor]] = []
         while have < count:
-            some = self._combinations(chance, max(64, 2 * (count - have)))
+            some = self._combinations(chance, max(64, 2 * (count - have)), common)
             noun, used = some["noun"].gather(1, some["group"]), torch.arange(MOST) < some["count"].sum(dim=1)[:, None]
-            hit = (self.kept_out[noun, some["field"]] & used).any(dim=1)
+            kept_out = self.kept_out.any(dim=0).expand_as(self.kept_out) if common else self.kept_out
+            hit = (kept_out[noun, some["field"]] & used).any(dim=1)
             kept = (hit == held_out).nonzero()[:, 0]
             if not len(kept) and len(found) > 200:
-                raise UserError("scenes.held_out: no scene is left; keep fewer pairs out, or use more nouns")
+                remedy = "set common = 0" if common else "use more nouns"
+                raise UserError(f"scenes.held_out: no scene is left; keep fewer pairs out, or {remedy}")
             found.append({name: value[kept] for name, value in some.items()})
             have += len(kept)
         chosen = {name: torch.cat([part[name] for part in found])[:count] for name in found[0]}
         return self._placed(chance, **chosen)
 
-    def _combinations(self, chance: np.random.Generator, count: int) -> dict[str, Tensor]:
+    def _combinations(self, chance: np.random.Generator, count: int, common: bool) -> dict[str, Tensor]:
         first = chance.integers(len(self.nouns), size=count)
         second = (first + chance.integers(1, len(self.nouns), size=count)) % len(self.nouns)  # never the same
         counts = np.array(COUNTS)[chance.integers(len(COUNTS), size=count)]
@@ -202,13 +211,13 @@ class SceneMaker:
         number = np.arange(MOST)
         parts["group"] = group = (number >= counts[:, :1]).astype(np.int64)
         within = np.where(group == 0, number, number - counts[:, :1])
-        cells = np.argsort(chance.random((count, 2, 4)), axis=2)  # the four fields of both quarters in random order
         found = {name: torch.from_numpy(part) for name, part in parts.items()}
-        place = places_of(found["vertical"], found["lane"]).numpy()
-        row = np.arange(count)[:, None]
-        place, cell = place[row, group], cells[row, group, within]
-        down, across = 2 * (place // 2) + cell // 2, 2 * (place % 2) + cell % 2
-        return found | {"field": torch.from_numpy(ACROSS * down + across)}
+        fields = FIELDS[places_of(found["vertical"], found["lane"]).numpy()]  # [N, 2, 4]: those of both quarters
+        order = chance.random(fields.shape)
+        if common:
+            order += self.kept_out.any(dim=0).numpy()[fields]  # fields that lack a noun come last
+        fields = np.take_along_axis(fields, np.argsort(order, axis=2), axis=2)
+        return found | {"field": torch.from_numpy(fields[np.arange(count)[:, None], group, within])}
 
     def _placed(self, chance: np.random.Generator, **chosen: Tensor) -> Scenes:
         """Which items, and where in their fields."""
@@ -290,9 +299,7 @@ def split_pair(pair: str) -> tuple[str, list[int]]:
     """ "bag 2 3" -> the noun, and its field; "bag top left" -> the four fields of that quarter."""
     noun, _, place = pair.partition(" ")
     fields = {f"{1 + at // ACROSS} {1 + at % ACROSS}": [at] for at in range(ACROSS**2)}
-    for number, name in enumerate(PLACES):
-        corner = 2 * ACROSS * (number // 2) + 2 * (number % 2)
-        fields[name] = [corner, corner + 1, corner + ACROSS, corner + ACROSS + 1]
+    fields |= {name: FIELDS[number].tolist() for number, name in enumerate(PLACES)}
     if noun not in NOUNS or place not in fields:
         raise UserError(
             f'held_out: {pair!r} is no pair of noun and place; write  "bag 2 3": a noun of {", ".join(NOUNS)}, row and '

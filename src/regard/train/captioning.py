@@ -193,7 +193,8 @@ class CaptioningRun(TaskRun):
         rows = max(1, config.batch_tokens // (config.pack or REGIONS))
         if scenes is None:
             return file_stream(self.sets["train"], self.targets, rows, config.seed)
-        return SceneStream(self.makers[0], self.targets.to(self.device), rows, scenes.train, config.seed)
+        targets = self.targets.to(self.device)
+        return SceneStream(self.makers[0], targets, rows, scenes.train, config.seed, scenes.common)
 
     def objective(self) -> Objective:
         return partial(
