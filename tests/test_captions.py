@@ -185,6 +185,9 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("recipe", "changes", "message"), [
     ("scenes", ["data.scenes.held_out=['hat left']"], "'hat left' is no pair of noun and place"),
+    ("scenes", ["data.scenes.common=1", "data.scenes.held_out=['bag top left', 'bag top right', 'bag bottom left']"],
+     "no scene is left; keep fewer pairs out, or set common = 0"),
+    ("scenes", ["data.scenes.common=-1"], "common = -1: must be 0 or more"),
     ("scenes", ["data.scenes.nouns=['bag']"], r"nouns = \['bag'\]: give 2 or more"),
     ("scenes", ["data.scenes.nouns=['bag', 'hat']"], "'hat' is not known"),
     ("scenes", ["data.scenes.language=fr"], "language = 'fr'"),

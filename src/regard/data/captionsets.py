@@ -97,6 +97,7 @@ def scene_makers(config: ScenesData, folder: str, canvas: int) -> tuple[SceneMak
 
 def scene_sets(config: ScenesData, train: SceneMaker, test: SceneMaker) -> dict[str, CaptionSet]:
     """Validation with training items; tests with others, of combinations that training has and that it has not."""
+    train.draw(1, False, 0, common=config.common > 0)  # where there is none, that is said before training begins
     sets = {"valid": _scene_set(train, train.draw(config.valid, False, 0, 0), config.language)}
     sets["test"] = _scene_set(test, test.draw(config.test, False, 0, 1), config.language)
     if bool(test.kept_out.any()):
