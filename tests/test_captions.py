@@ -155,6 +155,18 @@ def test_files_with_captions_are_learned(here: Path, capsys: pytest.CaptureFixtu
     assert answer["caption"] == "밝은 네모 하나" and len(answer["n_best"]) == 2 and answer["file"] == files[1]
     assert main(["evaluate", run, "--json", "--device", "cpu"]) == 0
     assert json.loads(capsys.readouterr().out) == told["scores"]
+    order = ["evaluate", run, "--device", "cpu", "--json", "--files"]
+    assert main([*order, f"{name}.jsonl"]) == 0  # the same rows, given by hand
+    assert json.loads(capsys.readouterr().out) == {"files": told["scores"]["valid"]}
+    rows = [json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()[:4]]
+    Path("half.jsonl").write_text("".join(json.dumps({**row, "caption": "a dark square"}) + "\n" for row in rows))
+    assert main([*order, "half.jsonl"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"]["exact"] == 0.5
+    other = {"pictures": "features", "features": "pictures"}[name]
+    for file, message in ((f"{other}.jsonl", "line 1: write"), (files[0], "captions stand in a .jsonl file")):
+        assert main([*order, file]) == 2
+        out, err = capsys.readouterr()
+        assert message in err and out == ""
 
 
 def test_a_run_of_scenes_is_complete(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,6 +183,9 @@ def test_a_run_of_scenes_is_complete(here: Path, capsys: pytest.CaptureFixture[s
     assert main(["caption", "runs/scenes", "wide.png"]) == 0
     assert "wide.png: 50 x 40 pixels are resized to 24 x 24" in capsys.readouterr().err
     rows = [json.loads(line) for line in Path("runs/scenes/data/examples/captions.jsonl").read_text().splitlines()]
+    examples = "runs/scenes/data/examples/captions.jsonl"
+    assert main(["evaluate", "runs/scenes", "--files", examples, "--device", "cpu"]) == 0
+    assert "6 pictures" in capsys.readouterr().out
     assert len(rows) == 6 and all((Path("runs/scenes/data/examples") / row["picture"]).is_file() for row in rows)
 
 

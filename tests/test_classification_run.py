@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from pathlib import Path
@@ -245,6 +246,30 @@ def test_classify_reads_files_and_writes_one(run, capsys, monkeypatch):
         assert said in capsys.readouterr().err and not Path("never.tsv").exists()
 
 
+@pytest.mark.parametrize("place", [0, 20, 39])
+def test_classify_writes_nothing_before_a_mistake(run, capsys, monkeypatch, place):
+    from regard.commands import classify, translate
+
+    monkeypatch.setattr(classify, "CHUNK", 4)
+    monkeypatch.setattr(translate, "PIECE", 64)
+    rows = [json.dumps({"text": f"영화 {number}"}).encode() for number in range(40)]
+    Path("good.jsonl").write_bytes(b"\n".join(rows))
+    rows[place] = b'{"text": "\xff"}'
+    Path("bad.jsonl").write_bytes(b"\n".join(rows))
+    capsys.readouterr()
+    for arguments in (["--files", "good.jsonl", "bad.jsonl"], ["--files", "bad.jsonl", "--json"], [], ["--json"]):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path("bad.jsonl").read_bytes())))
+        assert main(["classify", run, *arguments, "--device", "cpu"]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and f"line {place + 1}" in err and "not UTF-8" in err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path("good.jsonl").read_bytes())))
+    assert main(["classify", run, "--device", "cpu"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 41  # read twice, answered once
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["classify", run, "--device", "cpu"]) == 2 and "standard input is closed" in capsys.readouterr().err
+    assert main(["classify", run, "최고", "--device", "cpu"]) == 0
+
+
 def test_classify_answers_in_any_batches(run):
     classifier = Classifier.load(run)
     texts = [line.split("\t")[0] for line in Path("train.tsv").read_text().splitlines()[1:]] + ["", "최고 " * 500]
@@ -264,7 +289,10 @@ def test_evaluate_and_runs(run, capsys):
     assert json.loads(capsys.readouterr().out)["files"]["accuracy"] == kept["test"]["accuracy"]
     assert main(["runs"]) == 0
     assert "classification" in capsys.readouterr().out
-    for options, said in ((["--test", "tst"], "did you mean 'test'"), (["--beam", "4"], "means nothing")):
+    for options, said in (
+        (["--test", "tst"], "did you mean 'test'"), (["--beam", "4"], "means nothing"),
+        (["--test", "test", "--files", "test.tsv"], "--test test: is a set of the recipe, and --files gives others"),
+    ):  # fmt: skip
         assert main(["evaluate", run, *options, "--device", "cpu"]) == 2
         assert said in capsys.readouterr().err
 

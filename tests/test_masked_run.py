@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -106,6 +107,28 @@ def test_fill(masked, capsys):
     assert len(found["gaps"]) == 2 and len(found["gaps"][0]) == 5
     assert main(["fill", str(masked), "no gap", "--device", "cpu"]) == 2
     assert "write <mask>" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_fill_writes_nothing_before_a_mistake(masked, capsys, monkeypatch, options):
+    from regard.commands import translate
+
+    monkeypatch.setattr(translate, "PIECE", 64)
+    capsys.readouterr()
+    good = ["<mask> green bottles"] * 20
+    for lines, said in (
+        ([*good, "no gap"], "'no gap': has no gap"),
+        (["no gap", *good], "'no gap': has no gap"),
+        ([*good, "<mask>" * 40], "shorten it"),
+    ):
+        for given in (lines, []):
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
+            assert main(["fill", str(masked), *given, *options, "--device", "cpu"]) == 2
+            out, err = capsys.readouterr()
+            assert out == "" and said in err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(good).encode())))
+    assert main(["fill", str(masked), "--top", "1", *options, "--device", "cpu"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 20 + (not options)  # read twice, answered once
 
 
 # --- classifiers that start from it

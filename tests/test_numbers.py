@@ -1,4 +1,4 @@
-"""Numbers in and out: reading, scaling, free-running decoding, forecasts beside baselines, commands, mistakes."""
+"""Numbers in and out: scaling, free-running decoding, forecasts beside baselines, commands, mistakes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from commanded import training
 from regard.cli import main
-from regard.data.numbers import NumberBatch, NumbersData, Rule, Seasonal, padded, parse_numbers, read_pairs
+from regard.data.numbers import NumberBatch, NumbersData, Rule, Seasonal, padded
 from regard.data.scaled import Scale, make_sets
 from regard.data.series import Windows, last_season, last_value, read_table, seasonal_series
 from regard.decode.numbers import Predictor, write_numbers
-from regard.errors import UserError
 from regard.forecast import judge_pairs, judge_series
 from regard.models import ModelConfig, build
 from regard.settings import read_toml
@@ -33,79 +32,6 @@ SMALL = [
         "train.log_every=2", "train.save_every=4", "train.batch_tokens=64",
     )
 ]  # fmt: skip
-
-
-# --- reading
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(st.floats(-1e30, 1e30, allow_subnormal=False), min_size=1, max_size=8), st.sampled_from([" ", ", ", "\t"])
-)
-def test_numbers_are_read_as_they_are_written(numbers: list[float], between: str) -> None:
-    text = between.join(map(repr, numbers))
-    assert parse_numbers(text) == parse_numbers(f"[{text}]") == numbers
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("1 two 3", "number 2 is 'two': is no number"), ("1 nan", "number 2 is nan: only finite numbers"),
-    ("inf", "number 1 is inf"), ("1 1e400", "number 2 is 1e400"), ("1 1e31", "up to 1e30"),
-])  # fmt: skip
-def test_what_is_no_number(text: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        parse_numbers(text)
-
-
-def test_pairs_are_named_by_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.tsv").write_text("1 2\t3 4\n5\t6\n1 2 3\n7\tNaN\n\t1\n" + "1 " * 40 + "\t1\n")
-    config = NumbersData(train=("a.tsv",), folder=str(tmp_path))
-    with pytest.raises(UserError) as caught:
-        read_pairs(config.train, config)
-    told = str(caught.value)
-    assert "a.tsv, line 3: has 1 columns, not 2" in told and "line 4: number 1 is NaN" in told
-    assert "line 5: the source has 0 numbers" in told and "line 6: the source has 40 numbers" in told
-    assert "4 problems, 2 good pairs" in told and "skip_bad" in told
-    kept = read_pairs(config.train, NumbersData(train=("a.tsv",), folder=str(tmp_path), skip_bad=True))
-    assert kept == [([1, 2], [3, 4]), ([5], [6])]
-    told = capsys.readouterr().err
-    assert "left out: 4 bad lines of a.tsv" in told and "line 4: number 1 is NaN" in told
-
-
-def test_pairs_in_jsonl(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"source": [1, 2.5], "target": [3]}\n')
-    config = NumbersData(train=("a.jsonl",), folder=str(tmp_path))
-    assert read_pairs(config.train, config) == [([1, 2.5], [3])]
-    for line, message in (
-        ("[1]", 'write  {"source"'),
-        ("{", "is not JSON"),
-        ('{"source": [true], "target": [1]}', "True"),
-    ):
-        (tmp_path / "a.jsonl").write_text(line + "\n")
-        with pytest.raises(UserError, match=message):
-            read_pairs(config.train, config)
-
-
-def test_a_series_in_columns(tmp_path: Path) -> None:
-    path = tmp_path / "load.csv"
-    path.write_text("time,load,wind\n00:00,1,2\n01:00,3,4.5\n\n")
-    series, names = read_table(path)
-    assert series.tolist() == [[1, 2], [3, 4.5]] and names == ("load", "wind")
-    assert read_table(path, ("wind",))[0].tolist() == [[2], [4.5]]
-    for content, message in (
-        ("time,load\n0:00,1\n1:00,NaN\n", r"load.csv, line 3, column 'load': NaN: only finite numbers.*fill the gap"),
-        ("time,load\n0:00,1\n1:00,\n", r"line 3, column 'load'"),
-        ("time,load\n0:00,1\n1:00\n", r"line 3: has 1 columns, but the header names 2"),
-        ("time,load\n0:00,x\n", "line 2: no column holds a number"),
-        ("load\n", "has 1 lines"),
-    ):
-        path.write_text(content)
-        with pytest.raises(UserError, match=message):
-            read_table(path)
-    path.write_text("load,load\n1,2\n")
-    with pytest.raises(UserError, match="column 'load' is twice"):
-        read_table(path)
-    with pytest.raises(UserError, match="column 'lod' is nowhere; did you mean 'load'"):
-        read_table(path, ("lod",))
 
 
 # --- sets
@@ -309,6 +235,33 @@ def test_what_predict_refuses(here: Path, capsys: pytest.CaptureFixture[str], mo
     Path("short.csv").write_text("a,b\n1,2\n")
     assert main(["predict", "runs/series", "--file", "short.csv"]) == 2
     assert "1 steps are given, but the model reads 12" in capsys.readouterr().err
+
+
+@settings(max_examples=50)
+@given(numbers=st.lists(st.floats(-100, 100), min_size=1, max_size=8))
+def test_what_lies_outside_the_training_data_is_known(numbers: list[float]) -> None:
+    rule = NumbersData(rule=Rule(low=-10, high=20), mean=(5.0,), std=(9.0,))
+    series = NumbersData(train=("a.csv",), context=3, period=1, mean=(5.0,), std=(9.0,))
+    steps = torch.tensor(numbers, dtype=torch.float64)[:, None]
+    for data, read, low, high in ((rule, numbers, -10, 20), (series, numbers[-3:], 5 - 4 * 9, 5 + 4 * 9)):
+        assert Predictor(numbers_model(), data).strange(steps) == [[x for x in read if not low <= x <= high]]
+
+
+def test_predict_tells_once_what_it_was_not_trained_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("pairs.toml") == 0 and train("series.toml") == 0
+    capsys.readouterr()
+    assert main(["predict", "runs/pairs", "0 100", "50"]) == 0 and capsys.readouterr().err == ""
+    assert main(["predict", "runs/pairs", "100.5 7", "-3 100.5", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["source"] for line in out.splitlines()] == [[100.5, 7], [-3, 100.5]]
+    assert err.startswith("note: 100.5, -3: outside 0 to 100, where") and err.count("\n") == 1
+    assert main(["predict", "runs/pairs", "1 2", "x"]) == 2 and capsys.readouterr().out == ""
+    assert main(["predict", "runs/series", "--file", "load.csv"]) == 0 and capsys.readouterr().err == ""
+    Path("far.csv").write_text("a,b\n" + "0,0\n" * 20 + "0,999\n" * 2)
+    assert main(["predict", "runs/series", "--file", "far.csv", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["channels"] == ["a", "b"] and err.count("\n") == 1
+    assert err.startswith("note: column 'b': 999: outside -") and "(mean ± 4 deviations)" in err
 
 
 # --- the recipes, in their small form

@@ -68,6 +68,37 @@ def test_a_run_is_complete_and_recognises(here: Path, capsys: pytest.CaptureFixt
     assert ".: is a folder; name a file in it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("name", "forms"), [
+    ("idx", [["test-images", "test-labels"], ["moved/test"]]), ("folders", [["moved/test"]]),
+])  # fmt: skip
+def test_other_pictures_are_judged(here: Path, capsys: pytest.CaptureFixture[str], name: str, forms) -> None:
+    """The test set elsewhere, and in the other form, has the same figures; the training data is not needed."""
+    assert train(f"{name}.toml") == 0
+    run = f"runs/{name}"
+    expected = json.loads(Path(run, "scores.json").read_text())["test"]
+    (here / "photos").rename(here / "moved")
+    (here / "train-images").unlink()
+    before = sorted(Path(run).rglob("*"))
+    capsys.readouterr()
+    for files in forms:
+        assert main(["evaluate", run, "--files", *files, "--json", "--device", "cpu"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found.keys() == {"files"} and found["files"]["accuracy"] == expected["accuracy"]
+        assert found["files"]["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+    (here / "moved/test/green").mkdir()
+    for options, message in (
+        (["--files", "moved/test"], "'green' is no class of the training data"),
+        (["--files", "none"], "there is no none): give two idx files"),
+        (["--files", "moved/train/dark/0.png"], "or folders that have one folder a class"),
+        (["--files", "moved/train", "--test", "test"], "leave one of them out"),
+        (["--beam", "4"], "--beam 4: means nothing to an image-classification model"),
+    ):
+        assert main(["evaluate", run, *options, "--device", "cpu"]) == 2
+        out, err = capsys.readouterr()
+        assert message in err and out == ""
+    assert sorted(Path(run).rglob("*")) == before
+
+
 def test_pixels_are_scaled_by_the_training_set(here: Path) -> None:
     assert train("idx.toml") == 0
     model = read_toml("runs/idx/recipe.toml")["model"]

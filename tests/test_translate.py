@@ -14,6 +14,8 @@ import torch
 
 from regard.cli import main
 from regard.decode import SearchConfig, Translator
+from regard.decode.config import read_config
+from regard.errors import UserError
 from regard.models import EncoderDecoder, ModelConfig
 from regard.run import save
 from regard.text.tokenizer import Tokenizer
@@ -134,6 +136,7 @@ def test_a_pipe_that_stays_open_is_answered(run: Path) -> None:
     ("options", "message"),
     [
         (["--beam", "0"], "beam = 0: must be 1 or more"),
+        (["--beam", "100000"], "beam = 100000: must be 1,000 or less"),
         (["--n-best", "2"], "n_best = 2: a search with beam = 1"),
         (["--top-k", "2"], "top_k = 2: has no effect on beam search; leave it out, or set sample = true"),
         (["--sample", "--beam", "2"], "beam = 2: has no effect on sampling"),
@@ -147,6 +150,16 @@ def test_wrong_options_are_one_line(
     assert main(["translate", str(run), "one", *options]) == 2
     out, err = capsys.readouterr()
     assert message in err and err.count("\n") == 1 and out == ""
+
+
+def test_a_beam_may_be_wide_but_not_endless() -> None:
+    assert SearchConfig(beam=1000, n_best=1000).n_best == 1000
+    assert SearchConfig(sample=True, n_best=5000).n_best == 5000  # draws, of which any number may be wanted
+    for wrong in ({"beam": 1001}, {"beam": 10**9, "n_best": 2}, {"beam": 1000, "n_best": 1001}):
+        with pytest.raises(UserError, match=r"= 10[0-9]+: must be 1,000 or less"):
+            SearchConfig(**wrong)
+    with pytest.raises(UserError, match=r"decode\.beam = 1001: must be"):
+        read_config({"beam": 1001})
 
 
 def test_wrong_recipe_and_input_are_one_line(

@@ -6,13 +6,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
-
-if TYPE_CHECKING:
-    from regard.classify import Classifier
+from typing import Any, NamedTuple, TextIO
 
 DESCRIPTION = """
 Name the class of texts, with the probability of every class: those given, those of files, or the lines of standard
@@ -54,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from itertools import chain
+
     from regard.classify import Classifier
     from regard.errors import UserError
     from regard.run import find_device, load_config, load_recipe
@@ -66,12 +65,14 @@ def run(args: argparse.Namespace) -> int:
         return classify_pictures(args)
     classifier = Classifier.load(args.run, str(find_device(args.device)))
     data = load_recipe(args.run).get("data")
-    chunks = read_files(args.files, args.column, data) if args.files else read_given(args.text)
     with opened(args.out) as out:
+        chunks = read_files(args.files, args.column, data) if args.files else read_given(args.text)
+        answered = (zip(chunk, classifier.classify([one.text for one in chunk]), strict=True) for chunk in chunks)
+        first = next(answered, ())  # a mistake shows before the head of the table
         if not args.json:
             print("label", *map(_cell, classifier.classes), "text", sep="\t", file=out)
-        for chunk in chunks:
-            write(classifier, chunk, args.json, out)
+        for rows in chain([first], answered):
+            write(rows, args.json, out)
             out.flush()
     if cut := classifier.cut:
         texts = "1 text is" if cut == 1 else f"{cut:,} texts are"
@@ -104,8 +105,8 @@ def classify_pictures(args: argparse.Namespace) -> int:
     return 0
 
 
-def write(classifier: Classifier, chunk: list[Asked], as_json: bool, out: TextIO) -> None:
-    for one, (label, found) in zip(chunk, classifier.classify([one.text for one in chunk]), strict=True):
+def write(rows: Iterable[tuple[Asked, tuple[str, dict[str, float]]]], as_json: bool, out: TextIO) -> None:
+    for one, (label, found) in rows:
         if as_json:
             answer: dict[str, Any] = {"text": one.text, "label": label, "probabilities": found}
             if one.file is not None:
@@ -121,18 +122,15 @@ def _cell(text: str) -> str:
 
 
 def read_given(texts: list[str]) -> Iterator[list[Asked]]:
-    from regard.commands.translate import progress, read_lines
+    from regard.commands.translate import progress, read_checked
 
-    if texts:
-        yield [Asked(text) for text in texts]
-        return
     with progress(texts) as bar:
-        for lines in read_lines(bar):
+        for lines in read_checked(texts, bar, len):
             yield from _chunks(iter([Asked(line) for line in lines]))
 
 
 def read_files(names: list[str], column: str | None, data: object) -> Iterator[list[Asked]]:
-    """The texts of files, a chunk at a time."""
+    """The texts of files, a chunk at a time; every file is read to its end before the first."""
     from collections import Counter
 
     from regard.data.config import table_kind
@@ -154,6 +152,8 @@ def read_files(names: list[str], column: str | None, data: object) -> Iterator[l
                     raise UserError(str(text) if text.fatal else f"{text}; mend the row, or leave it out")
                 yield Asked(text, str(path), number)
 
+    for _ in texts():
+        pass
     return _chunks(texts())
 
 

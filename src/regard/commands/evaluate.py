@@ -9,14 +9,16 @@ DESCRIPTION = """
 Score a trained model on the test sets of its recipe, or on other files. Translation: sacrebleu's BLEU with its
 signature, tokenised BLEU, chrF, exact match. Language models: loss, perplexity, bits per character and per byte
 over every token of a text, with a context that slides by --stride; --json adds the loss at each position.
-Classifiers: accuracy, macro-F1, calibration, and in --json the confusion matrix. Masked language models: loss and right
-guesses on hidden tokens. Text-to-text: both kinds of figures, set by set.
+Classifiers of texts or pictures: accuracy, macro-F1, calibration, and in --json the confusion matrix. Captions: exact
+match, BLEU, chrF. Masked language models: loss and right guesses on hidden tokens. Text-to-text: both kinds of figures,
+set by set.
 """
 
 EXAMPLES = """
 regard evaluate runs/multi30k-en-de                            all test sets of its recipe
 regard evaluate runs/multi30k-en-de --test flickr2017          one of them
 regard evaluate runs/mine --files test.en test.de --json       other files
+regard evaluate runs/fashion-mnist-vit --files photos/test     a folder a class
 regard evaluate runs/shakespeare-char --text book.txt --stride 64
 """
 
@@ -25,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a trained model")
     parser.add_argument("--test", metavar="NAME", help="only this set of the recipe's [data] test, or valid")
     parser.add_argument(
-        "--files", nargs="+", metavar="FILE", help="two aligned files, or tables, in place of the recipe's"
+        "--files",
+        nargs="+",
+        metavar="FILE",
+        help="in place of the recipe's: two aligned files, or tables; of pictures, folders that have one folder a "
+        "class, or two idx files; of captions, a .jsonl table",
     )
     pairs = parser.add_argument_group("translation")
     pairs.add_argument("--beam", type=int, metavar="N", help="beam of the search (default: the recipe's)")
@@ -58,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and name not in task.EVALUATE:
             kind = f"a{'n' * (task.NAME[0] in 'aeiou')} {task.NAME}"
             raise UserError(f"--{name.replace('_', '-')} {value}: means nothing to {kind} model; leave it out")
+    if args.files and args.test is not None:
+        raise UserError(f"--test {args.test}: is a set of the recipe, and --files gives others; leave one of them out")
     figures = task.rescore(Path(args.run), find_device(args.device), {name: given[name] for name in task.EVALUATE})
     if args.json:
         print(json.dumps(figures, indent=1))

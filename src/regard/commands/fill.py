@@ -27,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
+    from itertools import chain
 
-    from regard.commands.translate import progress, read_lines
+    from regard.commands.translate import progress, read_checked
     from regard.errors import UserError
     from regard.fill import Filler
     from regard.run import find_device
@@ -36,11 +37,13 @@ def run(args: argparse.Namespace) -> int:
     if args.top < 1:
         raise UserError(f"--top {args.top}: must be 1 or more")
     filler = Filler.load(args.run, str(find_device(args.device)))
-    if not args.json:
-        print("text", "gap", "rank", "token", "probability", sep="\t")
     number = 0
     with progress(args.text) as bar:
-        for lines in [args.text] if args.text else read_lines(bar):
+        pieces = read_checked(args.text, bar, lambda lines: [filler.encode(text) for text in lines])
+        first = next(pieces, [])  # a mistake shows before the head of the table
+        if not args.json:
+            print("text", "gap", "rank", "token", "probability", sep="\t")
+        for lines in chain([first], pieces):
             for text in lines:
                 number += 1
                 gaps = filler.fill(text, args.top)

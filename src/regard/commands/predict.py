@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ regard predict runs/number-sequences < sequences.txt > answers.txt
 regard predict runs/seasonal-forecast --file recent.csv > next.csv
 """
 
+SHOWN = 5  # numbers in a note
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a trained model")
@@ -36,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import torch
+
     from regard.decode.numbers import Predictor
     from regard.errors import UserError
 
@@ -50,16 +54,21 @@ def run(args: argparse.Namespace) -> int:
         return _table(args, predictor)
     if predictor.channels != 1:
         raise UserError(f"{args.run}: reads {predictor.channels} channels; give them as a table, with --file")
+    for line in _lines(args) if args.numbers else ():  # a mistake shows before the first answer
+        _parse(*line)
+    strange: list[float] = []
     for number, text in _lines(args):
         if not text.strip() and not args.numbers:  # a line for a line
             print(json.dumps({"source": [], "predicted": []}) if args.json else "")
             continue
         source = _parse(number, text)
         found = predictor.predict([source], args.steps)[0]
+        strange += predictor.strange(torch.tensor(source, dtype=torch.float64)[:, None])[0]
         if args.json:
             print(json.dumps({"source": source, "predicted": found}))
         else:
             print(" ".join(f"{value:.{args.digits}f}" for value in found), flush=True)
+    _tell_strange(predictor, [strange], ("",))
     return 0
 
 
@@ -68,7 +77,7 @@ def _lines(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     if args.numbers:
         yield from ((f"NUMBERS {number}", text) for number, text in enumerate(args.numbers, 1))
         return
-    for number, line in enumerate(sys.stdin, 1):
+    for number, line in enumerate(sys.stdin or (), 1):
         yield f"standard input, line {number}", line
 
 
@@ -83,6 +92,23 @@ def _parse(where: str, text: str) -> list[float]:
     if not numbers:
         raise UserError(f"{where}: holds no numbers; write  10 20 30")
     return numbers
+
+
+def _tell_strange(predictor: Predictor, strange: list[list[float]], channels: Sequence[str]) -> None:
+    """A note about each channel with numbers that the model was not trained for."""
+    from regard.decode.numbers import DEVIATIONS
+
+    about = "" if predictor.data.rule else f" (mean ± {DEVIATIONS} deviations)"
+    lowest, highest = (part.tolist() for part in predictor.known)
+    for channel, numbers, low, high in zip(channels, strange, lowest, highest, strict=True):
+        if different := [f"{number:g}" for number in dict.fromkeys(numbers)]:
+            more = f" and {len(different) - SHOWN:,} more" * (len(different) > SHOWN)
+            where = f"column {channel!r}: " * bool(channel)
+            print(
+                f"note: {where}{', '.join(different[:SHOWN])}{more}: outside {low:g} to {high:g}{about}, "
+                "where the model's training data lie; do not rely on the answer",
+                file=sys.stderr,
+            )
 
 
 def _table(args: argparse.Namespace, predictor: Predictor) -> int:
@@ -100,6 +126,7 @@ def _table(args: argparse.Namespace, predictor: Predictor) -> int:
             f"{predictor.channels}; take the others out"
         )
     found = predictor.forecast(series, args.steps)
+    _tell_strange(predictor, predictor.strange(series), channels)
     if args.json:
         print(json.dumps({"channels": list(channels), "predicted": found.tolist()}, ensure_ascii=False))
         return 0

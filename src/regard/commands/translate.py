@@ -12,7 +12,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
 from typing import TYPE_CHECKING, Any, cast
 
@@ -138,12 +138,34 @@ def read_lines(bar: Any) -> Iterator[list[str]]:
             return
 
 
+def read_checked(given: list[str], bar: Any, check: Callable[[list[str]], object]) -> Iterator[list[str]]:
+    """The lines given, or those of standard input; `check` raises if some are wrong.
+
+    A file is checked to its end before its first lines are given, so that no output stands before an error; a pipe is
+    checked as it comes.
+    """
+    from tqdm import tqdm
+
+    if not given and sys.stdin.buffer.seekable():
+        begin = sys.stdin.buffer.tell()
+        for lines in read_lines(tqdm(disable=True)):
+            check(lines)
+        sys.stdin.buffer.seek(begin)
+    for lines in [given] if given else read_lines(bar):
+        check(lines)
+        yield lines
+
+
 def progress(given: Sequence[str]) -> tqdm[Any]:
     """A bar on standard error, where someone watches it and the end of the input is known."""
     from tqdm import tqdm
 
+    from regard.errors import UserError
+
+    if sys.stdin is None and not given:
+        raise UserError("standard input is closed: give texts as arguments, or files")
     try:
-        status = os.fstat(sys.stdin.fileno())
+        status = os.fstat(sys.stdin.fileno() if sys.stdin else -1)
         total = status.st_size if stat.S_ISREG(status.st_mode) and not given else 0
     except (OSError, ValueError):  # no standard input, or one that is no file
         total = 0

@@ -27,6 +27,7 @@ from regard.settings import check_types, from_dict
 
 BEAM_ONLY = ("beam", "early_stopping", "coverage_penalty")
 SAMPLE_ONLY = ("temperature", "top_k", "top_p", "seed")
+WIDEST = 1000  # hypotheses that a search may keep: more would take for ever
 SLACK = 50  # tokens that an answer may always have beyond max_ratio times its source
 
 
@@ -73,6 +74,9 @@ class SearchConfig:
                 remedy = "leave it out, or set sample = false" if self.sample else "leave it out, or set sample = true"
                 kind = "sampling" if self.sample else "beam search"
                 raise UserError(f"{name} = {value}: has no effect on {kind}; {remedy}")
+        for name in () if self.sample else ("beam", "n_best"):
+            if (value := getattr(self, name)) > WIDEST:
+                raise UserError(f"{name} = {value}: must be {WIDEST:,} or less; a beam of 4 to 10 is usual")
         if not self.sample and self.n_best > self.beam:
             raise UserError(
                 f"n_best = {self.n_best}: a search with beam = {self.beam} finds no more than {self.beam}; "

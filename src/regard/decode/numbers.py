@@ -24,6 +24,8 @@ from regard.recipe import RECIPE
 from regard.run import load, load_recipe
 from regard.settings import from_dict
 
+DEVIATIONS = 4  # from the mean of the training data: hardly any number of it lies beyond
+
 
 @torch.inference_mode()
 def write_numbers(model: EncoderDecoder, source: Tensor, valid: Tensor | None, steps: int) -> Tensor:
@@ -66,6 +68,23 @@ class Predictor:
     def channels(self) -> int:
         return self.model.config.feature_dim
 
+    def _read(self, given: Tensor) -> Tensor:
+        """Of steps [n, channels] those that the model reads, of a series the last `context`."""
+        return given[-self.data.context :]  # context = 0: all
+
+    @property
+    def known(self) -> tuple[Tensor, Tensor]:
+        """The range of what it has learned from, (lowest, highest) [channels]: the rule's, or mean ± DEVIATIONS."""
+        rule, reach = self.data.rule, DEVIATIONS * self.scale.std
+        if rule is None:
+            return self.scale.mean - reach, self.scale.mean + reach
+        return torch.tensor([rule.low], dtype=torch.float64), torch.tensor([rule.high], dtype=torch.float64)
+
+    def strange(self, given: Tensor) -> list[list[float]]:
+        """By channel, the numbers of [n, channels] that are read and lie outside what it has learned from."""
+        read, (low, high) = self._read(given), self.known
+        return [read[odd, at].tolist() for at, odd in enumerate(((read < low) | (read > high)).T)]
+
     def predict(self, sequences: Sequence[Sequence[float]], steps: int | None = None) -> list[list[float]]:
         """What follows each sequence of one channel: `steps` numbers, or as many as it has (a series: its horizon)."""
         if self.channels != 1:
@@ -86,7 +105,7 @@ class Predictor:
             raise UserError(f"numbers have shape {tuple(given.shape)}: give [steps, channels = {self.channels}]")
         if context and len(given) < context:
             raise UserError(f"{len(given)} steps are given, but the model reads {context}: give as many")
-        source = self.scale.shrink(given[-context:] if context else given).to(self.device)
+        source = self.scale.shrink(self._read(given)).to(self.device)
         found = self.scale.widen(write_numbers(self.model, source[None], None, steps or self.data.horizon))[0]
         if not bool(found.isfinite().all()):
             known = ", ".join(f"{mean:g} ± {std:g}" for mean, std in zip(self.data.mean, self.data.std, strict=True))

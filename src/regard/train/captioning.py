@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
@@ -80,7 +81,7 @@ class CaptioningRun(TaskRun):
     METRICS: ClassVar = {"loss": LOSS, "exact": Metric("exact", higher=True)}
     HEADLINE = ("exact", "exact")
     EXAMPLE = 'train = ["captions.jsonl"]'
-    EVALUATE = ("test", "beam")
+    EVALUATE = ("test", "files", "beam")
 
     sets: dict[str, CaptionSet]  # "train" (not of scenes), and those that are judged
     rows: dict[str, list[Captioned]]
@@ -242,17 +243,23 @@ class CaptioningRun(TaskRun):
 
     @classmethod
     def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:
+        """The figures of the recipe's sets, or of the captions given with --files."""
         changes = {} if options["beam"] is None else {"beam": options["beam"]}
         captioner = Captioner.load(folder, str(device), changes)
-        run = cls(load_recipe(folder), folder, device)
+        run, config, files = cls(load_recipe(folder), folder, device), captioner.model.config, options["files"]
+        run.tokenizers, run.model_config = {"tokenizer": captioner.tokenizer}, config
+        if files:
+            rows, _ = read_captions(files, dataclasses.replace(run.data, folder="."), config.source, config.feature_dim)
+            with TemporaryDirectory() as room:
+                run.folder = Path(room)
+                return {"files": run._judge(captioner, run._file_set("files", rows)).figures}
         run.check_data()
-        run.tokenizers, run.model_config = {"tokenizer": captioner.tokenizer}, captioner.model.config
         run.prepare_data()
         names, wanted = [name for name in run.sets if name != "train"], options["test"]
         if wanted is not None and wanted not in names:
             raise UserError(f"--test {wanted}: the recipe has no such set; {suggest(wanted, names)}")
         if not names:
-            raise UserError(f"{folder}: its recipe names no test set; add  test = {{ … }}  to its [data]")
+            raise UserError(f"{folder}: its recipe names no test set; give a table of captions with --files")
         return {name: run._judge(captioner, run.sets[name]).figures for name in names if wanted in (None, name)}
 
     @staticmethod

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
@@ -76,7 +77,7 @@ class PicturesRun(TaskRun):
     METRICS: ClassVar = {"loss": LOSS, "accuracy": Metric("accuracy", higher=True)}
     HEADLINE = ("accuracy", "accuracy")
     EXAMPLE = 'train = ["photos/train"]'
-    EVALUATE = ("test",)
+    EVALUATE = ("test", "files")
 
     listed: dict[str, Listed]
     sets: dict[str, Pictures]  # "train", and those that are judged
@@ -202,8 +203,16 @@ class PicturesRun(TaskRun):
 
     @classmethod
     def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:
-        recogniser = Recogniser.load(folder, str(device))
+        """The figures of the recipe's sets, or of the pictures given with --files."""
+        recogniser, files = Recogniser.load(folder, str(device)), options["files"]
         run = cls(load_recipe(folder), folder, device)
+        if files:
+            run.classes, config = recogniser.classes, recogniser.model.config
+            listed = list_set(files, dataclasses.replace(run.data, folder="."), run.classes)
+            with TemporaryDirectory() as room:
+                kept = make_pictures(listed, Path(room, "files"), config.channels, config.image_size, run.data.skip_bad)
+                run.sets = {"files": kept}
+                return {"files": run._judge(recogniser.model, "files")}
         run.check_data()
         run.model_config = recogniser.model.config
         run.prepare_data()
@@ -211,7 +220,7 @@ class PicturesRun(TaskRun):
         if wanted is not None and wanted not in names:
             raise UserError(f"--test {wanted}: the recipe has no such set; {suggest(wanted, names)}")
         if not names:
-            raise UserError(f"{folder}: its recipe names no test pictures; add  test = {{ … }}  to its [data]")
+            raise UserError(f"{folder}: its recipe names no test pictures; give some with --files")
         return {name: run._judge(recogniser.model, name) for name in names if wanted in (None, name)}
 
     @staticmethod
