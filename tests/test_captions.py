@@ -60,9 +60,11 @@ def test_what_are_no_features(tmp_path: Path) -> None:
         ("none.npy", None, None, "there is no such file"), ("x.pt", None, None, "ending in .npy or .safetensors"),
         ("objects.npy", None, None, "objects, a pickle"), ("text.npy", None, None, "cannot be read as features"),
         ("flat.npy", None, None, r"has shape \(7,\); give \[regions, size\]"),
-        ("many.npy", None, None, "holds 2 pictures; say which"), ("many.npy", 2, None, "holds 2 pictures"),
+        ("many.npy", None, None, r"holds 2 pictures; say which \(0 to 1\) .* caption --key 0"),
+        ("many.npy", 2, None, "holds 2 pictures"),
         ("words.npy", None, None, "not numbers"), ("nan.npy", None, None, "region 1, number 0 is nan"),
-        ("two.safetensors", None, None, "holds 2 tensors"), ("two.safetensors", "c", None, "has no tensor 'c'"),
+        ("two.safetensors", None, None, "holds 2 tensors; .*caption --key a"),
+        ("two.safetensors", "c", None, "has no tensor 'c'"),
         ("text.safetensors", None, None, "damaged or incomplete"),
         ("many.npy", 0, 2048, "each region has 7 numbers, but the model reads feature_dim = 2,048"),
     ):  # fmt: skip
@@ -163,7 +165,7 @@ def test_files_with_captions_are_learned(here: Path, capsys: pytest.CaptureFixtu
     assert main([*order, "half.jsonl"]) == 0
     assert json.loads(capsys.readouterr().out)["files"]["exact"] == 0.5
     other = {"pictures": "features", "features": "pictures"}[name]
-    for file, message in ((f"{other}.jsonl", "line 1: write"), (files[0], "captions stand in a .jsonl file")):
+    for file, message in ((f"{other}.jsonl", 'jsonl, line 1: names "'), (files[0], "captions stand in a .jsonl file")):
         assert main([*order, file]) == 2
         out, err = capsys.readouterr()
         assert message in err and out == ""
@@ -203,6 +205,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     ("scenes", ["data.scenes.common=1", "data.scenes.held_out=['bag top left', 'bag top right', 'bag bottom left']"],
      "no scene is left; keep fewer pairs out, or set common = 0"),
     ("scenes", ["data.scenes.common=-1"], "common = -1: must be 0 or more"),
+    ("scenes", ["data.scenes.common=99"], "99: with .* never come to the other scenes; give fewer"),
+    ("scenes", ["data.scenes.held_out=['sandal 2 3']"], "none of its nouns is in nouns"),
     ("scenes", ["data.scenes.nouns=['bag']"], r"nouns = \['bag'\]: give 2 or more"),
     ("scenes", ["data.scenes.nouns=['bag', 'hat']"], "'hat' is not known"),
     ("scenes", ["data.scenes.language=fr"], "language = 'fr'"),
@@ -216,7 +220,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     ("pictures", ["model.position=learned", "model.max_length=9", "text.kind=char"], "model.max_length = 9"),
     ("features", ["model.feature_dim=2048"], "each region has 6 numbers, but the model reads feature_dim = 2,048"),
     ("features", ["train.graph=true"], "graph = true records one step"),
-    ("features", ["data.train=['pictures.jsonl']"], r'line 1: write  {"features"'),
+    ("features", ["data.train=['pictures.jsonl']"], 'line 1: names "picture", .*: set  source = "patches"  in .mod'),
+    ("pictures", ["data.train=['features.jsonl']"], 'names "features", but .*: set  source = "features"  in .mod'),
 ])  # fmt: skip
 def test_a_mistake_is_told_and_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str], recipe, changes, message):
     assert train(f"{recipe}.toml", *[f"--set={one}" for one in changes]) == 2
@@ -229,16 +234,31 @@ def test_what_caption_refuses(here: Path, capsys: pytest.CaptureFixture[str]) ->
     capsys.readouterr()
     np.save("wide.npy", np.zeros((3, 9)))
     Path("text.png").write_text("no picture")
+    both = [np.load(f"{number}.npy")[:3] for number in (0, 1)]
+    np.save("many.npy", np.stack(both))
+    save_file({str(at): torch.from_numpy(one) for at, one in enumerate(both)}, "many.safetensors")
     for arguments, message in (
         (["runs/pictures", "none.png"], "none.png: there is no such file"),
         (["runs/pictures", "0.png", "text.png"], "text.png: cannot be read as a picture"),
         (["runs/features", "wide.npy"], "each region has 9 numbers"),
         (["runs/features", "0.png"], "0.png: features stand in a file ending in .npy"),
         (["runs/pictures", "0.png", "--beam", "0"], "beam = 0"),
+        (["runs/pictures", "0.png", "--key", "a"], "--key a: is for files of features"),
+        (["runs/features", "many.npy"], "say which (0 to 1)"),
+        (["runs/features", "many.npy", "--key", "2"], "(0 to 1)"),
+        (["runs/features", "many.npy", "--key", "a"], "(0 to 1)"),
+        (["runs/features", "0.npy", "--key", "0"], "leave it"),
+        (["runs/features", "many.safetensors"], "regard caption --key 0"),
+        (["runs/features", "many.safetensors", "--key", "7"], "has no tensor '7'"),
     ):
         assert main(["caption", *arguments]) == 2
         out = capsys.readouterr()
         assert message in out.err and out.out == ""
+    np.save("one.npy", both[1])
+    for arguments in (["one.npy"], ["many.npy", "many.safetensors", "--key", "1"]):
+        assert main(["caption", "runs/features", *arguments, "--n-best", "1", "--json"]) == 0
+    alone, *picked = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert [(one["caption"], one["score"]) for one in picked] == [(alone["caption"], pytest.approx(alone["score"]))] * 2
     assert main(["translate", "runs/pictures", "hello"]) == 2
     assert "regard caption" in capsys.readouterr().err
 

@@ -182,7 +182,7 @@ def test_other_forms_of_the_same_data_give_the_same_model(here, form):
         (("mine.toml", "[train]", "[model]\nshape = 'decoder'\nhead = 'tokens'\n[train]"), "needs shape = 'encoder'"),
         (("mine.toml", "[train]", "[model]\nclasses = 5\n[train]"), "says 2"),
         (("mine.toml", "[train]", "[model]\nposition = 'learned'\nmax_length = 8\n[train]"), "learned positions"),
-        (("mine.toml", "train.tsv", "gone.tsv"), "there is no such file"),
+        (("mine.toml", "train.tsv", "gone.tsv"), "Name the folder of the data with  --data DIR.\n"),
         (("mine.toml", "steps = 6", "steps = 6\nloss_chunk = 8"), "leave it out"),
         (("mine.toml", "[data]", "[data]\nhide = 1.0"), "hide = 1.0"),
         (("mine.toml", "[data]", '[data]\nclasses = ["bad", "good", "fair"]'), "has no text of 'fair'"),
@@ -196,6 +196,19 @@ def test_a_mistake_is_told_and_leaves_nothing(here, capsys, change, said):
     settings = [one for one in SMALL if "position" not in one or "learned" not in new]
     assert main(["train", "mine.toml", *settings, "--device", "cpu"]) == 2
     assert said in capsys.readouterr().err and not Path("runs").exists()
+
+
+def test_missing_data_is_told_with_what_to_do(here, capsys):
+    assert train() == 0
+    err = capsys.readouterr().err
+    assert " texts/s" in err and "tokens/s" not in err
+    recipe = Path("mine.toml")
+    recipe.write_text(recipe.read_text().replace("train.tsv", "gone.tsv") + "\n[smoke.data]\ntrain = ['train.tsv']\n")
+    for options, data, smoke in (([], True, True), (["--data", "."], False, False)):
+        assert train("-o", "other", *options) == 2
+        err = capsys.readouterr().err
+        assert "gone.tsv: there is no such file" in err and ("--data DIR" in err, "--smoke" in err) == (data, smoke)
+    assert main(["data", "check", "mine.toml"]) == 2 and "--data DIR" in capsys.readouterr().err
 
 
 # --- answers
@@ -224,6 +237,12 @@ def test_classify_gives_a_table_of_probabilities(run, capsys):
     assert found["text"] == "최고 영화" and sum(found["probabilities"].values()) == pytest.approx(1)
     assert main(["classify", run, "최고 영화", "영화 " * 5000, "--device", "cpu"]) == 0
     assert "note: 1 text is cut to the model's" in capsys.readouterr().err
+    Path("shoe.png").touch()
+    Path("a b").touch()
+    for texts, said in ((["shoe.png", "최고"], "note: shoe.png: the name of"), (["a b", "x" * 300, "\0", "~"], "")):
+        assert main(["classify", run, *texts, "--device", "cpu"]) == 0
+        out, err = capsys.readouterr()
+        assert len(out.splitlines()) == 1 + len(texts) and said in err and ("--files reads files" in err) == bool(said)
 
 
 def test_classify_reads_files_and_writes_one(run, capsys, monkeypatch):
@@ -243,7 +262,8 @@ def test_classify_reads_files_and_writes_one(run, capsys, monkeypatch):
         (["gone.tsv"], "there is no such file"), (["test.tsv", "--column", "review"], "column 'review' is nowhere")
     ):  # fmt: skip
         assert main(["classify", run, "--files", *files, "-o", "never.tsv", "--device", "cpu"]) == 2
-        assert said in capsys.readouterr().err and not Path("never.tsv").exists()
+        err = capsys.readouterr().err
+        assert said in err and "--data" not in err and not Path("never.tsv").exists()
 
 
 @pytest.mark.parametrize("place", [0, 20, 39])

@@ -87,7 +87,7 @@ BAD = [
     ({"patch_size": 15, "source": "patches"}, ["image_size = 224"]),
     ({"position_axes": 2}, ["source = 'tokens'"]),
     ({"position_axes": 3, "source": "patches"}, ["2"]),
-    ({"position_axes": 2, "source": "patches", "position": "alibi"}, ["'alibi'", "rope"]),
+    ({"position_axes": 2, "source": "patches", "position": "alibi"}, ["'alibi'", "rope", "or set position_axes = 1"]),
     ({"position_axes": 2, "source": "patches", "position": "rope", "head_dim": 6}, ["head_dim = 6", "4"]),
     ({"shifted_window": 4}, ["source = 'tokens'"]),
     ({"shifted_window": 14, "source": "patches"}, ["14 x 14", "less than 14"]),

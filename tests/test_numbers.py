@@ -140,7 +140,9 @@ train = training(SMALL)
 
 def test_a_run_of_pairs_is_complete_and_answers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train("pairs.toml", "--json") == 0
-    told = json.loads(capsys.readouterr().out)["scores"]
+    out, err = capsys.readouterr()
+    told = json.loads(out)["scores"]
+    assert " numbers/s" in err and "tokens/s" not in err
     run = here / "runs" / "pairs"
     recipe = read_toml(run / "recipe.toml")
     assert recipe["train"]["pack"] == 4 and recipe["model"]["feature_dim"] == 1 and len(recipe["data"]["mean"]) == 1
@@ -234,7 +236,7 @@ def test_what_predict_refuses(here: Path, capsys: pytest.CaptureFixture[str], mo
         assert message in capsys.readouterr().err
     Path("short.csv").write_text("a,b\n1,2\n")
     assert main(["predict", "runs/series", "--file", "short.csv"]) == 2
-    assert "1 steps are given, but the model reads 12" in capsys.readouterr().err
+    assert "short.csv: 1 step is given, but the model reads 12" in capsys.readouterr().err
 
 
 @settings(max_examples=50)
@@ -256,6 +258,11 @@ def test_predict_tells_once_what_it_was_not_trained_for(here: Path, capsys: pyte
     assert [json.loads(line)["source"] for line in out.splitlines()] == [[100.5, 7], [-3, 100.5]]
     assert err.startswith("note: 100.5, -3: outside 0 to 100, where") and err.count("\n") == 1
     assert main(["predict", "runs/pairs", "1 2", "x"]) == 2 and capsys.readouterr().out == ""
+    assert main(["predict", "runs/pairs", "1 2 3 4", "5 6"]) == 0 and capsys.readouterr().err == ""
+    for arguments in (["1 2", "1 2 3 4 5"], ["1 2", "--steps", "5"]):
+        assert main(["predict", "runs/pairs", *arguments]) == 0
+        err = capsys.readouterr().err
+        assert err.startswith("note: 5 numbers are read or written, but") and "at most 4 (data.longest)" in err
     assert main(["predict", "runs/series", "--file", "load.csv"]) == 0 and capsys.readouterr().err == ""
     Path("far.csv").write_text("a,b\n" + "0,0\n" * 20 + "0,999\n" * 2)
     assert main(["predict", "runs/series", "--file", "far.csv", "--json"]) == 0

@@ -42,6 +42,7 @@ train = training(SMALL)
 def test_a_run_is_complete_and_recognises(here: Path, capsys: pytest.CaptureFixture[str], recipe: str) -> None:
     assert train(recipe, "--json", "--set=train.steps=40", "--set=train.lr=0.01") == 0
     out = capsys.readouterr()
+    assert " pictures/s" in out.err and "tokens/s" not in out.err
     told, run = json.loads(out.out), here / "runs" / recipe.removesuffix(".toml")
     saved = read_toml(run / "recipe.toml")
     assert saved["train"]["pack"] == 17 and sorted(saved["data"]["classes"]) == ["bright", "dark"]
@@ -132,6 +133,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     (["train.pack=9"], "train.pack = 9: a picture has 17 patches"), (["train.r_drop=1.0"], "train.r_drop = 1.0"),
     (["train.batch_tokens=5"], "pack = 17: a row is longer than batch_tokens = 5"),
     (["train.graph=true"], "a CUDA graph needs an NVIDIA GPU"),
+    (["train.graph=true", "model.position_axes=2", "model.position=learned"], "'rope', or set position_axes = 1"),
 ])  # fmt: skip
 def test_a_mistake_is_told_and_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str], changes, message) -> None:
     import re
@@ -153,7 +155,7 @@ def test_pictures_that_cannot_be_read_are_named_and_can_be_left_out(
     assert not (here / "runs").exists() or not any((here / "runs").iterdir())
     assert train("folders.toml", "--skip-bad-lines") == 0
     told = capsys.readouterr().err
-    assert "left out: 2 of 27 pictures" in told and "1 pictures of 9 x 9 are resized to 8 x 8" in told
+    assert "left out: 2 of 27 pictures" in told and "note: 1 picture of 9 x 9 is resized to 8 x 8" in told
     Path("photos/test/green").mkdir()
     assert train("folders.toml", "-o", "other") == 2
     assert "'green' is no class of the training data" in capsys.readouterr().err and not Path("other").exists()

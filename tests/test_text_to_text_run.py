@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -124,6 +125,12 @@ def test_denoising_is_a_run_that_others_start_from(here, capsys):
     assert "starting from" in capsys.readouterr().err
     assert Path("holes/tokenizer.json").read_text() == Path("fine/tokenizer.json").read_text()
     assert main(["translate", "fine", "korean: one two", "--device", "cpu"]) == 0
+    preset = ["--set=model.preset=tiny", "--set=text.kind=word"]  # what the other run has may be said again
+    same = [one for one in SMALL if not one.startswith("--set=text")]
+    assert main(["train", "mine.toml", "-o", "again", *preset, *same, "--device", "cpu"]) == 0
+    capsys.readouterr()
+    assert main(["train", "mine.toml", "-o", "other", *preset, "--device", "cpu"]) == 2
+    assert re.search("model.preset = 'tiny', dim = .*: train.init_from = .* has dim = 16", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,9 @@ def test_without_a_terminal_a_line_every_ten_seconds_and_the_last(monkeypatch, c
     assert [int(re.search(r"step (\d+)/100", line)[1]) for line in lines] == [30, 40, 50, 60, 70, 80, 90, 100]
     assert lines[0] == "training: step 30/100, loss 2.5000, lr 1.0e-03, 12,346 tokens/s, 70 s left"
     assert lines[-1].endswith(" 0 s left")
+    with progress.Progress(1, unit="pictures") as shown:
+        shown.update(1, 2.5, 1e-3, 12.0)
+    assert "12 pictures/s, 0 s left" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")

@@ -248,7 +248,7 @@ def test_when_the_data_is_gone(here, monkeypatch, capsys, tmp_path):
     before = Path("run/recipe.toml").read_bytes()
     assert main(["resume", "run"]) == 2
     error = capsys.readouterr().err
-    assert str(here / "train.en") in error and "there is no such file" in error
+    assert str(here / "train.en") in error and "there is no such file" in error and "--data DIR" in error
     assert main(["resume", "run", "--data", "nowhere"]) == 2
     assert Path("run/recipe.toml").read_bytes() == before
     assert main(["resume", "run", "--data", "moved", "--device", "cpu"]) == 0

@@ -22,6 +22,10 @@ class MissingExtra(UserError):
         super().__init__(f"{purpose} needs the package {package!r}: install it with  pip install 'regard[{extra}]'")
 
 
+class MissingFiles(UserError):
+    """Files that are named are not there; a command may add where else it looks for them."""
+
+
 class Unfinished(UserError):
     """Work that has stopped halfway, and goes on from there when the same command is run again."""
 

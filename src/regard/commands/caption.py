@@ -21,6 +21,7 @@ EXAMPLES = """
 regard caption runs/fashion-scenes picture.png --beam 4
 regard caption runs/fashion-scenes *.png --json
 regard caption runs/regions picture.npy --n-best 3 --beam 5
+regard caption runs/regions all.safetensors --key img-7
 """
 
 TOGETHER = 64  # files
@@ -29,6 +30,7 @@ TOGETHER = 64  # files
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a trained model")
     parser.add_argument("files", metavar="FILE", nargs="+", help="pictures, or features")
+    parser.add_argument("--key", metavar="NAME", help="features: which tensor of a .safetensors, or number in an .npy")
     parser.add_argument("--beam", type=int, metavar="N", help="hypotheses kept at every step (1: greedy search)")
     parser.add_argument("--n-best", type=int, metavar="N", help="captions of each picture (1)")
     parser.add_argument("--length-penalty", type=float, metavar="A", help="score = log P / ((5 + length) / 6)^A (0)")
@@ -50,15 +52,19 @@ def run(args: argparse.Namespace) -> int:
     from regard.data.captions import open_source, pad_features
     from regard.decode.caption import Captioner
     from regard.decode.config import SearchConfig
+    from regard.errors import UserError
 
     given = {field.name: getattr(args, field.name, None) for field in fields(SearchConfig)}
     changes = {name: value for name, value in given.items() if value is not None}
     captioner = Captioner.load(args.run, args.device, changes)
     config = captioner.model.config
+    if args.key is not None and config.source != "features":
+        raise UserError(f"--key {args.key}: is for files of features, and {args.run} reads pictures; leave it out")
     for at in range(0, len(args.files), TOGETHER):
         some = args.files[at : at + TOGETHER]
         read = [
-            open_source(file, config.source, config.channels, config.image_size, config.feature_dim) for file in some
+            open_source(file, config.source, config.channels, config.image_size, config.feature_dim, args.key)
+            for file in some
         ]
         for told in (told for _, told in read if told):
             print(f"note: {told}", file=sys.stderr)

@@ -77,7 +77,17 @@ def run(args: argparse.Namespace) -> int:
     if cut := classifier.cut:
         texts = "1 text is" if cut == 1 else f"{cut:,} texts are"
         print(f"note: {texts} cut to the model's {classifier.max_length} tokens", file=sys.stderr)
+    if named := [text for text in args.text if _names_file(text)]:
+        more = f" and {len(named) - 1:,} more" if len(named) > 1 else ""
+        told = "the name of a file, and the name itself was classified; --files reads files"
+        print(f"note: {named[0]}{more}: {told}", file=sys.stderr)
     return 0
+
+
+def _names_file(text: str) -> bool:
+    """Whether a text looks like the name of a file and is one."""
+    short = len(text.encode(errors="replace")) <= 255
+    return short and not any(map(str.isspace, text)) and os.path.isfile(text)  # which is False where it cannot be asked
 
 
 def classify_pictures(args: argparse.Namespace) -> int:

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from regard.commands.train import pointing
     from regard.errors import UserError, suggest
 
     if args.action not in ACTIONS:
@@ -48,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     ):
         if given and args.action != action:
             raise UserError(f"regard data {args.action} has no option {option}: it belongs to  regard data {action}")
-    return {"list": _list, "get": _get, "check": _check}[args.action](args)
+    with pointing(args):
+        return {"list": _list, "get": _get, "check": _check}[args.action](args)
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     for line in _lines(args) if args.numbers else ():  # a mistake shows before the first answer
         _parse(*line)
     strange: list[float] = []
+    most = 0
     for number, text in _lines(args):
         if not text.strip() and not args.numbers:  # a line for a line
             print(json.dumps({"source": [], "predicted": []}) if args.json else "")
@@ -64,11 +65,13 @@ def run(args: argparse.Namespace) -> int:
         source = _parse(number, text)
         found = predictor.predict([source], args.steps)[0]
         strange += predictor.strange(torch.tensor(source, dtype=torch.float64)[:, None])[0]
+        most = max(most, len(source), len(found))
         if args.json:
             print(json.dumps({"source": source, "predicted": found}))
         else:
             print(" ".join(f"{value:.{args.digits}f}" for value in found), flush=True)
     _tell_strange(predictor, [strange], ("",))
+    _tell_long(predictor, most)
     return 0
 
 
@@ -111,6 +114,16 @@ def _tell_strange(predictor: Predictor, strange: list[list[float]], channels: Se
             )
 
 
+def _tell_long(predictor: Predictor, most: int) -> None:
+    """A note where a sequence, read or written, is longer than any that the model was trained on."""
+    if 0 < predictor.longest < most:
+        print(
+            f"note: {most:,} numbers are read or written, but a sequence of the model's training data has at most "
+            f"{predictor.longest:,} (data.longest); do not rely on the answer",
+            file=sys.stderr,
+        )
+
+
 def _table(args: argparse.Namespace, predictor: Predictor) -> int:
     from pathlib import Path
 
@@ -125,8 +138,12 @@ def _table(args: argparse.Namespace, predictor: Predictor) -> int:
             f"{args.file}: has {len(channels)} columns of numbers ({', '.join(channels)}), but the model reads "
             f"{predictor.channels}; take the others out"
         )
-    found = predictor.forecast(series, args.steps)
+    try:
+        found = predictor.forecast(series, args.steps)
+    except UserError as error:
+        raise UserError(f"{args.file}: {error}") from None
     _tell_strange(predictor, predictor.strange(series), channels)
+    _tell_long(predictor, max(len(series), len(found)))
     if args.json:
         print(json.dumps({"channels": list(channels), "predicted": found.tolist()}, ensure_ascii=False))
         return 0

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from regard.commands import program
-    from regard.commands.train import carry_out
+    from regard.commands.train import carry_out, pointing
     from regard.errors import UserError
     from regard.run import RECIPE, load_recipe
     from regard.settings import write_toml
@@ -41,4 +41,5 @@ def run(args: argparse.Namespace) -> int:
             tables["data"] = {**tables["data"], "folder": str(Path(args.data).resolve())}
             task_of(tables)(tables, Path(args.run), workers.device).find_data()
             workers.on_lead(lambda: write_toml(Path(args.run) / RECIPE, tables))  # untouched unless they are there
-        return carry_out(tables, Path(args.run), workers, args.json)
+        with pointing(args):
+            return carry_out(tables, Path(args.run), workers, args.json)

@@ -6,6 +6,8 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from regard.commands import program
@@ -49,7 +51,24 @@ def run(args: argparse.Namespace) -> int:
 
     with join(args.device) as workers:
         tables, folder = read(args)
-        return carry_out(tables, folder, workers, args.json)
+        with pointing(args):
+            return carry_out(tables, folder, workers, args.json)
+
+
+@contextmanager
+def pointing(args: argparse.Namespace) -> Iterator[None]:
+    """Add to an error about missing data that --data says where they are, unless it was given."""
+    from regard.errors import MissingFiles, UserError
+
+    try:
+        yield
+    except MissingFiles as error:
+        from regard.recipe import read_recipe
+
+        ways = [] if args.data or "--data DIR" in str(error) else ["Name the folder of the data with  --data DIR."]
+        if not args.data and not getattr(args, "smoke", True) and "smoke" in read_recipe(args.recipe):
+            ways.append("The recipe's small form has sample data:  --smoke")
+        raise UserError("\n".join([str(error), *ways])) from None
 
 
 def read(args: argparse.Namespace) -> tuple[dict[str, object], Path]:

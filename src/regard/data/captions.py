@@ -59,8 +59,12 @@ class ScenesData:
                 raise UserError(f"{name}: {wrong[0]!r} is not known; {suggest(wrong[0], known)}")
             if len(set(given)) < len(given) or len(given) < (2 if name == "nouns" else 1):
                 raise UserError(f"{name} = {list(given)}: give {2 if name == 'nouns' else 1} or more, each once")
-        for pair in self.held_out:
-            split_pair(pair)
+        apart = [split_pair(pair)[0] for pair in self.held_out]
+        if apart and not {*apart} & {*self.nouns}:
+            raise UserError(
+                f"held_out = {list(self.held_out)}: none of its nouns is in nouns = {list(self.nouns)}; name "
+                "others, or set held_out = []"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +110,9 @@ def read_captions(
     found: list[Captioned] = []
     wrong: list[Problem] = []
     notes: Notes = Counter()
+    column = "picture" if source == "patches" else "features"
     for path in (path for paths in expand_all(files, config.folder) for path in paths):
-        for number, item in _scan(path, "picture" if source == "patches" else "features", notes):
+        for number, item in _scan(path, column, notes):
             if isinstance(item, Problem):
                 wrong.append(item)
                 continue
@@ -116,6 +121,9 @@ def read_captions(
                 found.append(item)
             except UserError as error:
                 wrong.append(Problem(str(path), number, str(error)))
+    told, _ = _other_source(column)
+    if not found and wrong and all(problem.what == told for problem in wrong):
+        raise UserError(str(wrong[0]))  # the whole table: the same thing about every line helps nobody
     fatal = any(problem.fatal for problem in wrong)
     if fatal or (wrong and not (config.skip_bad and found)):
         raise refusal(files, f"{len(found):,} good rows", wrong[:SHOWN], len(wrong), remedy_for(fatal))
@@ -145,9 +153,10 @@ def _row(line: str, column: str, folder: Path) -> Captioned:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UserError(f"is not JSON: {error}") from None
-    example = f'{{"{column}": "a.{"png" if column == "picture" else "npy"}", "caption": "…"}}'
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in (column, "caption")):
-        raise UserError(f"write  {example}")
+        told, other = _other_source(column)
+        swapped = isinstance(row, dict) and column not in row and other in row
+        raise UserError(told if swapped else f"write  {_example(column)}")
     key = row.get("key")
     if key is not None and (isinstance(key, bool) or not isinstance(key, str | int)):
         raise UserError(f'"key" is {key!r}: give a name or a number')
@@ -162,6 +171,18 @@ def _row(line: str, column: str, folder: Path) -> Captioned:
     return Captioned(file, key, caption)
 
 
+def _example(column: str) -> str:
+    return f'{{"{column}": "a.{"png" if column == "picture" else "npy"}", "caption": "…"}}'
+
+
+def _other_source(column: str) -> tuple[str, str]:
+    """Why a row with the other column cannot be used, and that column."""
+    pictures = column == "picture"
+    other, reads, source = ("features", "pictures", "features") if pictures else ("picture", "features", "patches")
+    told = f'names "{other}", but the model reads {reads}: set  source = "{source}"  in [model], or write  '
+    return told + _example(column), other
+
+
 def pad_features(found: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """Features of several pictures side by side, [B, regions, size], and which are real; None: all."""
     longest = max(len(one) for one in found)
@@ -173,10 +194,13 @@ def pad_features(found: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     return rows, None if bool(valid.all()) else valid
 
 
-def open_source(path: str | Path, source: str, channels: int, side: int, size: int) -> tuple[Tensor, str]:
+def open_source(
+    path: str | Path, source: str, channels: int, side: int, size: int, key: str | None = None
+) -> tuple[Tensor, str]:
     """What a model reads of one file, without a batch axis, and what is to be said about it."""
     if source == "features":
-        return open_features(path, size=size), ""
+        counted = Path(path).suffix == ".npy" and key is not None and key.isdecimal() and len(key) < 19
+        return open_features(path, int(key or 0) if counted else key, size), ""
     pixels, (width, height) = open_pixels(path, channels, side)
     told = (
         "" if (width, height) == (side, side) else f"{path}: {width} x {height} pixels are resized to {side} x {side}"

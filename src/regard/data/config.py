@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.errors import UserError
+from regard.errors import MissingFiles, UserError
 from regard.recipe import read_recipe, recipe_path
 from regard.settings import check_types, from_dict
 
@@ -132,7 +132,7 @@ def home(name: str | Path) -> Path:
 def expand_all(names: Sequence[str], folder: str | Path) -> list[list[Path]]:
     found = [_expand(name, home(folder)) for name in names]
     if missing := [entry for entry in found if isinstance(entry, str)]:
-        raise UserError("\n".join(missing))
+        raise MissingFiles("\n".join(missing))
     return [entry for entry in found if not isinstance(entry, str)]
 
 

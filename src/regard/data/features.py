@@ -9,6 +9,7 @@ An .npy file that holds objects is a pickle, which can run code when it is opene
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,8 @@ def _from_numpy(path: Path, key: str | int | None) -> Tensor:
         raise UserError(f"{path}: holds {array.dtype}, not numbers; save them as float32")
     if array.ndim == 3:
         if not isinstance(key, int) or isinstance(key, bool) or not 0 <= key < len(array):
-            raise UserError(f'{path}: holds {len(array):,} pictures; say which with  "key": 0 … {len(array) - 1}')
+            which = f'say which (0 to {len(array) - 1}) with  "key": 0  in a table, or  regard caption --key 0'
+            raise UserError(f"{path}: holds {len(array):,} pictures; {which}")
         array = array[key]
     elif key is not None:
         raise UserError(f"{path}: holds one picture, so key = {key!r} means nothing; leave it out")
@@ -70,7 +72,10 @@ def _from_safetensors(path: Path, key: str | int | None) -> Tensor:
             if not names:
                 raise UserError(f"{path}: holds no tensors; make the features again")
             if name is None:
-                raise UserError(f'{path}: holds {len(names):,} tensors; say which with  "key": "{names[0]}"')
+                raise UserError(
+                    f'{path}: holds {len(names):,} tensors; say which with  "key": "{names[0]}"  in a table, or  '
+                    f"regard caption --key {shlex.quote(names[0])}"
+                )
             if name not in names:
                 raise UserError(f"{path}: has no tensor {name!r}; {suggest(name, names[:50])}")
             return file.get_tensor(name).float()

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from regard.data.config import Files, check_list, check_tests, expand_all, home
 from regard.data.lines import open_bytes
-from regard.data.pixelstore import Pixels, store_pixels
-from regard.errors import UserError, suggest
+from regard.data.pixelstore import Pixels, store_pixels, tell_resized
+from regard.errors import MissingFiles, UserError, suggest
 from regard.settings import check_types
 
 BYTES = 8  # the type of an idx file that is read
@@ -81,7 +81,7 @@ def list_set(files: Sequence[str], config: PicturesData, classes: Sequence[str])
         return _list_folders(folders, classes)
     if len(files) != 2 or any(folder.is_dir() for folder in folders):
         lost = next((f" (there is no {folder})" for folder in folders if not folder.exists()), "")
-        raise UserError(
+        raise (MissingFiles if lost else UserError)(
             f"{list(files)}{lost}: give two idx files, pictures and labels, or folders that have one folder a class"
         )
     (images,), (names,) = expand_all(files, config.folder)
@@ -193,7 +193,7 @@ def fit(pixels: Tensor, channels: int, side: int) -> Tensor:
     """Grey pictures [N, 1, height, width] in another size, or repeated in every channel."""
     height, width = pixels.shape[2:]
     if (height, width) != (side, side):
-        print(f"note: {len(pixels):,} pictures of {width} x {height} are resized to {side} x {side}", file=sys.stderr)
+        print(f"note: {tell_resized(len(pixels), f'{width} x {height}', side)}", file=sys.stderr)
         parts = (
             F.interpolate(part.float(), (side, side), mode="bilinear", antialias=True).round().clamp(0, 255).byte()
             for part in pixels.split(4096)

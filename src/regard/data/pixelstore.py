@@ -121,10 +121,13 @@ def _tell(
     if resized:
         (width, height), _ = resized.most_common(1)[0]
         more = f" and {len(resized) - 1:,} other sizes" if len(resized) > 1 else ""
-        print(
-            f"note: {sum(resized.values()):,} pictures of {width} x {height}{more} are resized to {side} x {side}",
-            file=sys.stderr,
-        )
+        told = tell_resized(sum(resized.values()), f"{width} x {height}{more}", side)
+        print(f"note: {told}", file=sys.stderr)
+
+
+def tell_resized(count: int, sizes: str, side: int) -> str:
+    pictures, are = ("picture", "is") if count == 1 else ("pictures", "are")
+    return f"{count:,} {pictures} of {sizes} {are} resized to {side} x {side}"
 
 
 def _fingerprint(files: Sequence[Path], channels: int, side: int, skip_bad: bool) -> str:

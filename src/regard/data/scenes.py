@@ -159,7 +159,7 @@ class SceneMaker:
         self.rows = [(labels == NOUNS[noun].label).nonzero()[:, 0].numpy() for noun in self.nouns]
         for noun, rows in zip(self.nouns, self.rows, strict=True):
             if not len(rows):
-                raise UserError(f"scenes.nouns: the items have no picture of {noun!r} (label {NOUNS[noun].label})")
+                raise UserError(f"data.scenes.nouns: the items have no picture of {noun!r} (label {NOUNS[noun].label})")
         self.kept_out = torch.zeros(len(self.nouns), ACROSS**2, dtype=torch.bool)
         for pair in held_out:
             noun, fields = split_pair(pair)
@@ -194,7 +194,7 @@ class SceneMaker:
             kept = (hit == held_out).nonzero()[:, 0]
             if not len(kept) and len(found) > 200:
                 remedy = "set common = 0" if common else "use more nouns"
-                raise UserError(f"scenes.held_out: no scene is left; keep fewer pairs out, or {remedy}")
+                raise UserError(f"data.scenes.held_out: no scene is left; keep fewer pairs out, or {remedy}")
             found.append({name: value[kept] for name, value in some.items()})
             have += len(kept)
         chosen = {name: torch.cat([part[name] for part in found])[:count] for name in found[0]}

@@ -80,6 +80,11 @@ class Predictor:
             return self.scale.mean - reach, self.scale.mean + reach
         return torch.tensor([rule.low], dtype=torch.float64), torch.tensor([rule.high], dtype=torch.float64)
 
+    @property
+    def longest(self) -> int:
+        """The most numbers of a sequence that it has learned from; 0: it reads a series, always the same length."""
+        return 0 if self.data.context else self.data.longest
+
     def strange(self, given: Tensor) -> list[list[float]]:
         """By channel, the numbers of [n, channels] that are read and lie outside what it has learned from."""
         read, (low, high) = self._read(given), self.known
@@ -104,7 +109,8 @@ class Predictor:
         if given.dim() != 2 or given.shape[1] != self.channels:
             raise UserError(f"numbers have shape {tuple(given.shape)}: give [steps, channels = {self.channels}]")
         if context and len(given) < context:
-            raise UserError(f"{len(given)} steps are given, but the model reads {context}: give as many")
+            steps_are = "1 step is" if len(given) == 1 else f"{len(given):,} steps are"
+            raise UserError(f"{steps_are} given, but the model reads {context}: give as many")
         source = self.scale.shrink(self._read(given)).to(self.device)
         found = self.scale.widen(write_numbers(self.model, source[None], None, steps or self.data.horizon))[0]
         if not bool(found.isfinite().all()):

@@ -163,7 +163,8 @@ class StackConfig:
         size = {"sinusoidal": self.dim, "rope": self.key_dim}.get(self.position)
         if size is None:
             raise UserError(
-                f"position_axes = 2: position = {self.position!r} has no rows and columns; use 'sinusoidal' or 'rope'"
+                f"position_axes = 2: position = {self.position!r} has no rows and columns; use 'sinusoidal' or "
+                "'rope', or set position_axes = 1"
             )
         if size % 4:
             name = "dim" if self.position == "sinusoidal" else "head_dim"

@@ -195,7 +195,13 @@ class CaptioningRun(TaskRun):
         if scenes is None:
             return file_stream(self.sets["train"], self.targets, rows, config.seed)
         targets = self.targets.to(self.device)
-        return SceneStream(self.makers[0], targets, rows, scenes.train, config.seed, scenes.common)
+        stream = SceneStream(self.makers[0], targets, rows, scenes.train, config.seed, scenes.common)
+        if scenes.common and scenes.common * stream.batches >= config.steps:
+            raise UserError(
+                f"data.scenes.common = {scenes.common}: with {stream.batches:,} batches an epoch, {config.steps:,} "
+                "steps never come to the other scenes; give fewer, or raise train.steps"
+            )
+        return stream
 
     def objective(self) -> Objective:
         return partial(

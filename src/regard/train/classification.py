@@ -89,6 +89,7 @@ class ClassificationRun(TaskRun):
         "loss": LOSS, "accuracy": Metric("accuracy", higher=True), "f1": Metric("macro_f1", higher=True)
     }  # fmt: skip
     HEADLINE = ("accuracy", "accuracy")
+    UNIT = "texts"
     EXAMPLE = 'train = ["train.tsv"]'
     EVALUATE = ("test", "files")
 

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from regard.errors import UserError
-from regard.recipe import RECIPE
+from regard.recipe import RECIPE, with_preset
 from regard.run import WEIGHTS, load_config, load_recipe, load_tokenizers, name_some, read_weights, weights_of
 from regard.settings import read_toml, to_dict
 from regard.text.tokenizer import Tokenizer
@@ -52,28 +52,30 @@ def inherit(
         config = load_config(name)
     except UserError as error:
         raise UserError(f"train.init_from = {name!r}: {error}") from None
-    given, text = tables.get("model", {}), tables.get("text", {})
+    table, text = tables.get("model", {}), tables.get("text", {})
+    given = {field: value for field, value in table.items() if field != "preset"}
     theirs = to_dict(config)
-    for field, value in given.items():
+    for field, value in with_preset(table).items():
         same = value == theirs.get(field, getattr(config, field, None))
         shape = field == "shape" and (value, config.shape) == ("encoder", "encoder-decoder")  # its first half
-        if field not in FREE and not same and not shape:
+        if field not in FREE and not same and not shape and (field in given or field != "vocab"):
             known = f"{field} = {theirs[field]!r}" if field in theirs else f"no {field}"
-            raise UserError(f"model.{field} = {value!r}: train.init_from = {name!r} has {known}; leave {field} out")
+            asks = f"{field} = {value!r}" if field in given else f"preset = {table['preset']!r}, {field} = {value!r}"
+            leave = field if field in given else "preset"
+            raise UserError(f"model.{asks}: train.init_from = {name!r} has {known}; leave {leave} out")
     asked = given.get("shape", defaults.get("model", {}).get("shape", config.shape))
     if asked != config.shape and (asked, config.shape) != ("encoder", "encoder-decoder"):
         raise UserError(
             f"train.init_from = {name!r}: its model has shape = {config.shape!r}, and this task needs {asked!r}; take "
             "a run of that shape"
         )
-    if extra := sorted(set(text) - FREE_TEXT):
+    found = load_recipe(name).get("text")
+    kept = {field: value for field, value in found.items() if field not in FREE_TEXT} if isinstance(found, dict) else {}
+    if extra := sorted(field for field in set(text) - FREE_TEXT if text[field] != kept.get(field)):
         raise UserError(f"text.{extra[0]}: the tokenizer is that of train.init_from = {name!r}; leave {extra[0]} out")
     wanted = {field: value for field, value in defaults.get("model", {}).items() if field in (*FREE, "shape")}
     theirs.pop("classes", None)
-    found = load_recipe(name).get("text")
-    kept = {field: value for field, value in found.items() if field not in FREE_TEXT} if isinstance(found, dict) else {}
-    text = {**kept, **text}
-    return {**tables, "model": {**theirs, **wanted, **given}, "text": text}
+    return {**tables, "model": {**theirs, **wanted, **given}, "text": {**kept, **text}}
 
 
 def _is_complete(tables: Mapping[str, Any], folder: Path) -> bool:

@@ -55,6 +55,7 @@ class NumbersRun(TaskRun):
     }
     METRICS: ClassVar = {"loss": LOSS, "mae": Metric("mae")}
     HEADLINE = ("mae", "MAE")
+    UNIT = "numbers"
     EXAMPLE = 'train = ["pairs.tsv"]'
     EVALUATE = ("test",)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -76,6 +75,7 @@ class PicturesRun(TaskRun):
     }  # fmt: skip
     METRICS: ClassVar = {"loss": LOSS, "accuracy": Metric("accuracy", higher=True)}
     HEADLINE = ("accuracy", "accuracy")
+    UNIT = "pictures"
     EXAMPLE = 'train = ["photos/train"]'
     EVALUATE = ("test", "files")
 
@@ -87,8 +87,10 @@ class PicturesRun(TaskRun):
     def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """A picture is a row of `train.pack` patches."""
         complete = super().complete(tables)
-        with suppress(UserError):  # a mistake in [model] is told by `read_tables`
+        try:
             complete["train"].setdefault("pack", _model_config(complete["model"], 2).source_length)
+        except UserError:  # a mistake in [model] is told by `read_tables`, and pack = 0 must not be told before
+            complete["train"].setdefault("pack", 1)
         return complete
 
     def read_tables(self, tables: Mapping[str, Any]) -> None:

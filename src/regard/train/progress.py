@@ -15,15 +15,17 @@ LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 class Progress:
     """Steps done, loss, speed and time left, on standard error."""
 
-    def __init__(self, steps: int, done: int = 0, label: str = "training", show: bool = True) -> None:
-        self.steps, self.first, self.label, self.judged, self.show = steps, done, label, "", show
+    def __init__(
+        self, steps: int, done: int = 0, label: str = "training", show: bool = True, unit: str = "tokens"
+    ) -> None:
+        self.unit, self.steps, self.first, self.label, self.judged, self.show = unit, steps, done, label, "", show
         self.began = self.spoke = time.monotonic()
         live = show and sys.stderr.isatty() and done < steps
         self.bar = tqdm(total=steps, initial=done, desc=label, unit="step", dynamic_ncols=True) if live else None
 
-    def update(self, step: int, loss: float, rate: float, tokens_per_second: float) -> None:
+    def update(self, step: int, loss: float, rate: float, speed: float) -> None:
         """Tell where it stands after `step` steps."""
-        figures = f"loss {loss:.4f}, lr {rate:.1e}, {tokens_per_second:,.0f} tokens/s{self.judged}"
+        figures = f"loss {loss:.4f}, lr {rate:.1e}, {speed:,.0f} {self.unit}/s{self.judged}"
         if self.bar is not None:
             self.bar.set_postfix_str(figures, refresh=False)
             self.bar.update(step - self.bar.n)

@@ -68,6 +68,7 @@ class TaskRun(ABC):
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # table: settings that differ from the general ones
     METRICS: ClassVar[Mapping[str, Metric]] = {"loss": LOSS}  # what `train.metric` may say
     HEADLINE: ClassVar[tuple[str, str]]  # the figure of scores.json that `regard runs` shows, and how it calls it
+    UNIT: ClassVar[str] = "tokens"  # what `tokens` of a batch counts, for the speed that is shown
     EXAMPLE: ClassVar[str]  # a line of [data], for someone who has none
     EVALUATE: ClassVar[tuple[str, ...]]  # the options of `regard evaluate` that it takes, besides --device and --json
 
@@ -264,7 +265,7 @@ class TaskRun(ABC):
             if self.config.init_from is not None and not whole(self.folder / "checkpoints"):
                 inherit_weights(model, self.config.init_from, say=current().leads)
             stream, objective = self.stream(), self.objective()
-            return Trainer(model, stream, objective, self.config, self.folder, evaluate, metric, self.device)
+            return Trainer(model, stream, objective, self.config, self.folder, evaluate, metric, self.device, self.UNIT)
 
     def finish(self, trainer: Trainer) -> dict[str, Figures]:
         """Settle the final weights, score the test sets with them, write the report."""

@@ -54,7 +54,7 @@ class Trainer:
     """Trains `model` on `batches` in `folder` until `config.steps` steps are done."""
 
     loss: Tensor  # what the next line of the log tells: the summed loss,
-    tokens: Tensor  # how many tokens it sums,
+    tokens: Tensor  # how many tokens it sums, or whatever `unit` says,
     skipped: Tensor  # how many steps were left out,
     began: float  # and `seconds` at the line before
 
@@ -68,6 +68,7 @@ class Trainer:
         evaluate: Evaluate | None = None,
         metric: Metric = LOSS,
         device: torch.device | None = None,
+        unit: str = "tokens",
     ) -> None:
         self.model, self.batches, self.objective, self.config, self.folder = model, batches, objective, config, folder
         self.workers, self.device = current(), device or next(model.parameters()).device
@@ -86,7 +87,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.mean = [p.detach().clone() for p in model.parameters()] if config.ema else []  # see `TrainConfig.ema`
         self.update: Update = Graph(lambda batch: self._update([batch])) if config.graph else self._update
-        self.evaluate, self.metric = evaluate, metric
+        self.evaluate, self.metric, self.unit = evaluate, metric, unit
         self.best: dict[str, Any] = {"step": 0, "stale": 0}  # and "value", once there is one
         self.seconds = 0.0  # spent training, over all runs
         self.metrics = folder / "metrics.jsonl"
@@ -149,7 +150,7 @@ class Trainer:
             closing(self._stream()) as stream,
             interruptible(quiet=not workers.leads) as asked,
             workers.agreement(asked) as stop,
-            Progress(config.steps, self.step, show=workers.leads) as progress,
+            Progress(config.steps, self.step, show=workers.leads, unit=self.unit) as progress,
         ):
             while not self.finished:
                 self._set_rate(rate(self.step + 1, config))
