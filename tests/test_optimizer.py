@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,7 +132,7 @@ def test_steps_have_all_singular_values_near_one():
     torch.manual_seed(1)
     spread = torch.linalg.qr(torch.randn(3, 32, 16))[0] * torch.logspace(-1.5, 0, 16)
     for stack in (spread, spread.mT):
-        values = torch.linalg.svdvals(Muon.orthogonal(stack).float())
+        values = torch.linalg.svdvals(Muon.orthogonalize(stack).float())
         assert values.min() > 0.6 and values.max() < 1.3
 
 
@@ -145,23 +143,6 @@ def test_a_matrix_without_a_gradient_stays_where_it_is():
     some[1].grad = None
     Muon(some, lr=0.1, weight_decay=0.1).step()
     assert torch.equal(some[1], before)
-
-
-def test_a_step_loads_no_compiler():
-    """torch.optim's would, which takes a second or more before training begins."""
-    code = """
-import sys, torch
-from regard.train.optimizer import AdamW, Muon, Together
-matrix, vector = torch.ones(2, 2, requires_grad=True), torch.ones(2, requires_grad=True)
-both = Together([Muon([matrix], lr=0.1, weight_decay=0.0),
-                 AdamW([vector], lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0)])
-(matrix @ vector).sum().backward()
-both.step()
-both.zero_grad()
-assert not (matrix == 1).any() and not (vector == 1).any() and matrix.grad is None
-sys.exit("torch._dynamo" in sys.modules)
-"""
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.cuda

@@ -12,7 +12,6 @@ then what these are made with:
 
     config       every variant as a value
     embed        tokens, patches and features become vectors
-    linear       the map that most of the time goes to, by the faster of two libraries
     feedforward  the half of a block that works on each token alone
     score        the scores that came before and beside the dot product
     cache        what a decoder has computed and need not compute again

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.nn.config import Activation, StackConfig
-from regard.nn.linear import Linear
 from regard.nn.trace import Traceable
 
 
@@ -51,8 +50,8 @@ class FeedForward(Traceable):
         super().__init__()
         self.activation = config.activation
         wide = 2 * config.ff_dim if gated(config.activation) else config.ff_dim  # gate and value in one product
-        self.up = Linear(config.dim, wide, bias=config.bias)
-        self.down = Linear(config.ff_dim, config.dim, bias=config.bias)
+        self.up = nn.Linear(config.dim, wide, bias=config.bias)
+        self.down = nn.Linear(config.ff_dim, config.dim, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.mark("hidden", activate(self.up(x), self.activation))

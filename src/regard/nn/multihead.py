@@ -21,7 +21,6 @@ from regard.errors import UserError
 from regard.nn.attention import attend, dot, reference
 from regard.nn.cache import Cache
 from regard.nn.config import Path, StackConfig
-from regard.nn.linear import Linear
 from regard.nn.mask import Visibility
 from regard.nn.norm import RMSNorm
 from regard.nn.position import Bias, Rotation, rotate
@@ -69,11 +68,11 @@ class MultiHead(Traceable):
         q_size, k_size = self.heads * config.key_dim, self.key_heads * config.key_dim
         self.sizes = (q_size, k_size, self.key_heads * config.val_dim)
         if cross:
-            self.q = Linear(config.dim, q_size, bias=config.bias)
-            self.kv = Linear(config.dim, sum(self.sizes[1:]), bias=config.bias)
+            self.q = nn.Linear(config.dim, q_size, bias=config.bias)
+            self.kv = nn.Linear(config.dim, sum(self.sizes[1:]), bias=config.bias)
         else:
-            self.qkv = Linear(config.dim, sum(self.sizes), bias=config.bias)
-        self.out = Linear(self.heads * config.val_dim, config.dim, bias=config.bias)
+            self.qkv = nn.Linear(config.dim, sum(self.sizes), bias=config.bias)
+        self.out = nn.Linear(self.heads * config.val_dim, config.dim, bias=config.bias)
         self.score = None if config.score == "dot" else LearnedScore(config.score, self.heads, config.key_dim)
         # one gain for all heads, as in Gemma 3 and Qwen3
         self.q_norm = RMSNorm(config.key_dim, eps=config.norm_eps) if config.qk_norm else None
@@ -149,9 +148,9 @@ class HeadList(nn.Module):
         single = replace(config, heads=1, kv_heads=1, head_dim=config.key_dim, value_dim=config.val_dim)
         self.config = config
         self.heads = nn.ModuleList(
-            Linear(config.dim, sum(MultiHead(single).sizes), bias=config.bias) for _ in range(config.heads)
+            nn.Linear(config.dim, sum(MultiHead(single).sizes), bias=config.bias) for _ in range(config.heads)
         )
-        self.out = Linear(config.heads * config.val_dim, config.dim, bias=config.bias)
+        self.out = nn.Linear(config.heads * config.val_dim, config.dim, bias=config.bias)
 
     @classmethod
     def of(cls, fused: MultiHead) -> HeadList:

@@ -28,11 +28,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.data.batch import PairBatch
 from regard.models.head import Head
-from regard.nn.linear import linear
 
 CHUNK = {"cpu": 256, "cuda": 16384}  # tokens: what stays in the cache; what keeps a GPU busy in little memory
 LARGE = 1024  # pieces: below, a kernel of our own has little to save, and would have to be compiled first
@@ -118,9 +118,9 @@ class _Chunked(torch.autograd.Function):
                 at = [slice(begin, end)] + [slice(half + begin, half + end)] * bool(r_drop)  # the same tokens again
                 part = torch.cat([states[piece] for piece in at]).to(dtype)
                 named = torch.cat([expected[piece] for piece in at])
-                some, gradient = run(linear(part, narrow, shift), named, label_smoothing, r_drop)
+                some, gradient = run(F.linear(part, narrow, shift), named, label_smoothing, r_drop)
                 loss += some
-                for piece, new in zip(at, linear(gradient, narrow.T).chunk(len(at)), strict=True):
+                for piece, new in zip(at, F.linear(gradient, narrow.T).chunk(len(at)), strict=True):
                     to_states[piece] = new
                 if dtype == wide:
                     to_weight.addmm_(gradient.T, part)
