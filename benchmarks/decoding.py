@@ -33,8 +33,8 @@ from translators import Alone, Answers, CTranslate2, HuggingFace, JoeyNMT, Ours,
 from regard.errors import UserError
 from regard.interop import export_folder
 from regard.models import SequenceToSequence, build
-from regard.presets import preset
-from regard.run import load, load_tokenizers
+from regard.models.folder import load, load_tokenizers
+from regard.models.presets import preset
 from regard.text.tokenizer import Tokenizer
 
 PEERS = {"cpu": ("regard", "huggingface", "ctranslate2", "joeynmt"), "cuda": ("regard", "huggingface")}

@@ -32,8 +32,8 @@ from playwright.sync_api import Page, sync_playwright
 from regard.explore.server.listen import Listener
 from regard.explore.server.shelf import Shelf, find_runs
 from regard.models import build
-from regard.presets import preset
-from regard.run import save
+from regard.models.folder import save
+from regard.models.presets import preset
 from regard.text.tokenizer import Tokenizer
 
 WORDS = "the model reads what stands before it and writes the next token"

@@ -32,12 +32,12 @@ import torch
 import writers
 from writers import Ours, Tool, Wish, Written
 
-from regard.decode.config import SearchConfig
 from regard.errors import UserError
 from regard.interop import export_folder
 from regard.models import Decoder, ModelConfig
-from regard.presets import preset
-from regard.run import save
+from regard.models.folder import save
+from regard.models.presets import preset
+from regard.predict.config import SearchConfig
 from regard.text.tokenizer import Tokenizer
 
 PEERS = {"cpu": ("regard", "huggingface", "x-transformers"), "cuda": ("regard", "huggingface")}

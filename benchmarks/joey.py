@@ -25,7 +25,7 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.models import ModelConfig
-from regard.run import weights_of
+from regard.models.folder import weights_of
 
 WORKER = Path(__file__).with_name("joey_worker.py")
 

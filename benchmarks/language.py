@@ -51,9 +51,9 @@ from regard.data.tokens import Tokens
 from regard.errors import UserError
 from regard.interop import config_to_hf
 from regard.models import ModelConfig, build
-from regard.presets import preset
+from regard.models.presets import preset
+from regard.tasks.language_modeling import next_token
 from regard.train.config import TrainConfig
-from regard.train.language import next_token
 from regard.train.trainer import Trainer
 from regard.train.vocabulary import chunked
 

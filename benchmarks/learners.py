@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from regard.data.batch import Batches, PairBatch
 from regard.data.pack import Packs
 from regard.models import ModelConfig, build
+from regard.tasks.translation import make_objective
 from regard.train.config import TrainConfig
 from regard.train.trainer import Trainer
-from regard.train.translation import make_objective
 
 SMOOTHING, CLIP, RATE, BETAS, SEED = 0.1, 1.0, 1e-4, (0.9, 0.98), 1
 

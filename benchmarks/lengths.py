@@ -27,8 +27,8 @@ import torch
 
 from regard.errors import UserError
 from regard.explore.chart import line_chart
-from regard.perplexity import perplexity
-from regard.train.language import LanguageRun
+from regard.metrics.perplexity import perplexity
+from regard.tasks.language_modeling import LanguageRun
 
 MODELS: dict[str, dict[str, Any]] = {
     "rope": {"position": "rope"},

@@ -29,15 +29,15 @@ import measure
 import torch
 from torch import Tensor, nn
 
-from regard.classes import ClassFigures, judge_classes
 from regard.data.batch import Batches, Ragged
 from regard.data.labelled import Labelled
 from regard.data.labels import Example
-from regard.recipe import override, read_recipe, smoke
+from regard.metrics.classification import ClassFigures, judge_classes
+from regard.models.recipe import override, read_recipe, smoke
 from regard.samples import sample_folder
+from regard.tasks.text_classification import ClassificationRun
 from regard.text.frame import framed
 from regard.text.tokenizer import Tokenizer
-from regard.train.classification import ClassificationRun
 
 STRENGTHS = (0.3, 1.0, 3.0, 10.0)  # of the linear model: C, the inverse of its regularisation
 EPOCHS, RATE, BUDGET = 8, 1e-3, 8192  # of the network

@@ -43,7 +43,7 @@ from sentences import MULTI30K, WMT, Corpus, Lengths, generate, multi30k
 from regard.cost import cost
 from regard.errors import UserError
 from regard.models import ModelConfig
-from regard.presets import preset
+from regard.models.presets import preset
 
 OURS: dict[str, tuple[str, ...]] = {
     "regard": (),

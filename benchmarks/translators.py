@@ -2,7 +2,7 @@
 
 All tools hold the same weights and get the same lines, so that their answers can be compared:
 
-    regard        `regard.decode.translate.Translator`
+    regard        `regard.predict.translator.Translator`
     huggingface   transformers.MarianMTModel.generate with its cache, from the folder that `regard export` writes
     ctranslate2   CTranslate2 in fp32, converted from that folder
     joeynmt       JoeyNMT's search, which has no cache, over our weights (`joey.py`)
@@ -27,9 +27,9 @@ from joey import JoeySearch
 from torch import Tensor
 
 from regard.data.batch import Ragged
-from regard.decode.config import SearchConfig
-from regard.decode.translate import Translator
 from regard.models import SequenceToSequence
+from regard.predict.config import SearchConfig
+from regard.predict.translator import Translator
 from regard.text.frame import framed, special
 from regard.text.tokenizer import Tokenizer
 

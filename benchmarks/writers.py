@@ -1,6 +1,6 @@
 """One tool in generation: a prompt's ids in, as many new ids as asked for out, in several rows.
 
-    regard               `regard.decode.generate.Generator` from a saved folder: from text to text, with log-probabilities
+    regard               `regard.predict.generator.Generator` from a saved folder: from text to text, with log-probabilities
     huggingface          transformers.GPT2LMHeadModel.generate with its cache, the same weights (`regard export`)
     huggingface-static   the same with a static cache, which `generate` compiles by itself: minutes, on a GPU
     x-transformers       AutoregressiveWrapper.generate with its cache, random weights of the same size
@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from regard.decode.config import SearchConfig
-from regard.decode.generate import Generator
 from regard.models import ModelConfig
+from regard.predict.config import SearchConfig
+from regard.predict.generator import Generator
 from regard.text.bytes import byte_letters
 from regard.text.gpt2 import read_gpt2
 from regard.text.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ import torch
 from regard.explore.server.listen import Listener
 from regard.explore.server.shelf import Shelf, find_runs
 from regard.models import ModelConfig, build
-from regard.run import save
+from regard.models.folder import save
 from regard.text.tokenizer import Tokenizer
 
 ENGLISH = "the animal did not cross the street because it was too tired . a cat sat on the mat in the sun"

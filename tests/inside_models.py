@@ -6,9 +6,9 @@ import torch
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models, pre_tokenizers
 
-from regard.decode.config import SearchConfig
 from regard.explore.inside import Inside
 from regard.models import ModelConfig, build
+from regard.predict.config import SearchConfig
 from regard.text.tokenizer import Tokenizer
 
 LINES = [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.run import read_weights
+from regard.models.folder import read_weights
 from regard.train.trainer import Trainer
 
 

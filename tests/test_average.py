@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from regard.cli import main
 from regard.errors import UserError
-from regard.run import RECIPE, WEIGHTS, load
+from regard.models.folder import RECIPE, WEIGHTS, load
 from regard.settings import to_dict, write_toml
 from regard.train.average import average
 from reversal import MODEL, TRAIN, make_trainer

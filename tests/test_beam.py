@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.decode import Hypothesis, SearchConfig, beam, greedy
-from regard.decode.beam import largest
 from regard.errors import UserError
 from regard.interop import config_to_hf, weights_to_hf
 from regard.models import EncoderDecoder, ModelConfig, Recurrent
+from regard.models.folder import weights_of
 from regard.nn.trace import trace
-from regard.run import weights_of
+from regard.predict import Hypothesis, SearchConfig, beam, greedy
+from regard.predict.beam import largest
 
 BOS, EOS = 2, 3
 

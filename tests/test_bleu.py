@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from regard.errors import UserError
-from regard.score import natural_splitting, score
+from regard.metrics.bleu import natural_splitting, score
 
 
 @pytest.fixture(scope="module")

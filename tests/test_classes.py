@@ -8,9 +8,9 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from regard.classes import BINS, judge_classes, tell_classes
 from regard.errors import UserError
 from regard.explore.classes import class_sections
+from regard.metrics.classification import BINS, judge_classes, tell_classes
 
 CLASSES = ["bad", "fair", "good", "never"]
 

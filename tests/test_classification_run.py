@@ -13,13 +13,13 @@ import torch.nn.functional as F
 
 import regard
 from commanded import training
-from regard.classify import Classifier
 from regard.cli import main
 from regard.data.batch import PairBatch
 from regard.data.labels import examples
-from regard.recipe import override, read_recipe
+from regard.models.recipe import override, read_recipe
+from regard.predict.text_classifier import Classifier
 from regard.settings import read_toml
-from regard.train.classification import ClassificationRun
+from regard.tasks.text_classification import ClassificationRun
 from regard.train.trainer import read_metrics
 from stopping import assert_same_weights, interrupt_at
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from regard.errors import UserError
 from regard.models.config import ModelConfig
+from regard.models.presets import PRESETS, preset
 from regard.nn.config import Activation, Norm, PositionKind, Score, StackConfig
-from regard.presets import PRESETS, preset
 from regard.settings import from_dict, read_toml, to_dict, write_toml
 
 # field values that cannot work, and words that the message must hold besides the first field and its value

@@ -17,8 +17,8 @@ from regard.cost.operations import visible_pairs
 from regard.cost.sequences import StackShape
 from regard.errors import UserError
 from regard.models import ModelConfig, build
+from regard.models.presets import PRESETS, preset
 from regard.nn.mask import Places, Visibility, causal, everything, window
-from regard.presets import PRESETS, preset
 
 
 def counted(run: Callable[[], Any]) -> int:

@@ -15,8 +15,8 @@ from cost_models import CASES, drawn, inputs, loss, sizes, small
 from regard.cost import Cost, cost
 from regard.cost.sequences import stack_shapes
 from regard.models import ModelConfig, build
+from regard.models.presets import preset
 from regard.models.transformer import Model
-from regard.presets import preset
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "fp64"])

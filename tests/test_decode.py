@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from regard import cli
-from regard.decode import SearchConfig, Translator, greedy
-from regard.decode.translate import framed, special
 from regard.errors import UserError
 from regard.models import ModelConfig, build
-from regard.run import save
+from regard.models.folder import save
+from regard.predict import SearchConfig, Translator, greedy
+from regard.predict.translator import framed, special
 from regard.text.tokenizer import Tokenizer
 
 BOS, EOS = 2, 3

@@ -21,8 +21,8 @@ import regard.demo
 from regard import cli
 from regard.commands import program
 from regard.data.korean import examples
-from regard.decode import Translator
-from regard.run import load_recipe
+from regard.models.folder import load_recipe
+from regard.predict import Translator
 
 SMALL = ["--set", "dim=16", "--set", "ff_dim=32", "--set", "layers=1", "--set", "heads=2"]
 OWN = {"recipe.toml", "source.json", "target.json", "model.safetensors", "metrics.jsonl", "report.html", "checkpoints"}

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from corpus import SMALL, write_corpus
 from regard.cli import main
 from regard.errors import UserError
-from regard.run import WEIGHTS, read_weights
+from regard.models.folder import WEIGHTS, read_weights
 from regard.train import checkpoint, distributed, shards
 from regard.train.average import average
 from regard.train.trainer import read_metrics

@@ -14,7 +14,7 @@ from explorer import HOSTILE, TEXT, hover_cell, served, settle, state
 from regard.explore.inside import Inside
 from regard.interop.folder import export_folder
 from regard.models import build
-from regard.presets import preset
+from regard.models.presets import preset
 
 pytest_plugins = ["browser"]
 

@@ -17,9 +17,9 @@ pytest.importorskip("uvicorn")
 from playwright import sync_api
 
 from explorer import HOSTILE, TEXT, choices, hover_cell, served, settle, state
-from regard.decode import Translator
 from regard.explore.changes import Changes
 from regard.explore.inside import Inside
+from regard.predict import Translator
 
 pytest_plugins = ["browser"]
 

@@ -16,14 +16,14 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 from explorer import TEXT, ask, ask_frame, make_captioner, make_decoder, make_translator, refusal, served
-from regard.decode import Translator
 from regard.errors import UserError
 from regard.explore.changes import Changes, Row
 from regard.explore.inside import Inside
 from regard.explore.server import app as app_module
 from regard.explore.server.shelf import Shelf, find_runs
+from regard.models.folder import load, load_tokenizers, save
 from regard.nn.trace import trace, zero_heads
-from regard.run import load, load_tokenizers, save
+from regard.predict import Translator
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from regard.decode import Hypothesis, SearchConfig, beam
-from regard.decode.beam import foremost
-from regard.decode.fixed import LANES, SHAPES, FixedBeam, FixedGreedy, FixedSearches
-from regard.decode.search import TURN
 from regard.errors import UserError
 from regard.models import EncoderDecoder
 from regard.nn.cache import Cache, FixedCache
+from regard.predict import Hypothesis, SearchConfig, beam
+from regard.predict.beam import foremost
+from regard.predict.fixed import LANES, SHAPES, FixedBeam, FixedGreedy, FixedSearches
+from regard.predict.search import TURN
 from test_beam import BOS, EOS, padded, transformer
 
 CONFIGS = [

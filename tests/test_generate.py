@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.decode import SearchConfig
-from regard.decode.generate import Generator
 from regard.errors import UserError
 from regard.models import Decoder, ModelConfig
-from regard.nn.embed import Tokens
-from regard.run import load_tokenizers, save
+from regard.models.folder import load_tokenizers, save
+from regard.nn.embedding import Tokens
+from regard.predict import SearchConfig
+from regard.predict.generator import Generator
 from regard.text.bytes import byte_letters
 from regard.text.tokenizer import Tokenizer
 

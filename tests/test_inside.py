@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 
 from inside_models import SHAPES, TEXTS, given, opened
-from regard.decode.beam import beam
-from regard.decode.config import SearchConfig
 from regard.errors import UserError
 from regard.explore.changes import Changes, Row
 from regard.explore.inside import Inside
@@ -18,6 +16,8 @@ from regard.explore.output import difference
 from regard.nn.block import Stack
 from regard.nn.mask import Places
 from regard.nn.trace import trace
+from regard.predict.beam import beam
+from regard.predict.config import SearchConfig
 
 SENTENCE = "the animal did not cross"
 

@@ -15,11 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from regard import cli, run
+from regard import cli
 from regard.errors import UserError
 from regard.interop import export_folder, import_folder, read_folder
+from regard.models import folder as run
+from regard.models.presets import preset
 from regard.models.transformer import build
-from regard.presets import preset
 from regard.text.tokenizer import Tokenizer
 
 TINY = {"dim": 12, "heads": 3, "layers": 2, "ff_dim": 10, "max_length": 40}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from regard.interop import compare, export_folder, read_folder
+from regard.models.presets import preset
 from regard.models.transformer import build
-from regard.presets import preset
 
 transformers = pytest.importorskip("transformers", reason="install it with  pip install 'regard[hf]'")
 transformers.logging.set_verbosity_error()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from regard.errors import UserError
 from regard.interop import FAMILIES, config_from_hf, config_to_hf, family_of, weights_from_hf, weights_to_hf
 from regard.models.config import ModelConfig
+from regard.models.folder import weights_of
+from regard.models.presets import PRESETS, preset
 from regard.models.transformer import build
-from regard.presets import PRESETS, preset
-from regard.run import weights_of
 
 GPT = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 12, "n_head": 3, "n_layer": 1,

@@ -15,9 +15,9 @@ from regard.data.labels import LabelData
 from regard.data.sample import Sampling
 from regard.data.store import Store
 from regard.models import Encoder, ModelConfig, build
+from regard.tasks.text_classification import class_logits, classification
+from regard.tasks.word_dropout import Hiding
 from regard.text import Tokenizer
-from regard.train.classification import class_logits, classification
-from regard.train.hiding import Hiding
 
 TINY = {"shape": "encoder", "head": "classes", "classes": 3, "dim": 16, "layers": 2, "heads": 2, "ff_dim": 32}
 

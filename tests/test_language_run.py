@@ -21,13 +21,13 @@ from regard.data import documents, tokens
 from regard.data.blocks import BlockBatch
 from regard.data.text import TextData
 from regard.data.tokens import Tokens
+from regard.metrics.perplexity import perplexity
 from regard.models import ModelConfig, build
-from regard.perplexity import perplexity
-from regard.presets import preset
-from regard.recipe import read_recipe
-from regard.run import load_tokenizers
+from regard.models.folder import load_tokenizers
+from regard.models.presets import preset
+from regard.models.recipe import read_recipe
 from regard.settings import read_toml
-from regard.train.language import LanguageRun, next_token
+from regard.tasks.language_modeling import LanguageRun, next_token
 from regard.train.trainer import read_metrics
 from stopping import assert_same_weights, interrupt_at
 
@@ -128,7 +128,7 @@ def test_the_loss_is_the_sum_over_all_tokens_of_a_batch(here):
 
 
 def read_tables() -> dict:
-    from regard.recipe import override
+    from regard.models.recipe import override
 
     return override(read_recipe("mine.toml"), [setting.removeprefix("--set=") for setting in SMALL])
 

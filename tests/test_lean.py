@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.decode import SearchConfig, Translator, beam
-from regard.decode.beam import foremost, largest
-from regard.decode.lean import Lean, lean
-from regard.decode.workers import side_by_side
 from regard.errors import UserError
 from regard.models import EncoderDecoder, ModelConfig, build
 from regard.nn.trace import trace
+from regard.predict import SearchConfig, Translator, beam
+from regard.predict.beam import foremost, largest
+from regard.predict.lean import Lean, lean
+from regard.predict.workers import side_by_side
 from regard.text.tokenizer import Tokenizer
 
 KINDS: dict[str, dict[str, object]] = {
@@ -140,7 +140,7 @@ def test_a_search_finds_the_same(config: SearchConfig, monkeypatch: pytest.Monke
     model = make(logit_scale=3.0)
     source, valid = sources(6, 11)
     found = beam(model, source, valid, config, 2, 3)
-    monkeypatch.setattr(sys.modules["regard.decode.beam"], "lean", lambda model: model)
+    monkeypatch.setattr(sys.modules["regard.predict.beam"], "lean", lambda model: model)
     plain = beam(model, source, valid, config, 2, 3)
     assert [[one.tokens for one in some] for some in found] == [[one.tokens for one in some] for some in plain]
     scores = [[one.score for some in answers for one in some] for answers in (found, plain)]
@@ -187,7 +187,7 @@ def test_not_a_number_is_ranked_first_so_that_it_is_seen() -> None:
 
 @pytest.mark.parametrize("kind", ["processes", "threads"])
 def test_side_by_side_keeps_the_order_and_the_number_of_threads(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.decode.workers.threading.active_count", lambda: 1 if kind == "processes" else 2)
+    monkeypatch.setattr("regard.predict.workers.threading.active_count", lambda: 1 if kind == "processes" else 2)
     torch.set_num_threads(3)
 
     def work(item: int) -> tuple[int, int, bool]:
@@ -215,7 +215,7 @@ def refuse_zero(item: int) -> int:
 
 
 def test_a_process_that_is_killed_is_an_error_and_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.decode.workers.threading.active_count", lambda: 1)
+    monkeypatch.setattr("regard.predict.workers.threading.active_count", lambda: 1)
     torch.set_num_threads(2)
     with pytest.raises(UserError, match="ended from outside"):
         list(side_by_side(lambda item: os.kill(os.getpid(), signal.SIGKILL), range(4)))
@@ -225,7 +225,7 @@ def test_a_process_that_is_killed_is_an_error_and_no_wait(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("kind", ["processes", "threads"])
 @pytest.mark.parametrize("shape", ["encoder-decoder", "recurrent"])
 def test_cores_do_not_change_what_a_translator_says(shape: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.decode.workers.threading.active_count", lambda: 1 if kind == "processes" else 2)
+    monkeypatch.setattr("regard.predict.workers.threading.active_count", lambda: 1 if kind == "processes" else 2)
     words = ("one", "two", "three", "four", "five")
     lines = [" ".join(words[(at * step) % 5] for step in range(1 + at % 7)) for at in range(60)]
     tokenizer = Tokenizer.train(lines, "word")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regard.decode import SearchConfig
-from regard.decode.generate import lay_columns
-from regard.decode.lean_text import LeanDecoder, lean_decoder
 from regard.errors import UserError
 from regard.models import Decoder
 from regard.nn.trace import trace
+from regard.predict import SearchConfig
+from regard.predict.generator import lay_columns
+from regard.predict.lean_text import LeanDecoder, lean_decoder
 from test_generate import make
 
 MODELS = [
@@ -81,7 +81,7 @@ def test_text_with_and_without(monkeypatch):
     generator = make(position="learned", max_length=24)
     config = SearchConfig(sample=True, max_length=60, n_best=3, top_k=20)
     found = generator.generate("To be", config=config, overflow="slide")
-    monkeypatch.setattr("regard.decode.generate.lean_decoder", lambda model: model)
+    monkeypatch.setattr("regard.predict.generator.lean_decoder", lambda model: model)
     expected = generator.generate("To be", config=config, overflow="slide")
     assert [sample.ids for sample in found] == [sample.ids for sample in expected]
     assert isinstance(generator.model, Decoder)

@@ -11,11 +11,11 @@ from regard.data.batch import PairBatch, Ragged
 from regard.data.documents import Piece
 from regard.data.masked import MaskConfig, MaskedBatch, MaskedPacks, choose, prepare_texts
 from regard.errors import UserError
-from regard.fill import Filler
 from regard.models import Encoder, ModelConfig, build
+from regard.predict.mask_predictor import Filler
+from regard.tasks.masked_language_modeling import masked_tokens
 from regard.text import Tokenizer
 from regard.text.words import WordTable
-from regard.train.masked import masked_tokens
 
 LINES = ["이 영화 정말 재밌다.", "배우들의 연기가 최고였어요!", "시간이 아깝다...", "well, lower lowest 12 slower"] * 5
 

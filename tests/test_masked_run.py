@@ -13,7 +13,7 @@ import torch
 import regard
 from regard.cli import main
 from regard.data.store import Store
-from regard.run import load_tokenizers, read_weights
+from regard.models.folder import load_tokenizers, read_weights
 from regard.settings import read_toml
 from regard.train.trainer import read_metrics
 from stopping import assert_same_weights, interrupt_at

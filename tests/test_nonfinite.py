@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.errors import UserError
-from regard.run import read_weights
+from regard.models.folder import read_weights
 from regard.train.objective import read_states, translation
 from regard.train.trainer import read_metrics
 from reversal import MODEL, TRAIN, assert_same, make_trainer

@@ -17,11 +17,11 @@ from regard.cli import main
 from regard.data.numbers import NumberBatch, NumbersData, Rule, Seasonal, padded
 from regard.data.scaled import Scale, make_sets
 from regard.data.series import Windows, last_season, last_value, read_table, seasonal_series
-from regard.decode.numbers import Predictor, write_numbers
-from regard.forecast import judge_pairs, judge_series
+from regard.metrics.regression import judge_pairs, judge_series
 from regard.models import ModelConfig, build
+from regard.predict.regressor import Predictor, write_numbers
 from regard.settings import read_toml
-from regard.train.numbers import squared_error
+from regard.tasks.regression import squared_error
 from smoke import smoke_run
 from stopping import assert_same_weights, interrupt_at
 

@@ -11,8 +11,8 @@ import torch
 from regard.data.documents import Piece
 from regard.data.tokens import Tokens, prepare_tokens
 from regard.errors import UserError
+from regard.metrics.perplexity import perplexity
 from regard.models import Decoder, ModelConfig
-from regard.perplexity import perplexity
 from regard.text.tokenizer import Tokenizer
 
 TEXT = "Über allen Gipfeln ist Ruh, in allen Wipfeln spürest du kaum einen Hauch. 한국어 😀"

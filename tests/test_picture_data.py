@@ -18,7 +18,7 @@ from regard.data.pixelstore import Pixels
 from regard.data.rows import Rows
 from regard.errors import UserError
 from regard.models import ModelConfig, build
-from regard.train.pictures import PictureBatch, mixed_loss, recognition
+from regard.tasks.image_classification import PictureBatch, mixed_loss, recognition
 from squares import write_idx, write_squares
 
 # --- files

@@ -11,7 +11,7 @@ from PIL import Image
 from commanded import training
 from regard.cli import main
 from regard.data.pictures import read_idx
-from regard.recognise import Recogniser
+from regard.predict.image_classifier import Recogniser
 from regard.settings import read_toml
 from smoke import smoke_run
 from squares import write_squares
@@ -183,7 +183,7 @@ def test_fashion_is_learned(tmp_path: Path) -> None:
 
 def test_the_recipe_keeps_to_a_million_parameters() -> None:
     from regard.cost import cost
-    from regard.recipe import read_model
+    from regard.models.recipe import read_model
 
     root = Path(__file__).parent.parent
     assert sum(cost(read_model(root / "recipes/fashion-mnist-vit.toml")).parameters.values()) <= 1_000_000

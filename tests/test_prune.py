@@ -11,14 +11,14 @@ import torch
 import regard
 from regard.cost import cost
 from regard.cost.parameters import count_parameters
-from regard.decode.beam import beam
-from regard.decode.config import SearchConfig
 from regard.errors import UserError
 from regard.interop import config_to_hf
 from regard.models import ModelConfig, build
+from regard.models.prune import prune
 from regard.nn.multihead import HeadList
 from regard.nn.trace import trace, zero_heads
-from regard.prune import prune
+from regard.predict.beam import beam
+from regard.predict.config import SearchConfig
 
 POSITIONS = ("sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none")
 OFF = {

@@ -22,8 +22,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from regard import cli
-from regard.decode.config import SearchConfig
 from regard.models.config import ModelConfig
+from regard.predict.config import SearchConfig
 from regard.text.config import TextConfig
 from regard.train.config import TrainConfig
 
@@ -77,7 +77,7 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from regard.demo import Setup
     from regard.models import build
-    from regard.run import save
+    from regard.models.folder import save
 
     folder = tmp_path_factory.mktemp("demo") / "runs" / "demo"
     setup = Setup(folder, {}, None, None)

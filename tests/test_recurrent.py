@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.data.batch import PairBatch
-from regard.decode.search import greedy
 from regard.models import ModelConfig, Recurrent, build
 from regard.nn.trace import replace as put
 from regard.nn.trace import trace
+from regard.predict.search import greedy
 from regard.train.objective import translation
 
 CELLS, SCORES = ("gru", "lstm"), ("additive", "multiplicative", "dot")

@@ -14,8 +14,8 @@ from regard.cost import cost
 from regard.errors import UserError
 from regard.interop.convert import config_to_hf
 from regard.models import EncoderDecoder, ModelConfig, Recurrent, SequenceToSequence, build
-from regard.presets import preset
-from regard.run import load, save
+from regard.models.folder import load, save
+from regard.models.presets import preset
 from regard.settings import from_dict, to_dict
 from test_recurrent import CELLS, EVERY, config, make, tokens
 

@@ -11,15 +11,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.decode import SearchConfig
-from regard.decode.generate import Drawing, Generator, Sample, lay_columns
-from regard.decode.replay import FixedDrawing, FixedStep, reach
-from regard.decode.sample import Chance, draw
-from regard.decode.search import TURN
 from regard.errors import UserError
 from regard.models import Decoder
 from regard.nn.cache import FixedCache, together
 from regard.nn.trace import trace
+from regard.predict import SearchConfig
+from regard.predict.generator import Drawing, Generator, Sample, lay_columns
+from regard.predict.replay import FixedDrawing, FixedStep, reach
+from regard.predict.sampling import Chance, draw
+from regard.predict.search import TURN
 from test_generate import BYTES, certain, make, uncached
 
 SETTINGS = [

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from regard import run
 from regard.errors import UserError
+from regard.models import folder as run
+from regard.models.presets import preset
 from regard.models.transformer import build
-from regard.presets import preset
 from regard.settings import read_toml, write_toml
 from regard.text.tokenizer import Tokenizer
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.decode import SearchConfig, greedy, sample
-from regard.decode.config import read_config
-from regard.decode.sample import Chance, distribution, pick
 from regard.errors import UserError
 from regard.models import EncoderDecoder, ModelConfig
+from regard.predict import SearchConfig, greedy, sample
+from regard.predict.config import read_config
+from regard.predict.sampling import Chance, distribution, pick
 
 BOS, EOS = 2, 3
 

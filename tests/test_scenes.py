@@ -14,13 +14,13 @@ from regard.data.captions import ScenesData
 from regard.data.captionsets import SceneStream, Targets, scene_sets
 from regard.data.pictures import read_idx
 from regard.data.scenes import COUNTS, NOUNS, PLACES, Group, SceneMaker, Scenes, coverage, describe, places_of
-from regard.decode.caption import Captioner
 from regard.errors import UserError
 from regard.explore.captions import noun_attention
 from regard.models import ModelConfig, build
+from regard.predict.captioner import Captioner
+from regard.tasks.captioning import captioning
+from regard.tasks.word_dropout import Hiding
 from regard.text.tokenizer import Tokenizer
-from regard.train.captioning import captioning
-from regard.train.hiding import Hiding
 
 SAMPLE = Path(__file__).parent.parent / "src/regard/samples/fashion-mnist"
 

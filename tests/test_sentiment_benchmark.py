@@ -16,7 +16,7 @@ import sentiment
 import table
 
 from regard.settings import read_toml
-from regard.train.classification import ClassificationRun
+from regard.tasks.text_classification import ClassificationRun
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "nsmc.toml"
 

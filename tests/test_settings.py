@@ -15,8 +15,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from regard.errors import UserError
+from regard.files import write_whole
 from regard.models import ModelConfig
-from regard.settings import check_types, from_dict, read_toml, to_dict, write_toml, write_whole
+from regard.settings import check_types, from_dict, read_toml, to_dict, write_toml
 from regard.train.config import TrainConfig
 
 

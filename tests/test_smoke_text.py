@@ -17,12 +17,12 @@ import torch
 
 from regard.cli import main
 from regard.errors import UserError
-from regard.recipe import read_recipe, smoke
-from regard.run import load_tokenizers
+from regard.metrics.bleu import score
+from regard.models.folder import load_tokenizers
+from regard.models.recipe import read_recipe, smoke
 from regard.samples import HERE, sample_folder
-from regard.score import score
-from regard.train.task import task_of
-from regard.train.texttotext import TextToTextRun
+from regard.tasks.registry import task_of
+from regard.tasks.text_to_text import TextToTextRun
 from smoke import ROOT, smoke_run
 
 CLASSIFIED, MASKED, DENOISED = 0.12, 0.25, 0.6  # margins: share of right answers, nats a token

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import table
 import tasks
 
-from regard.recipe import override, read_recipe
-from regard.train.task import task_of
+from regard.models.recipe import override, read_recipe
+from regard.tasks.registry import task_of
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 TRAIN = """

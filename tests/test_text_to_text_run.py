@@ -13,9 +13,9 @@ import torch
 from commanded import training
 from regard.cli import main
 from regard.data.denoise import SENTINELS
-from regard.run import load_tokenizers, read_weights
+from regard.models.folder import load_tokenizers, read_weights
 from regard.settings import read_toml
-from regard.train.texttotext import TextToTextRun
+from regard.tasks.text_to_text import TextToTextRun
 from regard.train.trainer import Trainer
 
 WORDS = {"one": "하나", "two": "둘", "three": "셋", "four": "넷"}

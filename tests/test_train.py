@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from regard.data.batch import PairBatch, Pairs
-from regard.decode import greedy
 from regard.errors import UserError
 from regard.models import build
+from regard.predict import greedy
 from regard.train import progress
 from regard.train.config import TrainConfig
 from regard.train.objective import translation

@@ -14,7 +14,7 @@ from regard.data.batch import Batches
 from regard.data.pack import Packs
 from regard.errors import UserError
 from regard.models import build
-from regard.run import WEIGHTS, read_weights, weights_of
+from regard.models.folder import WEIGHTS, read_weights, weights_of
 from regard.train.config import TrainConfig
 from regard.train.metric import LOSS, Metric
 from regard.train.objective import read_states, translation

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.decode import SearchConfig, Translator
-from regard.decode.config import read_config
 from regard.errors import UserError
 from regard.models import EncoderDecoder, ModelConfig
-from regard.run import save
+from regard.models.folder import save
+from regard.predict import SearchConfig, Translator
+from regard.predict.config import read_config
 from regard.text.tokenizer import Tokenizer
 
 LINES = ["one two three", "two", "", "four five one two", "three three three three three", "five"]

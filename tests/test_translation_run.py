@@ -16,9 +16,9 @@ from corpus import FIVE_LINES, train, write_corpus
 from regard.cli import main
 from regard.commands import program
 from regard.data.config import DataConfig
-from regard.decode.translate import Translator
 from regard.explore.translation import attention_of
-from regard.run import read_weights
+from regard.models.folder import read_weights
+from regard.predict.translator import Translator
 from regard.settings import read_toml
 from regard.train.trainer import Trainer, read_metrics
 

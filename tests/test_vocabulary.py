@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from regard.data.blocks import BlockBatch
 from regard.models import Decoder, ModelConfig
-from regard.train.language import next_token
+from regard.tasks.language_modeling import next_token
 from regard.train.objective import surprise
 from regard.train.vocabulary import chunked, score
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from regard.explore.inside import Inside
 from regard.explore.server.answer import answer_look
-from regard.settings import write_whole
+from regard.files import write_whole
 
 if __name__ == "__main__":
     look = Inside.open(sys.argv[1]).look("March 3rd, 2021")

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from regard.decode import Translator
+from regard.predict import Translator
 from regard.explore import head_grid, heat_map, svg_file
 from regard.explore.translation import attention_of
 

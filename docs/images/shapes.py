@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.models import ModelConfig, build
-from regard.run import save
+from regard.models.folder import save
 from regard.text.tokenizer import Tokenizer
 
 SIDE = 64

@@ -17,13 +17,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from regard.models import ModelConfig as ModelConfig
     from regard.models import build as build
+    from regard.models.folder import load as load
+    from regard.models.folder import save as save
+    from regard.models.presets import preset as preset
     from regard.nn.mask import Mask as Mask
     from regard.nn.mask import causal as causal
     from regard.nn.mask import window as window
     from regard.nn.trace import trace as trace
-    from regard.presets import preset as preset
-    from regard.run import load as load
-    from regard.run import save as save
 
 # Public name -> the module that defines it. A new name goes here and into the block above,
 # which is how type checkers and editors see it; a test compares the two.
@@ -32,9 +32,9 @@ _LAZY = {
     "ModelConfig": "regard.models",
     "build": "regard.models",
     "causal": "regard.nn.mask",
-    "load": "regard.run",
-    "preset": "regard.presets",
-    "save": "regard.run",
+    "load": "regard.models.folder",
+    "preset": "regard.models.presets",
+    "save": "regard.models.folder",
     "trace": "regard.nn.trace",
     "window": "regard.nn.mask",
 }

@@ -22,12 +22,13 @@ import torch
 
 from regard.data.batch import Batches, Pairs
 from regard.data.korean import Example, examples
-from regard.decode.translate import Translator
 from regard.errors import UserError
 from regard.explore.translation import Result, write_report
+from regard.files import make_folder
 from regard.models import ModelConfig, SequenceToSequence, build
-from regard.recipe import RECIPE
-from regard.run import load_recipe, make_folder, save
+from regard.models.folder import load_recipe, save
+from regard.models.recipe import RECIPE
+from regard.predict.translator import Translator
 from regard.settings import from_dict, read_toml, to_dict, write_toml
 from regard.text.frame import framed
 from regard.text.tokenizer import Tokenizer

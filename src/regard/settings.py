@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import tempfile
 import tomllib
 import types
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import tomli_w
 
 from regard.errors import UserError, suggest
+from regard.files import write_whole
 
 T = TypeVar("T")
 
@@ -138,24 +137,3 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 def write_toml(path: str | Path, values: dict[str, Any]) -> None:
     write_whole(path, tomli_w.dumps(values).encode())
-
-
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file that is whole or absent: a temporary neighbour, flushed to disk, then renamed."""
-    path = Path(path).resolve()  # through links, so that a link stays a link
-    if path.is_dir():
-        raise UserError(f"{path}: cannot be written: it is a folder; give the name of a file in it")
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from regard.errors import UserError
-    from regard.run import WEIGHTS, load_config, write_weights
+    from regard.models.folder import WEIGHTS, load_config, write_weights
     from regard.train.average import average
 
     if args.last < 1:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from regard.decode.translate import Translation
+    from regard.predict.translator import Translation
 
 DESCRIPTION = """
 Describe pictures with a trained model, a line for each: files of pictures, or of features (.npy, .safetensors) for a
@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from regard.data.captions import open_source, pad_features
-    from regard.decode.caption import Captioner
-    from regard.decode.config import SearchConfig
     from regard.errors import UserError
+    from regard.predict.captioner import Captioner
+    from regard.predict.config import SearchConfig
 
     given = {field.name: getattr(args, field.name, None) for field in fields(SearchConfig)}
     changes = {name: value for name, value in given.items() if value is not None}

@@ -53,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from itertools import chain
 
-    from regard.classify import Classifier
     from regard.errors import UserError
-    from regard.run import find_device, load_config, load_recipe
+    from regard.models.folder import find_device, load_config, load_recipe
+    from regard.predict.text_classifier import Classifier
 
     if args.text and args.files:
         raise UserError(f"--files {args.files[0]}: there is a TEXT too; give one of them")
@@ -92,8 +92,8 @@ def _names_file(text: str) -> bool:
 
 def classify_pictures(args: argparse.Namespace) -> int:
     from regard.errors import UserError
-    from regard.recognise import Recogniser
-    from regard.run import find_device
+    from regard.models.folder import find_device
+    from regard.predict.image_classifier import Recogniser
 
     files = args.text or args.files
     if not files or args.column is not None:

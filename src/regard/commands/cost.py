@@ -62,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from regard.cost import cost
     from regard.errors import UserError
-    from regard.presets import PRESETS
-    from regard.recipe import read_changes, read_model
+    from regard.models.presets import PRESETS
+    from regard.models.recipe import read_changes, read_model
 
     if args.list:
         if args.model is not None:
@@ -89,14 +89,14 @@ def _json(values: object) -> str:
 
 def _presets_json() -> str:
     from regard.cost import cost
-    from regard.presets import PRESETS, preset
+    from regard.models.presets import PRESETS, preset
 
     return _json({name: cost(preset(name)).to_dict()["parameters"] for name in PRESETS})
 
 
 def _presets_table() -> str:
     from regard.cost import cost
-    from regard.presets import PRESETS, preset
+    from regard.models.presets import PRESETS, preset
 
     lines: list[tuple[str, ...]] = [("preset", "shape", "layers", "dim", "heads", "ff_dim", "vocab", "parameters")]
     for name in PRESETS:

@@ -90,7 +90,7 @@ def _get(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from regard.data.config import read_data
     from regard.data.read import check
-    from regard.recipe import read_recipe
+    from regard.models.recipe import read_recipe
 
     task = read_recipe(args.name).get("task", "translation")
     if task in ("language", "masked"):
@@ -130,7 +130,7 @@ def _check_run(args: argparse.Namespace) -> int:
     import torch
 
     from regard.commands.train import read
-    from regard.train.task import task_of
+    from regard.tasks.registry import task_of
 
     given = {"recipe": args.name, "data": args.data, "skip_bad_lines": args.skip_bad_lines}
     tables, _ = read(argparse.Namespace(**given, out=None, set=[], smoke=False))

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     from regard.demo import Setup
     from regard.errors import UserError
-    from regard.recipe import read_changes
+    from regard.models.recipe import read_changes
     from regard.train.lock import hold
 
     if args.steps is not None and args.steps < 1:

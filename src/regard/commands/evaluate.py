@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from regard.errors import UserError
-    from regard.run import find_device, load_recipe
-    from regard.train.task import DEFAULT, task_of
+    from regard.models.folder import find_device, load_recipe
+    from regard.tasks.registry import DEFAULT, task_of
 
     tables = load_recipe(args.run)
     model = tables.get("model")

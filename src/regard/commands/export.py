@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard import run as runs
     from regard.interop import compare, export_folder
+    from regard.models import folder as runs
 
     model = runs.load(args.folder)
     tokenizers, notes = runs.load_tokenizers(args.folder), runs.load_recipe(args.folder).get("hf", {})

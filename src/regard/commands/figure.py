@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from regard.errors import MissingExtra, UserError
-    from regard.settings import write_whole
+    from regard.files import write_whole
 
     path = Path(args.out)
     if path.suffix.lower() not in ENDINGS:

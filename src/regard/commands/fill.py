@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
     from regard.commands.translate import progress, read_checked
     from regard.errors import UserError
-    from regard.fill import Filler
-    from regard.run import find_device
+    from regard.models.folder import find_device
+    from regard.predict.mask_predictor import Filler
 
     if args.top < 1:
         raise UserError(f"--top {args.top}: must be 1 or more")

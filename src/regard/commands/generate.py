@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.decode.generate import Generator, Sample, Token
+    from regard.predict.generator import Generator, Sample, Token
 
 DESCRIPTION = """
 Go on with a text. The prompt is given, or read from a file or from standard input, and taken as it stands, line
@@ -69,9 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.decode.generate import Generator
     from regard.errors import UserError
-    from regard.run import find_device
+    from regard.models.folder import find_device
+    from regard.predict.generator import Generator
 
     for text in args.stop:
         if not text:
@@ -156,7 +156,7 @@ class Shown:
 
 
 def collect(tokens: Iterable[Token], count: int, shown: Shown | None) -> list[Sample]:
-    from regard.decode.generate import Sample
+    from regard.predict.generator import Sample
 
     samples = [Sample() for _ in range(count)]
     for token in tokens:

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from regard.explore.heads import measure, with_importance
     from regard.explore.importance import gradients, losses_when_off, mean_loss
     from regard.explore.inside import Inside
-    from regard.settings import write_whole
+    from regard.files import write_whole
 
     if args.out is not None and Path(args.out).suffix.lower() not in ENDINGS:
         raise UserError(f"-o {args.out}: the ending says what is written; use one of {', '.join(ENDINGS)}")

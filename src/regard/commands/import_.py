@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard import run as runs
     from regard.commands.export import report_check
     from regard.interop import compare, read_folder
+    from regard.models import folder as runs
 
     found = read_folder(args.folder)
     output = Path(args.out) if args.out else Path("runs") / Path(args.folder).resolve().name

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from regard.decode.numbers import Predictor
+    from regard.predict.regressor import Predictor
 
 DESCRIPTION = """
 Write the numbers that follow those given, free-running: every number that is written is read before the next. A model
@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from regard.decode.numbers import Predictor
     from regard.errors import UserError
+    from regard.predict.regressor import Predictor
 
     if args.steps is not None and args.steps < 1:
         raise UserError(f"--steps {args.steps}: give 1 or more")
@@ -99,7 +99,7 @@ def _parse(where: str, text: str) -> list[float]:
 
 def _tell_strange(predictor: Predictor, strange: list[list[float]], channels: Sequence[str]) -> None:
     """A note about each channel with numbers that the model was not trained for."""
-    from regard.decode.numbers import DEVIATIONS
+    from regard.predict.regressor import DEVIATIONS
 
     about = "" if predictor.data.rule else f" (mean ± {DEVIATIONS} deviations)"
     lowest, highest = (part.tolist() for part in predictor.known)

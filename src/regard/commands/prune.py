@@ -58,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
     from regard.errors import UserError
     from regard.explore.importance import all_heads, mean_loss
     from regard.explore.inside import Inside
-    from regard.prune import prune
-    from regard.recipe import RECIPE
-    from regard.run import save, staged
+    from regard.files import staged
+    from regard.models.folder import save
+    from regard.models.prune import prune
+    from regard.models.recipe import RECIPE
 
     if args.least is not None and not args.data:
         raise UserError("--least: which heads are least important is measured; give --data FILE")

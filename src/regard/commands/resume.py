@@ -26,10 +26,10 @@ def run(args: argparse.Namespace) -> int:
     from regard.commands import program
     from regard.commands.train import carry_out, pointing
     from regard.errors import UserError
-    from regard.run import RECIPE, load_recipe
+    from regard.models.folder import RECIPE, load_recipe
     from regard.settings import write_toml
+    from regard.tasks.registry import task_of
     from regard.train.distributed import join
-    from regard.train.task import task_of
 
     with join(args.device) as workers:
         tables = load_recipe(args.run)

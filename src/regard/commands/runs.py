@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
 def read(folder: Path) -> dict[str, Any] | None:
     """What the files of a run tell; None for any other folder."""
     from regard.errors import UserError
-    from regard.run import load_recipe
+    from regard.models.folder import load_recipe
+    from regard.tasks.registry import task_of
     from regard.train.metric import LOSS
-    from regard.train.task import task_of
     from regard.train.trainer import read_metrics
 
     try:

@@ -63,7 +63,7 @@ def pointing(args: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except MissingFiles as error:
-        from regard.recipe import read_recipe
+        from regard.models.recipe import read_recipe
 
         ways = [] if args.data or "--data DIR" in str(error) else ["Name the folder of the data with  --data DIR."]
         if not args.data and not getattr(args, "smoke", True) and "smoke" in read_recipe(args.recipe):
@@ -76,10 +76,10 @@ def read(args: argparse.Namespace) -> tuple[dict[str, object], Path]:
     from pathlib import Path
 
     from regard.errors import UserError
-    from regard.presets import PRESETS
-    from regard.recipe import override, read_recipe, recipe_path, smoke
+    from regard.models.presets import PRESETS
+    from regard.models.recipe import override, read_recipe, recipe_path, smoke
     from regard.samples import sample_folder
-    from regard.train.task import task_of
+    from regard.tasks.registry import task_of
 
     if args.recipe in PRESETS and not Path(args.recipe).exists():
         raise UserError(
@@ -108,8 +108,8 @@ def read(args: argparse.Namespace) -> tuple[dict[str, object], Path]:
 
 def carry_out(tables: dict[str, object], folder: Path, workers: Workers, as_json: bool) -> int:
     """Prepare, train (from the last checkpoint on), test, tell."""
+    from regard.tasks.registry import task_of
     from regard.train.lock import hold
-    from regard.train.task import task_of
 
     task = task_of(tables)(tables, folder, workers.device)
     with workers.leading(hold(folder)):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from regard.decode.translate import Translation
+    from regard.predict.translator import Translation
 
 DESCRIPTION = """
 Translate lines with a trained model: those given, or those of standard input, a line for a line. With
@@ -71,9 +71,9 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import fields
     from functools import partial
 
-    from regard.decode.config import SearchConfig
-    from regard.decode.translate import Translator
     from regard.errors import UserError
+    from regard.predict.config import SearchConfig
+    from regard.predict.translator import Translator
 
     if args.batch < 1:
         raise UserError(f"--batch {args.batch}: must be 1 or more lines")
@@ -170,5 +170,5 @@ def progress(given: Sequence[str]) -> tqdm[Any]:
     except (OSError, ValueError):  # no standard input, or one that is no file
         total = 0
     shown = bool(total) and sys.stderr.isatty() and not sys.stdout.isatty()
-    tqdm.monitor_interval = 0  # no thread of its own: see `regard.decode.workers`
+    tqdm.monitor_interval = 0  # no thread of its own: see `regard.predict.workers`
     return tqdm(total=total, unit="B", unit_scale=True, disable=not shown, leave=False)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import MissingFiles, UserError
-from regard.recipe import read_recipe, recipe_path
+from regard.models.recipe import read_recipe, recipe_path
 from regard.settings import check_types, from_dict
 
 TABLES = (".tsv", ".jsonl", ".parquet")

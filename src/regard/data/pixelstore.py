@@ -25,8 +25,7 @@ from tqdm import tqdm
 from regard.data.pixels import open_pixels
 from regard.data.read import SHOWN
 from regard.errors import UserError
-from regard.run import make_folder
-from regard.settings import write_whole
+from regard.files import make_folder, write_whole
 
 RESIDENT = 4 << 30  # bytes of pictures that are kept on the device as a whole: nothing is copied a step
 

@@ -44,7 +44,7 @@ from regard.data.config import DataConfig, find
 from regard.data.read import Pair, pairs
 from regard.data.sample import Sampler, Sampling
 from regard.errors import UserError
-from regard.run import make_folder
+from regard.files import make_folder
 from regard.text.frame import framed, special
 from regard.text.tokenizer import Tokenizer
 

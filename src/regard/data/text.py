@@ -23,7 +23,7 @@ from typing import Literal
 
 from regard.data.config import Files, check_list, expand_all, home
 from regard.errors import UserError
-from regard.recipe import read_recipe, recipe_path
+from regard.models.recipe import read_recipe, recipe_path
 from regard.settings import check_types, from_dict
 
 

@@ -31,8 +31,7 @@ from tqdm import tqdm
 
 from regard.data.documents import Piece, utf8
 from regard.errors import Unfinished, UserError
-from regard.run import make_folder
-from regard.settings import write_whole
+from regard.files import make_folder, write_whole
 from regard.text.frame import special
 from regard.text.tokenizer import Tokenizer
 

@@ -23,7 +23,6 @@ from torch import Tensor
 import regard
 from regard.data.captionsets import CaptionSet
 from regard.data.scenes import coverage
-from regard.decode.caption import Captioner, as_input
 from regard.explore.draw import png_bytes
 from regard.explore.panels import picture_panels
 from regard.explore.picture import grid_of
@@ -31,8 +30,8 @@ from regard.explore.pictures import as_rgb, gallery
 from regard.explore.report import Section, attention_note, examples_table, figure, page, paragraph, table, write_page
 from regard.explore.svg import heat_map
 from regard.explore.translation import curves
-from regard.run import make_folder
-from regard.settings import write_whole
+from regard.files import make_folder, write_whole
+from regard.predict.captioner import Captioner, as_input
 from regard.text.frame import framed
 
 LOOKED_AT = 256  # scenes whose attention is measured

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 
 import regard
-from regard.classify import Classifier
 from regard.explore.classes import class_sections
 from regard.explore.report import Section, attention_note, figure, page, paragraph, table, write_page
 from regard.explore.svg import head_grid
 from regard.explore.translation import curves
 from regard.nn.trace import trace
+from regard.predict.text_classifier import Classifier
 from regard.text.frame import framed
 
 MISTAKES = 20  # listed, the most certain first

@@ -26,17 +26,17 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from regard.decode.beam import beam
-from regard.decode.config import SearchConfig
-from regard.decode.translate import decode_config
 from regard.errors import UserError
 from regard.explore.changes import Anatomy, Changes, PartName, edits
 from regard.explore.output import Difference, Kind, Output, difference, read_output
 from regard.explore.reading import Reading, Readings
+from regard.models.folder import find_device, load, load_recipe, load_tokenizers
+from regard.models.recipe import RECIPE
 from regard.nn.multihead import MultiHead
 from regard.nn.trace import trace
-from regard.recipe import RECIPE
-from regard.run import find_device, load, load_recipe, load_tokenizers
+from regard.predict.beam import beam
+from regard.predict.config import SearchConfig
+from regard.predict.translator import decode_config
 from regard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 import regard
-from regard.decode.generate import Generator
 from regard.explore.chart import line_chart
 from regard.explore.report import Section, attention_note, figure, page, paragraph, table, write_page
 from regard.explore.svg import head_grid
 from regard.explore.translation import curves
 from regard.nn.trace import trace
+from regard.predict.generator import Generator
 
 SAMPLES = 2
 WRITTEN = 150  # tokens of a sample

@@ -15,8 +15,8 @@ from regard.data.masked import MaskedBatch
 from regard.explore.report import Section, attention_note, figure, page, paragraph, table, write_page
 from regard.explore.svg import head_grid
 from regard.explore.translation import curves
-from regard.fill import Filler
 from regard.nn.trace import trace
+from regard.predict.mask_predictor import Filler
 
 SHOWN = 12  # texts with a gap
 LONGEST = 40  # tokens of such a text; PICTURED: of the one whose attention is drawn

@@ -26,7 +26,7 @@ from regard.explore.picture import grid_of
 from regard.explore.report import Section, attention_note, figure, page, paragraph, token_label, write_page
 from regard.explore.translation import curves
 from regard.nn.trace import trace
-from regard.recognise import Recogniser
+from regard.predict.image_classifier import Recogniser
 
 MISTAKES = 12
 LOOKED_AT = 3

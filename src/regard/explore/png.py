@@ -14,7 +14,7 @@ from pathlib import Path
 
 from regard.errors import MissingExtra, UserError
 from regard.explore.fonts import ranges, require
-from regard.settings import write_whole
+from regard.files import write_whole
 
 LARGEST = 16_384  # pixels a side: more is no picture to look at, and takes gigabytes
 _LABEL = re.compile(r"<text[^>]*>([^<]*)</text>")

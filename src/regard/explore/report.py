@@ -30,7 +30,7 @@ from importlib import resources
 from pathlib import Path
 
 from regard.errors import UserError
-from regard.settings import write_whole
+from regard.files import write_whole
 
 DIFFERENCE_LIMIT = 1_000  # characters; difflib takes time in proportion to the square of the length
 _INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")

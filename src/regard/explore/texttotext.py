@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from regard.decode.translate import Translator
 from regard.explore.report import Section, examples_table, page, table, write_page
 from regard.explore.translation import Result, attention_of, attention_sections, curves
+from regard.predict.translator import Translator
 
 SHOWN = 8  # examples of each set
 PICTURED = 60  # letters of a text whose attention is drawn

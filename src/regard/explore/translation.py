@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 import regard
-from regard.decode.translate import Translator
 from regard.explore.chart import line_chart
 from regard.explore.report import (
     Section,
@@ -28,8 +27,9 @@ from regard.explore.report import (
     write_page,
 )
 from regard.explore.svg import head_grid, heat_map
+from regard.metrics.bleu import Scores
 from regard.nn.trace import trace
-from regard.score import Scores
+from regard.predict.translator import Translator
 from regard.text.frame import framed, special
 
 

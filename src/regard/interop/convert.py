@@ -25,8 +25,8 @@ from regard.interop.rules import Tensors, read, write
 from regard.interop.t5 import T5
 from regard.interop.vit import VIT
 from regard.models.config import ModelConfig
+from regard.models.folder import weights_of
 from regard.models.transformer import build
-from regard.run import weights_of
 
 FAMILIES = {family.kind: family for family in (GPT2, BERT, VIT, MARIAN, BART, T5)}
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from regard.errors import UserError
+from regard.files import make_folder, write_whole
 from regard.interop.convert import (
     NOTES,
     config_from_hf,
@@ -30,9 +31,8 @@ from regard.interop.convert import (
 from regard.interop.family import Json
 from regard.interop.rules import Tensors
 from regard.models.config import ModelConfig
+from regard.models.folder import fill, read_weights, weights_of, write_weights
 from regard.models.transformer import Model, build
-from regard.run import fill, make_folder, read_weights, weights_of, write_weights
-from regard.settings import write_whole
 from regard.text.gpt2 import find_files, read_gpt2
 from regard.text.sentencepiece import from_sentencepiece
 from regard.text.tokenizer import Tokenizer

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.run import name_some
+from regard.files import name_some
 
 Tensors = dict[str, Tensor]
 

@@ -30,11 +30,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.errors import UserError
 from regard.models.config import ModelConfig
-from regard.models.head import Head
+from regard.models.output_head import Head
 from regard.nn.attention import dot, reference
 from regard.nn.block import Memory
 from regard.nn.dropout import dropout
-from regard.nn.embed import Tokens
+from regard.nn.embedding import Tokens
 from regard.nn.mask import Places, Visibility, everything
 from regard.nn.score import additive_of
 from regard.nn.trace import Traceable

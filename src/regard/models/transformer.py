@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.models.config import ModelConfig
-from regard.models.head import Head
+from regard.models.output_head import Head
 from regard.models.recurrent import Recurrent
 from regard.nn.block import Memory, Stack
 from regard.nn.cache import Cache
-from regard.nn.embed import Features, Patches, Tokens
+from regard.nn.embedding import Features, Patches, Tokens
 from regard.nn.mask import Mask, Places, everything
 
 

@@ -32,7 +32,7 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as RawTokenizer
 
 from regard.errors import UserError
-from regard.settings import write_whole
+from regard.files import write_whole
 from regard.text.bytes import byte_letters
 from regard.text.charsmap import normaliser_of
 from regard.text.learn import Kind, check_text, keep_apart, learn

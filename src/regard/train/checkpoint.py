@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.run import fill, make_folder, read_weights, weights_of, write_weights
-from regard.settings import write_whole
+from regard.files import make_folder, write_whole
+from regard.models.folder import fill, read_weights, weights_of, write_weights
 from regard.train import shards
 from regard.train.distributed import PeerError, current
 from regard.train.parallel import is_part

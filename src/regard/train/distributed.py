@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.run import find_device
+from regard.models.folder import find_device
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=30)  # of those who wait for what rank 0 does

@@ -22,8 +22,9 @@ import torch
 from torch import nn
 
 from regard.errors import UserError
-from regard.recipe import RECIPE, with_preset
-from regard.run import WEIGHTS, load_config, load_recipe, load_tokenizers, name_some, read_weights, weights_of
+from regard.files import name_some
+from regard.models.folder import WEIGHTS, load_config, load_recipe, load_tokenizers, read_weights, weights_of
+from regard.models.recipe import RECIPE, with_preset
 from regard.settings import read_toml, to_dict
 from regard.text.tokenizer import Tokenizer
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.errors import UserError
-from regard.run import make_folder
+from regard.files import make_folder
 
 NAME = ".lock"
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from regard.data.batch import PairBatch, Tensors
 from regard.data.pack import PackedBatch
 from regard.models import SequenceToSequence
-from regard.models.head import Head
+from regard.models.output_head import Head
 from regard.nn.feedforward import Experts
 
 Batch = TypeVar("Batch", bound=Tensors)

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.models.folder import weights_of
 from regard.nn.block import Block
-from regard.run import weights_of
 from regard.train.config import TrainConfig
 from regard.train.distributed import Workers
 

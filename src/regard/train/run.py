@@ -1,6 +1,6 @@
 """A run, whatever it learns: from a recipe to a folder that can go anywhere.
 
-    task = "translation"        which subclass of `TaskRun`; see `regard.train.task`
+    task = "translation"        which subclass of `TaskRun`; see `regard.tasks.registry`
     [data]   what is learned    -> checked, then made ready in RUN/data
     [text]   which tokenizer    -> RUN/tokenizer.json
     [model]  which network      -> RUN/model.safetensors
@@ -35,10 +35,12 @@ from regard.commands import program
 from regard.data.batch import Stream
 from regard.data.config import home
 from regard.errors import Unfinished, UserError, suggest
+from regard.files import make_folder, write_whole
 from regard.models import ModelConfig, build
-from regard.recipe import RECIPE
-from regard.run import WEIGHTS, fill, load_tokenizers, make_folder, read_weights, weights_of, write_weights
-from regard.settings import from_dict, read_toml, to_dict, write_toml, write_whole
+from regard.models.folder import WEIGHTS, fill, load_tokenizers, read_weights, weights_of, write_weights
+from regard.models.recipe import RECIPE
+from regard.settings import from_dict, read_toml, to_dict, write_toml
+from regard.tasks.registry import DEFAULT
 from regard.text.config import TextConfig
 from regard.text.gpt2 import read_gpt2
 from regard.text.sentencepiece import load_tokenizer
@@ -49,7 +51,6 @@ from regard.train.config import TrainConfig
 from regard.train.distributed import current
 from regard.train.inherit import inherit, inherit_tokenizers, inherit_weights
 from regard.train.metric import LOSS, Metric
-from regard.train.task import DEFAULT
 from regard.train.trainer import Objective, Trainer
 from regard.train.vocabulary import score_on_gpu
 
@@ -72,7 +73,7 @@ class TaskRun(ABC):
     EXAMPLE: ClassVar[str]  # a line of [data], for someone who has none
     EVALUATE: ClassVar[tuple[str, ...]]  # the options of `regard evaluate` that it takes, besides --device and --json
 
-    tokenizers: dict[str, Tokenizer]  # by the names of `regard.run.TOKENIZERS`; known after `prepare`
+    tokenizers: dict[str, Tokenizer]  # by the names of `regard.models.folder.TOKENIZERS`; known after `prepare`
     model_config: ModelConfig  # known after `prepare`
     warming: threading.Thread | None = None
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.run import name_some
+from regard.files import name_some
 from regard.train.distributed import Workers
 
 

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from regard.data.batch import Stream
 from regard.data.prefetch import prefetch
 from regard.errors import UserError
+from regard.files import write_whole
+from regard.models.folder import WEIGHTS, weights_of, write_weights
 from regard.nn.block import Stack, run_block
-from regard.run import WEIGHTS, weights_of, write_weights
-from regard.settings import write_whole
 from regard.train import checkpoint
 from regard.train.board import Board
 from regard.train.config import TrainConfig

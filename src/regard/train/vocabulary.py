@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.data.batch import PairBatch
-from regard.models.head import Head
+from regard.models.output_head import Head
 
 CHUNK = {"cpu": 256, "cuda": 16384}  # tokens: what stays in the cache; what keeps a GPU busy in little memory
 LARGE = 1024  # pieces: below, a kernel of our own has little to save, and would have to be compiled first

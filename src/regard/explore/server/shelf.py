@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
-from regard.recipe import RECIPE
+from regard.models.recipe import RECIPE
 from regard.settings import read_toml
 
 if TYPE_CHECKING:

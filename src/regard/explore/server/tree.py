@@ -5,7 +5,7 @@
 A node is one token after the beginning that leads to it, with p(token | beginning) and the sum of the
 logarithms up to it. At each step the search weighs the 2 · beam best extensions of all beginnings together;
 the first `beam` that do not end are followed, and those among the first `beam` that end are answers. The
-search is `regard.decode.beam`'s own, which is only watched.
+search is `regard.predict.beam`'s own, which is only watched.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.decode.beam import beam
 from regard.errors import UserError
 from regard.explore.changes import edits
 from regard.explore.inside import Look
 from regard.nn.trace import trace
+from regard.predict.beam import beam
 
 WIDEST = 8  # beams that still make a readable tree
 

@@ -1,0 +1,1 @@
+"""Metrics: BLEU and chrF, classification, perplexity, regression."""

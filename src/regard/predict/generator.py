@@ -1,0 +1,301 @@
+"""Generation: a decoder goes on with a text, token by token.
+
+The prompt is read once and its keys and values are kept (`regard.nn.cache`); after that a token costs one step,
+however much has been written before. Several samples continue one prompt together, a row each, and end by
+themselves: at </s>, at a stop string, at the limit. What is drawn is decided as in `regard.predict.sampling`.
+
+A model sees `context` tokens at once. When they are full, generation ends (`overflow = "stop"`), or the older half
+is forgotten and the newer half read again (`overflow = "slide"`): one long step every context / 2 tokens, so the
+cost of a token stays flat on average. A prompt that does not fit is an error, or loses its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import UserError, suggest
+from regard.models import Decoder, ModelConfig
+from regard.models.folder import load, load_recipe, load_tokenizers
+from regard.models.recipe import RECIPE
+from regard.predict.config import SearchConfig, read_config
+from regard.predict.lean_text import LeanDecoder, lean_decoder
+from regard.predict.replay import FixedDrawing, Replays
+from regard.predict.sampling import Chance, draw
+from regard.predict.search import check_scores, forbid, log_probabilities
+from regard.text.stream import Letters, Until
+from regard.text.tokenizer import Tokenizer
+
+Overflow = Literal["stop", "slide"]
+LIMIT = 200  # tokens, where nothing else is said
+CHUNK = 64  # numbers that decide, made together
+PADDING = 128  # a vocabulary may be filled up to a multiple of at most so many, which matrix products like
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a sample, and the text that became certain with it; `ended` says why, where it was the last.
+
+    "end": </s>; "stop": a stop string; "limit": as many as asked for; "context": there is no room for more.
+    """
+
+    sample: int
+    id: int
+    log_probability: float
+    text: str
+    ended: str | None = None
+
+
+@dataclass
+class Sample:
+    """A finished continuation."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    log_probabilities: list[float] = field(default_factory=list)
+    ended: str | None = None
+
+    def take(self, token: Token) -> None:
+        self.text += token.text
+        self.ids.append(token.id)
+        self.log_probabilities.append(token.log_probability)
+        self.ended = token.ended
+
+
+class Generator:
+    """A decoder with its tokenizer; `context` is how many tokens it is given at most."""
+
+    def __init__(
+        self, model: Decoder, tokenizer: Tokenizer, config: SearchConfig | None = None, context: int | None = None
+    ) -> None:
+        check_vocabulary(model.config, tokenizer, "model.")
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.config = config or SearchConfig(sample=True)
+        self.context = context or model.config.max_length
+        self.device = next(model.parameters()).device
+        self.fixed = self.device.type == "cuda"  # in fixed shapes, where that is possible
+        self.own = False  # whether nobody else has the model, so that its matrices may be laid out anew
+        self._replays = Replays(model, len(tokenizer), tokenizer.eos)
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str = "cpu", changes: Mapping[str, Any] | None = None) -> Generator:
+        """The model in `folder`, drawing as [decode] of its recipe says; `changes` are fields of a SearchConfig."""
+        tables = load_recipe(folder)
+        table = {"sample": True, **tables.get("decode", {})}
+        try:
+            config = read_config(table, changes)
+        except UserError as error:
+            given = str(error).partition(" ")[0] in (changes or {})
+            raise error if given else UserError(f"{Path(folder) / RECIPE}: {error}") from None
+        model, tokenizers = load(folder, device), load_tokenizers(folder)
+        if not isinstance(model, Decoder):
+            raise UserError(
+                f"{folder}: model.shape = {model.config.shape!r}: only a decoder goes on with a text; an "
+                "encoder-decoder answers to  regard translate"
+            )
+        if "tokenizer" not in tokenizers:
+            raise UserError(f"{folder}: has no tokenizer.json, so text cannot be turned into the model's tokens")
+        train = tables.get("train")
+        context = train.get("pack") if isinstance(train, dict) else None
+        try:
+            generator = cls(model, tokenizers["tokenizer"], config, context)
+        except UserError as error:
+            raise UserError(f"{folder}: {error}") from None
+        generator.own = True
+        return generator
+
+    def generate(self, prompt: str, **settings: Any) -> list[Sample]:
+        """All samples, finished; `settings` are those of `stream`."""
+        samples: dict[int, Sample] = {}
+        for token in self.stream(prompt, **settings):
+            samples.setdefault(token.sample, Sample()).take(token)
+        return [samples[number] for number in sorted(samples)]
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        config: SearchConfig | None = None,
+        stops: Sequence[str] = (),
+        overflow: Overflow = "stop",
+        begin: bool = False,
+        context: int | None = None,
+    ) -> Iterator[Token]:
+        """Tokens of all `config.n_best` samples as they are drawn; `begin` puts </s>, the end of a document, first.
+
+        A prompt that cannot be is an error at once, before any token is asked for.
+        """
+        context = self.context if context is None else context
+        ids = self.read(prompt, overflow, begin, context)
+        return self._stream(ids, config or self.config, stops, overflow, context)
+
+    @torch.inference_mode()
+    def _stream(
+        self, ids: list[int], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int
+    ) -> Iterator[Token]:
+        limit = config.max_length or LIMIT
+        writers = [_Writer(Letters(self.tokenizer), Until(stops)) for _ in range(config.n_best)]
+        with self._drawing(ids, config, context, limit) as drawing:
+            for count in range(1, limit + 1):
+                full = overflow == "stop" and len(ids) + count > context
+                live, chosen, known = drawing.step()
+                kept = []
+                for row, (number, id, log_probability) in enumerate(zip(live, chosen, known, strict=True)):
+                    text, ended = writers[number].add(id, id == self.tokenizer.eos)
+                    ended = ended or ("limit" if count == limit else "context" if full else None)
+                    if ended:
+                        text += writers[number].end()
+                    else:
+                        kept.append(row)
+                    yield Token(number, id, log_probability, text, ended)
+                if not kept:
+                    return
+                drawing.keep(kept)
+
+    def _drawing(
+        self, ids: list[int], config: SearchConfig, context: int, limit: int
+    ) -> AbstractContextManager[FixedDrawing | Drawing]:
+        if self.tokenizer.eos is None and (config.min_length or config.no_repeat_ngram):
+            raise UserError("min_length and no_repeat_ngram need a token for the end, which the tokenizer lacks")
+        if self.fixed and self._replays.fits(config):
+            return self._replays.drawing(ids, config, context, limit)
+        if self.own and self.device.type == "cpu" and config.n_best == 1:
+            lay_columns(self.model)
+        return nullcontext(Drawing(self.model, ids, config, len(self.tokenizer), context, self.tokenizer.eos, limit))
+
+    def read(self, prompt: str, overflow: Overflow, begin: bool, context: int) -> list[int]:
+        """The prompt's tokens, as many as the context has room for."""
+        if overflow not in get_args(Overflow):
+            raise UserError(f"overflow = {overflow!r}; {suggest(str(overflow), get_args(Overflow))}")
+        if context < 1:
+            raise UserError(f"context = {context}: give 1 or more tokens")
+        config, first = self.model.config, []
+        if config.position == "learned" and context > config.max_length:
+            raise UserError(
+                f"context = {context}: the learned positions of this model end at max_length = {config.max_length}; "
+                "give no more"
+            )
+        if begin:
+            if self.tokenizer.eos is None:
+                raise UserError("begin: the tokenizer has no token for the end of a document; give a prompt instead")
+            first = [self.tokenizer.eos]
+        ids = [*first, *self.tokenizer.encode(prompt)]
+        if not ids:
+            raise UserError(
+                "the prompt is empty: give at least a letter to go on from, or --begin to start where a document does"
+            )
+        if len(ids) > context and overflow == "stop":
+            raise UserError(
+                f"the prompt has {len(ids):,} tokens, but the context has room for {context:,}: shorten it, or let its "
+                "beginning go with --overflow slide"
+            )
+        return ids[-context:]
+
+
+class Drawing:
+    """Samples under way: rows that continue one prompt, all of one length."""
+
+    def __init__(
+        self, model: Decoder, prompt: list[int], config: SearchConfig, vocab: int, context: int, eos: int | None,
+        limit: int,
+    ) -> None:  # fmt: skip
+        self.model: Decoder | LeanDecoder = lean_decoder(model)
+        self.config, self.vocab, self.context, self.eos = config, vocab, context, eos
+        self.chance, self.live = Chance(config.seed, [0], config.n_best), list(range(config.n_best))
+        self.length, self.drawn = len(prompt), 0
+        given = torch.tensor([prompt], device=next(model.parameters()).device)
+        self.state = model.start(capacity=min(context, self.length + limit))
+        self.logits = model.step(given, self.state, last=True)[:, -1]  # the prompt is read once for all
+        if config.n_best > 1:
+            self._take(torch.zeros(config.n_best, dtype=torch.long, device=given.device))
+        self.ids = given.repeat(config.n_best, 1)  # the prompt, then what was drawn; grows by doubling
+        self.chances = torch.empty(0)  # [rows, CHUNK]: the numbers for the next tokens
+
+    def step(self) -> tuple[list[int], list[int], list[float]]:
+        """One more token for every row: (numbers of the samples, ids, log-probabilities under the model)."""
+        end = self.length + self.drawn
+        if self.drawn:
+            self._advance(end)
+        column = self.drawn % CHUNK
+        if column == 0:
+            self.chances = self.chance.following(CHUNK)[self.live].to(self.ids.device)
+        known = log_probabilities(self.logits[:, : self.vocab])  # what fills up a vocabulary is no token
+        scores = known
+        if self.eos is not None:
+            scores = forbid(known, self.ids[:, self.length : end], self.config, self.eos)
+        token = draw(scores, self.config, self.chances[:, column])[:, None]  # [rows, 1]
+        if end == self.ids.shape[1]:
+            self.ids = F.pad(self.ids, (0, max(end, CHUNK)))
+        self.ids[:, end : end + 1] = token
+        self.drawn += 1
+        values = known.gather(1, token)[:, 0].tolist()
+        check_scores(values)
+        return self.live, token[:, 0].tolist(), values
+
+    def _advance(self, end: int) -> None:
+        """Read the token drawn last; where there is no room for it, forget the older half."""
+        begin = end - 1
+        if len(self.state.cache) >= self.context:
+            self.state = self.model.start(capacity=self.context)
+            begin = end - max(1, self.context // 2)
+        self.logits = self.model.step(self.ids[:, begin:end], self.state, last=True)[:, -1]
+
+    def keep(self, rows: list[int]) -> None:
+        """Go on with these rows only."""
+        if len(rows) == len(self.live):
+            return
+        self.live = [self.live[row] for row in rows]
+        chosen = torch.tensor(rows, device=self.ids.device)
+        self.ids, self.chances = self.ids[chosen], self.chances[chosen]
+        self._take(chosen)
+
+    def _take(self, rows: Tensor) -> None:
+        self.logits = self.logits[rows]
+        self.state.reorder(rows)
+
+
+@dataclass
+class _Writer:
+    """A sample's text: whole characters, up to a stop string."""
+
+    letters: Letters
+    until: Until
+
+    def add(self, id: int, is_end: bool) -> tuple[str, str | None]:
+        if is_end:
+            return "", "end"
+        text = self.until.add(self.letters.add(id))
+        return text, "stop" if self.until.stopped else None
+
+    def end(self) -> str:
+        return "" if self.until.stopped else self.until.add(self.letters.end()) + self.until.end()
+
+
+def lay_columns(model: nn.Module) -> None:
+    """Keep the matrices column by column: the same numbers, and a CPU multiplies a single row with them a fifth faster.
+
+    Not those that are also tables of embeddings, which are read by row.
+    """
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and id(module.weight) not in tables and module.weight.stride(0) != 1:
+            with torch.inference_mode(False):  # what generation makes could not be learned from later
+                module.weight.data = module.weight.data.t().contiguous().t()
+
+
+def check_vocabulary(config: ModelConfig, tokenizer: Tokenizer, where: str = "") -> None:
+    """A model may have a few rows more than its tokenizer has tokens, to make a round number, and never fewer."""
+    vocab, size = config.vocab or 0, len(tokenizer)
+    if not size <= vocab <= -(-size // PADDING) * PADDING:
+        raise UserError(
+            f"{where}vocab = {vocab}, but the tokenizer has {size} tokens: they do not belong together. In a recipe, "
+            f"leave vocab out or round it up to a multiple of at most {PADDING}; beside trained weights, put the "
+            "tokenizer that they were trained with"
+        )

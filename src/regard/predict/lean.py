@@ -1,0 +1,263 @@
+"""A decoder step for a processor: the model's own formulas and weights, and nothing beside them.
+
+On a CPU a small model's step is short: 64 tokens cost a layer of width 128 a few 10 µs a product. Then modules that
+can be traced, compiled, trained and fed any mask cost as much as the products. `lean` gives the same numbers, up to
+rounding, from tensors alone:
+
+    x [rows, dim]                     one token a row, no axis of length 1
+    k, v [rows, Hkv, capacity, D]     buffers of zeros; a multiple of 16 slots takes part, hidden ones at -inf
+    attention                         softmax(mask + scale · q kᵀ) v as two batched products; the beams of a sentence
+                                      ask its memory [sources, Hkv, M, D] together
+
+What is off the beaten path (rotation, biases, windows, experts, learned scores, tracing, autocast, half precision)
+is left to the model itself: `lean` then gives back the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.models.transformer import EncoderDecoder
+from regard.nn.block import Block, Residual
+from regard.nn.embedding import Tokens
+from regard.nn.feedforward import FeedForward, activate
+from regard.nn.mask import Places
+from regard.nn.multihead import MultiHead
+from regard.nn.position import check_length
+from regard.nn.trace import Traceable
+from regard.predict.search import Steps
+
+LANE = 16  # float32 numbers of a vector register: a softmax over a multiple of them is up to 9 times as fast
+
+
+def lean(model: Steps) -> Steps:
+    """The model in its lean form, or as it is where that does not serve."""
+    return Lean(model) if type(model) is EncoderDecoder and serves(model) else model
+
+
+def serves(model: EncoderDecoder) -> bool:
+    """Whether the lean form computes what the model does."""
+    config, weight = model.decoder.config, model.head.project.weight
+    usual = config.score == "dot" and not config.qk_norm and config.window is None and config.experts == 0
+    exact = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
+    return (
+        (usual and exact and not model.training and not torch.is_autocast_enabled("cpu"))
+        and config.attention == "fused"
+        and config.position in ("sinusoidal", "learned", "none")
+        and isinstance(model.target, Tokens)
+        and not traced(model)
+        and not any(part.uneven for part in model.decoder.modules() if isinstance(part, MultiHead))
+    )
+
+
+def pack(weight: Tensor) -> Tensor | None:
+    """The weight [out, in] as oneDNN likes to read it: a product of few rows takes a third less. None: not here."""
+    if weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        return None
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # type: ignore[no-any-return]
+
+
+def traced(model: nn.Module) -> bool:
+    """Whether someone looks at the model's activations, or changes them: by a trace, or by hooks of PyTorch."""
+    return any(
+        (isinstance(part, Traceable) and part.tap is not None) or part._forward_hooks or part._forward_pre_hooks
+        for part in model.modules()
+    )
+
+
+class Lean:
+    """An encoder-decoder whose `step` is lean; its encoder, embeddings and head are the model's."""
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        self.model = model
+        self.layers = [Layer(block) for block in model.decoder.blocks]  # type: ignore[arg-type]
+        self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
+        self.places: Tensor | None = None  # what the positions add, [positions, dim]
+        self.packed = pack(model.head.project.weight)
+
+    def start(self, source: Tensor, valid: Tensor | None = None) -> LeanState:
+        memory = self.model.start(source, valid).memory
+        assert memory is not None
+        return LeanState([layer.remember(memory.states) for layer in self.layers], memory.places.valid)
+
+    def step(self, tokens: Tensor, state: LeanState) -> Tensor:
+        """Read `tokens` [rows, 1]; logits [rows, 1, vocab] of what follows."""
+        x = self.first(self._placed(self.model.target(tokens)[:, 0], state.length))
+        state.make_room(self.layers, x)
+        for layer, within, across in zip(self.layers, state.within, state.across, strict=True):
+            x = layer.step(x, state, within, across)
+        state.length += 1
+        return self._score(self.last(x))[:, None]
+
+    def _score(self, x: Tensor) -> Tensor:
+        """Logits [rows, vocab]: the largest product of a step, by far."""
+        head = self.model.head
+        if self.packed is None:
+            logits: Tensor = head(x)
+            return logits
+        return torch.ops.mkldnn._linear_pointwise(head.ready(x), self.packed, head.bias, "none", [], "")  # type: ignore[no-any-return]
+
+    def _placed(self, x: Tensor, at: int) -> Tensor:
+        """x [rows, dim] with what position `at` adds; the table of all positions grows by doubling."""
+        position, config = self.model.decoder.position, self.model.decoder.config
+        if config.position == "none":
+            return x
+        places = self.places  # batches in other threads may put a longer table there, or a shorter one
+        if places is None or at >= len(places):
+            check_length(config, Places.of(1, x.device, start=at), at)
+            count = max(2 * at, 64)
+            told = torch.arange(min(count, config.max_length) if config.position == "learned" else count)
+            table = position.embed(told[None])
+            assert table is not None
+            places = self.places = table[0].to(x.dtype)
+        return x + places[at]
+
+
+class LeanState:
+    """What has been read, and the memory; see the module's docstring for the shapes."""
+
+    def __init__(self, across: list[tuple[Tensor, Tensor]], valid: Tensor | None) -> None:
+        sources, _, length, _ = across[0][0].shape
+        more = -length % LANE if length else LANE
+        self.across = [longer(pair, more) for pair in across]
+        hidden = (torch.arange(length + more) >= length).repeat(sources, 1)
+        if valid is not None:
+            hidden[:, :length] = ~valid
+        blind = hidden.all(dim=1)  # a source without a token gives zeros
+        for _, v in self.across:
+            v[blind] = 0
+        hidden &= ~blind[:, None]
+        self.memory_mask = across[0][0].new_zeros(hidden.shape).masked_fill(hidden, float("-inf"))  # [sources, M]
+        self._shown: dict[int, Tensor] = {}
+        self.within: list[tuple[Tensor, Tensor]] = []
+        self.length = 0
+        self.mask = self.memory_mask
+
+    def shown(self, key_heads: int) -> Tensor:
+        """The memory's mask for so many heads of each source, [sources · Hkv, 1, M]; made once for all layers."""
+        if key_heads not in self._shown:
+            self._shown[key_heads] = self.memory_mask.repeat_interleave(key_heads, dim=0)[:, None]
+        return self._shown[key_heads]
+
+    def make_room(self, layers: list[Layer], x: Tensor) -> None:
+        """Buffers with a slot for the coming token, and the mask of all slots up to it, [1, 1, slots]."""
+        size = self.within[0][0].shape[2] if self.within else 0
+        if size == 0:
+            self.within = [layer.attention.room(len(x), x) for layer in layers]
+        elif size == self.length:
+            self.within = [longer(pair, size) for pair in self.within]
+        slots = self.length + 1 + -(self.length + 1) % LANE
+        self.mask = x.new_zeros(1, 1, slots)
+        self.mask[..., self.length + 1 :] = float("-inf")
+
+    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """As `Cache.reorder`."""
+
+        def pick(pair: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
+            return pair[0].index_select(0, rows), pair[1].index_select(0, rows)
+
+        self.within = [pick(pair, rows) for pair in self.within]
+        if sources is None or len(sources) < len(self.memory_mask):
+            kept = rows if sources is None else sources
+            self.across = [pick(pair, kept) for pair in self.across]
+            self.memory_mask = self.memory_mask.index_select(0, kept)
+            self._shown.clear()
+
+
+def longer(pair: tuple[Tensor, Tensor], slots: int) -> tuple[Tensor, Tensor]:
+    """So many more slots, of zeros; contiguous."""
+    k, v = (F.pad(x, (0, 0, 0, slots)) if slots else x.contiguous() for x in pair)
+    return k, v
+
+
+class Layer:
+    """One block: attention to what was written, attention to the memory, feed-forward, each with its surroundings."""
+
+    def __init__(self, block: Block) -> None:
+        assert block.cross is not None and block.around_cross is not None
+        assert isinstance(block.feedforward, FeedForward)
+        self.attention, self.cross = Attention(block.attention), Attention(block.cross)
+        self.work = partial(work, block.feedforward)
+        around = (block.around_attention, block.around_cross, block.around_feedforward)
+        self.around_attention, self.around_cross, self.around_feedforward = map(surroundings, around)
+
+    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cross.part.remember(memory)
+
+    def step(self, x: Tensor, state: LeanState, within: tuple[Tensor, Tensor], across: tuple[Tensor, Tensor]) -> Tensor:
+        x = self.around_attention(x, lambda h: self.attention.within(h, *within, state.mask, state.length))
+        x = self.around_cross(x, lambda h: self.cross.across(h, *across, state.shown(self.cross.key_heads)))
+        return self.around_feedforward(x, self.work)
+
+
+class Attention:
+    def __init__(self, part: MultiHead) -> None:
+        self.part, self.heads, self.key_heads = part, part.heads, part.key_heads
+        self.group = part.heads // part.key_heads
+        self.size, self.value_size = part.config.key_dim, part.config.val_dim
+        self.scale = self.size**-0.5 if part.config.scale is None else part.config.scale
+
+    def room(self, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = (like.new_zeros(rows, self.key_heads, LANE, size) for size in (self.size, self.value_size))
+        return k, v
+
+    def within(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor, place: int) -> Tensor:
+        """x [rows, dim]; its key and value go to slot `place` of the buffers."""
+        project = self.part.qkv
+        q, k, v = F.linear(x, project.weight, project.bias).split(self.part.sizes, dim=-1)
+        keys.select(2, place).copy_(k.view(len(x), self.key_heads, -1))
+        values.select(2, place).copy_(v.view(len(x), self.key_heads, -1))
+        slots = mask.shape[-1]
+        return self._attend(q, keys[:, :, :slots], values[:, :, :slots], mask)
+
+    def across(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """x [rows, dim], several rows a source; keys and values of the memory, mask [sources · Hkv, 1, M]."""
+        project = self.part.q
+        return self._attend(F.linear(x, project.weight, project.bias), keys, values, mask)
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """q [rows, H · D]; keys, values [sources, Hkv, slots, D]; mask [1 | sources · Hkv, 1, slots], added."""
+        sources, beams = len(keys), len(q) // len(keys)
+        # heads that share keys and beams that share a source are queries of one small product
+        asked = q.view(sources, beams, self.key_heads, self.group, self.size).transpose(1, 2)
+        asked = asked.reshape(sources * self.key_heads, beams * self.group, self.size)
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        weights = torch.baddbmm(mask, asked, keys.transpose(1, 2), alpha=self.scale).softmax(dim=-1)
+        heads = torch.bmm(weights, values).view(sources, self.key_heads, beams, self.group, self.value_size)
+        out = self.part.out
+        return F.linear(heads.transpose(1, 2).reshape(len(q), -1), out.weight, out.bias)
+
+
+def surroundings(around: Residual) -> Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]:
+    """norm and the way around, as `Residual` has them, without dropout."""
+    norm = norm_of(around.norm)
+
+    def apply(x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        out = layer(norm(x) if around.pre else x)
+        if around.residual:
+            out = out.add_(x)
+        return out if around.pre else norm(out)
+
+    return apply
+
+
+def work(feedforward: FeedForward, x: Tensor) -> Tensor:
+    up, down = feedforward.up, feedforward.down
+    return F.linear(activate(F.linear(x, up.weight, up.bias), feedforward.activation), down.weight, down.bias)
+
+
+def norm_of(module: Any) -> Callable[[Tensor], Tensor]:
+    match module:
+        case nn.LayerNorm():
+            shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+            return lambda x: F.layer_norm(x, shape, weight, bias, eps)
+        case nn.RMSNorm():
+            return partial(F.rms_norm, normalized_shape=module.normalized_shape, weight=module.weight, eps=module.eps)
+        case _:
+            return lambda x: x

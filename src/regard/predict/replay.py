@@ -1,0 +1,205 @@
+"""Generation in fixed shapes: one step is recorded, and a GPU replays it for every token.
+
+A small model's step is some two hundred kernels of 2 to 5 µs. Launched one by one from Python, each costs more than it
+works, and asking for the token after every step makes the GPU wait besides. So here a step is tensors alone,
+
+    read the last token -> logits -> draw -> write the token, its log-probability and t + 1
+
+over buffers whose shapes and places never change, recorded as a CUDA graph:
+
+    written, known  [capacity, rows]   tokens drawn since the prompt was read, and log P of each
+    chances         [capacity, rows]   uniform random numbers, made from the seed in advance (`regard.predict.sampling`)
+
+The processor queues the next 8 steps before it looks at the last 8, so the GPU is never waited for: a sample that
+has ended is noticed a little late, and what was drawn beyond its end is thrown away. The tokens are those of the
+plain `Drawing`. Attention reaches over 128 slots of the cache, then 256, 512, …: a graph for each, made when needed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.models.transformer import Decoder, State
+from regard.nn.cache import FixedCache
+from regard.predict.config import SearchConfig
+from regard.predict.sampling import Chance, draw
+from regard.predict.search import TURN, check_scores, keep_ready, log_probabilities
+
+ASK = 8  # steps that are queued, and looked at, together
+FIRST = 128  # slots that attention reaches over at first
+SHAPES = 4  # recorded steps kept ready, each with its memory
+
+
+class Replays:
+    """Recorded steps by shape, made when first needed.
+
+    Each serves one text at a time: it is taken and given back, so several threads may generate with the same model.
+    """
+
+    def __init__(self, model: Decoder, vocab: int, eos: int | None) -> None:
+        self.model, self.vocab, self.eos = model, vocab, eos
+        self.ready: OrderedDict[tuple[SearchConfig, int, int], FixedStep] = OrderedDict()
+
+    def fits(self, config: SearchConfig) -> bool:
+        """Whether a step can be recorded: nothing may depend on a value, or be looked at or changed on the way."""
+        return self.model.config.recordable and not config.no_repeat_ngram and self.model.decoder.tap is None
+
+    @contextmanager
+    def drawing(self, prompt: list[int], config: SearchConfig, context: int, limit: int) -> Iterator[FixedDrawing]:
+        capacity = min(reach(min(context, len(prompt) + limit)), -(-context // 64) * 64)
+        # of the settings only those that change what is recorded; of the weights, where they are
+        alike = replace(config, seed=1, max_length=None, min_length=min(config.min_length, 1))
+        key = alike, capacity, next(self.model.parameters()).data_ptr()
+        with TURN:
+            step = self.ready.pop(key, None) or FixedStep(self.model, alike, capacity, self.vocab, self.eos)
+        try:
+            yield FixedDrawing(step, prompt, config, context, limit)
+        finally:
+            with TURN:
+                keep_ready(self.ready, key, step, SHAPES)
+
+
+def reach(tokens: int) -> int:
+    """Slots to attend to for so many tokens: few sizes, each twice the one before."""
+    return max(FIRST, 1 << (tokens - 1).bit_length())
+
+
+class FixedDrawing:
+    """As `regard.predict.generator.Drawing`, over a `FixedStep`. Rows keep their index; finished ones are ignored."""
+
+    def __init__(self, step: FixedStep, prompt: list[int], config: SearchConfig, context: int, limit: int) -> None:
+        self.fixed, self.config, self.context, self.left = step, config, context, limit
+        self.chance, self.live = Chance(config.seed, [0], config.n_best), list(range(config.n_best))
+        self.ready: deque[tuple[list[int], list[float]]] = deque()  # arrived, and not yet given out
+        self.pending: deque[tuple[int, int, torch.cuda.Event | None]] = deque()  # queued: from, to, when it is there
+        self.ids = torch.tensor([prompt], device=step.tokens.device)  # [1, T], later [rows, T]
+        self.drawn = 0  # tokens of a row before the ones that follow `ids`
+        self._begin()
+
+    def _begin(self) -> None:
+        """Read `ids`; after that as many tokens can be written as the context has room for, and one more."""
+        self.most = min(self.left, self.context - self.ids.shape[1] + 1)
+        with TURN:
+            self.fixed.begin(self.ids, self.chance.following(self.most), self.config.min_length - self.drawn)
+        self.queued, self.fetched = 1, 0
+        self.left -= self.most
+
+    def step(self) -> tuple[list[int], list[int], list[float]]:
+        """One more token for every live row: (numbers of the samples, ids, log-probabilities under the model)."""
+        if not self.ready:
+            with TURN:
+                self._more()
+        ids, known = self.ready.popleft()
+        values = [known[row] for row in self.live]
+        check_scores(values)
+        return self.live, [ids[row] for row in self.live], values
+
+    def _more(self) -> None:
+        if not self.pending and self.fetched == self.most:
+            self._slide()
+        while len(self.pending) < 2 and self.fetched < self.most:  # the GPU gets more to do before it is asked
+            begin, self.fetched = self.fetched, min(self.fetched + ASK, self.most)
+            while self.queued < self.fetched:
+                self.fixed.next()
+                self.queued += 1
+            self.pending.append((begin, self.fetched, self.fixed.fetch(begin, self.fetched)))
+        begin, end, event = self.pending.popleft()
+        if event is not None:
+            event.synchronize()
+        self.ready.extend(
+            zip(self.fixed.told_written[begin:end].tolist(), self.fixed.told_known[begin:end].tolist(), strict=True)
+        )
+
+    def _slide(self) -> None:
+        """Forget the older half of what the context holds, and read the newer half again."""
+        written = self.fixed.written[: self.most].T  # [rows, most]
+        both = torch.cat((self.ids.expand(len(written), -1), written), dim=1)
+        self.ids = both[:, -max(1, self.context // 2) :].contiguous()
+        self.drawn += self.most
+        self._begin()
+
+    def keep(self, rows: list[int]) -> None:
+        """Go on with these of the live rows only."""
+        self.live = [self.live[row] for row in rows]
+
+
+class FixedStep:
+    """The buffers of `config.n_best` rows and up to `capacity` tokens, and the recorded steps over them."""
+
+    def __init__(self, model: Decoder, config: SearchConfig, capacity: int, vocab: int, eos: int | None) -> None:
+        self.model, self.config, self.vocab, self.eos = model, config, vocab, eos
+        table, self.rows = next(model.parameters()), config.n_best
+        device, exact = table.device, torch.promote_types(table.dtype, torch.float32)
+        self.cache = FixedCache(capacity, device)
+        self.state = State(self.cache)
+        self.read = 0  # tokens that the cache holds, as `cache.read` says on the device
+        self.t = torch.zeros(1, dtype=torch.long, device=device)  # tokens drawn
+        self.least = torch.zeros(1, dtype=torch.long, device=device)  # as many before </s> may come
+        self.tokens = torch.zeros(self.rows, 1, dtype=torch.long, device=device)  # drawn last
+        self.written = torch.zeros(capacity, self.rows, dtype=torch.long, device=device)
+        self.known = torch.zeros(capacity, self.rows, dtype=exact, device=device)
+        self.chances = torch.zeros(capacity, self.rows, dtype=torch.float64, device=device)
+        pinned = device.type == "cuda"  # what the processor sees of them: copies that it need not wait for
+        self.told_written = torch.zeros(capacity, self.rows, dtype=torch.long, pin_memory=pinned)
+        self.told_known = torch.zeros(capacity, self.rows, dtype=exact, pin_memory=pinned)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by reach
+        self.warm: set[int] = set()
+        self.pool = torch.cuda.graph_pool_handle() if pinned else None  # they run one after the other: one memory
+
+    def begin(self, ids: Tensor, chances: Tensor, least: int) -> None:
+        """Read `ids` [1 | rows, T], the same for all rows or a row each, and draw the first token."""
+        state = self.model.start(capacity=ids.shape[1])
+        logits = self.model.step(ids, state, last=True)[:, -1]
+        self.cache.take(state.cache, self.rows)
+        self.read = ids.shape[1]
+        self.t.zero_()
+        self.least.fill_(least)
+        self.chances[: chances.shape[1]] = chances.T.to(self.chances.device)
+        self._draw(logits.expand(self.rows, -1))
+
+    def next(self) -> None:
+        """One more token for every row. The first step of a reach is its warm-up, the second is recorded."""
+        self.read += 1
+        self.cache.reach = min(reach(self.read), self.cache.capacity)
+        if not self.tokens.is_cuda or self.cache.reach not in self.warm:
+            self.warm.add(self.cache.reach)
+            self.step()
+            return
+        if self.cache.reach not in self.graphs:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool):  # records, does not run
+                self.step()
+            self.graphs[self.cache.reach] = graph
+        self.graphs[self.cache.reach].replay()
+
+    def step(self) -> None:
+        """What is recorded: no shape depends on a value, and nothing is read back."""
+        self._draw(self.model.step(self.tokens, self.state, last=True)[:, -1])
+
+    def _draw(self, logits: Tensor) -> None:
+        known = log_probabilities(logits[:, : self.vocab])  # what fills up a vocabulary is no token
+        scores = known
+        if self.config.min_length and self.eos is not None:
+            scores = known.clone()
+            scores[:, self.eos].masked_fill_(self.t < self.least, float("-inf"))
+        token = draw(scores, self.config, self.chances.index_select(0, self.t)[0])[:, None]  # [rows, 1]
+        self.tokens.copy_(token)
+        self.written.index_copy_(0, self.t, token.T)
+        self.known.index_copy_(0, self.t, known.gather(1, token).T)
+        self.t += 1
+
+    def fetch(self, begin: int, end: int) -> torch.cuda.Event | None:
+        """Copy what was drawn from `begin` to `end` to the processor; the event says when it is there."""
+        for told, table in ((self.told_written, self.written), (self.told_known, self.known)):
+            told[begin:end].copy_(table[begin:end], non_blocking=True)
+        if not self.tokens.is_cuda:
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event

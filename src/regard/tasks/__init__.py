@@ -1,0 +1,1 @@
+"""Tasks: what can be trained, one module each."""

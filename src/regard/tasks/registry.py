@@ -1,0 +1,37 @@
+"""The tasks that can be trained, by the name that a recipe gives:  task = "language".
+
+Each is a subclass of `regard.train.run.TaskRun`, imported only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from regard.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from regard.train.run import TaskRun
+
+# name: (module, class)
+TASKS = {
+    "translation": ("regard.tasks.translation", "TranslationRun"),
+    "language": ("regard.tasks.language_modeling", "LanguageRun"),
+    "text-to-text": ("regard.tasks.text_to_text", "TextToTextRun"),
+    "masked": ("regard.tasks.masked_language_modeling", "MaskedRun"),
+    "classification": ("regard.tasks.text_classification", "ClassificationRun"),
+    "image-classification": ("regard.tasks.image_classification", "PicturesRun"),
+    "captioning": ("regard.tasks.captioning", "CaptioningRun"),
+    "numbers": ("regard.tasks.regression", "NumbersRun"),
+}
+DEFAULT = "translation"  # of a recipe that names none
+
+
+def task_of(tables: Mapping[str, Any]) -> type[TaskRun]:
+    """The class for the task that a recipe names."""
+    name = tables.get("task", DEFAULT)
+    if not isinstance(name, str) or name not in TASKS:
+        raise UserError(f"task = {name!r}: there is no such task; {suggest(str(name), TASKS)}")
+    module, kind = TASKS[name]
+    return cast("type[TaskRun]", getattr(importlib.import_module(module), kind))
