@@ -56,7 +56,7 @@ new MutationObserver((all) => {
 def make_run(folder: Path) -> None:
     tokenizer = Tokenizer.train([WORDS], "word")
     torch.manual_seed(0)
-    model = build(preset("gpt2", vocab=len(tokenizer)))
+    model = build(preset("gpt2", vocab_size=len(tokenizer)))
     with torch.no_grad():
         for block in model.decoder.blocks:
             block.attention.qkv.weight.mul_(8)  # else every head looks everywhere alike, and hardly a line is drawn

@@ -55,7 +55,7 @@ def make_model(args: argparse.Namespace, folder: Path, **changes: Any) -> tuple[
     tokenizer, text = writers.letters_tokenizer() if letters else writers.large_tokenizer(folder)
     size: dict[str, Any] = SMOKE if args.smoke else SHAKESPEARE if letters else {}
     torch.manual_seed(1)
-    model = Decoder(preset("gpt2", **{**size, "vocab": len(tokenizer), **changes})).eval()
+    model = Decoder(preset("gpt2", **{**size, "vocab_size": len(tokenizer), **changes})).eval()
     return model.to(torch.bfloat16 if args.precision == "bf16" else torch.float32), tokenizer, text
 
 

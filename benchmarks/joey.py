@@ -65,16 +65,21 @@ class Worker:
 def shape(config: ModelConfig) -> dict[str, Any]:
     """What JoeyNMT must know; a config it cannot hold is refused."""
     wanted = {
-        "shape": "encoder-decoder", "position": "sinusoidal", "pairs": "interleaved", "norm": "layer",
-        "norm_order": "post", "activation": "relu", "bias": True, "share": True, "tie": True, "embed_scale": True,
-        "embed_norm": False, "experts": 0, "score": "dot", "logit_bias": False, "window": None,
+        "architecture": "encoder-decoder", "position": "sinusoidal", "pairs": "interleaved", "norm": "layer",
+        "norm_order": "post", "activation": "relu", "bias": True, "share_embeddings": True, "tie_embeddings": True,
+        "embed_scale": True,
+        "embed_norm": False, "experts": 0, "attention_score": "dot", "logit_bias": False, "window": None,
     }  # fmt: skip
     for name, value in wanted.items():
         if getattr(config, name) != value:
             raise UserError(f"{name} = {getattr(config, name)!r}: JoeyNMT has {value!r}; leave it out of --peers")
     names = ("dim", "heads", "ff_dim", "layers", "dropout", "embed_dropout", "norm_eps")
     layers = config.layers if config.decoder_layers is None else config.decoder_layers
-    return {**{name: getattr(config, name) for name in names}, "decoder_layers": layers, "vocab": config.target_size}
+    return {
+        **{name: getattr(config, name) for name in names},
+        "decoder_layers": layers,
+        "vocab_size": config.target_size,
+    }
 
 
 class Joey:

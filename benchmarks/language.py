@@ -13,7 +13,7 @@ cross-entropy, backward pass, the norm of the gradient cut at 1, fused AdamW. Ou
 `regard.train.trainer.Trainer` as a recipe would set it up, batches cut from the text included; the others get theirs
 ready on the device.
 
-    regard, regard-compiled (train.compile), regard-graph (train.graph), regard-graph-compiled
+    regard, regard-compiled (train.compile), regard-graph (train.cuda_graph), regard-graph-compiled
     huggingface, huggingface-compiled      GPT2LMHeadModel with sdpa attention and its own loss; torch.compile of it
     x-transformers, x-transformers-compiled   Decoder in a TransformerWrapper; no biases in its attention
 
@@ -87,14 +87,16 @@ class Size:
 
 
 SIZES = {
-    "gpt2": Size("gpt2", preset("gpt2", vocab=50304, **PLAIN), 32, 10),
+    "gpt2": Size("gpt2", preset("gpt2", vocab_size=50304, **PLAIN), 32, 10),
     "shakespeare": Size(
         "shakespeare",
-        preset("gpt2", vocab=65, dim=384, layers=6, heads=6, ff_dim=1536, max_length=256, activation="gelu", **PLAIN),
+        preset(
+            "gpt2", vocab_size=65, dim=384, layers=6, heads=6, ff_dim=1536, max_length=256, activation="gelu", **PLAIN
+        ),
         12, 4,
     ),
 }  # fmt: skip
-SMOKE = Size("smoke", preset("gpt2", vocab=65, dim=16, layers=1, heads=2, ff_dim=32, max_length=16, **PLAIN), 2, 2)
+SMOKE = Size("smoke", preset("gpt2", vocab_size=65, dim=16, layers=1, heads=2, ff_dim=32, max_length=16, **PLAIN), 2, 2)
 
 
 class Tool(Protocol):
@@ -113,7 +115,7 @@ class Ours:
             batch_tokens=size.tokens, pack=length, lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY, clip=CLIP,
             label_smoothing=0.0, schedule="constant", warmup=0, precision=precision(device), **settings,
         )  # fmt: skip
-        ids = np.random.default_rng(SEED).integers(size.config.vocab, size=64 * size.tokens + 1, dtype=np.uint16)
+        ids = np.random.default_rng(SEED).integers(size.config.vocab_size, size=64 * size.tokens + 1, dtype=np.uint16)
         text = Tokens(folder, {}, (ids,), np.array([len(ids)]))
         model = build(size.config).to(place).train()
         stream = Blocks(text, size.rows, length, SEED, place)
@@ -122,7 +124,7 @@ class Ours:
 
     def step(self) -> None:
         batch = next(self.batches).to(self.trainer.device)
-        self.trainer.update(batch if self.trainer.config.graph else [batch])
+        self.trainer.update(batch if self.trainer.config.cuda_graph else [batch])
 
 
 class Other:
@@ -139,7 +141,7 @@ class Other:
         )
         self.loss = torch.compile(self.model) if compiled else self.model
         shape = (4, size.rows, size.config.max_length + made.MORE)
-        self.ids, self.at = torch.randint(size.config.vocab or 0, shape, device=device), 0
+        self.ids, self.at = torch.randint(size.config.vocab_size or 0, shape, device=device), 0
 
     def step(self) -> None:
         self.at = (self.at + 1) % len(self.ids)
@@ -178,7 +180,7 @@ class XTransformers(nn.Module):
             attn_flash=True, ff_mult=config.ff_dim / config.dim, verbose=False,
         )  # fmt: skip
         self.model = TransformerWrapper(
-            num_tokens=config.vocab, max_seq_len=config.max_length, attn_layers=decoder, tie_embedding=True
+            num_tokens=config.vocab_size, max_seq_len=config.max_length, attn_layers=decoder, tie_embedding=True
         )
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -231,7 +233,7 @@ def measured(size: Size, args: argparse.Namespace, folder: Path) -> dict[str, An
     for name, some in rates.items():
         facts[name]["tokens_per_second"] = measure.spread(some)
     row: dict[str, Any] = {
-        "size": size.name, "vocab": size.config.vocab, "rows": size.rows, "context": size.config.max_length,
+        "size": size.name, "vocab_size": size.config.vocab_size, "rows": size.rows, "context": size.config.max_length,
         "tools": facts,
     }  # fmt: skip
     if args.device == "cuda":
@@ -241,7 +243,7 @@ def measured(size: Size, args: argparse.Namespace, folder: Path) -> dict[str, An
             work = statistics.median(some) * per_token
             facts[name] |= {"mfu": round(work / most, 4), "mfu_of_989": round(work / SHEET, 4)}
     if args.profile:
-        row["profile"] = {name: parts.shares(tool.step, size.config.vocab or 0, 1) for name, tool in tools.items()}
+        row["profile"] = {name: parts.shares(tool.step, size.config.vocab_size or 0, 1) for name, tool in tools.items()}
     return row
 
 

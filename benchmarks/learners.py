@@ -153,7 +153,7 @@ class Ours:
     def step(self, batch: Any) -> Tensor:
         """The number of tokens learned, on the device."""
         given = batch.to(self.trainer.device)
-        _, count = self.trainer.update(given if self.trainer.config.graph else [given])
+        _, count = self.trainer.update(given if self.trainer.config.cuda_graph else [given])
         return count
 
     def warm_up(self) -> None:

@@ -48,7 +48,7 @@ def prepared(name: str, args: argparse.Namespace, folder: Path) -> LanguageRun:
     small = {"dim": 16, "ff_dim": 32, "layers": 1, "heads": 2} if args.smoke else {}
     tables = {
         "task": "language",
-        "data": {"train": ["input.txt"], "valid_share": 0.1, "folder": str(args.data)},
+        "data": {"train": ["input.txt"], "valid_fraction": 0.1, "folder": str(args.data)},
         "text": {"kind": "char"},
         "model": {**MODEL, **small, **MODELS[name], "max_length": CONTEXT},
         "train": {

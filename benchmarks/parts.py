@@ -25,12 +25,12 @@ ATTENTION = ("scaled_dot_product", "flash_attention", "bmm", "softmax")
 MATMUL = ("::mm", "::addmm", "::linear", "::matmul", "::_linear_pointwise")
 
 
-def part_of(name: str, shapes: Sequence[Sequence[Any]], vocab: int) -> str:
+def part_of(name: str, shapes: Sequence[Sequence[Any]], vocab_size: int) -> str:
     """Which part an operation of this name, on inputs of these shapes, belongs to."""
     low = name.lower()
     if any(word in low for word in OPTIMIZER):
         return "optimizer"
-    long = any(vocab in shape for shape in shapes if isinstance(shape, list | tuple))
+    long = any(vocab_size in shape for shape in shapes if isinstance(shape, list | tuple))
     if any(word in low for word in LOSS) or (long and "embedding" not in low):
         return "vocabulary"
     if any(word in low for word in ATTENTION):
@@ -38,7 +38,7 @@ def part_of(name: str, shapes: Sequence[Sequence[Any]], vocab: int) -> str:
     return "matmul" if any(word in low for word in MATMUL) else "rest"
 
 
-def shares(step: Callable[[], Any], vocab: int, steps: int = 2) -> dict[str, float]:
+def shares(step: Callable[[], Any], vocab_size: int, steps: int = 2) -> dict[str, float]:
     """The share of each part in `steps` steps; they sum to 1."""
     step()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
@@ -46,5 +46,5 @@ def shares(step: Callable[[], Any], vocab: int, steps: int = 2) -> dict[str, flo
             step()
     times: Counter[str] = Counter()
     for event in seen.key_averages(group_by_input_shape=True):
-        times[part_of(event.key, event.input_shapes or [], vocab)] += event.self_cpu_time_total
+        times[part_of(event.key, event.input_shapes or [], vocab_size)] += event.self_cpu_time_total
     return {part: round(times[part] / max(times.total(), 1e-9), 3) for part in PARTS}

@@ -1,4 +1,4 @@
-"""The same encoder-decoder in other libraries, behind one call:  model(source, valid, target) -> logits [B, T, vocab].
+"""The same encoder-decoder in other libraries, behind one call:  model(source, valid, target) -> logits [B, T, V].
 
     torch            nn.Transformer, with the embedding, positions and output layer that it leaves to its user
     marian           transformers.MarianMTModel: Marian is the Transformer of 2017, and so is ours

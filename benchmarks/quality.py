@@ -1,7 +1,8 @@
 """Quality: a recipe trained with several seeds, and what it scores.
 
     python benchmarks/quality.py recipes/multi30k-en-de.toml --data multi30k-tok \
-        --set train.pack=128 train.graph=true train.precision=bf16 -o benchmarks/results/quality-multi30k-en-de.json
+        --set train.pack=128 train.cuda_graph=true train.precision=bf16 \
+        -o benchmarks/results/quality-multi30k-en-de.json
 
 Every run is  regard train RECIPE --data DIR --set train.seed=N …  in a process of its own. The result file has each
 seed's scores on the validation and test sets, their mean and spread, and two times from the start of the process: to

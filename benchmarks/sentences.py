@@ -60,7 +60,7 @@ class Corpus:
     """Pairs to learn from, and where they are from."""
 
     pairs: Pairs
-    vocab: int
+    vocab_size: int
     origin: str
 
     @property
@@ -75,20 +75,20 @@ def target_tokens(data: Pairs, rows: Tensor | None = None) -> int:
     return int((lengths - 1).sum())
 
 
-def generate(lengths: Lengths, count: int, vocab: int, seed: int = 0) -> Corpus:
+def generate(lengths: Lengths, count: int, vocab_size: int, seed: int = 0) -> Corpus:
     """Random ids in sentences of such lengths."""
     generator = torch.Generator().manual_seed(seed)
     source, target = lengths.draw(count, generator)
 
     def side(ids: Tensor) -> Ragged:
-        flat = torch.randint(FIRST, vocab, (int(ids.sum()),), generator=generator, dtype=torch.int32)
+        flat = torch.randint(FIRST, vocab_size, (int(ids.sum()),), generator=generator, dtype=torch.int32)
         ragged = Ragged(flat, ids)
         flat[ragged.starts + ids - 1] = EOS
         return ragged
 
     sources, targets = side(source), side(target + 1)
     targets.flat[targets.starts] = BOS
-    return Corpus(Pairs(sources, targets), vocab, f"{count:,} generated pairs, {lengths.name}")
+    return Corpus(Pairs(sources, targets), vocab_size, f"{count:,} generated pairs, {lengths.name}")
 
 
 def read_lines(folder: Path, split: str) -> tuple[list[str], list[str]]:
@@ -98,22 +98,22 @@ def read_lines(folder: Path, split: str) -> tuple[list[str], list[str]]:
     return [pair.source for pair in found], [pair.target for pair in found]
 
 
-def learn_tokenizer(folder: Path, vocab: int) -> Tokenizer:
+def learn_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     """Joint BPE of the training pairs, as `recipes/multi30k-en-de.toml` has it."""
     sources, targets = read_lines(folder, "train")
-    return Tokenizer.train((line for pair in zip(sources, targets, strict=True) for line in pair), "bpe", vocab)
+    return Tokenizer.train((line for pair in zip(sources, targets, strict=True) for line in pair), "bpe", vocab_size)
 
 
-def multi30k(folder: Path, vocab: int) -> Corpus:
-    tokenizer = learn_tokenizer(folder, vocab)
+def multi30k(folder: Path, vocab_size: int) -> Corpus:
+    tokenizer = learn_tokenizer(folder, vocab_size)
     sources, targets = read_lines(folder, "train")
     data = Pairs(framed(tokenizer, sources), framed(tokenizer, targets, begin=True))
     return Corpus(data, len(tokenizer), f"{len(sources):,} pairs of Multi30k")
 
 
-def made_up_lines(count: int, vocab: int, seed: int = 0) -> tuple[Tokenizer, list[str]]:
-    """Lines of made-up words in Multi30k-like lengths, and a tokenizer of `vocab` pieces that knows each word."""
-    words = [_word(number) for number in range(vocab - FIRST)]
+def made_up_lines(count: int, vocab_size: int, seed: int = 0) -> tuple[Tokenizer, list[str]]:
+    """Lines of made-up words in Multi30k-like lengths, and a tokenizer of `vocab_size` pieces that knows each word."""
+    words = [_word(number) for number in range(vocab_size - FIRST)]
     tokenizer = Tokenizer.train([" ".join(words)], "word")
     generator = torch.Generator().manual_seed(seed)
     lengths, _ = MULTI30K.draw(count, generator)

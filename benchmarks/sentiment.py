@@ -112,9 +112,9 @@ def linear(texts: Texts, args: argparse.Namespace, seed: int) -> ClassFigures:
 class Convolutions(nn.Module):
     """Characters, n-gram detectors, the strongest answer of each."""
 
-    def __init__(self, vocab: int, classes: int) -> None:
+    def __init__(self, vocab_size: int, classes: int) -> None:
         super().__init__()
-        self.table = nn.Embedding(vocab, DIM, padding_idx=0)
+        self.table = nn.Embedding(vocab_size, DIM, padding_idx=0)
         self.widths = nn.ModuleList(nn.Conv1d(DIM, FILTERS, width, padding=width - 1) for width in WIDTHS)
         self.dropout, self.classify = nn.Dropout(0.5), nn.Linear(FILTERS * len(WIDTHS), classes)
 

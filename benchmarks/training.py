@@ -11,8 +11,8 @@ most.
     regard                   padded batches                     torch, torch-compiled     nn.Transformer
     regard-packed            train.pack                         marian, marian-compiled   transformers.MarianMTModel
     regard-compiled          train.pack, train.compile          x-transformers
-    regard-graph             train.pack, train.graph            joeynmt                   a CPU, and --joey, only
-    regard-graph-compiled    train.pack, train.graph, train.compile
+    regard-graph             train.pack, train.cuda_graph            joeynmt                   a CPU, and --joey, only
+    regard-graph-compiled    train.pack, train.cuda_graph, train.compile
 
 On a GPU also the most memory a tool held while it warmed up, and MFU: the operations that the real tokens of the model
 need (`regard.cost`: 6 a parameter and token, and the attention that the mask lets through), a second, over what a
@@ -79,7 +79,7 @@ SIZES = {
     "base": Size("base", preset("base"), WMT, {"cpu": 4096, "cuda": 25_000}, {"cpu": 256, "cuda": 256}, 50_000),
 }
 SMOKE = Size(
-    "smoke", preset("tiny", dim=16, layers=1, heads=2, ff_dim=32, vocab=200), MULTI30K,
+    "smoke", preset("tiny", dim=16, layers=1, heads=2, ff_dim=32, vocab_size=200), MULTI30K,
     {"cpu": 256, "cuda": 256}, {"cpu": 64, "cuda": 64}, 200,
 )  # fmt: skip
 
@@ -161,7 +161,7 @@ def ceiling() -> float:
     return 2 * 8192**3 / statistics.median(times[1:]) * 1000
 
 
-def profiled(learners: dict[str, Learner], medians: dict[str, float], vocab: int) -> dict[str, dict[str, float]]:
+def profiled(learners: dict[str, Learner], medians: dict[str, float], vocab_size: int) -> dict[str, dict[str, float]]:
     """Where the time goes in the fastest of ours and the fastest of the others, of those in this process."""
     inside = {name: learner for name, learner in learners.items() if isinstance(learner, Ours | Padded)}
     found = {}
@@ -169,7 +169,7 @@ def profiled(learners: dict[str, Learner], medians: dict[str, float], vocab: int
         names = [name for name in inside if (name in OURS) == ours]
         if names:
             name = max(names, key=medians.__getitem__)
-            found[name] = parts.shares(inside[name].run, vocab, steps=1)
+            found[name] = parts.shares(inside[name].run, vocab_size, steps=1)
     return found
 
 
@@ -187,7 +187,8 @@ def measured(size: Size, args: argparse.Namespace, folder: Path) -> dict[str, An
     samples = measure.take_turns({name: learner.run for name, learner in learners.items()}, args.repeats)
     medians = {name: statistics.median(sample.rate for sample in some) for name, some in samples.items()}
     row: dict[str, Any] = {
-        "size": size.name, "data": corpus.origin, "vocab": corpus.vocab, "batch_tokens": budget, "pack": task.pack,
+        "size": size.name, "data": corpus.origin, "vocab_size": corpus.vocab_size, "batch_tokens": budget,
+        "pack": task.pack,
         "tools": {name: {**facts[name], **figures(samples.get(name, []), learners.get(name))} for name in args.peers},
     }  # fmt: skip
     if args.device == "cuda":
@@ -196,7 +197,7 @@ def measured(size: Size, args: argparse.Namespace, folder: Path) -> dict[str, An
         for name, rate in medians.items():
             row["tools"][name]["mfu"] = round(rate * per_token / ceiling(), 4)
     if args.profile:
-        row["profile"] = profiled(learners, medians, corpus.vocab)
+        row["profile"] = profiled(learners, medians, corpus.vocab_size)
     for learner in learners.values():
         if isinstance(learner, Joey):
             learner.worker.close()
@@ -224,7 +225,7 @@ def make_corpus(size: Size, args: argparse.Namespace) -> Corpus:
 
 def preset_with(config: ModelConfig, corpus: Corpus) -> ModelConfig:
     """The tokenizer may have found fewer pieces than it was allowed."""
-    return config if config.vocab == corpus.vocab else replace(config, vocab=corpus.vocab)
+    return config if config.vocab_size == corpus.vocab_size else replace(config, vocab_size=corpus.vocab_size)
 
 
 def show(row: dict[str, Any]) -> None:

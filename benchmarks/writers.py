@@ -114,7 +114,7 @@ class XTransformers:
             dim=config.dim, depth=config.layers, heads=config.heads, attn_dim_head=config.key_dim, attn_flash=True,
             ff_mult=config.ff_dim // config.dim,
         )  # fmt: skip
-        model = TransformerWrapper(num_tokens=config.vocab, max_seq_len=config.max_length, attn_layers=layers)
+        model = TransformerWrapper(num_tokens=config.vocab_size, max_seq_len=config.max_length, attn_layers=layers)
         self.model = AutoregressiveWrapper(model).to(device, dtype).eval()
 
     def __call__(self, wish: Wish) -> Written:

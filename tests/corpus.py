@@ -12,7 +12,7 @@ from regard.data.korean import examples
 SMALL = [
     f"--set={setting}"
     for setting in (
-        "text.vocab=300", "model.dim=16", "model.layers=1", "model.heads=2", "model.ff_dim=32",
+        "text.vocab_size=300", "model.dim=16", "model.layers=1", "model.heads=2", "model.ff_dim=32",
         "train.batch_tokens=600", "train.warmup=4", "train.lr=0.01", "train.log_every=2", "train.save_every=4",
     )
 ]  # fmt: skip

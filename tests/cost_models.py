@@ -16,7 +16,8 @@ from regard.errors import UserError
 from regard.models import ModelConfig
 
 SMALL: dict[str, Any] = {
-    "dim": 16, "heads": 4, "layers": 2, "ff_dim": 24, "vocab": 50, "max_length": 40, "image_size": 12, "patch_size": 4,
+    "dim": 16, "heads": 4, "layers": 2, "ff_dim": 24, "vocab_size": 50, "max_length": 40, "image_size": 12,
+    "patch_size": 4,
     "feature_dim": 10, "position_distance": 5, "position_buckets": 8, "dropout": 0.0, "embed_dropout": 0.0,
 }  # fmt: skip
 
@@ -24,51 +25,68 @@ SMALL: dict[str, Any] = {
 CASES: dict[str, dict[str, Any]] = {
     "encoder-decoder": {},
     "decoder_layers": {"decoder_layers": 3},
-    "two vocabularies": {"share": False, "target_vocab": 30, "tie": False, "logit_bias": True},
-    "decoder": {"shape": "decoder"},
-    "gpt": {"shape": "decoder", "norm_order": "pre", "position": "learned", "activation": "gelu-tanh"},
-    "grouped queries": {"shape": "decoder", "kv_heads": 2},
+    "two vocabularies": {
+        "share_embeddings": False,
+        "target_vocab_size": 30,
+        "tie_embeddings": False,
+        "logit_bias": True,
+    },
+    "decoder": {"architecture": "decoder"},
+    "gpt": {"architecture": "decoder", "norm_order": "pre", "position": "learned", "activation": "gelu-tanh"},
+    "grouped queries": {"architecture": "decoder", "kv_heads": 2},
     "multi-query cross": {"kv_heads": 1},
     "own head sizes": {"head_dim": 6, "value_dim": 5},
-    "swiglu": {"shape": "decoder", "activation": "swiglu", "bias": False, "position": "rope"},
+    "swiglu": {"architecture": "decoder", "activation": "swiglu", "bias": False, "position": "rope"},
     "geglu": {"activation": "geglu", "residual": False},
-    "experts": {"shape": "decoder", "experts": 3, "experts_per_token": 2},
+    "experts": {"architecture": "decoder", "experts": 3, "experts_per_token": 2},
     "gated experts": {"experts": 4, "experts_per_token": 1, "activation": "swiglu"},
-    "window": {"shape": "decoder", "window": 3},
+    "window": {"architecture": "decoder", "window": 3},
     "qk_norm": {"qk_norm": True, "kv_heads": 2},
-    "qk_norm with rope": {"shape": "decoder", "qk_norm": True, "position": "rope", "norm": "rms"},
+    "qk_norm with rope": {"architecture": "decoder", "qk_norm": True, "position": "rope", "norm": "rms"},
     "relative": {"position": "relative"},
     "t5": {"position": "t5", "norm": "none"},
     "alibi": {"position": "alibi"},
-    "multiplicative": {"score": "multiplicative"},
-    "additive": {"score": "additive"},
-    "concat": {"score": "concat", "shape": "decoder"},
-    "masked language model": {"shape": "encoder", "token_types": 2, "embed_norm": True, "head_layer": True},
-    "states": {"shape": "encoder", "head": "none"},
-    "bert": {"shape": "encoder", "head": "pooled", "pooler": True, "position": "learned", "activation": "gelu"},
-    "classes": {"shape": "encoder", "head": "classes", "classes": 3, "pool": "mean", "final_norm": True},
-    "vit": {"shape": "encoder", "source": "patches", "head": "classes", "classes": 3, "norm_order": "pre"},
-    "features": {"shape": "encoder", "source": "features", "head": "classes", "classes": 3},
-    "captions from patches": {"source": "patches", "position": "learned"},
-    "captions from regions": {"source": "features", "decoder_layers": 1},
+    "multiplicative": {"attention_score": "multiplicative"},
+    "additive": {"attention_score": "additive"},
+    "concat": {"attention_score": "concat", "architecture": "decoder"},
+    "masked language model": {"architecture": "encoder", "token_types": 2, "embed_norm": True, "head_layer": True},
+    "states": {"architecture": "encoder", "output_head": "none"},
+    "bert": {
+        "architecture": "encoder",
+        "output_head": "pooled",
+        "pooler": True,
+        "position": "learned",
+        "activation": "gelu",
+    },
+    "classes": {
+        "architecture": "encoder",
+        "output_head": "classes",
+        "classes": 3,
+        "pooling": "mean",
+        "final_norm": True,
+    },
+    "vit": {"architecture": "encoder", "input": "patches", "output_head": "classes", "classes": 3, "norm_order": "pre"},
+    "features": {"architecture": "encoder", "input": "features", "output_head": "classes", "classes": 3},
+    "captions from patches": {"input": "patches", "position": "learned"},
+    "captions from regions": {"input": "features", "decoder_layers": 1},
     "conv stem": {
-        "shape": "encoder",
-        "source": "patches",
-        "head": "classes",
+        "architecture": "encoder",
+        "input": "patches",
+        "output_head": "classes",
         "classes": 3,
         "stem": "conv",
-        "pool": "mean",
+        "pooling": "mean",
     },
     "shifted windows": {
-        "shape": "encoder",
-        "source": "patches",
-        "head": "pooled",
+        "architecture": "encoder",
+        "input": "patches",
+        "output_head": "pooled",
         "shifted_window": 2,
         "layers": 3,
         "position_axes": 2,
     },
-    "turned by row and column": {"source": "patches", "position": "rope", "position_axes": 2, "tie": False},
-    "numbers": {"source": "features", "head": "values"},
+    "turned by row and column": {"input": "patches", "position": "rope", "position_axes": 2, "tie_embeddings": False},
+    "numbers": {"input": "features", "output_head": "values"},
 }
 
 
@@ -80,7 +98,7 @@ def drawn(count: int, seed: int = 0) -> Iterator[ModelConfig]:
     """Random configs: every field that costs something, in any combination that is allowed."""
     draw = random.Random(seed)
     fields: dict[str, list[Any]] = {
-        "shape": ["encoder-decoder", "decoder", "encoder"], "layers": [1, 2], "decoder_layers": [None, 1, 3],
+        "architecture": ["encoder-decoder", "decoder", "encoder"], "layers": [1, 2], "decoder_layers": [None, 1, 3],
         "dim": [8, 16, 24], "heads": [2, 4], "kv_heads": [None, 1, 2], "head_dim": [None, 4, 6], "value_dim": [None, 5],
         "score": ["dot", "dot", "dot", "multiplicative", "additive", "concat"], "window": [None, 3], "ff_dim": [16, 20],
         "activation": ["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu"], "experts": [0, 0, 3],
@@ -88,9 +106,11 @@ def drawn(count: int, seed: int = 0) -> Iterator[ModelConfig]:
         "final_norm": [None, True, False], "embed_norm": [True, False], "residual": [True, False],
         "bias": [True, False], "qk_norm": [False, False, True],
         "position": ["sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none"], "position_distance": [5, 20],
-        "source": ["tokens", "tokens", "patches", "features"], "target_vocab": [None, 30], "token_types": [0, 2],
-        "share": [True, False], "tie": [True, False], "logit_bias": [True, False], "logit_scale": [1.0, 0.5],
-        "head": ["tokens", "tokens", "none", "pooled", "classes"], "pool": ["cls", "mean"], "pooler": [True, False],
+        "source": ["tokens", "tokens", "patches", "features"], "target_vocab_size": [None, 30], "token_types": [0, 2],
+        "share_embeddings": [True, False], "tie_embeddings": [True, False], "logit_bias": [True, False],
+        "logit_scale": [1.0, 0.5],
+        "output_head": ["tokens", "tokens", "none", "pooled", "classes"], "pooling": ["cls", "mean"],
+        "pooler": [True, False],
         "head_layer": [True, False], "classes": [3, 5],
     }  # fmt: skip
     while count:
@@ -103,31 +123,31 @@ def drawn(count: int, seed: int = 0) -> Iterator[ModelConfig]:
 def sizes(config: ModelConfig, batch: int = 3, seq: int = 7, target: int = 5) -> dict[str, int]:
     """Arguments of `cost`, as far as this config has a choice."""
     given = {"batch": batch}
-    if config.source != "patches":
+    if config.input != "patches":
         given["seq"] = seq
-    return {**given, "target_seq": target} if config.shape == "encoder-decoder" else given
+    return {**given, "target_seq": target} if config.architecture == "encoder-decoder" else given
 
 
 def inputs(config: ModelConfig, found: Cost, device: str = "cpu") -> tuple[Tensor, ...]:
     rows = found.batch
-    match config.source:
+    match config.input:
         case "tokens":
-            source = torch.randint(config.vocab or 0, (rows, found.seq), device=device)
+            source = torch.randint(config.vocab_size or 0, (rows, found.seq), device=device)
         case "patches":
             source = torch.randn(rows, config.channels, config.image_size, config.image_size, device=device)
         case "features":
             source = torch.randn(rows, found.seq, config.feature_dim, device=device)
-    if config.shape != "encoder-decoder":
+    if config.architecture != "encoder-decoder":
         return (source,)
-    if config.head == "values":
+    if config.output_head == "values":
         return source, torch.randn(rows, found.target_seq, config.feature_dim, device=device)
     return source, torch.randint(config.target_size, (rows, found.target_seq), device=device)
 
 
 def loss(config: ModelConfig, output: Tensor) -> Tensor:
-    if config.head in ("none", "pooled"):
+    if config.output_head in ("none", "pooled"):
         return output.sum()
-    if config.head == "values":
+    if config.output_head == "values":
         return F.mse_loss(output, torch.zeros_like(output))
     logits = output.flatten(0, -2)
     return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=output.device))

@@ -41,14 +41,14 @@ def grow(model: torch.nn.Module) -> Any:
 
 def make_decoder(folder: Path, **changes: Any) -> Path:
     tokenizer = Tokenizer.train([ENGLISH, KOREAN], "bpe", 400)
-    config = ModelConfig(shape="decoder", vocab=len(tokenizer), **{**SMALL, "position": "rope", **changes})
+    config = ModelConfig(architecture="decoder", vocab_size=len(tokenizer), **{**SMALL, "position": "rope", **changes})
     save(grow(build(config)), folder, tokenizers={"tokenizer": tokenizer})
     return folder
 
 
 def make_translator(folder: Path, **changes: Any) -> Path:
     source, target = Tokenizer.train([ENGLISH], "word"), Tokenizer.train([KOREAN], "char")
-    sizes = {"vocab": len(source), "target_vocab": len(target), "share": False}
+    sizes = {"vocab_size": len(source), "target_vocab_size": len(target), "share_embeddings": False}
     config = ModelConfig(**{**SMALL, "position": "sinusoidal", **sizes, **changes})
     decode = {"decode": {"max_length": 12}}
     save(grow(build(config)), folder, tokenizers={"source": source, "target": target}, recipe=decode)
@@ -58,7 +58,7 @@ def make_translator(folder: Path, **changes: Any) -> Path:
 def make_captioner(folder: Path) -> Path:
     tokenizer = Tokenizer.train([ENGLISH], "word")
     config = ModelConfig(
-        **SMALL, source="patches", image_size=32, patch_size=8, vocab=len(tokenizer), position="sinusoidal"
+        **SMALL, input="patches", image_size=32, patch_size=8, vocab_size=len(tokenizer), position="sinusoidal"
     )
     save(grow(build(config)), folder, tokenizers={"tokenizer": tokenizer}, recipe={"decode": {"max_length": 8}})
     return folder

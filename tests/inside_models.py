@@ -19,16 +19,22 @@ LINES = [
 WORDS = Tokenizer.train(LINES, "word")
 SIDE, PATCH = 16, 4
 SHAPES: dict[str, dict[str, object]] = {
-    "encoder-decoder": {"shape": "encoder-decoder"},
-    "decoder": {"shape": "decoder"},
-    "masked": {"shape": "encoder", "head": "tokens"},
-    "classes": {"shape": "encoder", "head": "classes", "classes": 3},
-    "vectors": {"shape": "encoder", "head": "none"},
-    "recurrent": {"shape": "recurrent"},
-    "vit": {"shape": "encoder", "source": "patches", "head": "classes", "classes": 4},
-    "mean-vit": {"shape": "encoder", "source": "patches", "head": "classes", "classes": 4, "pool": "mean"},
-    "captions": {"shape": "encoder-decoder", "source": "patches"},
-    "features": {"shape": "encoder-decoder", "source": "features", "feature_dim": 5},
+    "encoder-decoder": {"architecture": "encoder-decoder"},
+    "decoder": {"architecture": "decoder"},
+    "masked": {"architecture": "encoder", "output_head": "tokens"},
+    "classes": {"architecture": "encoder", "output_head": "classes", "classes": 3},
+    "vectors": {"architecture": "encoder", "output_head": "none"},
+    "recurrent": {"architecture": "recurrent"},
+    "vit": {"architecture": "encoder", "input": "patches", "output_head": "classes", "classes": 4},
+    "mean-vit": {
+        "architecture": "encoder",
+        "input": "patches",
+        "output_head": "classes",
+        "classes": 4,
+        "pooling": "mean",
+    },
+    "captions": {"architecture": "encoder-decoder", "input": "patches"},
+    "features": {"architecture": "encoder-decoder", "input": "features", "feature_dim": 5},
 }
 TEXTS = [name for name, fields in SHAPES.items() if "source" not in fields]
 
@@ -42,23 +48,23 @@ def masked_words() -> Tokenizer:
     return Tokenizer(raw.to_str())
 
 
-def opened(shape: str = "decoder", seed: int = 0, **changes: object) -> Inside:
-    tokenizer = masked_words() if shape == "masked" else WORDS
+def opened(architecture: str = "decoder", seed: int = 0, **changes: object) -> Inside:
+    tokenizer = masked_words() if architecture == "masked" else WORDS
     values = {
-        "dim": 16, "layers": 2, "heads": 4, "ff_dim": 24, "vocab": len(tokenizer), "max_length": 32,
+        "dim": 16, "layers": 2, "heads": 4, "ff_dim": 24, "vocab_size": len(tokenizer), "max_length": 32,
         "image_size": SIDE, "patch_size": PATCH, "norm_order": "pre",
     }  # fmt: skip
     torch.manual_seed(seed)
-    model = build(ModelConfig(**{**values, **SHAPES[shape], **changes})).double()
+    model = build(ModelConfig(**{**values, **SHAPES[architecture], **changes})).double()
     for parameter in model.parameters():  # far from even, so that every change shows
         parameter.data += 0.3 * torch.randn_like(parameter)
     return Inside(model, {"tokenizer": tokenizer}, search=SearchConfig(max_length=10))
 
 
-def given(shape: str, text: str = "the animal did not cross") -> dict[str, object]:
+def given(architecture: str, text: str = "the animal did not cross") -> dict[str, object]:
     """What that model can be asked to look at."""
-    if SHAPES[shape].get("source") == "features":
+    if SHAPES[architecture].get("source") == "features":
         return {"picture": torch.rand(6, 5).double()}
-    if "source" in SHAPES[shape]:
+    if "source" in SHAPES[architecture]:
         return {"picture": torch.rand(3, SIDE, SIDE).double()}
     return {"text": text}

@@ -16,7 +16,7 @@ from regard.train.objective import translation
 from regard.train.trainer import Objective, Trainer
 
 BOS, EOS, WORDS = 2, 3, 8
-MODEL = ModelConfig(dim=16, layers=1, heads=2, ff_dim=32, norm_order="pre", position="rope", vocab=4 + WORDS)
+MODEL = ModelConfig(dim=16, layers=1, heads=2, ff_dim=32, norm_order="pre", position="rope", vocab_size=4 + WORDS)
 TRAIN = TrainConfig(steps=23, batch_tokens=48, lr=1e-2, warmup=5, log_every=5, save_every=7)
 
 

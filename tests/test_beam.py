@@ -39,10 +39,10 @@ class Hidden:
 class Minimal(nn.Module):
     """A GRU over what was written, begun from the mean of the source: no attention, no cache."""
 
-    def __init__(self, vocab: int, dim: int = 8, sharpness: float = 4.0) -> None:
+    def __init__(self, vocab_size: int, dim: int = 8, sharpness: float = 4.0) -> None:
         super().__init__()
-        self.table, self.cell = nn.Embedding(vocab, dim), nn.GRUCell(dim, dim)
-        self.out, self.sharpness = nn.Linear(dim, vocab), sharpness
+        self.table, self.cell = nn.Embedding(vocab_size, dim), nn.GRUCell(dim, dim)
+        self.out, self.sharpness = nn.Linear(dim, vocab_size), sharpness
 
     def start(self, source: Tensor, valid: Tensor | None = None) -> Hidden:
         real = torch.ones_like(source) if valid is None else valid.long()
@@ -54,22 +54,29 @@ class Minimal(nn.Module):
         return self.out(state.vector)[:, None] * self.sharpness
 
 
-def transformer(vocab: int = 20, dtype: torch.dtype = torch.float64, **changes: object) -> EncoderDecoder:
+def transformer(vocab_size: int = 20, dtype: torch.dtype = torch.float64, **changes: object) -> EncoderDecoder:
     """Random, but with moods: scaled logits make some continuations much likelier than others."""
     sizes = {"dim": 16, "layers": 2, "heads": 2, "ff_dim": 32, "dropout": 0.0, "embed_dropout": 0.0}
-    config = ModelConfig(**{**sizes, "vocab": vocab, "logit_scale": 2.0, "tie": False, **changes})  # type: ignore[arg-type]
+    config = ModelConfig(**{**sizes, "vocab_size": vocab_size, "logit_scale": 2.0, "tie_embeddings": False, **changes})  # type: ignore[arg-type]
     return EncoderDecoder(config).to(dtype).eval()
 
 
 def recurrent(**changes: object) -> Recurrent:
-    sizes = {"dim": 16, "layers": 1, "score": "additive", "dropout": 0.0, "embed_dropout": 0.0, "vocab": 20}
-    return Recurrent(ModelConfig(**{**sizes, "shape": "recurrent", **changes})).double().eval()  # type: ignore[arg-type]
+    sizes = {
+        "dim": 16,
+        "layers": 1,
+        "attention_score": "additive",
+        "dropout": 0.0,
+        "embed_dropout": 0.0,
+        "vocab_size": 20,
+    }
+    return Recurrent(ModelConfig(**{**sizes, "architecture": "recurrent", **changes})).double().eval()  # type: ignore[arg-type]
 
 
-def padded(rows: int = 6, longest: int = 9, vocab: int = 20) -> tuple[Tensor, Tensor]:
+def padded(rows: int = 6, longest: int = 9, vocab_size: int = 20) -> tuple[Tensor, Tensor]:
     lengths = torch.randint(1, longest + 1, (rows,))
     lengths[0] = longest
-    return torch.randint(4, vocab, (rows, longest)), torch.arange(longest) < lengths[:, None]
+    return torch.randint(4, vocab_size, (rows, longest)), torch.arange(longest) < lengths[:, None]
 
 
 @torch.inference_mode()
@@ -95,15 +102,15 @@ def penalty(length: int, alpha: float) -> float:
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0, -0.5])
 @pytest.mark.parametrize("kind", ["recurrent", "transformer"])
 def test_a_beam_that_holds_everything_finds_what_brute_force_finds(kind: str, alpha: float) -> None:
-    vocab, longest = 4, 3
-    model = Minimal(vocab).double() if kind == "recurrent" else transformer(vocab)
+    vocab_size, longest = 4, 3
+    model = Minimal(vocab_size).double() if kind == "recurrent" else transformer(vocab_size)
     source = torch.tensor([[1, 2, 0]])
-    others = [token for token in range(vocab) if token != EOS]
+    others = [token for token in range(vocab_size) if token != EOS]
     endings = [[*before, EOS] for size in range(longest) for before in itertools.product(others, repeat=size)]
     endings += [list(whole) for whole in itertools.product(others, repeat=longest)]  # cut off at the limit
     ranked = sorted(((log_probability(model, source, None, one), one) for one in endings),
                     key=lambda pair: -pair[0] / penalty(len(pair[1]), alpha))  # fmt: skip
-    config = SearchConfig(beam=vocab**longest, n_best=len(endings), max_length=longest, length_penalty=alpha)
+    config = SearchConfig(beam=vocab_size**longest, n_best=len(endings), max_length=longest, length_penalty=alpha)
     found = beam(model, source, None, config, BOS, EOS)[0]
     assert [with_end(one) for one in found] == [one for _, one in ranked]
     for one, (total, tokens) in zip(found, ranked, strict=True):
@@ -300,12 +307,16 @@ def test_empty_and_extreme_sources(width: int) -> None:
     assert len(long[0]) == width and math.isfinite(long[0][-1].score)
 
 
-@pytest.mark.parametrize("vocab", [4, 5])
-def test_beam_larger_than_the_vocabulary(vocab: int) -> None:
-    found = beam(transformer(vocab), torch.tensor([[1, 2]]), None, SearchConfig(beam=9, n_best=9, max_length=2), 2, 3)
-    assert len(found[0]) == min(9, 1 + (vocab - 1) + (vocab - 1) ** 2)
-    only = beam(transformer(vocab), torch.tensor([[1, 2]]), None, SearchConfig(beam=9, n_best=9, max_length=1), 2, 3)
-    assert sorted(tuple(one.tokens) for one in only[0]) == sorted([(), *((y,) for y in range(vocab) if y != EOS)])
+@pytest.mark.parametrize("vocab_size", [4, 5])
+def test_beam_larger_than_the_vocabulary(vocab_size: int) -> None:
+    found = beam(
+        transformer(vocab_size), torch.tensor([[1, 2]]), None, SearchConfig(beam=9, n_best=9, max_length=2), 2, 3
+    )
+    assert len(found[0]) == min(9, 1 + (vocab_size - 1) + (vocab_size - 1) ** 2)
+    only = beam(
+        transformer(vocab_size), torch.tensor([[1, 2]]), None, SearchConfig(beam=9, n_best=9, max_length=1), 2, 3
+    )
+    assert sorted(tuple(one.tokens) for one in only[0]) == sorted([(), *((y,) for y in range(vocab_size) if y != EOS)])
 
 
 def test_broken_weights_are_an_error_not_an_answer() -> None:
@@ -323,7 +334,7 @@ def test_transformers_finds_the_same(width: int, early: bool, seed: int) -> None
     """Marian with our weights: n-best sequences and log-probabilities of `generate`, without a length penalty."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
-    ours = transformer(30, tie=True, logit_bias=True, logit_scale=1.0, activation="silu")
+    ours = transformer(30, tie_embeddings=True, logit_bias=True, logit_scale=1.0, activation="silu")
     with torch.no_grad():
         for weight in (ours.target.table.weight, ours.head.bias):
             weight.normal_(std=0.6)
@@ -334,7 +345,7 @@ def test_transformers_finds_the_same(width: int, early: bool, seed: int) -> None
     assert not unexpected and all("embed_positions" in name or "embed_tokens" in name or "lm_head" in name
                                   for name in missing)  # fmt: skip
     theirs.tie_weights()
-    source, valid = padded(6, vocab=30)
+    source, valid = padded(6, vocab_size=30)
     config = SearchConfig(beam=width, n_best=width, early_stopping=early, max_length=12)
     expected = theirs.generate(
         source, attention_mask=valid.long(), num_beams=width, num_return_sequences=width, do_sample=False,

@@ -33,7 +33,7 @@ from regard.data.pack import Packs
 from regard.models import ModelConfig, build
 
 JOEY = ["--joey", os.environ["REGARD_JOEY"]] if "REGARD_JOEY" in os.environ else []
-CONFIG = ModelConfig(dim=16, layers=2, heads=2, ff_dim=24, vocab=50, max_length=64)
+CONFIG = ModelConfig(dim=16, layers=2, heads=2, ff_dim=24, vocab_size=50, max_length=64)
 
 
 def run(script: Any, monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> dict[str, Any]:
@@ -171,11 +171,11 @@ def test_a_peer_has_our_parameters(name: str, more: int) -> None:
 
 def test_operations_of_a_token_follow_the_formula() -> None:
     """Two operations forward and four backward for each number of a matrix, and the visible pairs of attention."""
-    s, t, d, f, layers, vocab = 7, 5, CONFIG.dim, CONFIG.ff_dim, CONFIG.layers, 50
+    s, t, d, f, layers, vocab_size = 7, 5, CONFIG.dim, CONFIG.ff_dim, CONFIG.layers, 50
     data = Pairs([[9] * (s - 1) + [3]] * 3, [[2] + [9] * (t - 1) + [3]] * 3)
-    matrices = layers * ((4 * d * d + 2 * d * f) * s + (6 * d * d + 2 * d * f) * t + 2 * d * d * s) + d * vocab * t
+    matrices = layers * ((4 * d * d + 2 * d * f) * s + (6 * d * d + 2 * d * f) * t + 2 * d * d * s) + d * vocab_size * t
     pairs = layers * (s * s + t * (t + 1) // 2 + s * t)
-    corpus = sentences.Corpus(data, vocab, "three alike")
+    corpus = sentences.Corpus(data, vocab_size, "three alike")
     assert training.operations_per_token(CONFIG, corpus) == pytest.approx((6 * matrices + 12 * d * pairs) / t)
 
 
@@ -201,12 +201,12 @@ def test_tokens_of_an_answer_are_its_pieces_and_its_end() -> None:
     ],
 )
 def test_each_operation_counts_in_one_part(name: str, shapes: list[Any], part: str) -> None:
-    assert parts.part_of(name, shapes, vocab=50) == part
+    assert parts.part_of(name, shapes, vocab_size=50) == part
 
 
 def test_the_shares_of_a_step_sum_to_one() -> None:
     left, right = torch.randn(64, 64), torch.randn(64, 64)
-    shares = parts.shares(lambda: left @ right, vocab=50)
+    shares = parts.shares(lambda: left @ right, vocab_size=50)
     assert sum(shares.values()) == pytest.approx(1, abs=0.01) and shares["matmul"] > 0.5
 
 

@@ -24,7 +24,7 @@ def config(**changes: object) -> StackConfig:
 
 def model(**changes: object) -> Encoder | Decoder | EncoderDecoder:
     torch.manual_seed(0)
-    made = build(ModelConfig(**{**SMALL, "vocab": 13, **changes})).double().eval()
+    made = build(ModelConfig(**{**SMALL, "vocab_size": 13, **changes})).double().eval()
     return shaken(made)
 
 
@@ -91,13 +91,13 @@ def test_the_future_never_leaks(kind: str, path: str, window: int | None) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
-def test_changing_a_token_changes_no_logits_before_it(shape: str, kind: str) -> None:
-    made = model(shape=shape, position=kind, heads=2)
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
+def test_changing_a_token_changes_no_logits_before_it(architecture: str, kind: str) -> None:
+    made = model(architecture=architecture, position=kind, heads=2)
     tokens = torch.randint(13, (2, 8))
     other = tokens.clone()
     other[:, 5] = (other[:, 5] + 1) % 13
-    given = () if shape == "decoder" else (torch.randint(13, (2, 4)),)
+    given = () if architecture == "decoder" else (torch.randint(13, (2, 4)),)
     before, after = made(*given, tokens), made(*given, other)
     assert torch.equal(before[:, :5], after[:, :5])
     assert ((before[:, 5:] - after[:, 5:]).abs().amax(dim=-1) > 1e-6).all()
@@ -120,22 +120,22 @@ def pad(rows: list[Tensor], side: str, filler: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", ["encoder", "decoder", "encoder-decoder"])
-def test_padding_changes_nothing_for_real_tokens(shape: str, kind: str, window: int | None, side: str) -> None:
-    made = model(shape=shape, position=kind, heads=2, window=window)
+@pytest.mark.parametrize("architecture", ["encoder", "decoder", "encoder-decoder"])
+def test_padding_changes_nothing_for_real_tokens(architecture: str, kind: str, window: int | None, side: str) -> None:
+    made = model(architecture=architecture, position=kind, heads=2, window=window)
     rows = [torch.randint(13, (n,)) for n in (5, 1, 7)]
-    alone = [made(row[None], row[None])[0] if shape == "encoder-decoder" else made(row[None])[0] for row in rows]
+    alone = [made(row[None], row[None])[0] if architecture == "encoder-decoder" else made(row[None])[0] for row in rows]
     for filler in (0, 7):
         tokens, valid = pad(rows, side, filler)
-        out = made(tokens, tokens, valid, valid) if shape == "encoder-decoder" else made(tokens, valid)
+        out = made(tokens, tokens, valid, valid) if architecture == "encoder-decoder" else made(tokens, valid)
         for b, single in enumerate(alone):
             torch.testing.assert_close(out[b][valid[b]], single, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_no_class(side: str, pool: str) -> None:
-    made = model(shape="encoder", head="classes", classes=3, pool=pool, pooler=True)
+def test_padding_changes_no_class(side: str, pooling: str) -> None:
+    made = model(architecture="encoder", output_head="classes", classes=3, pooling=pooling, pooler=True)
     rows = [torch.randint(13, (n,)) for n in (5, 1, 7)]
     alone = torch.cat([made(row[None]) for row in rows])
     torch.testing.assert_close(made(*pad(rows, side, 4)), alone, atol=1e-10, rtol=1e-10)
@@ -147,7 +147,7 @@ def test_padding_changes_no_class(side: str, pool: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("path", ["fused", "reference"])
 def test_packed_documents_are_separate_sequences(kind: str, path: str) -> None:
-    made = model(shape="decoder", position=kind, heads=2, attention=path)
+    made = model(architecture="decoder", position=kind, heads=2, attention=path)
     texts = [torch.randint(13, (n,)) for n in (4, 1, 5)]
     document = torch.cat([torch.full((len(text),), number) for number, text in enumerate(texts)])[None]
     packed = made(torch.cat(texts)[None], document=document)[0]
@@ -156,7 +156,7 @@ def test_packed_documents_are_separate_sequences(kind: str, path: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_translations_look_only_at_their_own_source(kind: str) -> None:
-    made = model(shape="encoder-decoder", position=kind, heads=2)
+    made = model(architecture="encoder-decoder", position=kind, heads=2)
     assert isinstance(made, EncoderDecoder)
     sources = [torch.randint(13, (n,)) for n in (3, 6, 2)]
     targets = [torch.randint(13, (n,)) for n in (5, 1, 4)]
@@ -175,7 +175,7 @@ def pack(texts: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def test_documents_shorter_than_the_learned_table_fill_a_longer_row() -> None:
     """Positions restart with each document, so only the longest one has to fit, here exactly."""
-    made = model(shape="decoder", position="learned", max_length=6)
+    made = model(architecture="decoder", position="learned", max_length=6)
     texts = [torch.randint(13, (n,)) for n in (5, 6, 1, 4)]
     tokens, document = pack(texts)
     alone = torch.cat([made(text[None])[0] for text in texts])
@@ -188,7 +188,7 @@ def test_documents_shorter_than_the_learned_table_fill_a_longer_row() -> None:
 
 def test_filler_of_a_full_document_needs_no_learned_position() -> None:
     """Filler that bears the number of the last document stands after it, where the table has ended."""
-    made = model(shape="decoder", position="learned", max_length=6)
+    made = model(architecture="decoder", position="learned", max_length=6)
     texts = [torch.randint(13, (n,)) for n in (3, 6)]
     tokens, document = pack([texts[0], torch.cat((texts[1], torch.zeros(2, dtype=torch.long)))])
     valid = torch.arange(11)[None] < 9
@@ -197,7 +197,7 @@ def test_filler_of_a_full_document_needs_no_learned_position() -> None:
 
 
 def test_packed_translations_fit_the_learned_table_one_by_one() -> None:
-    made = model(shape="encoder-decoder", position="learned", max_length=6)
+    made = model(architecture="encoder-decoder", position="learned", max_length=6)
     assert isinstance(made, EncoderDecoder)
     sources, targets = ([torch.randint(13, (n,)) for n in sizes] for sizes in ((3, 6, 2), (5, 1, 6)))
     (source, source_document), (target, target_document) = pack(sources), pack(targets)
@@ -208,7 +208,7 @@ def test_packed_translations_fit_the_learned_table_one_by_one() -> None:
 
 @pytest.mark.parametrize("lengths", [(7,), (3, 7), (7, 1, 2)])
 def test_a_document_longer_than_the_learned_table_is_refused(lengths: tuple[int, ...]) -> None:
-    made = model(shape="decoder", position="learned", max_length=6)
+    made = model(architecture="decoder", position="learned", max_length=6)
     tokens, document = pack([torch.randint(13, (n,)) for n in lengths])
     with pytest.raises(UserError, match="max_length = 6"):
         made(tokens, document=document)

@@ -24,7 +24,8 @@ VOCAB = 11
 
 def make(**changes: object) -> Decoder | EncoderDecoder:
     values = {
-        "dim": 8, "layers": 2, "heads": 4, "ff_dim": 12, "vocab": VOCAB, "shape": "decoder", "max_length": 32,
+        "dim": 8, "layers": 2, "heads": 4, "ff_dim": 12, "vocab_size": VOCAB, "architecture": "decoder",
+        "max_length": 32,
         "position_distance": 5, "position_buckets": 8,
     }  # fmt: skip
     torch.manual_seed(0)
@@ -69,14 +70,18 @@ def assert_close(a: Tensor, b: Tensor) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(("norm", "order"), NORMS)
 @pytest.mark.parametrize("kv_heads", KV_HEADS)
-def test_in_pieces_as_at_once(shape: str, kind: str, window: int | None, norm: str, order: str, kv_heads: int) -> None:
+def test_in_pieces_as_at_once(
+    architecture: str, kind: str, window: int | None, norm: str, order: str, kv_heads: int
+) -> None:
     """One token at a time, mixed chunks, and a batch whose rows begin with padding."""
-    model = make(shape=shape, position=kind, window=window, norm=norm, norm_order=order, kv_heads=kv_heads)
+    model = make(
+        architecture=architecture, position=kind, window=window, norm=norm, norm_order=order, kv_heads=kv_heads
+    )
     tokens = torch.randint(VOCAB, (3, 9))
     for sizes in ((1,), (4, 1, 3, 1)):
         state, given = start(model, 3)
@@ -92,9 +97,12 @@ def test_in_pieces_as_at_once(shape: str, kind: str, window: int | None, norm: s
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
-def test_keys_are_kept_normed(shape: str) -> None:
-    model, tokens = make(shape=shape, position="rope", qk_norm=True, kv_heads=2), torch.randint(VOCAB, (3, 9))
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
+def test_keys_are_kept_normed(architecture: str) -> None:
+    model, tokens = (
+        make(architecture=architecture, position="rope", qk_norm=True, kv_heads=2),
+        torch.randint(VOCAB, (3, 9)),
+    )
     state, given = start(model, 3)
     stepped = torch.cat([model.step(tokens[:, piece], state) for piece in pieces(9, (4, 1))], dim=1)
     assert_close(stepped, whole(model, tokens, given))
@@ -171,13 +179,13 @@ def own_masks(rows: int, length: int) -> dict[str, Mask]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("kind", ["rope", "learned", "alibi"])
 @pytest.mark.parametrize("path", ["fused", "reference"])
 @pytest.mark.parametrize("name", own_masks(2, 2))
-def test_a_mask_in_pieces_as_at_once(name: str, path: str, kind: str, shape: str) -> None:
+def test_a_mask_in_pieces_as_at_once(name: str, path: str, kind: str, architecture: str) -> None:
     """A table is read by the query's index in the whole sequence, a position rule by its position."""
-    model = make(shape=shape, position=kind, attention=path, head_dim=4)
+    model = make(architecture=architecture, position=kind, attention=path, head_dim=4)
     tokens, mask = torch.randint(VOCAB, (3, 9)), own_masks(3, 9)[name]
     for sizes in ((1,), (4, 1, 3, 1), (9,), (2, 7)):
         state, given = start(model, 3)
@@ -227,12 +235,12 @@ def test_a_table_that_ends_before_the_sequence_is_refused() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("padded", [False, True])
-def test_reordered_rows_are_recomputed_rows(shape: str, kind: str, padded: bool) -> None:
+def test_reordered_rows_are_recomputed_rows(architecture: str, kind: str, padded: bool) -> None:
     """Rows repeated, dropped and swapped, twice: the same as reading the chosen histories afresh."""
-    model = make(shape=shape, position=kind, window=4)
+    model = make(architecture=architecture, position=kind, window=4)
     tokens, valid = torch.randint(VOCAB, (3, 4)), torch.ones(3, 4, dtype=torch.bool)
     valid[1, : 2 if padded else 0] = False
     state, given = start(model, 3)
@@ -247,10 +255,10 @@ def test_reordered_rows_are_recomputed_rows(shape: str, kind: str, padded: bool)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_one_row_becomes_many_beams(shape: str, padded: bool) -> None:
-    model, tokens = make(shape=shape, position="learned"), torch.randint(VOCAB, (1, 4))
+def test_one_row_becomes_many_beams(architecture: str, padded: bool) -> None:
+    model, tokens = make(architecture=architecture, position="learned"), torch.randint(VOCAB, (1, 4))
     valid = torch.tensor([[not padded, True, True, True]])
     source = torch.randint(VOCAB, (1, 5))
     state = model.start(source) if isinstance(model, EncoderDecoder) else model.start()

@@ -214,14 +214,14 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     ("scenes", ["model.channels=3"], "scenes are grey pictures"),
     ("scenes", ["data.train=['x.jsonl']"], "and not both"),
     ("scenes", ["train.pack=3"], "train.pack = 3"), ("scenes", ["data.max_length=3"], "more than data.max_length = 3"),
-    ("pictures", ["model.shape=encoder"], "captions need shape = 'encoder-decoder'|there are no tokens"),
-    ("pictures", ["model.source=tokens"], "captions need shape"),
+    ("pictures", ["model.architecture=encoder"], "captions need architecture = 'encoder-decoder'|there are no tokens"),
+    ("pictures", ["model.input=tokens"], "captions need shape"),
     ("pictures", ["data.train=['none.jsonl']"], "no such file"),
     ("pictures", ["model.position=learned", "model.max_length=9", "text.kind=char"], "model.max_length = 9"),
     ("features", ["model.feature_dim=2048"], "each region has 6 numbers, but the model reads feature_dim = 2,048"),
-    ("features", ["train.graph=true"], "graph = true records one step"),
-    ("features", ["data.train=['pictures.jsonl']"], 'line 1: names "picture", .*: set  source = "patches"  in .mod'),
-    ("pictures", ["data.train=['features.jsonl']"], 'names "features", but .*: set  source = "features"  in .mod'),
+    ("features", ["train.cuda_graph=true"], "cuda_graph = true records one step"),
+    ("features", ["data.train=['pictures.jsonl']"], 'line 1: names "picture", .*: set  input = "patches"  in .mod'),
+    ("pictures", ["data.train=['features.jsonl']"], 'names "features", but .*: set  input = "features"  in .mod'),
 ])  # fmt: skip
 def test_a_mistake_is_told_and_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str], recipe, changes, message):
     assert train(f"{recipe}.toml", *[f"--set={one}" for one in changes]) == 2
@@ -276,7 +276,7 @@ def test_scenes_are_learned(tmp_path: Path) -> None:
 @pytest.mark.cuda
 def test_a_recorded_step_learns_what_a_plain_one_does(here: Path) -> None:
     for graph in ("false", "true"):
-        options = [f"--set=train.graph={graph}", "--set=train.steps=12", "-o", f"graph-{graph}"]
+        options = [f"--set=train.cuda_graph={graph}", "--set=train.steps=12", "-o", f"graph-{graph}"]
         assert main(["train", "scenes.toml", *SMALL, *options, "--device", "cuda"]) == 0
     plain, recorded = (Path(f"graph-{graph}/metrics.jsonl").read_text().splitlines() for graph in ("false", "true"))
     for one, other in zip(plain, recorded, strict=True):

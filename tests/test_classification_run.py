@@ -36,7 +36,8 @@ steps = 6
 SMALL = [
     f"--set={setting}"
     for setting in (
-        "text.vocab=300", "model.dim=16", "model.layers=1", "model.heads=2", "model.ff_dim=32", "model.position=rope",
+        "text.vocab_size=300", "model.dim=16", "model.layers=1", "model.heads=2", "model.ff_dim=32",
+        "model.position=rope",
         "model.norm_order=pre", "train.batch_tokens=256", "train.warmup=2", "train.lr=0.01", "train.log_every=2",
         "train.save_every=4",
     )
@@ -77,7 +78,7 @@ def test_a_few_lines_make_a_complete_run(here, capsys):
     run = here / "runs" / "mine"
     recipe = read_toml(run / "recipe.toml")
     assert recipe["task"] == "classification" and recipe["data"]["classes"] == ["bad", "good"]
-    assert recipe["model"]["classes"] == 2 and recipe["model"]["pool"] == "mean"
+    assert recipe["model"]["classes"] == 2 and recipe["model"]["pooling"] == "mean"
     # the figures are those of the weights that are kept
     classifier = Classifier.load(run)
     rows = list(examples(("test.tsv",), ClassificationRun(tables(), run, torch.device("cpu")).data))
@@ -91,7 +92,7 @@ def test_a_few_lines_make_a_complete_run(here, capsys):
         assert part in report
 
 
-@pytest.mark.parametrize("settings", [[], ["--set=train.pack=32"], ["--set=model.pool=cls"]], ids=str)
+@pytest.mark.parametrize("settings", [[], ["--set=train.pack=32"], ["--set=model.pooling=cls"]], ids=str)
 def test_it_learns(here, settings):
     """Words that give the class away: far better than the most frequent class, on texts never seen."""
     assert train("--set=train.steps=80", "--set=train.metric=accuracy", "--set=train.evaluate_every=20", *settings) == 0
@@ -137,7 +138,7 @@ def test_class_weights_are_those_of_the_formula(here):
 
 
 def test_validation_is_held_out_whatever_the_seed_and_a_fraction_is_drawn_by_it(here):
-    Path("mine.toml").write_text(RECIPE.replace('valid = ["valid.tsv"]', "valid_share = 0.25\nfraction = 0.5"))
+    Path("mine.toml").write_text(RECIPE.replace('valid = ["valid.tsv"]', "valid_fraction = 0.25\nfraction = 0.5"))
     found = []
     for seed in (1, 2):
         run = ClassificationRun(tables(f"train.seed={seed}"), here / f"run{seed}", torch.device("cpu"))
@@ -179,7 +180,8 @@ def test_other_forms_of_the_same_data_give_the_same_model(here, form):
         (("mine.toml", "[train]", "[tarin]"), "unknown table"),
         (("mine.toml", "steps = 6", "steps = 6\nmetric = 'bleu'"), "is no figure of a classification run"),
         (("mine.toml", "[train]", "class_weights = { nope = 2 }\n[train]"), "'nope' is no class"),
-        (("mine.toml", "[train]", "[model]\nshape = 'decoder'\nhead = 'tokens'\n[train]"), "needs shape = 'encoder'"),
+        (("mine.toml", "[train]", "[model]\nshape = 'decoder'\nhead = 'tokens'\n[train]"),
+        "needs architecture = 'encoder'"),
         (("mine.toml", "[train]", "[model]\nclasses = 5\n[train]"), "says 2"),
         (("mine.toml", "[train]", "[model]\nposition = 'learned'\nmax_length = 8\n[train]"), "learned positions"),
         (("mine.toml", "train.tsv", "gone.tsv"), "Name the folder of the data with  --data DIR.\n"),
@@ -324,7 +326,7 @@ def test_a_data_folder_is_checked(here, capsys):
 
 
 def test_no_other_kind_of_model_classifies(here, capsys):
-    regard.save(regard.build(regard.ModelConfig(vocab=8, dim=8, heads=2, layers=1, ff_dim=8)), "other")
+    regard.save(regard.build(regard.ModelConfig(vocab_size=8, dim=8, heads=2, layers=1, ff_dim=8)), "other")
     assert main(["classify", "other", "x", "--device", "cpu"]) == 2
     assert "is no classifier of texts" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ from regard.train.objective import translation
 def test_a_batch_with_filler_after_one_without(position):
     """Same shapes, other masks: code compiled for the one must not serve the other."""
     torch.manual_seed(0)
-    sizes = {"vocab": 30, "dim": 16, "layers": 2, "heads": 2, "ff_dim": 32, "dropout": 0.0, "embed_dropout": 0.0}
+    sizes = {"vocab_size": 30, "dim": 16, "layers": 2, "heads": 2, "ff_dim": 32, "dropout": 0.0, "embed_dropout": 0.0}
     model = build(ModelConfig(**sizes, position=position)).train()
     source, target, expected = (torch.randint(4, 30, (3, length)) for length in (7, 6, 6))
     valid = torch.arange(7) < torch.tensor([7, 4, 2])[:, None]

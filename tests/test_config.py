@@ -52,7 +52,7 @@ BAD = [
     ({"norm_eps": 0}, ["greater than 0"]),
     ({"norm_eps": float("inf")}, ["finite"]),
     ({"rope_base": -1.0}, ["greater than 0"]),
-    ({"score_scale": float("nan")}, ["finite"]),
+    ({"attention_scale": float("nan")}, ["finite"]),
     ({"logit_scale": float("-inf")}, ["finite"]),
     ({"position": "sinusodial"}, ["did you mean 'sinusoidal'", "alibi", "rope"]),
     ({"position": 3}, ["Choose one of"]),
@@ -61,7 +61,7 @@ BAD = [
     ({"norm_order": "middle"}, ["pre", "post"]),
     ({"attention": "flash"}, ["fused"]),
     ({"score": "dots"}, ["did you mean 'dot'"]),
-    ({"shape": "gpt"}, ["decoder"]),
+    ({"architecture": "gpt"}, ["decoder"]),
     ({"pairs": "both"}, ["halves"]),
     ({"bias": 1}, ["true or false"]),
     ({"residual": "yes"}, ["true or false"]),
@@ -76,33 +76,33 @@ BAD = [
     ({"experts_per_token": 5, "experts": 4}, ["experts = 4"]),
     ({"experts_per_token": 0}, []),
     ({"attention": "flex", "attention_dropout": 0.1}, ["attention_dropout = 0.1", "fused"]),
-    ({"score": "additive"}, ["attention = 'reference'"]),
-    ({"vocab": None}, ["8000"]),
-    ({"vocab": 0}, []),
-    ({"vocab": "8000"}, ["whole number"]),
-    ({"target_vocab": 200}, ["share"]),
+    ({"attention_score": "additive"}, ["attention = 'reference'"]),
+    ({"vocab_size": None}, ["8000"]),
+    ({"vocab_size": 0}, []),
+    ({"vocab_size": "8000"}, ["whole number"]),
+    ({"target_vocab_size": 200}, ["share"]),
     ({"token_types": -1}, []),
-    ({"source": "patches", "shape": "decoder"}, ["encoder"]),
+    ({"input": "patches", "architecture": "decoder"}, ["encoder"]),
     ({"source": "audio"}, ["features"]),
-    ({"patch_size": 15, "source": "patches"}, ["image_size = 224"]),
-    ({"position_axes": 2}, ["source = 'tokens'"]),
-    ({"position_axes": 3, "source": "patches"}, ["2"]),
-    ({"position_axes": 2, "source": "patches", "position": "alibi"}, ["'alibi'", "rope", "or set position_axes = 1"]),
-    ({"position_axes": 2, "source": "patches", "position": "rope", "head_dim": 6}, ["head_dim = 6", "4"]),
-    ({"shifted_window": 4}, ["source = 'tokens'"]),
-    ({"shifted_window": 14, "source": "patches"}, ["14 x 14", "less than 14"]),
-    ({"window": 5, "shifted_window": 4, "source": "patches"}, ["leave one out"]),
-    ({"stem": "conv"}, ["source = 'tokens'"]),
-    ({"stem": "conv", "source": "patches", "image_size": 28, "patch_size": 7}, ["patch_size = 7"]),
-    ({"head": "values"}, ["features"]),
-    ({"max_length": 50, "source": "patches", "position": "learned"}, ["196"]),
-    ({"head": "classes"}, ["tokens"]),
-    ({"head": "tokens", "shape": "encoder", "source": "features"}, ["head = 'classes'"]),
-    ({"classes": None, "head": "classes", "shape": "encoder"}, ["classes = 2"]),
+    ({"patch_size": 15, "input": "patches"}, ["image_size = 224"]),
+    ({"position_axes": 2}, ["input = 'tokens'"]),
+    ({"position_axes": 3, "input": "patches"}, ["2"]),
+    ({"position_axes": 2, "input": "patches", "position": "alibi"}, ["'alibi'", "rope", "or set position_axes = 1"]),
+    ({"position_axes": 2, "input": "patches", "position": "rope", "head_dim": 6}, ["head_dim = 6", "4"]),
+    ({"shifted_window": 4}, ["input = 'tokens'"]),
+    ({"shifted_window": 14, "input": "patches"}, ["14 x 14", "less than 14"]),
+    ({"window": 5, "shifted_window": 4, "input": "patches"}, ["leave one out"]),
+    ({"stem": "conv"}, ["input = 'tokens'"]),
+    ({"stem": "conv", "input": "patches", "image_size": 28, "patch_size": 7}, ["patch_size = 7"]),
+    ({"output_head": "values"}, ["features"]),
+    ({"max_length": 50, "input": "patches", "position": "learned"}, ["196"]),
+    ({"output_head": "classes"}, ["tokens"]),
+    ({"output_head": "tokens", "architecture": "encoder", "input": "features"}, ["output_head = 'classes'"]),
+    ({"classes": None, "output_head": "classes", "architecture": "encoder"}, ["classes = 2"]),
     ({"classes": 1}, ["2 or more"]),
     ({"decoder_layers": 0}, []),
     ({"init": "zeros"}, ["xavier"]),
-    ({"pool": "max"}, ["mean"]),
+    ({"pooling": "max"}, ["mean"]),
 ]  # fmt: skip
 
 
@@ -110,7 +110,7 @@ BAD = [
 def test_what_cannot_work_is_refused_by_name_and_value(changes: dict, words: list[str]) -> None:
     name, value = next(iter(changes.items()))
     with pytest.raises(UserError) as caught:
-        ModelConfig(**{"vocab": 100, **changes})
+        ModelConfig(**{"vocab_size": 100, **changes})
     message = str(caught.value)
     shown = f"{name} is not set" if value is None and name != "heads" else f"{name} = {value!r}"
     number = f"{name} = {float(value)}" if isinstance(value, int) else shown  # whole numbers become floats
@@ -120,23 +120,23 @@ def test_what_cannot_work_is_refused_by_name_and_value(changes: dict, words: lis
 
 def test_parameters_per_head_need_a_key_head_each() -> None:
     with pytest.raises(UserError, match="kv_heads = 4"):
-        StackConfig(score="additive", attention="reference", kv_heads=4)
+        StackConfig(attention_score="additive", attention="reference", kv_heads=4)
 
 
 def test_a_whole_number_is_welcome_where_a_float_is_meant() -> None:
-    config = StackConfig(dropout=0, rope_base=10**6, score_scale=1)
-    assert (config.dropout, config.rope_base, config.score_scale) == (0.0, 1e6, 1.0)
-    assert all(isinstance(value, float) for value in (config.dropout, config.rope_base, config.score_scale))
+    config = StackConfig(dropout=0, rope_base=10**6, attention_scale=1)
+    assert (config.dropout, config.rope_base, config.attention_scale) == (0.0, 1e6, 1.0)
+    assert all(isinstance(value, float) for value in (config.dropout, config.rope_base, config.attention_scale))
     with pytest.raises(UserError, match="rope_base"):
         StackConfig(rope_base=10**400)
 
 
 def test_a_config_is_frozen() -> None:
-    config = ModelConfig(vocab=10)
+    config = ModelConfig(vocab_size=10)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.heads = 4
-    assert hash(config) == hash(ModelConfig(vocab=10))
-    assert dataclasses.replace(config, heads=4) == ModelConfig(vocab=10, heads=4) != config
+    assert hash(config) == hash(ModelConfig(vocab_size=10))
+    assert dataclasses.replace(config, heads=4) == ModelConfig(vocab_size=10, heads=4) != config
 
 
 @pytest.mark.parametrize(("heads", "dim", "near"), [(7, 512, 8), (3, 10, 2), (100, 512, 128), (6, 1_000_003, 1)])
@@ -154,9 +154,9 @@ def test_a_prime_width_is_refused_at_once() -> None:
 def test_what_follows_from_the_fields() -> None:
     config = StackConfig(dim=48, heads=6)
     assert (config.key_heads, config.key_dim, config.val_dim, config.scale) == (6, 8, 8, 8**-0.5)
-    config = StackConfig(dim=50, heads=6, kv_heads=2, head_dim=5, value_dim=7, score_scale=0.5)
+    config = StackConfig(dim=50, heads=6, kv_heads=2, head_dim=5, value_dim=7, attention_scale=0.5)
     assert (config.key_heads, config.key_dim, config.val_dim, config.scale) == (2, 5, 7, 0.5)
-    assert StackConfig(score="additive", attention="reference").scale == 1.0
+    assert StackConfig(attention_score="additive", attention="reference").scale == 1.0
     assert [StackConfig(norm_order=order).ends_with_norm for order in ("pre", "post")] == [True, False]
     assert StackConfig(norm_order="post", final_norm=True).ends_with_norm
 
@@ -166,11 +166,11 @@ def test_what_follows_from_the_fields() -> None:
 
 def test_an_unknown_key_is_refused_with_the_nearest_right_one() -> None:
     with pytest.raises(UserError, match=r"model\.head_count: unknown setting.*Choose one of"):
-        from_dict(ModelConfig, {"vocab": 10, "head_count": 8}, "model.")
+        from_dict(ModelConfig, {"vocab_size": 10, "head_count": 8}, "model.")
     with pytest.raises(UserError, match="droput: unknown setting; did you mean 'dropout'"):
-        from_dict(ModelConfig, {"vocab": 10, "droput": 0.1})
+        from_dict(ModelConfig, {"vocab_size": 10, "droput": 0.1})
     with pytest.raises(UserError, match=r"^model\.heads = '8'"):
-        from_dict(ModelConfig, {"vocab": 10, "heads": "8"}, "model.")
+        from_dict(ModelConfig, {"vocab_size": 10, "heads": "8"}, "model.")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -197,14 +197,14 @@ def configs(draw: st.DrawFn) -> ModelConfig:
     divisors = [number for number in range(1, heads + 1) if heads % number == 0]
     score = draw(st.sampled_from(get_args(Score)))
     path = "reference" if score != "dot" else draw(st.sampled_from(["fused", "reference", "flex"]))
-    shape = draw(st.sampled_from(["encoder-decoder", "decoder", "encoder"]))
-    source = "tokens" if shape == "decoder" else draw(st.sampled_from(["tokens", "patches", "features"]))
-    heads_out = ["none", "pooled", "classes", *(["tokens"] if source == "tokens" else [])]
+    architecture = draw(st.sampled_from(["encoder-decoder", "decoder", "encoder"]))
+    input = "tokens" if architecture == "decoder" else draw(st.sampled_from(["tokens", "patches", "features"]))
+    heads_out = ["none", "pooled", "classes", *(["tokens"] if input == "tokens" else [])]
     optional = lambda strategy: draw(st.one_of(st.none(), strategy))  # noqa: E731
     chance = st.floats(0, 0.99)
     positive = st.floats(1e-12, 1e9)
     share = draw(st.booleans())
-    vocab = draw(st.integers(1, 10**6))
+    vocab_size = draw(st.integers(1, 10**6))
     return ModelConfig(
         dim=heads * size,
         heads=heads,
@@ -212,8 +212,8 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         kv_heads=optional(st.sampled_from(divisors)) if score == "dot" else None,
         head_dim=optional(st.integers(1, 32).map(lambda n: 2 * n)),
         value_dim=optional(st.integers(1, 64)),
-        score=score,
-        score_scale=optional(st.floats(-10, 10)),
+        attention_score=score,
+        attention_scale=optional(st.floats(-10, 10)),
         qk_norm=draw(st.booleans()),
         window=optional(st.integers(1, 4096)),
         attention=path,
@@ -237,17 +237,17 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         rope_base=draw(positive),
         position_distance=draw(st.integers(100, 1000)),
         position_buckets=draw(st.integers(2, 50)) * 2,
-        shape=shape,
+        architecture=architecture,
         decoder_layers=optional(st.integers(1, 12)),
-        source=source,
-        vocab=vocab,
-        target_vocab=optional(st.just(vocab) if share else st.integers(1, 10**6)),
+        input=input,
+        vocab_size=vocab_size,
+        target_vocab_size=optional(st.just(vocab_size) if share else st.integers(1, 10**6)),
         token_types=draw(st.integers(0, 4)),
-        share=share,
-        tie=draw(st.booleans()),
+        share_embeddings=share,
+        tie_embeddings=draw(st.booleans()),
         logit_scale=draw(st.floats(-4, 4)),
         logit_bias=draw(st.booleans()),
-        head="tokens" if shape != "encoder" else draw(st.sampled_from(heads_out)),
+        output_head="tokens" if architecture != "encoder" else draw(st.sampled_from(heads_out)),
         classes=draw(st.integers(2, 1000)),
         init=draw(st.sampled_from(["xavier", "normal"])),
     )

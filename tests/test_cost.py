@@ -59,7 +59,7 @@ def test_parameters_of_each_part(name):
         m for name, m in every if isinstance(m, nn.LayerNorm | nn.RMSNorm) and not name.endswith(("q_norm", "k_norm"))
     ]
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    head_norm = 2 * config.dim if config.head_layer and config.head == "tokens" else 0
+    head_norm = 2 * config.dim if config.head_layer and config.output_head == "tokens" else 0
     count = sum(found.parameters.get(f"{stack}.norms", 0) for stack in ("encoder", "decoder"))
     assert count + head_norm == sum(p.numel() for norm in norms for p in norm.parameters())
     assert found.table_parameters == sum(p.numel() for p in {table.weight for table in tables})
@@ -142,7 +142,7 @@ def test_visible_pairs_are_those_of_the_mask(name, reach):
     places = Places.of(7, torch.device("cpu"))
     mask = (causal if name == "decoder" else everything) & (everything if reach is None else window(reach))
     visible = Visibility(mask, places, places).dense().expand(1, 1, 7, 7).sum().item()
-    config = ModelConfig(vocab=9, window=reach, attention="flex", shape=name, layers=1)
+    config = ModelConfig(vocab_size=9, window=reach, attention="flex", shape=name, layers=1)
     assert visible_pairs(config, StackShape(name, 1, 7)) == visible
     full, sparse = (cost(replace(config, attention=path), seq=7) for path in ("fused", "flex"))
     per_pair = 2 * config.heads * (config.key_dim + config.val_dim)
@@ -170,7 +170,7 @@ def test_published_operations():
         ("base", {"seq": 0}, "seq = 0: must be 1 or more"),
         ("base", {"seq": 5, "target_seq": 0}, "target_seq = 0: must be 1 or more"),
         ("base", {"batch": 0}, "batch = 0: must be 1 or more"),
-        ("gpt2", {"target_seq": 5}, "target_seq = 5: shape = 'decoder' has one sequence"),
+        ("gpt2", {"target_seq": 5}, "target_seq = 5: architecture = 'decoder' has one sequence"),
         ("vit-base", {"seq": 64}, "seq = 64: a picture of 224 x 224 in patches of 16 takes 197 positions"),
         ("base", {"dtype": "bf61"}, "dtype = 'bf61': .*did you mean 'bf16'"),
         ("base", {"seq": 10**70}, "pass 1e60"),

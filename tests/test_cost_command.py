@@ -26,7 +26,7 @@ def row(text: str, label: str) -> str:
 
 def test_the_table_shows_the_formulas_numbers(capsys):
     text = run(capsys, "base", "--seq", "512", "--batch", "32")
-    assert text.startswith("base: encoder-decoder, 6+6 layers, dim 512, 8 heads, ff_dim 2048, vocab 37000\n")
+    assert text.startswith("base: encoder-decoder, 6+6 layers, dim 512, 8 heads, ff_dim 2048, vocab_size 37000\n")
     assert "batch: 32 x (512 source tokens, 512 target tokens)" in text
     assert row(text, "total") == "63.08  M  63,082,496"
     # 2 · 6 layers · 32 rows · 512 tokens · 512 numbers · 2 bytes = 192 MiB, for self and cross attention each

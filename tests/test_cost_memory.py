@@ -100,7 +100,9 @@ def test_activations_that_the_backward_pass_keeps(name, path):
 def test_activations_of_random_configs():
     for config in drawn(60, seed=2):
         check_kept_on_a_cpu(config)
-        plain = config.score == "dot" and config.value_dim is None and config.position not in ("relative", "t5")
+        plain = (
+            config.attention_score == "dot" and config.value_dim is None and config.position not in ("relative", "t5")
+        )
         if plain:
             check_kept_on_a_cpu(replace(config, attention="fused"))
 
@@ -126,7 +128,7 @@ def test_activations_on_a_gpu(name, dtype):
             end = loss(config, model(*x))
         kept = torch.cuda.memory_allocated() - before
         end.backward()
-    source = x[0].nbytes if config.source == "tokens" or dtype == "fp32" else 0  # was there before
+    source = x[0].nbytes if config.input == "tokens" or dtype == "fp32" else 0  # was there before
     target = x[1].nbytes if len(x) > 1 else 0
     assert kept + source + target == pytest.approx(sum(found.activations.values()), rel=0.05), found.activations
 
@@ -135,7 +137,7 @@ def test_activations_on_a_gpu(name, dtype):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_peak_on_a_gpu(dtype):
     """The most memory of a training step, beyond weights and gradients: activations and the loss's gradients."""
-    config = small("decoder", dim=128, ff_dim=256, vocab=5000, max_length=64)
+    config = small("decoder", dim=128, ff_dim=256, vocab_size=5000, max_length=64)
     found, model = cost(config, **sizes(config, batch=16, seq=64), dtype=dtype), build(config).cuda()
     x, answers = *inputs(config, found, "cuda"), torch.zeros(16 * 64, dtype=torch.long, device="cuda")
     for _ in range(2):

@@ -21,14 +21,14 @@ from regard.predict.translator import framed, special
 from regard.text.tokenizer import Tokenizer
 
 BOS, EOS = 2, 3
-TINY = {"dim": 16, "layers": 2, "heads": 2, "ff_dim": 32, "vocab": 14, "max_length": 30}
-TINY |= {"norm_order": "pre", "tie": False}
+TINY = {"dim": 16, "layers": 2, "heads": 2, "ff_dim": 32, "vocab_size": 14, "max_length": 30}
+TINY |= {"norm_order": "pre", "tie_embeddings": False}
 VARIANTS = {
     **{name: {"position": name} for name in ("sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none")},
     "window": {"position": "rope", "window": 3},
     "grouped": {"position": "rope", "kv_heads": 1, "norm_order": "pre", "norm": "rms", "activation": "swiglu"},
-    "additive": {"score": "additive", "attention": "reference"},
-    "recurrent": {"shape": "recurrent"},
+    "additive": {"attention_score": "additive", "attention": "reference"},
+    "recurrent": {"architecture": "recurrent"},
 }
 
 
@@ -137,7 +137,7 @@ ODD = {
 def folder(tmp_path_factory) -> Path:
     torch.manual_seed(21)  # one that neither stops at once nor says the same to everything
     source, target = Tokenizer.train(LINES, "word"), Tokenizer.train(["일 이", "삼사오"], "char")
-    sizes = {"vocab": len(source), "target_vocab": len(target), "share": False}
+    sizes = {"vocab_size": len(source), "target_vocab_size": len(target), "share_embeddings": False}
     model = make_model(**sizes, position="rope")
     folder = tmp_path_factory.mktemp("run")
     save(model, folder, tokenizers={"source": source, "target": target})
@@ -190,7 +190,7 @@ def test_half_a_character_is_an_error_with_words(translator):
 
 def test_learned_positions_reach_to_their_last_row_and_no_further():
     tokenizer = Tokenizer.train(LINES, "word")
-    model = make_model(vocab=len(tokenizer), position="learned", max_length=6)
+    model = make_model(vocab_size=len(tokenizer), position="learned", max_length=6)
     translator = Translator(model, tokenizer, tokenizer)
     answer = translator.translate(["one " * 5])[0]  # and </s> makes six
     assert len(answer.split()) <= 6

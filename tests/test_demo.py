@@ -119,7 +119,9 @@ def test_the_figure_is_the_share_of_exactly_right_answers(tmp_path, capsys):
     assert figures["right"] == right
 
 
-@pytest.mark.parametrize("change", ["heads=1", "position=learned", "norm_order=post", "shape=recurrent", "window=2"])
+@pytest.mark.parametrize(
+    "change", ["heads=1", "position=learned", "norm_order=post", "architecture=recurrent", "window=2"]
+)
 def test_another_model_is_one_option(tmp_path, capsys, change):
     assert demo(tmp_path / "run", "--steps", "1", "--set", change) == 0
     name, value = change.split("=")
@@ -142,8 +144,8 @@ def test_another_model_is_one_option(tmp_path, capsys, change):
         (["--set", "heads=3"], ["model.heads = 3", "does not divide"]),
         (["--set", "position=rotary"], ["model.position = 'rotary'", "rope"]),
         (["--set", "dropout=nan"], ["model.dropout", "finite"]),
-        (["--set", "vocab=5"], ["vocab = 5", "the demo's data decides"]),
-        (["--set", "shape=decoder"], ["shape = 'decoder'", "'encoder-decoder' or 'recurrent'"]),
+        (["--set", "vocab_size=5"], ["vocab = 5", "the demo's data decides"]),
+        (["--set", "architecture=decoder"], ["architecture = 'decoder'", "'encoder-decoder' or 'recurrent'"]),
         (["--set", "position=learned", "--set", "max_length=5"], ["max_length = 5", "learned positions"]),
     ],
 )

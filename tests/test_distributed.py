@@ -44,7 +44,7 @@ def play(folder: Path, *scenes: str, restarts: int = 0) -> subprocess.CompletedP
 
 def alone(config):
     """The same batch for one process."""
-    return replace(config, accumulate=2 * config.accumulate)
+    return replace(config, gradient_accumulation=2 * config.gradient_accumulation)
 
 
 @pytest.fixture(scope="module")

@@ -197,7 +197,7 @@ def test_the_shelf_lists_runs_and_says_which_are_broken(tmp_path):
         address = listener.address
         told = {run["name"]: run for run in json.loads(ask(address, "api/runs")[1])["runs"]}
         assert set(told) == {"good", "broken"}
-        assert told["good"]["error"] is None and told["good"]["shape"] == "decoder"
+        assert told["good"]["error"] is None and told["good"]["architecture"] == "decoder"
         assert "recipe.toml" in told["broken"]["error"]
         (tmp_path / "good" / "model.safetensors").write_bytes(b"no weights")
         status, sentence = refusal(ask(address, "api/look", {"run": "good", "text": TEXT}))

@@ -187,15 +187,15 @@ def test_no_token_no_crash() -> None:
         assert layer(torch.randn(2, 0, 6)).shape == (2, 0, 6)
 
 
-@pytest.mark.parametrize("shape", ["decoder", "encoder", "encoder-decoder"])
-def test_every_residual_output_starts_smaller(shape: str) -> None:
+@pytest.mark.parametrize("architecture", ["decoder", "encoder", "encoder-decoder"])
+def test_every_residual_output_starts_smaller(architecture: str) -> None:
     """GPT-2: what is added to the residual stream has spread 0.02 / sqrt(2 · depth), each expert's output too."""
-    size = {"dim": 96, "heads": 2, "ff_dim": 128, "layers": 3, "decoder_layers": 3, "vocab": 11, "experts": 4}
-    model = build(ModelConfig(shape=shape, init="normal", **size))
+    size = {"dim": 96, "heads": 2, "ff_dim": 128, "layers": 3, "decoder_layers": 3, "vocab_size": 11, "experts": 4}
+    model = build(ModelConfig(architecture=architecture, init="normal", **size))
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     ends = [attention.out for block in blocks for attention in (block.attention, block.cross) if attention is not None]
     ends += [expert.down for block in blocks for expert in block.feedforward.experts]
-    assert len(ends) == len(blocks) * 5 + (3 if shape == "encoder-decoder" else 0)
+    assert len(ends) == len(blocks) * 5 + (3 if architecture == "encoder-decoder" else 0)
     starts = [
         module for block in blocks for module in block.modules() if isinstance(module, nn.Linear) and module not in ends
     ]

@@ -134,10 +134,10 @@ def test_layers_may_have_different_numbers_of_heads() -> None:
 # A look, drawn
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_can_be_drawn_in_every_way(shape: str) -> None:
-    inside = opened(shape)
-    look = inside.look(**given(shape, "the animal 동물 <unk>"))
+@pytest.mark.parametrize("architecture", SHAPES)
+def test_every_shape_can_be_drawn_in_every_way(architecture: str) -> None:
+    inside = opened(architecture)
+    look = inside.look(**given(architecture, "the animal 동물 <unk>"))
     for part in look.parts:
         for which in ({}, {"grid": True}, {"layer": 0}, {"layer": 0, "head": 0}, {"layer": 0, "head": 0, "query": 1}):
             assert words(parse(draw(look, part=part, **which)))

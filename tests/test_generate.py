@@ -22,13 +22,21 @@ from regard.text.tokenizer import Tokenizer
 
 LINES = ["To be, or not to be, that is the question.\n", "한국어 텍스트와 😀 이모지\n"]
 BYTES = Tokenizer.train(LINES, "byte")
-SHAPE = {"shape": "decoder", "dim": 16, "layers": 2, "heads": 2, "ff_dim": 32, "norm_order": "pre", "max_length": 32}
+SHAPE = {
+    "architecture": "decoder",
+    "dim": 16,
+    "layers": 2,
+    "heads": 2,
+    "ff_dim": 32,
+    "norm_order": "pre",
+    "max_length": 32,
+}
 LIKELIEST = SearchConfig(sample=True, top_k=1, max_length=12)
 
 
 def make(tokenizer: Tokenizer = BYTES, **changes) -> Generator:
     torch.manual_seed(3)
-    settings = {**SHAPE, "vocab": len(tokenizer), "position": "rope", **changes}
+    settings = {**SHAPE, "vocab_size": len(tokenizer), "position": "rope", **changes}
     model = Decoder(ModelConfig(**settings)).double()
     return Generator(model, tokenizer)
 
@@ -138,7 +146,7 @@ def test_streamed_parts_are_the_text():
 def certain(token: int, generator: Generator) -> Generator:
     """A model that always writes the same token."""
     head = generator.model.head
-    head.bias = torch.nn.Parameter(torch.zeros(generator.model.config.vocab, dtype=torch.float64))
+    head.bias = torch.nn.Parameter(torch.zeros(generator.model.config.vocab_size, dtype=torch.float64))
     head.bias.data[token] = 1e4
     return generator
 
@@ -156,16 +164,16 @@ def test_it_ends_before_a_stop_string():
 
 
 def test_rows_that_the_tokenizer_lacks_are_never_drawn():
-    generator = make(vocab=384)  # 260 tokens, rounded up to a multiple of 128
+    generator = make(vocab_size=384)  # 260 tokens, rounded up to a multiple of 128
     certain(300, generator)
     found = generator.generate("a", config=SearchConfig(sample=True, max_length=20))[0]
     assert max(found.ids) < len(BYTES) and found.ended in ("limit", "end")
 
 
-@pytest.mark.parametrize("vocab", [259, 385, 4])
-def test_a_vocabulary_that_does_not_match_is_an_error(vocab):
-    with pytest.raises(UserError, match=f"model.vocab = {vocab}, but the tokenizer has 260 tokens"):
-        make(vocab=vocab)
+@pytest.mark.parametrize("vocab_size", [259, 385, 4])
+def test_a_vocabulary_that_does_not_match_is_an_error(vocab_size):
+    with pytest.raises(UserError, match=f"model.vocab_size = {vocab_size}, but the tokenizer has 260 tokens"):
+        make(vocab_size=vocab_size)
 
 
 def test_the_context_ends_or_slides():
@@ -285,7 +293,7 @@ def test_other_models_and_missing_tokenizers(tmp_path, capsys):
     small = {name: value for name, value in SHAPE.items() if name != "shape"}
     from regard.models import build
 
-    save(build(ModelConfig(**small, vocab=260)), tmp_path / "pairs", tokenizers={"tokenizer": BYTES})
+    save(build(ModelConfig(**small, vocab_size=260)), tmp_path / "pairs", tokenizers={"tokenizer": BYTES})
     save(make().model, tmp_path / "bare")
     save(make().model, tmp_path / "wrong", tokenizers={"tokenizer": Tokenizer.train(LINES, "char")})
     for folder, message in (

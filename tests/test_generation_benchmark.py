@@ -66,7 +66,7 @@ def test_the_large_vocabulary_is_as_large_as_that_of_gpt2(tmp_path):
 
 def test_a_step_reads_weights_and_cache():
     config = ModelConfig(
-        shape="decoder", vocab=50, dim=16, layers=3, heads=4, kv_heads=2, ff_dim=24, position="learned"
+        architecture="decoder", vocab_size=50, dim=16, layers=3, heads=4, kv_heads=2, ff_dim=24, position="learned"
     )
     model = Decoder(config).to(torch.bfloat16)
     weights = sum(weight.numel() for weight in model.parameters()) - config.max_length * 16

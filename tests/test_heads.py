@@ -172,7 +172,7 @@ def write_data(inside: Inside, folder: Path) -> list[str]:
     if inside.readings.writes:
         path = folder / "data.tsv"
         path.write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
-    elif inside.config.head == "classes":
+    elif inside.config.output_head == "classes":
         path = folder / "data.tsv"
         rows = "".join(f"{line}\tclass {at % 3}\n" for at, line in enumerate(LINES))
         path.write_text("text\tlabel\n" + rows, encoding="utf-8")
@@ -185,10 +185,10 @@ def one_by_one(inside: Inside, examples: list[Example]) -> list:
     return [in_batches([example], inside.device)[0] for example in examples]
 
 
-@pytest.mark.parametrize("shape", TEXTS)
-def test_filler_changes_nothing(shape: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", TEXTS)
+def test_filler_changes_nothing(architecture: str, tmp_path: Path) -> None:
     """Padded batches give the figures, losses and slopes of examples one by one."""
-    inside = opened(shape)
+    inside = opened(architecture)
     examples = read_examples(inside, write_data(inside, tmp_path), 10)
     together, alone = in_batches(examples, inside.device), one_by_one(inside, examples)
     assert len(together) < len(alone) or len(alone) == 1
@@ -197,13 +197,13 @@ def test_filler_changes_nothing(shape: str, tmp_path: Path) -> None:
     off, slopes = losses_when_off(inside, together), gradients(inside, together)
     assert off == pytest.approx(losses_when_off(inside, alone), abs=1e-9)
     assert slopes == pytest.approx(gradients(inside, alone), abs=1e-9)
-    assert set(off) == set(all_heads(inside)) and (set(slopes) == set(off) or shape == "vectors")
+    assert set(off) == set(all_heads(inside)) and (set(slopes) == set(off) or architecture == "vectors")
 
 
-@pytest.mark.parametrize("shape", ["encoder-decoder", "decoder", "masked", "classes"])
-def test_importance_is_the_loss_without_the_head(shape: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder", "masked", "classes"])
+def test_importance_is_the_loss_without_the_head(architecture: str, tmp_path: Path) -> None:
     """Computed anew: the head's columns of the output matrix are zero, the loss is PyTorch's, one example at a time."""
-    inside = opened(shape)
+    inside = opened(architecture)
     examples = read_examples(inside, write_data(inside, tmp_path), 10)
     off = losses_when_off(inside, in_batches(examples, inside.device))
 
@@ -228,10 +228,10 @@ def test_importance_is_the_loss_without_the_head(shape: str, tmp_path: Path) -> 
         weight.data = before
 
 
-@pytest.mark.parametrize("shape", ["encoder-decoder", "decoder", "classes", "recurrent"])
-def test_slopes_are_differences(shape: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder", "classes", "recurrent"])
+def test_slopes_are_differences(architecture: str, tmp_path: Path) -> None:
     """I_h = mean |L(1 + ε) - L(1 - ε)| / 2ε, each example by itself."""
-    inside = opened(shape)
+    inside = opened(architecture)
     examples = read_examples(inside, write_data(inside, tmp_path), 4)
     slopes, step = gradients(inside, in_batches(examples, inside.device)), 1e-5
     for part, layer, head in all_heads(inside)[::5]:

@@ -33,10 +33,10 @@ def logits_of(inside: Inside, look, model=None) -> torch.Tensor:
 # What is seen
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_maps_are_the_weights_of_a_trace(shape: str) -> None:
-    inside = opened(shape)
-    look = inside.look(**given(shape))
+@pytest.mark.parametrize("architecture", SHAPES)
+def test_maps_are_the_weights_of_a_trace(architecture: str) -> None:
+    inside = opened(architecture)
+    look = inside.look(**given(architecture))
     with torch.no_grad(), trace(inside.model) as seen:
         inside.forward(look.reading)
     names = {name for name in seen if name.endswith(".weights")}
@@ -69,17 +69,19 @@ def test_a_map_is_the_softmax_computed_by_hand() -> None:
         assert steps.scale == 0.5
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("architecture", SHAPES)
 @pytest.mark.parametrize("changed", [False, True])
-def test_the_stages_of_a_query_follow_from_each_other(shape: str, changed: bool) -> None:
-    inside = opened(shape, **({} if shape == "recurrent" else {"kv_heads": 2, "value_dim": 3, "position": "alibi"}))
+def test_the_stages_of_a_query_follow_from_each_other(architecture: str, changed: bool) -> None:
+    inside = opened(
+        architecture, **({} if architecture == "recurrent" else {"kv_heads": 2, "value_dim": 3, "position": "alibi"})
+    )
     part = list(inside.anatomy.parts)[-1]
     changes = Changes(heads=((part, 0, 0),), temperature=0.5) if changed else Changes()
-    look = inside.look(**given(shape), changes=changes)
+    look = inside.look(**given(architecture), changes=changes)
     query = len(look.parts[part].rows) - 1
     for head in range(len(look.parts[part].weights[0])):
         steps = look.steps(part, 0, head, query)
-        if shape != "recurrent":  # whose score is additive
+        if architecture != "recurrent":  # whose score is additive
             torch.testing.assert_close(steps.scores, steps.k @ steps.q)
         torch.testing.assert_close(steps.weights, steps.masked.softmax(dim=-1))
         torch.testing.assert_close(steps.weights, look.parts[part].weights[0][head, query])
@@ -126,11 +128,11 @@ def test_a_picture_has_its_squares_in_order() -> None:
 # What is changed, done in another way
 
 
-@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder", "captions", "masked"])
-def test_a_head_that_is_off_is_a_column_without_weight(shape: str) -> None:
-    inside = opened(shape)
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder", "captions", "masked"])
+def test_a_head_that_is_off_is_a_column_without_weight(architecture: str) -> None:
+    inside = opened(architecture)
     for part, layers in inside.anatomy.parts.items():
-        look = inside.look(**given(shape), changes=Changes(heads=((part, 1, 2), (part, 1, 0))), answer=False)
+        look = inside.look(**given(architecture), changes=Changes(heads=((part, 1, 2), (part, 1, 0))), answer=False)
         attention = inside.attention(layers[1][0])
         before = attention.out.weight.detach().clone()
         attention.out.weight.data[:, 0:4] = 0
@@ -140,9 +142,9 @@ def test_a_head_that_is_off_is_a_column_without_weight(shape: str) -> None:
 
 
 @pytest.mark.parametrize("layers", [(0,), (1,), (0, 1), (1, 2)])
-@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
-def test_a_layer_that_is_left_out_is_not_there(layers: tuple[int, ...], shape: str) -> None:
-    inside = opened(shape, layers=3, norm_order="post")
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
+def test_a_layer_that_is_left_out_is_not_there(layers: tuple[int, ...], architecture: str) -> None:
+    inside = opened(architecture, layers=3, norm_order="post")
     look = inside.look(SENTENCE, changes=Changes(layers=tuple(("decoder", layer) for layer in layers)))
     stack = inside.model.decoder
     whole = stack.blocks
@@ -162,21 +164,21 @@ def test_without_the_causal_mask_a_decoder_is_an_encoder() -> None:
         torch.testing.assert_close(look.output.logits, inside.model.head(states)[0].float())
 
 
-@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder", "vit"])
-def test_temperature_is_another_scale(shape: str) -> None:
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder", "vit"])
+def test_temperature_is_another_scale(architecture: str) -> None:
     """softmax(q·k s / T) = softmax(q·k (s / T))."""
-    cold, plain = opened(shape, score_scale=0.25), opened(shape, score_scale=0.5)
-    inputs = given(shape)
-    if shape == "encoder-decoder":
+    cold, plain = opened(architecture, attention_scale=0.25), opened(architecture, attention_scale=0.5)
+    inputs = given(architecture)
+    if architecture == "encoder-decoder":
         inputs["target"] = "a b"
     look = plain.look(**inputs, changes=Changes(temperature=2.0))
     torch.testing.assert_close(look.output.logits, cold.look(**inputs).output.logits)
 
 
-@pytest.mark.parametrize("shape", ["decoder", "masked", "vit"])
-def test_shuffled_positions_are_a_shuffled_table(shape: str) -> None:
-    inside = opened(shape, position="learned")
-    look = inside.look(**given(shape), changes=Changes(shuffle=7))
+@pytest.mark.parametrize("architecture", ["decoder", "masked", "vit"])
+def test_shuffled_positions_are_a_shuffled_table(architecture: str) -> None:
+    inside = opened(architecture, position="learned")
+    look = inside.look(**given(architecture), changes=Changes(shuffle=7))
     count = len(look.reading.source_labels)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(7))
     assert order.tolist() != list(range(count))
@@ -271,10 +273,10 @@ def test_beams_of_one_sentence_are_at_the_same_step(part: str, beams: int) -> No
         assert [score for _, score in answers] == pytest.approx([one.score for one in wanted])
 
 
-@pytest.mark.parametrize("shape", [*TEXTS, "captions", "vit"])
-def test_no_change_changes_nothing(shape: str) -> None:
-    inside = opened(shape)
-    inputs = given(shape)
+@pytest.mark.parametrize("architecture", [*TEXTS, "captions", "vit"])
+def test_no_change_changes_nothing(architecture: str) -> None:
+    inside = opened(architecture)
+    inputs = given(architecture)
     both = inside.compare(**inputs, changes=Changes())
     assert torch.equal(both.before.output.logits, both.after.output.logits)
     assert not any(both.difference.divergence) or max(both.difference.divergence) < 1e-9
@@ -313,7 +315,7 @@ def test_what_cannot_be_read_is_said() -> None:
     with pytest.raises(UserError, match="has no tokenizer"):
         Inside(opened("decoder").model, {}).look("a")
     with pytest.raises(UserError, match="do not belong together"):
-        Inside(opened("decoder", vocab=5).model, opened("decoder").tokenizers)
+        Inside(opened("decoder", vocab_size=5).model, opened("decoder").tokenizers)
     with pytest.raises(UserError, match="no positions"):
         opened("decoder", position="none").look("a b", changes=Changes(shuffle=1))
     assert opened("decoder").look("").reading.source_labels == ("<s>",)

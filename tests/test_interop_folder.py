@@ -40,14 +40,14 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture
 def hf(tmp_path, tokenizer) -> Path:
     """A small GPT-2 as Hugging Face stores it."""
-    export_folder(build(preset("gpt2", **TINY, vocab=len(tokenizer))), tmp_path / "hf", {"tokenizer": tokenizer})
+    export_folder(build(preset("gpt2", **TINY, vocab_size=len(tokenizer))), tmp_path / "hf", {"tokenizer": tokenizer})
     return tmp_path / "hf"
 
 
 @pytest.fixture
 def regard_run(tmp_path, tokenizer) -> Path:
     """A small Transformer of 2017 as Regard stores it."""
-    model = build(preset("tiny", **TINY, vocab=len(tokenizer)))
+    model = build(preset("tiny", **TINY, vocab_size=len(tokenizer)))
     run.save(model, tmp_path / "run", tokenizers={"tokenizer": tokenizer})
     return tmp_path / "run"
 
@@ -131,7 +131,9 @@ def test_a_name_from_the_hub_is_no_folder(tmp_path, monkeypatch):
 def test_transformers_reads_the_tokenizer(tmp_path, tokenizer):
     transformers = pytest.importorskip("transformers", reason="install it with  pip install 'regard[hf]'")
     other = Tokenizer.train(["ein Satz", "noch einer"], "char")
-    model = build(preset("tiny", **TINY, vocab=len(tokenizer), share=False, target_vocab=len(other)))
+    model = build(
+        preset("tiny", **TINY, vocab_size=len(tokenizer), share_embeddings=False, target_vocab_size=len(other))
+    )
     export_folder(model, tmp_path, {"source": tokenizer, "target": other})
     text = "the cat 고양이가"
     source = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -205,7 +207,7 @@ def test_nothing_is_replaced_unasked(hf, tmp_path, regard_run, capsys):
     assert regard("import", hf, "-o", regard_run) == 2
     assert "--force" in capsys.readouterr().err and (regard_run / "recipe.toml").read_bytes() == before
     assert regard("import", hf, "-o", regard_run, "--force") == 0
-    assert run.load(regard_run).config.shape == "decoder"
+    assert run.load(regard_run).config.architecture == "decoder"
     assert regard("export", regard_run, "--hf", hf) == 2
     assert regard("export", regard_run, "--hf", hf, "--force") == 0
     assert regard("export", regard_run, "--hf", regard_run, "--force") == 2
@@ -214,7 +216,7 @@ def test_nothing_is_replaced_unasked(hf, tmp_path, regard_run, capsys):
 
 
 def test_refusals_reach_the_command_line(tmp_path, capsys):
-    run.save(build(preset("gpt2", **TINY, vocab=31, position="rope")), tmp_path / "rope")
+    run.save(build(preset("gpt2", **TINY, vocab_size=31, position="rope")), tmp_path / "rope")
     assert regard("export", tmp_path / "rope", "--hf", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert error.startswith("error: no Hugging Face family") and "position = 'rope' (GPT-2 has 'learned')" in error

@@ -96,21 +96,24 @@ def make_peer(name: str, **changes):
     return peer
 
 
-def tokens(vocab: int, length: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+def tokens(vocab_size: int, length: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
     """ids [3, N] and which are real: rows of full length, of about half and of one token."""
     valid = torch.arange(length) < torch.tensor([length, (length + 1) // 2, 1])[:, None]
-    return torch.randint(vocab, (3, length)), valid
+    return torch.randint(vocab_size, (3, length)), valid
 
 
 @torch.no_grad()
 def answers(model, peer, length: int = 9) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Ours and theirs on the same input, real tokens only."""
     config, dtype = model.config, next(peer.parameters()).dtype
-    if config.source == "patches":
+    if config.input == "patches":
         images = torch.randn(3, config.channels, config.image_size, config.image_size, dtype=dtype)
         out, given, real = peer(pixel_values=images), (images,), slice(None)
-    elif config.shape == "encoder-decoder":
-        (source, source_valid), (target, real) = tokens(config.vocab, length), tokens(config.target_size, length - 2)
+    elif config.architecture == "encoder-decoder":
+        (source, source_valid), (target, real) = (
+            tokens(config.vocab_size, length),
+            tokens(config.target_size, length - 2),
+        )
         out = peer(
             input_ids=source,
             attention_mask=source_valid.long(),
@@ -118,20 +121,20 @@ def answers(model, peer, length: int = 9) -> list[tuple[torch.Tensor, torch.Tens
             decoder_attention_mask=real.long(),
         )
         given = (source, target, source_valid, real)
-    elif config.shape == "decoder":
-        ids, real = tokens(config.vocab, length)
+    elif config.architecture == "decoder":
+        ids, real = tokens(config.vocab_size, length)
         out, given = peer(input_ids=ids, attention_mask=real.long()), (ids, real)
     else:
-        ids, real = tokens(config.vocab, length)
+        ids, real = tokens(config.vocab_size, length)
         types = torch.randint(config.token_types, ids.shape)
         out, given = peer(input_ids=ids, attention_mask=real.long(), token_type_ids=types), (ids, real, types)
-    if config.shape == "encoder" and config.head in ("none", "pooled"):
+    if config.architecture == "encoder" and config.output_head in ("none", "pooled"):
         pairs = [(model.encode(*given)[real], out.last_hidden_state[real])]
-        return pairs if config.head == "none" else [*pairs, (model(*given), out.pooler_output)]
+        return pairs if config.output_head == "none" else [*pairs, (model(*given), out.pooler_output)]
     if "logits" not in out and "prediction_logits" not in out:  # a model without output layer: its table is one
         return [(model(*given)[real], (out.last_hidden_state @ peer.get_input_embeddings().weight.T)[real])]
     theirs = out.get("logits", out.get("prediction_logits"))
-    keep = slice(None) if config.head == "classes" else real
+    keep = slice(None) if config.output_head == "classes" else real
     return [(model(*given)[keep], theirs[keep])]
 
 
@@ -217,29 +220,29 @@ def test_the_auto_classes_know_what_was_exported(auto, name, tmp_path):
 
 SIZES = {
     "gpt2": lambda d: {
-        "n_embd": d.dim, "n_head": d.heads, "n_layer": d.layers, "n_inner": d.wide, "vocab_size": d.vocab,
+        "n_embd": d.dim, "n_head": d.heads, "n_layer": d.layers, "n_inner": d.wide, "vocab_size": d.vocab_size,
     },
     "bert-masked": lambda d: {
         "hidden_size": d.dim, "num_attention_heads": d.heads, "num_hidden_layers": d.layers,
-        "intermediate_size": d.wide, "vocab_size": d.vocab, "type_vocab_size": d.layers, "layer_norm_eps": 1e-3,
+        "intermediate_size": d.wide, "vocab_size": d.vocab_size, "type_vocab_size": d.layers, "layer_norm_eps": 1e-3,
     },
     "vit-classes": lambda d: {
         "hidden_size": d.dim, "num_attention_heads": d.heads, "num_hidden_layers": d.layers,
-        "intermediate_size": d.wide, "image_size": 5 * d.layers, "patch_size": 5, "num_labels": d.vocab,
+        "intermediate_size": d.wide, "image_size": 5 * d.layers, "patch_size": 5, "num_labels": d.vocab_size,
     },
     "bart": lambda d: {
         "d_model": d.dim, "encoder_attention_heads": d.heads, "decoder_attention_heads": d.heads,
         "encoder_layers": d.layers, "decoder_layers": 1, "encoder_ffn_dim": d.wide, "decoder_ffn_dim": d.wide,
-        "vocab_size": d.vocab,
+        "vocab_size": d.vocab_size,
     },
     "marian": lambda d: {
         "d_model": 2 * d.dim, "encoder_attention_heads": d.heads, "decoder_attention_heads": d.heads,
         "encoder_layers": 1, "decoder_layers": d.layers, "encoder_ffn_dim": d.wide, "decoder_ffn_dim": d.wide,
-        "vocab_size": d.vocab,
+        "vocab_size": d.vocab_size,
     },
     "t5": lambda d: {
         "d_model": d.dim, "d_kv": d.wide, "num_heads": d.heads, "num_layers": d.layers, "num_decoder_layers": 1,
-        "d_ff": d.wide, "vocab_size": d.vocab, "relative_attention_num_buckets": 6,
+        "d_ff": d.wide, "vocab_size": d.vocab_size, "relative_attention_num_buckets": 6,
         "relative_attention_max_distance": 11,
     },
 }  # fmt: skip
@@ -252,7 +255,7 @@ class Draw:
         draw = random.Random(seed)
         self.heads, self.layers = draw.choice((1, 3, 5)), draw.choice((1, 2, 3))
         self.dim, self.wide = self.heads * draw.choice((1, 3, 7)), draw.choice((1, 5, 13))
-        self.vocab = draw.choice((5, 17, 41))
+        self.vocab_size = draw.choice((5, 17, 41))
 
 
 @pytest.mark.parametrize("seed", range(3))

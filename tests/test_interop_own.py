@@ -27,20 +27,21 @@ def randomise(model):
     return model.eval()
 
 
-TINY = {"dim": 12, "heads": 3, "layers": 2, "ff_dim": 10, "vocab": 31, "max_length": 40}
+TINY = {"dim": 12, "heads": 3, "layers": 2, "ff_dim": 10, "vocab_size": 31, "max_length": 40}
 OWN = {
     "gpt2": preset("gpt2", **TINY),
     "bert": preset("bert-base", **TINY, token_types=0),
-    "bert-masked": preset("bert-base", **TINY, head="tokens", head_layer=True, pooler=False, logit_bias=False),
-    "vit": preset("vit-tiny", **{**TINY, "vocab": None}, image_size=12, patch_size=4, classes=3),
+    "bert-masked": preset("bert-base", **TINY, output_head="tokens", head_layer=True, pooler=False, logit_bias=False),
+    "vit": preset("vit-tiny", **{**TINY, "vocab_size": None}, image_size=12, patch_size=4, classes=3),
     "paper": preset("base", **TINY, decoder_layers=1),
-    "paper-untied": preset("base", **TINY, tie=False),
-    "paper-two-tables": preset("base", **TINY, share=False, target_vocab=37),
-    "paper-separate": preset("base", **TINY, share=False, tie=False, target_vocab=37, logit_bias=True),
-    "bart": preset("base", **TINY, position="learned", embed_norm=True, activation="gelu", tie=False),
+    "paper-untied": preset("base", **TINY, tie_embeddings=False),
+    "paper-two-tables": preset("base", **TINY, share_embeddings=False, target_vocab_size=37),
+    "paper-separate": preset("base", **TINY, share_embeddings=False, tie_embeddings=False, target_vocab_size=37,
+    logit_bias=True),
+    "bart": preset("base", **TINY, position="learned", embed_norm=True, activation="gelu", tie_embeddings=False),
     "t5": preset("t5-small", **TINY, logit_scale=12**-0.5),
     "t5-undivided": preset("t5-small", **TINY, logit_scale=1.0, activation="geglu"),
-    "t5-1.1": preset("t5-small", **TINY, logit_scale=1.0, tie=False, activation="swiglu", head_dim=3),
+    "t5-1.1": preset("t5-small", **TINY, logit_scale=1.0, tie_embeddings=False, activation="swiglu", head_dim=3),
 }  # fmt: skip
 
 
@@ -53,7 +54,9 @@ def test_a_model_of_our_own_goes_out_and_comes_back(name, tmp_path):
     assert not again.unused or again.unused == ["shared.weight"]
     images = torch.randn(2, 3, 12, 12)
     ids = torch.randint(31, (2, 7))
-    given = {"encoder": (images,) if name == "vit" else (ids,), "decoder": (ids,)}.get(model.config.shape, (ids, ids))
+    given = {"encoder": (images,) if name == "vit" else (ids,), "decoder": (ids,)}.get(
+        model.config.architecture, (ids, ids)
+    )
     with torch.no_grad():
         torch.testing.assert_close(again.model(*given), model(*given), rtol=1e-5, atol=1e-5)
 
@@ -76,13 +79,13 @@ def test_transformers_writes_the_same_text_from_it(config, tmp_path):
     """Greedy decoding by transformers' `generate` and by our cached steps."""
     model = randomise(build(config))
     export_folder(model, tmp_path, notes={"pad_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 31 - 1})
-    auto = transformers.AutoModelForCausalLM if config.shape == "decoder" else transformers.AutoModelForSeq2SeqLM
+    auto = transformers.AutoModelForCausalLM if config.architecture == "decoder" else transformers.AutoModelForSeq2SeqLM
     peer = auto.from_pretrained(tmp_path)
     prompt = torch.randint(30, (1, 6))
     seen = torch.ones_like(prompt)
     theirs = peer.generate(prompt, attention_mask=seen, max_new_tokens=8, do_sample=False, num_beams=1)
-    state = model.start() if config.shape == "decoder" else model.start(prompt)
-    ours = prompt if config.shape == "decoder" else torch.tensor([[2]])
+    state = model.start() if config.architecture == "decoder" else model.start(prompt)
+    ours = prompt if config.architecture == "decoder" else torch.tensor([[2]])
     step = ours
     with torch.no_grad():
         while ours.shape[1] < theirs.shape[1]:

@@ -92,24 +92,28 @@ def test_unsupported_options_are_named(hf, changes, words):
         (preset("gpt2", kv_heads=4, window=16), "GPT-2", ["kv_heads = 4", "window = 16"]),
         (preset("gpt2", experts=4), "GPT-2", ["experts = 4"]),
         (preset("gpt2", qk_norm=True), "GPT-2", ["qk_norm = True (GPT-2 has False)"]),
-        (preset("gpt2", score_scale=0.5), "GPT-2", ["score_scale = 0.5"]),
+        (preset("gpt2", attention_scale=0.5), "GPT-2", ["attention_scale = 0.5"]),
         (preset("gpt2", embed_scale=True), "GPT-2", ["embed_scale = True"]),
         (preset("gpt2", head_dim=7), "GPT-2", ["head_dim = 7"]),
         (preset("gpt2", residual=False, norm="none"), "GPT-2", ["residual = False", "norm = 'none'"]),
         (preset("gpt2", final_norm=False), "GPT-2", ["final_norm = False (GPT-2 has True)"]),
-        (preset("bert-base", pool="mean"), "BERT", ["pool = 'mean'"]),
-        (preset("bert-base", head="tokens", pooler=False), "BERT", ["head_layer = False"]),
-        (preset("bert-base", head="classes", classes=2, pooler=False), "BERT", ["pooler = False"]),
-        (preset("vit-base", pool="mean", max_length=196), "ViT", ["pool = 'mean'"]),
+        (preset("bert-base", pooling="mean"), "BERT", ["pooling = 'mean'"]),
+        (preset("bert-base", output_head="tokens", pooler=False), "BERT", ["head_layer = False"]),
+        (preset("bert-base", output_head="classes", classes=2, pooler=False), "BERT", ["pooler = False"]),
+        (preset("vit-base", pooling="mean", max_length=196), "ViT", ["pooling = 'mean'"]),
         (preset("vit-base", pooler=True), "ViT", ["pooler = True"]),
         (preset("base", norm_order="pre"), "Marian", ["norm_order = 'pre'", "final_norm = True"]),
         (preset("base", norm_eps=1e-6), "Marian", ["norm_eps = 1e-06"]),
         (preset("base", embed_norm=True), "Marian", ["embed_norm = True"]),
-        (preset("base", position="learned", embed_norm=True, share=False), "BART", ["share = False"]),
+        (
+            preset("base", position="learned", embed_norm=True, share_embeddings=False),
+            "BART",
+            ["share_embeddings = False"],
+        ),
         (preset("t5-small", bias=True), "T5", ["bias = True"]),
         (preset("t5-small", logit_scale=0.5), "T5", ["logit_scale = 0.5", "1 / sqrt(dim)"]),
-        (preset("t5-small", score_scale=None), "T5", ["score_scale"]),
-        (preset("base", source="patches", position="learned", embed_norm=True), "BART", ["source = 'patches'"]),
+        (preset("t5-small", attention_scale=None), "T5", ["attention_scale"]),
+        (preset("base", input="patches", position="learned", embed_norm=True), "BART", ["input = 'patches'"]),
     ],
 )
 def test_a_model_that_no_family_can_hold_is_told_why(config, nearest, fields):
@@ -121,7 +125,7 @@ def test_a_model_that_no_family_can_hold_is_told_why(config, nearest, fields):
 
 
 def test_every_preset_has_a_family():
-    kinds = {name: family_of(preset(name)).kind for name in PRESETS if preset(name).shape != "recurrent"}
+    kinds = {name: family_of(preset(name)).kind for name in PRESETS if preset(name).architecture != "recurrent"}
     wanted = {"base": "marian", "big": "marian", "tiny": "marian", "small": "marian"}
     for name, kind in kinds.items():
         assert kind == wanted.get(name, name.partition("-")[0]), name
@@ -131,17 +135,17 @@ def test_the_config_comes_back_as_it_went():
     fields = {"dropout": 0.25, "embed_dropout": 0.25, "attention_dropout": 0.25}
     for name in PRESETS:
         config = preset(name, **fields)
-        if config.shape == "recurrent":
+        if config.architecture == "recurrent":
             continue  # refused: see test_recurrent
         again = config_from_hf(config_to_hf(config))
         expected = {"init": "normal", "final_norm": config.ends_with_norm}
-        if config.shape == "encoder-decoder":
+        if config.architecture == "encoder-decoder":
             expected["decoder_layers"] = config.layers
         if name.startswith("t5"):
             expected |= {"head_dim": config.key_dim}
         elif family_of(config).kind == "marian":
             expected |= {"pairs": "halves", "logit_bias": True}
-        if config.source == "patches":
+        if config.input == "patches":
             assert again.source_length == config.max_length
         assert again == replace(config, **expected), name
 
@@ -215,7 +219,7 @@ def test_a_position_table_that_is_not_sinusoidal_is_no_marian():
 
 
 def test_class_names_must_fit_the_classes():
-    config = preset("bert-base", head="classes", classes=2)
+    config = preset("bert-base", output_head="classes", classes=2)
     assert config_to_hf(config, {"id2label": {"0": "bad", "1": "good"}})["label2id"] == {"bad": 0, "good": 1}
     assert config_to_hf(config)["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
     with pytest.raises(UserError, match=r"id2label.*classes = 2"):

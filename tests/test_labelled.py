@@ -19,7 +19,15 @@ from regard.tasks.text_classification import class_logits, classification
 from regard.tasks.word_dropout import Hiding
 from regard.text import Tokenizer
 
-TINY = {"shape": "encoder", "head": "classes", "classes": 3, "dim": 16, "layers": 2, "heads": 2, "ff_dim": 32}
+TINY = {
+    "architecture": "encoder",
+    "output_head": "classes",
+    "classes": 3,
+    "dim": 16,
+    "layers": 2,
+    "heads": 2,
+    "ff_dim": 32,
+}
 
 
 def some(count: int = 40, versions: int = 1) -> Labelled:
@@ -78,11 +86,13 @@ def test_a_packed_stream_goes_on_from_any_point(monkeypatch):
         assert all(torch.equal(next(again).text, batch.text) for batch in seen[start : start + 6])
 
 
-@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("position", ["rope", "learned", "sinusoidal"])
-def test_packed_padded_and_alone_give_the_same_classes(pool, position):
+def test_packed_padded_and_alone_give_the_same_classes(pooling, position):
     torch.manual_seed(0)
-    model = build(ModelConfig(**TINY, vocab=600, pool=pool, position=position, max_length=20, pooler=pool == "cls"))
+    model = build(
+        ModelConfig(**TINY, vocab_size=600, pooling=pooling, position=position, max_length=20, pooler=pooling == "cls")
+    )
     assert isinstance(model, Encoder)
     model = model.double().eval()
     data = some()
@@ -102,7 +112,7 @@ def test_packed_padded_and_alone_give_the_same_classes(pool, position):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_the_weighted_formula(smoothing):
     torch.manual_seed(0)
-    model = build(ModelConfig(**TINY, vocab=600)).double().eval()
+    model = build(ModelConfig(**TINY, vocab_size=600)).double().eval()
     batch = some().batch(torch.arange(20))
     weight = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
     logits, right = model(batch.text, batch.valid), batch.expected[:, 0]
@@ -118,7 +128,7 @@ def test_the_loss_is_the_weighted_formula(smoothing):
 
 def test_r_drop_is_the_formula_of_two_passes():
     torch.manual_seed(0)
-    model = build(ModelConfig(**TINY, vocab=600, dropout=0.0, embed_dropout=0.0)).double().train()
+    model = build(ModelConfig(**TINY, vocab_size=600, dropout=0.0, embed_dropout=0.0)).double().train()
     batch = some().batch(torch.arange(10))
     plain, _ = classification(model, batch)
     doubled, count = classification(model, batch, r_drop=3.0)
@@ -135,7 +145,7 @@ def test_a_share_of_the_words_is_hidden_in_training_alone():
     changed = hidden != text
     assert not bool(changed[:, [0, -1]].any()) and bool((hidden[changed] == 1).all())
     assert abs(changed[:, 1:-1].float().mean() - 0.3) < 4 * (0.21 / 9000) ** 0.5
-    model = build(ModelConfig(**TINY, vocab=600, dropout=0.0, embed_dropout=0.0))
+    model = build(ModelConfig(**TINY, vocab_size=600, dropout=0.0, embed_dropout=0.0))
     batch = some().batch(torch.arange(10))
     plain = classification(model.eval(), batch)[0]
     assert torch.equal(classification(model, batch, hide=hide)[0], plain)

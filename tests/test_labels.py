@@ -142,8 +142,8 @@ def test_one_label_or_a_thousand_are_no_classes(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"valid_share": 1.0}, "valid_share = 1.0"),
-        ({"valid_share": 0.1, "valid": ("v.tsv",)}, "choose one"),
+        ({"valid_fraction": 1.0}, "valid_fraction = 1.0"),
+        ({"valid_fraction": 0.1, "valid": ("v.tsv",)}, "choose one"),
         ({"text": "label"}, "they are two columns"),
         ({"header": False}, "columns are counted"),
         ({"fraction": 0.0}, "fraction = 0.0"),

@@ -36,7 +36,7 @@ TEXT = "".join(f"{n} green bottles hanging on the wall, 초록 병 {n}개.\n" fo
 RECIPE = """task = "language"
 [data]
 train = ["input.txt"]
-valid_share = 0.1
+valid_fraction = 0.1
 [train]
 steps = 6
 """
@@ -98,8 +98,8 @@ def test_it_learns(here):
 
 @pytest.mark.parametrize(
     "settings",
-    [["--set=train.accumulate=2"], ["--set=train.compile=false", "--set=train.ema=0.9"]],
-    ids=["accumulate", "ema"],
+    [["--set=train.gradient_accumulation=2"], ["--set=train.compile=false", "--set=train.ema=0.9"]],
+    ids=["gradient_accumulation", "ema"],
 )
 def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, capsys, settings):
     assert train(*settings, "-o", "whole") == 0
@@ -114,7 +114,7 @@ def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, cap
 
 @torch.no_grad()
 def test_the_loss_is_the_sum_over_all_tokens_of_a_batch(here):
-    """So that the parts of a batch, as with `accumulate`, add up to the whole."""
+    """So that the parts of a batch, as with `gradient_accumulation`, add up to the whole."""
     task = LanguageRun(read_tables(), here / "run", torch.device("cpu"))
     task.prepare()
     model = build(task.model_config).double().eval()
@@ -175,9 +175,9 @@ def test_other_forms_of_the_same_text_give_the_same_model(here, form):
 
 @pytest.mark.parametrize("kind", ["byte", "bpe", "unigram", "word"])
 def test_other_tokenizers(here, kind):
-    size = ["--set=text.vocab=300"] if kind == "bpe" else ["--set=text.vocab=80"] if kind == "unigram" else []
+    size = ["--set=text.vocab_size=300"] if kind == "bpe" else ["--set=text.vocab_size=80"] if kind == "unigram" else []
     assert train(f"--set=text.kind={kind}", *size, "--set=train.steps=2") == 0
-    assert regard.load("runs/mine").config.vocab == len(load_tokenizers("runs/mine")["tokenizer"])
+    assert regard.load("runs/mine").config.vocab_size == len(load_tokenizers("runs/mine")["tokenizer"])
     assert main(["generate", "runs/mine", "9 green", "--max-tokens", "5", "--device", "cpu"]) == 0
 
 
@@ -243,7 +243,15 @@ def test_runs_tell_the_task(here, capsys):
 
 def test_r_drop_is_the_formula_of_two_passes():
     """(CE(P) + CE(Q)) / 2 + α (KL(P‖Q) + KL(Q‖P)) / 4, and nothing more than CE where nothing is dropped."""
-    sizes = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 32, "shape": "decoder", "vocab": 11, "position": "rope"}
+    sizes = {
+        "dim": 16,
+        "layers": 1,
+        "heads": 2,
+        "ff_dim": 32,
+        "architecture": "decoder",
+        "vocab_size": 11,
+        "position": "rope",
+    }
     ids = torch.randint(11, (3, 9))
     for chance in (0.3, 0.0):
         model = build(ModelConfig(**sizes, dropout=chance, embed_dropout=chance)).train()
@@ -266,15 +274,15 @@ def test_r_drop_is_the_formula_of_two_passes():
     [
         (["data.train=['none.txt']"], "there is no such file"),
         (["task.x=1"], "task = {'x': 1}: there is no such task|task is not a table"),
-        (["model.shape=encoder-decoder"], "a language model needs shape = 'decoder'"),
-        (["model.vocab=20"], "model.vocab = 20, but the tokenizer has"),
+        (["model.architecture=encoder-decoder"], "a language model needs architecture = 'decoder'"),
+        (["model.vocab_size=20"], "model.vocab_size = 20, but the tokenizer has"),
         (["train.metric=bleu"], "train.metric = 'bleu': is no figure of a language run"),
         (["train.pack=5000", "train.batch_tokens=5000"], "less than one row of train.pack = 5000"),
         (["model.position=learned", "train.pack=48"], "train.pack = 48: is longer than model.max_length = 24"),
         (["text.kind=gpt2"], "kind = 'gpt2' with vocabulary = None"),
         (["text.kind=gpt2", "text.vocabulary=here"], "GPT-2's vocabulary needs vocab.json"),
         (
-            ["data.valid_share=0.9999"],
+            ["data.valid_fraction=0.9999"],
             "data.train: has|less than one row|the text has no tokens|training text is empty",
         ),
         (["data.colum=text"], "data.colum: unknown setting; did you mean 'column'?"),
@@ -295,8 +303,8 @@ def test_a_task_that_does_not_exist(here, capsys):
 
 
 def test_a_padded_vocabulary(here):
-    assert train("--set=text.kind=byte", "--set=model.vocab=384", "--set=train.steps=2") == 0
-    assert regard.load("runs/mine").config.vocab == 384
+    assert train("--set=text.kind=byte", "--set=model.vocab_size=384", "--set=train.steps=2") == 0
+    assert regard.load("runs/mine").config.vocab_size == 384
 
 
 # --- the recipes
@@ -309,8 +317,8 @@ def test_the_recipes_can_be_read(name, tmp_path):
     tables = read_recipe(ROOT / "recipes" / f"{name}.toml")
     del tables["smoke"]
     task = LanguageRun(tables, tmp_path, torch.device("cpu"))
-    vocab = 65 + 4 if "char" in name else {"shakespeare-bpe": 1024}.get(name, 50257)
-    config = task._model_config(vocab)
+    vocab_size = 65 + 4 if "char" in name else {"shakespeare-bpe": 1024}.get(name, 50257)
+    config = task._model_config(vocab_size)
     with torch.device("meta"):
         sizes = {name: parameter.numel() for name, parameter in build(config).named_parameters()}
     count = sum(size for name, size in sizes.items() if "position" not in name)
@@ -318,7 +326,7 @@ def test_the_recipes_can_be_read(name, tmp_path):
         assert count == pytest.approx(10.65e6, rel=2e-3)
         assert (task.config.pack, task.config.batch_tokens // task.config.pack) == (256, 64)
     if name == "gpt2-124m":
-        assert config.vocab == 50304 and task.config.pack == preset("gpt2").max_length
+        assert config.vocab_size == 50304 and task.config.pack == preset("gpt2").max_length
         assert sum(sizes.values()) - 47 * 768 == 124_439_808  # Radford et al.: 124M, and 47 rows that fill up
 
 

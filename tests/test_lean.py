@@ -27,7 +27,7 @@ KINDS: dict[str, dict[str, object]] = {
     "learned": {"position": "learned", "max_length": 64, "embed_norm": True, "logit_bias": True},
     "bare": {"position": "none", "norm": "none", "residual": False, "embed_scale": False},
     "grouped": {"kv_heads": 2, "head_dim": 6, "value_dim": 10, "activation": "gelu"},
-    "head": {"head_layer": True, "logit_scale": 0.5, "score_scale": 1.0, "tie": False},
+    "head": {"head_layer": True, "logit_scale": 0.5, "attention_scale": 1.0, "tie_embeddings": False},
     "pruned": {"pruned": {"decoder.0.attention": (1,), "decoder.1.cross": (0, 3)}},
 }
 
@@ -42,7 +42,7 @@ def one_thread() -> Iterator[None]:
 
 def make(dtype: torch.dtype = torch.float64, **changes: object) -> EncoderDecoder:
     torch.manual_seed(1)
-    sizes = {"dim": 16, "layers": 2, "heads": 4, "ff_dim": 32, "vocab": 30}
+    sizes = {"dim": 16, "layers": 2, "heads": 4, "ff_dim": 32, "vocab_size": 30}
     model = EncoderDecoder(ModelConfig(**{**sizes, **changes})).eval().to(dtype)  # type: ignore[arg-type]
     for parameter in model.parameters():  # zeros and ones would hide a bias or a gain that is left out
         parameter.data.add_(torch.randn_like(parameter) * 0.1)
@@ -78,7 +78,7 @@ def test_every_step_gives_the_models_logits(kind: str, length: int) -> None:
 
 @torch.inference_mode()
 def test_single_precision_and_its_packed_head_stay_close() -> None:
-    model = make(torch.float32, dim=64, vocab=300)
+    model = make(torch.float32, dim=64, vocab_size=300)
     thin = lean(model)
     source, valid = sources(5, 9)
     own, other = model.start(source, valid), thin.start(source, valid)
@@ -105,7 +105,8 @@ def test_a_source_without_tokens_and_rows_without_groups() -> None:
     "changes",
     [
         {"position": "rope"}, {"position": "t5"}, {"position": "alibi"}, {"position": "relative"}, {"qk_norm": True},
-        {"experts": 2}, {"window": 3}, {"score": "additive", "attention": "reference"}, {"attention": "reference"},
+        {"experts": 2}, {"window": 3}, {"attention_score": "additive", "attention": "reference"},
+        {"attention": "reference"},
         {"kv_heads": 2, "pruned": {"decoder.0.cross": (0,)}},
     ],
 )  # fmt: skip
@@ -223,14 +224,18 @@ def test_a_process_that_is_killed_is_an_error_and_no_wait(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", ["processes", "threads"])
-@pytest.mark.parametrize("shape", ["encoder-decoder", "recurrent"])
-def test_cores_do_not_change_what_a_translator_says(shape: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "recurrent"])
+def test_cores_do_not_change_what_a_translator_says(
+    architecture: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("regard.predict.workers.threading.active_count", lambda: 1 if kind == "processes" else 2)
     words = ("one", "two", "three", "four", "five")
     lines = [" ".join(words[(at * step) % 5] for step in range(1 + at % 7)) for at in range(60)]
     tokenizer = Tokenizer.train(lines, "word")
     torch.manual_seed(2)
-    model = build(ModelConfig(shape=shape, dim=16, layers=1, heads=2, ff_dim=32, vocab=len(tokenizer))).double()  # type: ignore[arg-type]
+    model = build(
+        ModelConfig(architecture=architecture, dim=16, layers=1, heads=2, ff_dim=32, vocab_size=len(tokenizer))
+    ).double()  # type: ignore[arg-type]
     translator = Translator(model, tokenizer, tokenizer)  # type: ignore[arg-type]
     for config in (
         SearchConfig(max_length=12),

@@ -19,7 +19,7 @@ MODELS = [
     {"position": "rope", "norm": "rms", "activation": "swiglu", "bias": False},
     {"position": "rope", "pairs": "halves", "kv_heads": 1, "qk_norm": True},
     {"position": "none", "heads": 4, "head_dim": 6, "value_dim": 3, "norm": "none", "residual": False},
-    {"position": "learned", "embed_scale": False, "tie": False, "score_scale": 0.3},
+    {"position": "learned", "embed_scale": False, "tie_embeddings": False, "attention_scale": 0.3},
 ]
 
 
@@ -44,7 +44,7 @@ def test_the_numbers_are_those_of_the_model(changes):
     "changes",
     [
         {"position": "alibi"}, {"position": "t5"}, {"window": 4}, {"experts": 2}, {"attention": "reference"},
-        {"score": "multiplicative", "attention": "reference"},
+        {"attention_score": "multiplicative", "attention": "reference"},
     ],
     ids=str,
 )  # fmt: skip

@@ -41,8 +41,16 @@ WIDENED = [  # each would show filler, if padding were taken as settled because 
 ]
 
 
-def model(shape: str, **changes: object) -> Encoder | Decoder | EncoderDecoder | Recurrent:
-    values = {"dim": 8, "layers": 2, "heads": 2, "ff_dim": 12, "vocab": 11, "max_length": 32, "shape": shape}
+def model(architecture: str, **changes: object) -> Encoder | Decoder | EncoderDecoder | Recurrent:
+    values = {
+        "dim": 8,
+        "layers": 2,
+        "heads": 2,
+        "ff_dim": 12,
+        "vocab_size": 11,
+        "max_length": 32,
+        "architecture": architecture,
+    }
     made = build(ModelConfig(**{**values, **changes})).double().eval()
     for parameter in made.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -101,9 +109,9 @@ def test_a_part_is_added_only_where_it_is_missing(part: Mask) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("mask", WIDENED, ids=str)
-@pytest.mark.parametrize("shape", ["encoder", "decoder"])
-def test_weights_on_filler_are_exactly_zero(shape: str, mask: Mask) -> None:
-    made, tokens = model(shape), torch.randint(11, (2, 6))
+@pytest.mark.parametrize("architecture", ["encoder", "decoder"])
+def test_weights_on_filler_are_exactly_zero(architecture: str, mask: Mask) -> None:
+    made, tokens = model(architecture), torch.randint(11, (2, 6))
     with trace(made) as seen:
         out = made(tokens, VALID, mask=mask)
     weights = seen.stack("*.attention.weights")  # [layers, B, H, Nq, Nk]
@@ -135,9 +143,9 @@ def check(made: nn.Module, edit: Callable[[Mask], Mask], run: Callable[[], objec
 
 @torch.no_grad()
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-@pytest.mark.parametrize("shape", ["encoder", "decoder"])
-def test_no_intervention_shows_filler(shape: str, edit: Callable[[Mask], Mask]) -> None:
-    made, tokens = model(shape), torch.randint(11, (2, 6))
+@pytest.mark.parametrize("architecture", ["encoder", "decoder"])
+def test_no_intervention_shows_filler(architecture: str, edit: Callable[[Mask], Mask]) -> None:
+    made, tokens = model(architecture), torch.randint(11, (2, 6))
     check(made, edit, lambda: made(tokens, VALID), {"attention": VALID})
 
 

@@ -132,8 +132,14 @@ def test_what_is_hidden_follows_from_seed_epoch_and_place(tokenizer, monkeypatch
 
 def test_the_loss_is_that_of_the_hidden_tokens_and_of_no_other(tokenizer):
     torch.manual_seed(0)
-    shape = {"shape": "encoder", "head": "tokens", "head_layer": True, "logit_bias": True, "position": "rope"}
-    model = build(ModelConfig(**shape, vocab=len(tokenizer), dim=16, layers=2, heads=2, ff_dim=32))
+    shape = {
+        "architecture": "encoder",
+        "output_head": "tokens",
+        "head_layer": True,
+        "logit_bias": True,
+        "position": "rope",
+    }
+    model = build(ModelConfig(**shape, vocab_size=len(tokenizer), dim=16, layers=2, heads=2, ff_dim=32))
     assert isinstance(model, Encoder)
     model = model.double().eval()
     batch = batches(MaskedPacks(texts(tokenizer, 20), tokenizer, MaskConfig(share=0.3), 4, 48, 1))[0]
@@ -181,7 +187,7 @@ def test_special_tokens_are_added_once_and_text_stays_text(kind):
 
 def test_gaps_are_filled_with_what_the_model_holds_likely(tokenizer):
     torch.manual_seed(0)
-    model = build(ModelConfig(shape="encoder", vocab=len(tokenizer), dim=16, layers=1, heads=2, ff_dim=32))
+    model = build(ModelConfig(architecture="encoder", vocab_size=len(tokenizer), dim=16, layers=1, heads=2, ff_dim=32))
     assert isinstance(model, Encoder)
     filler = Filler(model, tokenizer, 64)
     ids = filler.encode("이 영화 <mask> 재밌다 [MASK]")

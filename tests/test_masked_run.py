@@ -24,7 +24,7 @@ TEXT = "text\tlabel\n" + "".join(
 MASKED = """task = "masked"
 [data]
 train = ["a.tsv"]
-valid_share = 0.2
+valid_fraction = 0.2
 [train]
 steps = 6
 pack = 32
@@ -32,7 +32,7 @@ pack = 32
 CLASSES = """task = "classification"
 [data]
 train = ["a.tsv"]
-valid_share = 0.2
+valid_fraction = 0.2
 [train]
 steps = 6
 init_from = "masked"
@@ -88,7 +88,9 @@ def test_it_learns_more_than_frequencies(here):
     assert scores["loss"] < scores["unigram_loss"] - 1.0
 
 
-@pytest.mark.parametrize("settings", [[], ["mask.whole_words=true", "train.accumulate=2"]], ids=["tokens", "words"])
+@pytest.mark.parametrize(
+    "settings", [[], ["mask.whole_words=true", "train.gradient_accumulation=2"]], ids=["tokens", "words"]
+)
 def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, settings):
     assert train("masked", "-o", "whole", settings=SMALL + settings) == 0
     interrupt_at(monkeypatch, 2)
@@ -142,8 +144,10 @@ def test_a_classifier_begins_with_the_encoder_and_the_tokenizer(masked, capsys):
     assert taken and all(torch.equal(before[name], after[name]) for name in taken)  # the rate is too small to move them
     assert (masked / "tokenizer.json").read_text() == Path("run/tokenizer.json").read_text()
     theirs, ours = (read_toml(run / "recipe.toml")["model"] for run in (masked, Path("run")))
-    assert ours["dropout"] == 0.3 and ours["head"] == "classes" and ours["classes"] == 2
-    assert all(ours[name] == theirs[name] for name in ("dim", "layers", "heads", "position", "norm_order", "vocab"))
+    assert ours["dropout"] == 0.3 and ours["output_head"] == "classes" and ours["classes"] == 2
+    assert all(
+        ours[name] == theirs[name] for name in ("dim", "layers", "heads", "position", "norm_order", "vocab_size")
+    )
 
 
 def test_what_was_inherited_is_not_needed_again(masked):
@@ -173,15 +177,15 @@ def test_a_resumed_run_that_inherited_is_the_uninterrupted_one(masked, monkeypat
         (["model.preset=tiny"], "leave preset out"),
         (["text.kind=bpe"], "the tokenizer is that of train.init_from"),
         (["train.init_from=nowhere"], "there is no such folder; train that run first"),
-        (["train.init_from=language"], "shape = 'decoder'"),
+        (["train.init_from=language"], "architecture = 'decoder'"),
         (["train.init_from=unfinished"], "let that run finish first"),
         (["train.init_from=foreign"], "needs tokenizer.json there"),
     ],
 )
 def test_what_does_not_fit_is_told_and_leaves_nothing(masked, capsys, settings, said):
-    shape = {"dim": 8, "heads": 2, "layers": 1, "ff_dim": 8, "vocab": 8}
-    regard.save(regard.build(regard.ModelConfig(shape="decoder", **shape)), "language")
-    regard.save(regard.build(regard.ModelConfig(shape="encoder", head="none", **shape)), "foreign")
+    shape = {"dim": 8, "heads": 2, "layers": 1, "ff_dim": 8, "vocab_size": 8}
+    regard.save(regard.build(regard.ModelConfig(architecture="decoder", **shape)), "language")
+    regard.save(regard.build(regard.ModelConfig(architecture="encoder", output_head="none", **shape)), "foreign")
     shutil.copytree(masked, "unfinished", ignore=shutil.ignore_patterns("model.safetensors"))
     assert train("classes", "-o", "run", settings=settings) == 2
     assert said in capsys.readouterr().err and not Path("run").exists()
@@ -193,7 +197,7 @@ def test_what_does_not_fit_is_told_and_leaves_nothing(masked, capsys, settings, 
         (["train.r_drop=1.0"], "train.r_drop"),
         (["mask.share=2.0"], "mask.share"),
         (["train.pack=3"], "give 4 or more"),
-        (["model.shape=decoder"], "needs shape = 'encoder'"),
+        (["model.architecture=decoder"], "needs architecture = 'encoder'"),
         (["data.column=nope"], "column 'nope' is nowhere"),
         (["train.metric=bleu"], "is no figure of a masked run"),
     ],

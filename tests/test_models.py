@@ -24,7 +24,8 @@ VOCAB = 13
 
 def config(**changes: object) -> ModelConfig:
     values = {
-        "dim": 12, "layers": 2, "heads": 2, "ff_dim": 20, "vocab": VOCAB, "shape": "decoder", "max_length": 32,
+        "dim": 12, "layers": 2, "heads": 2, "ff_dim": 20, "vocab_size": VOCAB, "architecture": "decoder",
+        "max_length": 32,
         "dropout": 0.0, "embed_dropout": 0.0, "image_size": 6, "patch_size": 2, "feature_dim": 7,
     }  # fmt: skip
     return ModelConfig(**{**values, **changes})
@@ -45,7 +46,7 @@ def inputs(model: Decoder | Encoder | EncoderDecoder, batch: int = 2, length: in
         "patches": lambda: torch.randn(batch, 3, 6, 6),
         "features": lambda: torch.randn(batch, length, 7),
     }
-    given = (sources[model.config.source](),)
+    given = (sources[model.config.input](),)
     return (*given, tokens(batch, length + 2)) if isinstance(model, EncoderDecoder) else given
 
 
@@ -69,14 +70,14 @@ def test_published_models_have_their_published_size(name: str, count: int) -> No
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("tie", [True, False])
 def test_shared_tables_are_one_tensor(share: bool, tie: bool) -> None:
-    model = make(shape="encoder-decoder", share=share, tie=tie)
+    model = make(architecture="encoder-decoder", share=share, tie_embeddings=tie)
     assert isinstance(model, EncoderDecoder)
     source, target, output = model.source.table.weight, model.target.table.weight, model.head.project.weight
     assert (source is target) == share and (target is output) == tie
     assert (source.data_ptr() == output.data_ptr()) == (share and tie)
-    decoder = make(tie=tie)
+    decoder = make(tie_embeddings=tie)
     assert (decoder.source.table.weight is decoder.head.project.weight) == tie
-    apart = make(shape="encoder-decoder", share=False, target_vocab=9, tie=tie)
+    apart = make(architecture="encoder-decoder", share_embeddings=False, target_vocab_size=9, tie_embeddings=tie)
     assert apart(tokens(2, 4), torch.randint(9, (2, 3))).shape == (2, 3, 9)
 
 
@@ -88,12 +89,12 @@ def test_sources_are_their_formulas() -> None:
     reader = make().source
     given = tokens()
     torch.testing.assert_close(reader(given), reader.table.weight[given] * math.sqrt(12))
-    image, eye = torch.randn(2, 3, 6, 6), make(shape="encoder-decoder", source="patches").source
+    image, eye = torch.randn(2, 3, 6, 6), make(architecture="encoder-decoder", input="patches").source
     patches = torch.stack(
         [image[:, :, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2].flatten(1) for y in range(3) for x in range(3)], dim=1
     )
     torch.testing.assert_close(eye(image), patches @ eye.project.weight.flatten(1).T + eye.project.bias)
-    with_cls = make(shape="encoder", source="patches", head="none").source
+    with_cls = make(architecture="encoder", input="patches", output_head="none").source
     torch.testing.assert_close(with_cls(image)[:, :1], with_cls.cls.expand(2, 1, 12))
 
 
@@ -108,10 +109,12 @@ WIRINGS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("shape", "source", "head", "size"), WIRINGS)
-def test_every_wiring_runs_and_trains(kind: str, shape: str, source: str, head: str, size: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("architecture", "source", "head", "size"), WIRINGS)
+def test_every_wiring_runs_and_trains(
+    kind: str, architecture: str, source: str, head: str, size: tuple[int, ...]
+) -> None:
     """Logits of the right shape; every parameter gets a gradient."""
-    model = make(shape=shape, source=source, head=head, position=kind, classes=3)
+    model = make(architecture=architecture, source=source, head=head, position=kind, classes=3)
     out = model(*inputs(model))
     assert out.shape == size and out.isfinite().all()
     out.sin().sum().backward()
@@ -145,7 +148,7 @@ def test_unusual_models_learn(changes: dict) -> None:
 
 
 def test_token_types_are_added() -> None:
-    model = make(shape="encoder", head="none", token_types=2)
+    model = make(architecture="encoder", output_head="none", token_types=2)
     given = tokens(2, 5)
     assert torch.equal(model(given), model(given, types=torch.zeros_like(given)))
     assert not torch.allclose(model(given), model(given, types=torch.ones_like(given)))
@@ -162,15 +165,15 @@ def test_rows_do_not_know_each_other() -> None:
 
 @pytest.mark.parametrize("init", ["xavier", "normal"])
 def test_the_same_seed_gives_the_same_model(init: str) -> None:
-    one, same, other = (make(seed, shape="encoder-decoder", init=init).state_dict() for seed in (3, 3, 4))
+    one, same, other = (make(seed, architecture="encoder-decoder", init=init).state_dict() for seed in (3, 3, 4))
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["encoder.blocks.0.attention.qkv.weight"], other["encoder.blocks.0.attention.qkv.weight"])
 
 
 @pytest.mark.parametrize("changes", [{}, {"norm_order": "pre"}, {"init": "normal", "embed_scale": False}])
 def test_a_new_language_model_knows_nothing(changes: dict) -> None:
-    """Cross-entropy near log(vocab), that of guessing evenly."""
-    model = make(dim=32, vocab=503, **changes).eval()
+    """Cross-entropy near log(vocab_size), that of guessing evenly."""
+    model = make(dim=32, vocab_size=503, **changes).eval()
     given, target = torch.randint(503, (8, 32)), torch.randint(503, (8, 32))
     loss = F.cross_entropy(model(given).flatten(0, 1), target.flatten()).item()
     assert math.log(503) - 0.1 < loss < math.log(503) + 1
@@ -194,7 +197,9 @@ def test_initial_spreads_are_those_of_the_papers() -> None:
 # The same model by other means
 
 
-@pytest.mark.parametrize("changes", [{"position": "alibi"}, {"position": "t5", "shape": "encoder-decoder"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"position": "alibi"}, {"position": "t5", "architecture": "encoder-decoder"}], ids=str
+)
 def test_compiles_without_graph_breaks(changes: dict) -> None:
     model = make(**changes).eval()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -207,11 +212,11 @@ def test_compiles_without_graph_breaks(changes: dict) -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
-def test_one_compiled_graph_serves_every_length(shape: str) -> None:
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
+def test_one_compiled_graph_serves_every_length(architecture: str) -> None:
     """Compiled for the first length, once more with the length left open, then never again."""
     torch._dynamo.reset()
-    model, counter = make(shape=shape, position="alibi").eval(), CompileCounter()
+    model, counter = make(architecture=architecture, position="alibi").eval(), CompileCounter()
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for length in range(4, 12):
         compiled(*inputs(model, length=length))
@@ -221,7 +226,7 @@ def test_one_compiled_graph_serves_every_length(shape: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("path", ["fused", "reference"])
 def test_checkpointing_gives_the_same_gradients(kind: str, path: str) -> None:
-    model = make(shape="encoder-decoder", position=kind, attention=path, dropout=0.2, experts=2).double()
+    model = make(architecture="encoder-decoder", position=kind, attention=path, dropout=0.2, experts=2).double()
     given, slopes = inputs(model), []
     for on in (False, True):
         model.encoder.checkpoint = model.decoder.checkpoint = on
@@ -273,7 +278,7 @@ def test_half_precision(kind: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_autocast_trains(kind: str) -> None:
-    model = make(position=kind, shape="encoder-decoder", experts=2)
+    model = make(position=kind, architecture="encoder-decoder", experts=2)
     for checkpoint in (False, True):
         model.encoder.checkpoint = model.decoder.checkpoint = checkpoint
         with torch.autocast("cpu", torch.bfloat16):
@@ -292,7 +297,7 @@ def test_nothing_in_nothing_out(kind: str, batch: int, length: int) -> None:
     nothing, valid = tokens(batch, length), torch.ones(batch, length, dtype=torch.bool)
     model = make(position=kind, experts=2)
     assert model(nothing).shape == model(nothing, valid).shape == (batch, length, VOCAB)
-    both = make(position=kind, shape="encoder-decoder")
+    both = make(position=kind, architecture="encoder-decoder")
     assert both(nothing, tokens(batch, 3)).shape == (batch, 3, VOCAB)
     assert both(nothing, tokens(batch, 3)).isfinite().all()  # nothing to look at: cross attention adds its bias
     state = model.start()
@@ -301,9 +306,9 @@ def test_nothing_in_nothing_out(kind: str, batch: int, length: int) -> None:
 
 
 def test_nothing_cannot_be_pooled() -> None:
-    for pool in ("cls", "mean"):
+    for pooling in ("cls", "mean"):
         with pytest.raises(UserError, match="no tokens"):
-            make(shape="encoder", head="pooled", pool=pool)(tokens(2, 0))
+            make(architecture="encoder", output_head="pooled", pooling=pooling)(tokens(2, 0))
 
 
 def test_input_of_a_wrong_shape_is_refused() -> None:
@@ -312,9 +317,9 @@ def test_input_of_a_wrong_shape_is_refused() -> None:
     with pytest.raises(UserError, match="float32"):
         make()(torch.randn(2, 5))
     with pytest.raises(UserError, match=r"\(2, 3, 6, 7\): give \[batch, 3, 6, 6\]"):
-        make(shape="encoder", source="patches", head="none")(torch.randn(2, 3, 6, 7))
+        make(architecture="encoder", input="patches", output_head="none")(torch.randn(2, 3, 6, 7))
     with pytest.raises(UserError, match=r"\(2, 5, 8\): give \[batch, regions, 7\]"):
-        make(shape="encoder", source="features", head="none")(torch.randn(2, 5, 8))
+        make(architecture="encoder", input="features", output_head="none")(torch.randn(2, 5, 8))
     with pytest.raises(UserError, match=r"valid has dtype torch\.int64"):
         make()(tokens(), torch.ones(2, 5).long())
     with pytest.raises(UserError, match="too small for 5 queries"):
@@ -324,7 +329,7 @@ def test_input_of_a_wrong_shape_is_refused() -> None:
 def test_non_contiguous_input() -> None:
     model, given = make().eval(), tokens(5, 2)
     torch.testing.assert_close(model(given.T), model(given.T.contiguous()))
-    seer = make(shape="encoder", source="patches", head="none").eval()
+    seer = make(architecture="encoder", input="patches", output_head="none").eval()
     image = torch.randn(2, 6, 6, 3).permute(0, 3, 1, 2)
     torch.testing.assert_close(seer(image), seer(image.contiguous()))
 
@@ -342,6 +347,6 @@ def test_a_long_sequence_with_a_small_window() -> None:
 def test_all_that_is_learned_is_saved() -> None:
     """Nothing that is needed lives outside the parameters."""
     for kind in KINDS:
-        model = make(position=kind, shape="encoder-decoder", experts=2)
+        model = make(position=kind, architecture="encoder-decoder", experts=2)
         assert not list(model.buffers())
         assert {name for name, _ in model.named_parameters(remove_duplicate=False)} == set(model.state_dict())

@@ -72,7 +72,7 @@ def fused_again(fused: MultiHead, copies: list[Tensor]) -> Tensor:
 def test_fused_projections_are_a_list_of_heads(shape: Shape, dtype: torch.dtype) -> None:
     """Also with fewer key heads, values of their own size and another scale."""
     changes = {"kv_heads": shape.kv_heads, "value_dim": shape.value_dim, "head_dim": shape.head_dim}
-    fused = MultiHead(config(shape.dim, shape.heads, bias=shape.bias, score_scale=0.3, **changes))
+    fused = MultiHead(config(shape.dim, shape.heads, bias=shape.bias, attention_scale=0.3, **changes))
     randomised(fused, dtype)
     spelled = HeadList.of(fused)
     x = torch.randn(shape.batch, shape.length, shape.dim, dtype=dtype, requires_grad=True)

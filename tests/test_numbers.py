@@ -82,7 +82,7 @@ def test_a_seasonal_series_has_its_season() -> None:
 
 def numbers_model(channels: int = 1) -> torch.nn.Module:
     small = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 24, "dropout": 0.0, "embed_dropout": 0.0}
-    return build(ModelConfig(**small, source="features", head="values", feature_dim=channels)).eval()
+    return build(ModelConfig(**small, input="features", output_head="values", feature_dim=channels)).eval()
 
 
 def test_the_loss_is_the_squared_error_of_real_numbers() -> None:
@@ -189,7 +189,7 @@ def test_a_run_of_a_series_foretells(here: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(("settings_", "message"), [
     (["data.context=8"], "context = 8: is for a series"), (["data.longest=1"], "must be rule.shortest = 2"),
     (["train.label_smoothing=0.1"], "train.label_smoothing = 0.1: is for tokens"),
-    (["model.head=tokens"], "numbers need source = 'features'|vocab is not set"),
+    (["model.output_head=tokens"], "numbers need input = 'features'|vocab_size is not set"),
     (["train.pack=5"], "train.pack = 5: follows from the data, 4 steps"),
     (["model.position=learned", "model.max_length=3"], "model.max_length = 3"),
     (["data.mean=[1.0]"], "std ="), (["data.rul=1"], "unknown setting; did you mean 'rule'"),
@@ -291,7 +291,7 @@ def test_the_forecast_beats_both_baselines(tmp_path: Path) -> None:
 def test_a_recorded_step_learns_what_a_plain_one_does(here: Path) -> None:
     for recipe in ("pairs", "series"):
         for graph in ("false", "true"):
-            options = [f"--set=train.graph={graph}", "--set=train.steps=12", "-o", f"{recipe}-{graph}"]
+            options = [f"--set=train.cuda_graph={graph}", "--set=train.steps=12", "-o", f"{recipe}-{graph}"]
             assert main(["train", f"{recipe}.toml", *SMALL, *options, "--device", "cuda"]) == 0
         plain, recorded = (
             Path(f"{recipe}-{graph}/metrics.jsonl").read_text().splitlines() for graph in ("false", "true")

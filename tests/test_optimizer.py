@@ -28,11 +28,11 @@ def test_the_matrices_of_the_blocks_and_nothing_else():
     assert all("norm" not in name and name.endswith("weight") for name in names) and len(names) > 4
 
 
-@pytest.mark.parametrize("graph", [False, True])
-def test_each_parameter_moves_as_its_own_optimizer_says(graph: bool):
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_each_parameter_moves_as_its_own_optimizer_says(cuda_graph: bool):
     """Also with the learning rates that a graph reads: tensors which the trainer fills."""
     torch.manual_seed(0)
-    config = replace(MUON, lr=0.01, graph=graph, pack=16 if graph else 0)
+    config = replace(MUON, lr=0.01, cuda_graph=cuda_graph, pack=16 if cuda_graph else 0)
     ours, plain = build(MODEL), build(MODEL)
     plain.load_state_dict(ours.state_dict())
     optimizer = make_optimizer(ours, config, torch.device("cpu"))
@@ -51,7 +51,7 @@ def test_each_parameter_moves_as_its_own_optimizer_says(graph: bool):
         for group in (*muon.param_groups, *adamw.param_groups):
             group["lr"] = rate(step, config)
         for group in optimizer.param_groups:
-            group["lr"] = group["lr"].fill_(rate(step, config)) if graph else rate(step, config)
+            group["lr"] = group["lr"].fill_(rate(step, config)) if cuda_graph else rate(step, config)
         for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
             one.grad = torch.randn_like(one)
             other.grad = one.grad.clone()

@@ -143,7 +143,7 @@ def small() -> Pairs:
 
 
 def model(position: str, **changes):
-    fields = {"dim": 16, "layers": 2, "heads": 2, "ff_dim": 32, "vocab": 20, "position": position} | changes
+    fields = {"dim": 16, "layers": 2, "heads": 2, "ff_dim": 32, "vocab_size": 20, "position": position} | changes
     return build(ModelConfig(**fields)).double().eval()
 
 

@@ -21,7 +21,7 @@ BYTES = Tokenizer.train(["x"], "byte")
 
 def make_model(**changes) -> Decoder:
     settings = {"position": "rope", "norm_order": "pre", "max_length": 16, **changes}
-    shape = {"shape": "decoder", "vocab": len(BYTES), "dim": 16, "layers": 2, "heads": 2, "ff_dim": 32}
+    shape = {"architecture": "decoder", "vocab_size": len(BYTES), "dim": 16, "layers": 2, "heads": 2, "ff_dim": 32}
     return Decoder(ModelConfig(**shape, **settings)).double().eval()
 
 

@@ -163,7 +163,7 @@ def test_the_loss_of_mixed_pictures_is_the_mix_of_losses() -> None:
 
 def test_batches_of_one_shape_that_a_graph_can_record() -> None:
     model = build(ModelConfig(
-        shape="encoder", source="patches", head="classes", classes=3, dim=16, heads=2, layers=1, ff_dim=16,
+        architecture="encoder", input="patches", output_head="classes", classes=3, dim=16, heads=2, layers=1, ff_dim=16,
         image_size=8, patch_size=4, channels=1, dropout=0.0, embed_dropout=0.0,
     ))  # fmt: skip
     config = AugmentConfig(crop=1, mixup=0.2)

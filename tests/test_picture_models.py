@@ -22,7 +22,8 @@ from regard.nn.trace import trace
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {
     "dim": 16, "layers": 2, "heads": 2, "ff_dim": 24, "image_size": 12, "patch_size": 2, "channels": 1, "dropout": 0.0,
-    "embed_dropout": 0.0, "shape": "encoder", "source": "patches", "head": "none", "pool": "mean", "norm_order": "pre",
+    "embed_dropout": 0.0, "architecture": "encoder", "input": "patches", "output_head": "none",
+    "pooling": "mean", "norm_order": "pre",
 }  # fmt: skip
 
 
@@ -138,13 +139,15 @@ def test_scores_of_turned_patches_depend_on_how_far_they_are_apart_along_both_ax
 
 @pytest.mark.parametrize("position", ["sinusoidal", "rope"])
 def test_cls_stands_apart_and_a_decoder_reads_a_line(position: str) -> None:
-    seer = build(config(position=position, position_axes=2, pool="cls", head="classes", classes=3)).eval()
+    seer = build(config(position=position, position_axes=2, pooling="cls", output_head="classes", classes=3)).eval()
     assert seer(torch.rand(2, 1, 12, 12)).shape == (2, 3)
     if position == "sinusoidal":
         table = seer.encoder.position.embed(torch.arange(37)[None])[0]
         assert len({tuple(row.tolist()) for row in table.round(decimals=6)}) == 37
-    writer = config(position=position, position_axes=2, shape="encoder-decoder", head="tokens", vocab=9)
-    plain = config(position=position, shape="encoder-decoder", head="tokens", vocab=9)
+    writer = config(
+        position=position, position_axes=2, architecture="encoder-decoder", output_head="tokens", vocab_size=9
+    )
+    plain = config(position=position, architecture="encoder-decoder", output_head="tokens", vocab_size=9)
     pos = torch.arange(9)[None]
     own, line = (build(one).decoder.position for one in (writer, plain))
     for a, b in zip(own.rotation(pos) or [own.embed(pos)], line.rotation(pos) or [line.embed(pos)], strict=True):
@@ -194,7 +197,7 @@ def test_a_stem_is_convolutions_then_a_matrix() -> None:
 
 def numbers(**changes: Any) -> ModelConfig:
     small = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 24, "dropout": 0.0, "embed_dropout": 0.0, "feature_dim": 3}
-    return ModelConfig(**{**small, "source": "features", "head": "values", **changes})
+    return ModelConfig(**{**small, "input": "features", "output_head": "values", **changes})
 
 
 def test_values_are_read_and_written_step_by_step_as_all_at_once() -> None:

@@ -125,15 +125,15 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     (["data.train=['photos']"], "'dark' is no class|'test' is no class|is no class|dark"),
     (["data.classes=['only']"], r"train-labels, row 2: label 1, but data.classes names 1"),
     (["data.classes=['a', 'a']"], "names one twice"),
-    (["model.shape=decoder"], "needs shape = 'encoder'|a decoder model reads tokens"),
-    (["model.head=none"], "needs shape = 'encoder'"),
+    (["model.architecture=decoder"], "needs architecture = 'encoder'|a decoder model reads tokens"),
+    (["model.output_head=none"], "needs architecture = 'encoder'"),
     (["model.patch_size=3"], "patch_size = 3 does not divide"),
     (["augment.crop=8"], "augment.crop = 8: a picture has 8 pixels"), (["augment.flip=2"], "augment.flip = 2"),
     (["augment.mixup=-1"], "augment.mixup = -1"), (["augment.erse=1"], "did you mean 'erase'"),
     (["train.pack=9"], "train.pack = 9: a picture has 17 patches"), (["train.r_drop=1.0"], "train.r_drop = 1.0"),
     (["train.batch_tokens=5"], "pack = 17: a row is longer than batch_tokens = 5"),
-    (["train.graph=true"], "a CUDA graph needs an NVIDIA GPU"),
-    (["train.graph=true", "model.position_axes=2", "model.position=learned"], "'rope', or set position_axes = 1"),
+    (["train.cuda_graph=true"], "a CUDA graph needs an NVIDIA GPU"),
+    (["train.cuda_graph=true", "model.position_axes=2", "model.position=learned"], "'rope', or set position_axes = 1"),
 ])  # fmt: skip
 def test_a_mistake_is_told_and_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str], changes, message) -> None:
     import re
@@ -193,7 +193,7 @@ def test_the_recipe_keeps_to_a_million_parameters() -> None:
 def test_a_recorded_step_learns_what_a_plain_one_does(here: Path) -> None:
     """Augmentation is part of what a CUDA graph records; its draws come with each batch."""
     for graph in ("false", "true"):
-        options = [f"--set=train.graph={graph}", "--set=train.steps=12", "-o", f"graph-{graph}"]
+        options = [f"--set=train.cuda_graph={graph}", "--set=train.steps=12", "-o", f"graph-{graph}"]
         assert main(["train", "idx.toml", *SMALL, *options, "--device", "cuda"]) == 0
     plain, recorded = (Path(f"graph-{graph}/metrics.jsonl").read_text().splitlines() for graph in ("false", "true"))
     for one, other in zip(plain, recorded, strict=True):

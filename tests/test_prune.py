@@ -28,16 +28,24 @@ OFF = {
 }
 
 
-def make(shape: str, **changes: object):
-    values = {"dim": 16, "layers": 2, "heads": 4, "ff_dim": 24, "vocab": 11, "max_length": 32, "shape": shape}
+def make(architecture: str, **changes: object):
+    values = {
+        "dim": 16,
+        "layers": 2,
+        "heads": 4,
+        "ff_dim": 24,
+        "vocab_size": 11,
+        "max_length": 32,
+        "architecture": architecture,
+    }
     torch.manual_seed(0)
     return build(ModelConfig(**{**values, **changes})).double().eval()
 
 
-def inputs(shape: str) -> tuple[torch.Tensor, ...]:
+def inputs(architecture: str) -> tuple[torch.Tensor, ...]:
     return (
         (torch.randint(11, (2, 6)), torch.randint(11, (2, 5)))
-        if shape == "encoder-decoder"
+        if architecture == "encoder-decoder"
         else (torch.randint(11, (2, 6)),)
     )
 
@@ -54,12 +62,12 @@ KINDS = [
 KINDS.append({"qk_norm": True, "position": "rope", "kv_heads": 2})
 
 
-@pytest.mark.parametrize("shape", OFF)
+@pytest.mark.parametrize("architecture", OFF)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind.values())))
-def test_a_pruned_model_is_the_model_with_those_heads_off(shape: str, kind: dict[str, object]) -> None:
-    model, given = make(shape, value_dim=3, **kind), inputs(shape)
-    small = prune(model, OFF[shape])
-    wanted = with_heads_off(model, OFF[shape], given)
+def test_a_pruned_model_is_the_model_with_those_heads_off(architecture: str, kind: dict[str, object]) -> None:
+    model, given = make(architecture, value_dim=3, **kind), inputs(architecture)
+    small = prune(model, OFF[architecture])
+    wanted = with_heads_off(model, OFF[architecture], given)
     with torch.no_grad():
         torch.testing.assert_close(small(*given), wanted)
         with trace(small):  # the written-out path, too
@@ -79,15 +87,15 @@ def test_a_pruned_model_generates_with_its_cache(kind: dict[str, object]) -> Non
     torch.testing.assert_close(steps, with_heads_off(model, OFF["decoder"], (tokens,)))
 
 
-@pytest.mark.parametrize("shape", OFF)
-def test_saved_loaded_and_pruned_again(shape: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", OFF)
+def test_saved_loaded_and_pruned_again(architecture: str, tmp_path: Path) -> None:
     """Heads are numbered as they are now; the config keeps the numbers they were born with."""
-    model, given = make(shape), inputs(shape)
-    small = prune(model, OFF[shape])
+    model, given = make(architecture), inputs(architecture)
+    small = prune(model, OFF[architecture])
     regard.save(small, tmp_path)
     loaded = regard.load(tmp_path)
     assert torch.equal(loaded(*given), small(*given)) and loaded.config == small.config
-    place, gone = next(iter(OFF[shape].items()))
+    place, gone = next(iter(OFF[architecture].items()))
     again = {place: [0]}
     wanted = with_heads_off(small, again, given)
     smaller = prune(loaded, again)
@@ -147,7 +155,7 @@ def test_what_knows_only_whole_models_says_so() -> None:
     with pytest.raises(UserError, match="pruned heads"):
         HeadList.of(small.decoder.blocks[0].attention)
     with pytest.raises(UserError, match="one head"):
-        prune(build(ModelConfig(shape="recurrent", vocab=11, dim=8)), {"decoder.cross": [0]})
+        prune(build(ModelConfig(architecture="recurrent", vocab_size=11, dim=8)), {"decoder.cross": [0]})
 
 
 @pytest.mark.parametrize("kind", [{}, {"kv_heads": 2}])

@@ -30,7 +30,9 @@ def test_a_preset_by_its_name(name):
 
 
 def test_a_recipe_holds_the_fields_or_a_preset_with_changes(recipe):
-    assert read_model(recipe('[model]\nshape = "decoder"\nvocab = 8000\n')) == ModelConfig(shape="decoder", vocab=8000)
+    assert read_model(recipe('[model]\nshape = "decoder"\nvocab = 8000\n')) == ModelConfig(
+        architecture="decoder", vocab_size=8000
+    )
     path = recipe('[model]\npreset = "base"\nheads = 4\n')
     assert read_model(path) == preset("base", heads=4)
     assert read_model(str(path), {"heads": 16, "position": "rope"}) == preset("base", heads=16, position="rope")
@@ -38,9 +40,9 @@ def test_a_recipe_holds_the_fields_or_a_preset_with_changes(recipe):
 
 def test_what_a_recipe_leaves_open_can_be_set(recipe):
     path = recipe("[model]\ndim = 64\n")
-    with pytest.raises(UserError, match=r"translate\.toml: .*vocab is not set"):
+    with pytest.raises(UserError, match=r"translate\.toml: .*vocab_size is not set"):
         read_model(path)
-    assert read_model(path, {"vocab": 100}) == ModelConfig(dim=64, vocab=100)
+    assert read_model(path, {"vocab_size": 100}) == ModelConfig(dim=64, vocab_size=100)
 
 
 def test_other_tables_pass_through(recipe):
@@ -91,9 +93,18 @@ def test_names_that_mean_nothing(tmp_path):
 
 
 def test_changes_are_read_as_the_field_wants_them():
-    texts = ["heads=4", "position=rope", "norm=none", "window = none", "tie=false", 'shape="decoder"', "dropout=1e-2"]
+    texts = [
+        "heads=4",
+        "position=rope",
+        "norm=none",
+        "window = none",
+        "tie_embeddings=false",
+        'architecture="decoder"',
+        "dropout=1e-2",
+    ]
     assert read_changes(texts) == {
-        "heads": 4, "position": "rope", "norm": "none", "window": None, "tie": False, "shape": "decoder",
+        "heads": 4, "position": "rope", "norm": "none", "window": None, "tie_embeddings": False,
+        "architecture": "decoder",
         "dropout": 0.01,
     }  # fmt: skip
 

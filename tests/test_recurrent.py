@@ -23,7 +23,7 @@ VOCAB = 17
 
 
 def config(**changes: Any) -> ModelConfig:
-    fields = {"shape": "recurrent", "vocab": VOCAB, "dim": 8, "embed_dim": 6, "layers": 2, "dropout": 0.0}
+    fields = {"architecture": "recurrent", "vocab_size": VOCAB, "dim": 8, "embed_dim": 6, "layers": 2, "dropout": 0.0}
     return ModelConfig(**{**fields, "embed_dropout": 0.0, **changes})
 
 
@@ -110,7 +110,7 @@ def by_hand(model: Recurrent, source: Tensor, target: Tensor) -> tuple[Tensor, T
 
 @pytest.mark.parametrize(("cell", "score"), EVERY)
 def test_equals_a_loop_over_torchs_cells(cell: str, score: str) -> None:
-    model = make(cell=cell, score=score, decoder_layers=1 if score == "dot" else None, tie=score != "dot")
+    model = make(cell=cell, score=score, decoder_layers=1 if score == "dot" else None, tie_embeddings=score != "dot")
     source, target = tokens(2, 4), tokens(2, 3)
     expected, weights = by_hand(model, source, target)
     with trace(model) as seen:
@@ -247,7 +247,7 @@ def reversal(rows: int, length: int, words: int = 12) -> PairBatch:
 
 def taught(steps: int, edits: dict[str, Any], **changes: Any) -> Recurrent:
     """Trained while `edits` are in force."""
-    model = build(config(vocab=12, dim=32, embed_dim=32, layers=1, **changes))
+    model = build(config(vocab_size=12, dim=32, embed_dim=32, layers=1, **changes))
     assert isinstance(model, Recurrent)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(steps):

@@ -22,11 +22,11 @@ from test_recurrent import CELLS, EVERY, config, make, tokens
 
 def test_the_same_config_with_one_key_changed() -> None:
     """What describes Transformer blocks is not read, so a Transformer's recipe needs one change."""
-    table = {"vocab": 11, "dim": 6, "layers": 1, "heads": 2, "ff_dim": 16, "position": "rope", "head_dim": 4}
+    table = {"vocab_size": 11, "dim": 6, "layers": 1, "heads": 2, "ff_dim": 16, "position": "rope", "head_dim": 4}
     transformer = build(from_dict(ModelConfig, table))
-    recurrent = build(from_dict(ModelConfig, {**table, "shape": "recurrent"}))
-    assert isinstance(transformer, EncoderDecoder) and transformer.config.score == "dot"
-    assert isinstance(recurrent, Recurrent) and recurrent.config.score == "additive"
+    recurrent = build(from_dict(ModelConfig, {**table, "architecture": "recurrent"}))
+    assert isinstance(transformer, EncoderDecoder) and transformer.config.attention_score == "dot"
+    assert isinstance(recurrent, Recurrent) and recurrent.config.attention_score == "additive"
     assert isinstance(recurrent, SequenceToSequence)
     for changes in ({"heads": 7, "head_dim": None}, {"position": "learned", "max_length": 1}, {"experts": 4}):
         torch.manual_seed(0)
@@ -41,12 +41,12 @@ def test_the_same_config_with_one_key_changed() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"score": "concat"}, "score = 'concat'.*score = 'additive'"),
-        ({"source": "patches"}, "source = 'patches': a recurrent model reads tokens"),
-        ({"head": "none"}, "head = 'none': a recurrent model writes tokens"),
+        ({"attention_score": "concat"}, "attention_score = 'concat'.*attention_score = 'additive'"),
+        ({"input": "patches"}, "input = 'patches': a recurrent model reads tokens"),
+        ({"output_head": "none"}, "output_head = 'none': a recurrent model writes tokens"),
         ({"embed_dim": 0}, "embed_dim = 0: must be 1 or more"),
         ({"cell": "rnn"}, "cell = 'rnn'.*gru, lstm"),
-        ({"target_vocab": 9}, "share = true needs one vocabulary"),
+        ({"target_vocab_size": 9}, "share_embeddings = true needs one vocabulary"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
@@ -66,13 +66,13 @@ def test_inputs_that_cannot_be_read_are_refused() -> None:
         model(source, tokens(2, 0))
     with pytest.raises(UserError, match="valid has dtype"):
         model(source, source, torch.ones(2, 5))
-    with pytest.raises(UserError, match=r"no Hugging Face family.*shape = 'recurrent'"):
+    with pytest.raises(UserError, match=r"no Hugging Face family.*architecture = 'recurrent'"):
         config_to_hf(model.config)
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_saved_and_loaded_it_is_the_same(cell: str, tmp_path: Path) -> None:
-    model = build(config(cell=cell, share=False, target_vocab=9, tie=False)).eval()
+    model = build(config(cell=cell, share_embeddings=False, target_vocab_size=9, tie_embeddings=False)).eval()
     save(model, tmp_path)
     again = load(tmp_path)
     source, target = tokens(2, 5), torch.randint(9, (2, 4))
@@ -88,7 +88,10 @@ SIZES = [
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
-@pytest.mark.parametrize("changes", [*SIZES, {"share": False, "tie": False, "logit_bias": True, "target_vocab": 9}])
+@pytest.mark.parametrize(
+    "changes",
+    [*SIZES, {"share_embeddings": False, "tie_embeddings": False, "logit_bias": True, "target_vocab_size": 9}],
+)
 def test_parameters_and_operations_by_formula(changes: dict[str, Any]) -> None:
     found, model = cost(config(**changes), seq=5, target_seq=4, batch=3), build(config(**changes))
     assert sum(found.parameters.values()) == sum(parameter.numel() for parameter in model.parameters())
@@ -121,6 +124,6 @@ def test_the_state_is_as_large_as_the_formula_says(cell: str) -> None:
 def test_presets() -> None:
     """Bahdanau et al. 2015, appendix B: 1000 hidden units each way, 620 numbers a word, 30 000 words."""
     paper, small = preset("rnn-2015"), preset("rnn-small")
-    assert (paper.dim, paper.token_dim, paper.vocab, paper.target_vocab) == (1000, 620, 30000, 30000)
+    assert (paper.dim, paper.token_dim, paper.vocab_size, paper.target_vocab_size) == (1000, 620, 30000, 30000)
     sizes = [sum(cost(one).parameters.values()) for one in (small, preset("small"))]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.05)

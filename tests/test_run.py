@@ -17,14 +17,14 @@ from regard.models.transformer import build
 from regard.settings import read_toml, write_toml
 from regard.text.tokenizer import Tokenizer
 
-TINY = {"dim": 12, "heads": 3, "layers": 2, "ff_dim": 10, "vocab": 31, "max_length": 40}
+TINY = {"dim": 12, "heads": 3, "layers": 2, "ff_dim": 10, "vocab_size": 31, "max_length": 40}
 CONFIGS = {
     "paper": preset("base", **TINY),
-    "untied": preset("base", **TINY, share=False, tie=False, target_vocab=17),
+    "untied": preset("base", **TINY, share_embeddings=False, tie_embeddings=False, target_vocab_size=17),
     "rope": preset("gpt2", **TINY, position="rope", activation="swiglu", kv_heads=1),
     "alibi": preset("gpt2", **TINY, position="alibi", norm="rms", bias=False),
     "experts": preset("gpt2", **TINY, experts=3),
-    "vit": preset("vit-tiny", **{**TINY, "vocab": None}, image_size=8, patch_size=4, classes=3),
+    "vit": preset("vit-tiny", **{**TINY, "vocab_size": None}, image_size=8, patch_size=4, classes=3),
 }
 
 
@@ -53,7 +53,7 @@ def test_saved_and_reloaded_means_identical(name, tmp_path):
     ids = torch.randint(17, (2, 7))
     given = {"encoder": (torch.randn(2, 3, 8, 8),), "decoder": (ids,), "encoder-decoder": (ids, ids)}
     with torch.no_grad():
-        assert torch.equal(again(*given[model.config.shape]), model(*given[model.config.shape]))
+        assert torch.equal(again(*given[model.config.architecture]), model(*given[model.config.architecture]))
 
 
 def test_tied_tables_are_stored_once_and_stay_tied(model, folder):
@@ -110,8 +110,8 @@ def test_tokenizers_travel_along(model, tmp_path, tokenizer):
     assert run.load_tokenizers(tmp_path / "one").keys() == {"tokenizer"}
     found = run.load_tokenizers(tmp_path / "two")
     assert found.keys() == {"source", "target"} and found["target"].encode("고양이") == tokenizer.encode("고양이")
-    with pytest.raises(UserError, match="'vocab'"):
-        run.save(model, tmp_path / "three", tokenizers={"vocab": tokenizer})
+    with pytest.raises(UserError, match="'vocab_size'"):
+        run.save(model, tmp_path / "three", tokenizers={"vocab_size": tokenizer})
     assert not (tmp_path / "three").exists()
 
 
@@ -157,7 +157,7 @@ def test_a_missing_or_wrong_model_table(folder):
     write_toml(folder / "recipe.toml", {"data": {}})
     with pytest.raises(UserError, match=r"recipe\.toml: has no table \[model\]"):
         run.load(folder)
-    write_toml(folder / "recipe.toml", {"model": {"vocab": 31, "head": 3}})
+    write_toml(folder / "recipe.toml", {"model": {"vocab_size": 31, "head": 3}})
     with pytest.raises(UserError, match=r"recipe\.toml: model\.head = 3"):
         run.load(folder)
     (folder / "recipe.toml").write_text("[model\n")
@@ -198,7 +198,7 @@ def test_weights_of_another_model_name_the_tensor(folder):
         ({"layers": 3}, r"lacks encoder\.blocks\.2"),
         ({"layers": 1}, r"has no place for decoder\.blocks\.1\."),
         ({"ff_dim": 11}, r"encoder\.blocks\.0\.feedforward\.up\.weight has shape \(10, 12\).*\(11, 12\)"),
-        ({"tie": False}, r"lacks head\.project\.weight"),
+        ({"tie_embeddings": False}, r"lacks head\.project\.weight"),
     ):
         write_toml(folder / "recipe.toml", {"model": {**tables["model"], **changes}})
         with pytest.raises(UserError, match=words):

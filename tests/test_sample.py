@@ -178,7 +178,7 @@ def test_versions_of_different_size_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "sampling",
-    [["--set=text.dropout=0.2"], ["--set=text.kind=unigram", "--set=text.vocab=120", "--set=text.alpha=0.3"]],
+    [["--set=text.dropout=0.2"], ["--set=text.kind=unigram", "--set=text.vocab_size=120", "--set=text.alpha=0.3"]],
 )
 def test_a_run_with_sampling_that_is_stopped_ends_as_if_it_had_not(tmp_path, monkeypatch, sampling) -> None:
     write_corpus(tmp_path)

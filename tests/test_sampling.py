@@ -23,8 +23,8 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def make_model(vocab: int = 20, dtype: torch.dtype = torch.float64) -> EncoderDecoder:
-    config = ModelConfig(vocab=vocab, dim=16, layers=2, heads=2, ff_dim=32, dropout=0.0, embed_dropout=0.0)
+def make_model(vocab_size: int = 20, dtype: torch.dtype = torch.float64) -> EncoderDecoder:
+    config = ModelConfig(vocab_size=vocab_size, dim=16, layers=2, heads=2, ff_dim=32, dropout=0.0, embed_dropout=0.0)
     return EncoderDecoder(config).to(dtype).eval()
 
 

@@ -189,7 +189,7 @@ def test_words_are_hidden_from_the_decoder_in_training_alone_and_still_expected(
     tokenizer = Tokenizer.train(filter(None, captions), "word")
     batch = next(iter(SceneStream(own, Targets.of(tokenizer, captions, 20), rows=4, count=4, seed=3)))
     small = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 16, "image_size": 48, "patch_size": 8, "channels": 1}
-    model = build(ModelConfig(**small, source="patches", vocab=len(tokenizer), dropout=0.0, embed_dropout=0.0))
+    model = build(ModelConfig(**small, input="patches", vocab_size=len(tokenizer), dropout=0.0, embed_dropout=0.0))
     assert Hiding.of(0.0, tokenizer) is None
     hide = Hiding(1.0, *(getattr(Hiding.of(0.5, tokenizer), name) for name in ("by", "ends")))  # every word
     plain, count = captioning(model.eval(), batch)
@@ -225,7 +225,7 @@ def test_attention_spread_evenly_gives_chance() -> None:
     data = scene_sets(ScenesData(valid=20, test=5), own, own)["valid"]
     tokenizer = Tokenizer.train(filter(None, own.all_captions("en")), "word")
     small = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 16, "image_size": 48, "patch_size": 8, "channels": 1}
-    model = build(ModelConfig(**small, source="patches", vocab=len(tokenizer))).eval()
+    model = build(ModelConfig(**small, input="patches", vocab_size=len(tokenizer))).eval()
     with torch.no_grad():
         model.decoder.blocks[0].cross.q.weight.zero_()
         model.decoder.blocks[0].cross.q.bias.zero_()

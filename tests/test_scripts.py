@@ -86,7 +86,7 @@ def test_a_run_from_korean_to_japanese(tmp_path: Path, kind) -> None:
         '[train]\nsteps = 4\nmetric = "chrf"\nevaluate_every = 2\n'
     )
     size = {"bpe": 400, "unigram": 250, "char": "none"}[kind]
-    options = [f"--set=text.kind={kind}", f"--set=text.vocab={size}", "--set=data.max_length=90"]
+    options = [f"--set=text.kind={kind}", f"--set=text.vocab_size={size}", "--set=data.max_length=90"]
     assert train(tmp_path / "r.toml", "-o", str(tmp_path / "run"), *options) == 0
     assert all("chrf" in line and "bleu" in line for line in read_metrics(tmp_path / "run") if "valid_loss" in line)
     assert "tok:char" in (tmp_path / "run" / "scores.json").read_text()

@@ -74,7 +74,7 @@ def test_values_come_back_equal_through_toml(tmp_path_factory, value):
 
 @pytest.mark.parametrize(
     "config",
-    [TrainConfig(), TrainConfig(betas=(0.8, 0.95), schedule="cosine", eps=1e-8), ModelConfig(vocab=9, kv_heads=2)],
+    [TrainConfig(), TrainConfig(betas=(0.8, 0.95), schedule="cosine", eps=1e-8), ModelConfig(vocab_size=9, kv_heads=2)],
     ids=["train", "train changed", "model"],
 )
 def test_recipes_come_back_equal(tmp_path, config):

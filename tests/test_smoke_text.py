@@ -184,7 +184,7 @@ def test_options_of_the_command_win_over_the_small_form(tmp_path, monkeypatch, c
         "--set",
         "text.kind=char",
         "--set",
-        "text.vocab=none",
+        "text.vocab_size=none",
         "--set",
         "text.alpha=none",
     ]

@@ -42,21 +42,23 @@ def rows_of(ragged: Ragged) -> list[list[int]]:
 
 
 @per_example
-@given(data=st.data(), vocab=st.sampled_from([1, 2**16, 2**16 + 1, 2**32]), chunk=st.integers(1, 4))
-def test_round_trip(tmp_path_factory, data, vocab, chunk) -> None:
-    ids = st.lists(st.integers(0, vocab - 1), max_size=5)
+@given(data=st.data(), vocab_size=st.sampled_from([1, 2**16, 2**16 + 1, 2**32]), chunk=st.integers(1, 4))
+def test_round_trip(tmp_path_factory, data, vocab_size, chunk) -> None:
+    ids = st.lists(st.integers(0, vocab_size - 1), max_size=5)
     rows = data.draw(st.lists(st.tuples(ids, ids), max_size=9))
     folder = tmp_path_factory.mktemp("store") / "s"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK", chunk)
-        store = Store.write(folder, iter(rows), vocab=(vocab, vocab), fingerprint="x", notes={"why": "a test"})
+        store = Store.write(
+            folder, iter(rows), vocab_size=(vocab_size, vocab_size), fingerprint="x", notes={"why": "a test"}
+        )
     again = Store.open(folder)
     for one in (store, again):
         assert len(one) == len(rows) and one.index["why"] == "a test"
         assert rows_of(one.sources) == [source for source, _ in rows]
         assert rows_of(one.targets) == [target for _, target in rows]
     tokens = sum(len(source) for source, _ in rows)
-    assert (folder / "source.ids").stat().st_size == tokens * (2 if vocab <= 2**16 else 4)
+    assert (folder / "source.ids").stat().st_size == tokens * (2 if vocab_size <= 2**16 else 4)
     assert [path.name for path in folder.parent.iterdir()] == ["s"]
 
 
@@ -64,7 +66,7 @@ def test_round_trip(tmp_path_factory, data, vocab, chunk) -> None:
 @given(rows=st.lists(st.tuples(st.lists(st.integers(0, 99), min_size=1), st.lists(st.integers(0, 99), min_size=2)),
                      min_size=1, max_size=20))  # fmt: skip
 def test_mapped_and_in_memory_give_the_same_batches(tmp_path_factory, rows) -> None:
-    mapped = Store.write(tmp_path_factory.mktemp("store") / "s", rows, vocab=(100, 100)).pairs()
+    mapped = Store.write(tmp_path_factory.mktemp("store") / "s", rows, vocab_size=(100, 100)).pairs()
     plain = Pairs([source for source, _ in rows], [target for _, target in rows])
     for one, other in zip(*(Batches(data, 1000, seed=3) for data in (mapped, plain)), strict=True):
         for name in ("source", "source_valid", "target", "expected"):
@@ -76,7 +78,7 @@ def test_mapped_and_in_memory_give_the_same_batches(tmp_path_factory, rows) -> N
 @pytest.mark.parametrize("row", [([70_000], [1]), ([1], [-1])])
 def test_ids_outside_the_vocabulary(tmp_path, row) -> None:
     with pytest.raises(UserError, match="outside the vocabulary"):
-        Store.write(tmp_path / "s", [([1], [1]), row], vocab=(100, 100))
+        Store.write(tmp_path / "s", [([1], [1]), row], vocab_size=(100, 100))
     assert not list(tmp_path.iterdir())
 
 
@@ -165,7 +167,7 @@ def test_nonsense_in_the_index(tmp_path, index) -> None:
 
 
 def test_object_arrays_are_never_mapped(tmp_path) -> None:
-    Store.write(tmp_path / "s", [([1, 2, 3, 4], [1])], vocab=(9, 9))
+    Store.write(tmp_path / "s", [([1, 2, 3, 4], [1])], vocab_size=(9, 9))
     index = json.loads((tmp_path / "s" / INDEX).read_text())
     index |= {"types": ["O", "<u2"], "tokens": [1, 1]}  # eight bytes: one pointer to anywhere
     (tmp_path / "s" / INDEX).write_text(json.dumps(index))
@@ -174,7 +176,7 @@ def test_object_arrays_are_never_mapped(tmp_path) -> None:
 
 
 def test_offsets_that_do_not_rise(tmp_path) -> None:
-    Store.write(tmp_path / "s", [([1, 2], [1]), ([3], [1])], vocab=(9, 9))
+    Store.write(tmp_path / "s", [([1, 2], [1]), ([3], [1])], vocab_size=(9, 9))
     offsets = torch.tensor([0, 7, 3], dtype=torch.long).numpy().tobytes()
     (tmp_path / "s" / "source.offsets").write_bytes(offsets)
     with pytest.raises(UserError, match="does not rise"):
@@ -183,14 +185,14 @@ def test_offsets_that_do_not_rise(tmp_path) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
 def test_interrupted_writing_leaves_what_was_there(tmp_path, error) -> None:
-    Store.write(tmp_path / "s", [([1], [2])], vocab=(9, 9), fingerprint="old")
+    Store.write(tmp_path / "s", [([1], [2])], vocab_size=(9, 9), fingerprint="old")
 
     def rows():
         yield from [([5], [6])] * 10_000
         raise error
 
     with pytest.raises((KeyboardInterrupt, OSError)):
-        Store.write(tmp_path / "s", rows(), vocab=(9, 9), fingerprint="new")
+        Store.write(tmp_path / "s", rows(), vocab_size=(9, 9), fingerprint="new")
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
     assert Store.open(tmp_path / "s").index["fingerprint"] == "old"
 
@@ -199,7 +201,7 @@ def test_a_folder_that_is_no_store_is_left_alone(tmp_path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
     with pytest.raises(UserError, match="is not replaced"):
-        Store.write(tmp_path / "thesis", [([1], [2])], vocab=(9, 9))
+        Store.write(tmp_path / "thesis", [([1], [2])], vocab_size=(9, 9))
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
 
 
@@ -238,10 +240,10 @@ def peak():
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 rows = 200_000
-Store.write(Path(sys.argv[1]) / "warm", [([1, 2], [1, 2])] * 5000, vocab=(9, 9)).pairs().batch(torch.arange(3))
+Store.write(Path(sys.argv[1]) / "warm", [([1, 2], [1, 2])] * 5000, vocab_size=(9, 9)).pairs().batch(torch.arange(3))
 before = peak()
 stream = (([i % 60000] * 100, [1, i % 60000, 2]) for i in range(rows))
-store = Store.write(Path(sys.argv[1]) / "s", stream, vocab=(60000, 60000))
+store = Store.write(Path(sys.argv[1]) / "s", stream, vocab_size=(60000, 60000))
 batches = iter(Batches(store.pairs(), 4000, seed=1))
 for _ in range(20):
     batch = next(batches)

@@ -174,8 +174,8 @@ def test_files_that_are_not_there(tmp_path):
     [
         ({"train": ()}, "names no file"),
         ({"train": "a.txt"}, "write a list"),
-        ({"train": ("a",), "valid_share": 1.0}, "must be at least 0 and below 1"),
-        ({"train": ("a",), "valid": ("b",), "valid_share": 0.1}, "choose one"),
+        ({"train": ("a",), "valid_fraction": 1.0}, "must be at least 0 and below 1"),
+        ({"train": ("a",), "valid": ("b",), "valid_fraction": 0.1}, "choose one"),
         ({"train": ("a",), "separator": ""}, "separator = ''"),
         ({"train": ("a",), "test": ("b",)}, "give each set a name"),
         ({"train": ("a",), "folder": ""}, "is no name of a folder"),

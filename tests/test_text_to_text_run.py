@@ -32,14 +32,14 @@ test = { test = ["numbers.tsv"] }
 kind = "labels"
 prefix = "size: "
 train = ["sizes.tsv"]
-valid_share = 0.25
+valid_fraction = 0.25
 test = { all = ["sizes.tsv"] }
 names = { "0" = "small", "1" = "large" }
 repeat = 2
 [data.tasks.holes]
 kind = "denoise"
 train = ["sizes.tsv"]
-valid_share = 0.25
+valid_fraction = 0.25
 test = { more = ["sizes.tsv"] }
 [train]
 steps = 6

@@ -245,8 +245,8 @@ def test_files_from_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_unigram_file_from_elsewhere_cannot_be_fooled(tmp_path: Path) -> None:
-    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((char, -2.0) for char in "▁<>/sab")]
-    raw = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=2, byte_fallback=False))
+    vocab_size = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((char, -2.0) for char in "▁<>/sab")]
+    raw = tokenizers.Tokenizer(models.Unigram(vocab_size, unk_id=2, byte_fallback=False))
     raw.pre_tokenizer = pre_tokenizers.Metaspace()
     raw.decoder = decoders.Metaspace()
     raw.add_special_tokens(["<pad>", "</s>", "<unk>"])

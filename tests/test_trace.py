@@ -22,7 +22,15 @@ ATTENTION = ("q", "k", "v", "mask", "scores", "scaled", "masked", "weights", "he
 
 
 def make(seed: int = 0, **changes: object) -> Decoder | Encoder | EncoderDecoder:
-    values = {"dim": 16, "layers": 2, "heads": 4, "ff_dim": 24, "vocab": 11, "shape": "decoder", "max_length": 32}
+    values = {
+        "dim": 16,
+        "layers": 2,
+        "heads": 4,
+        "ff_dim": 24,
+        "vocab_size": 11,
+        "architecture": "decoder",
+        "max_length": 32,
+    }
     torch.manual_seed(seed)
     return build(ModelConfig(**{**values, **changes})).double().eval()
 
@@ -50,14 +58,14 @@ def test_names_are_complete_and_ordered() -> None:
     }
     stages = ("positions", "embedded", "output")
     expected |= {f"{stack}.{stage}" for stack in ("encoder", "decoder") for stage in stages}
-    model = make(shape="encoder-decoder")
+    model = make(architecture="encoder-decoder")
     with trace(model) as t:
         model(tokens(2, 5), tokens(2, 3))
     assert set(t) == set(t.names) == expected
     assert len(t.names) == len(expected)
 
 
-@pytest.mark.parametrize("changes", [{"shape": "encoder"}, {"experts": 3}, {"kv_heads": 2}, {"position": "t5"}])
+@pytest.mark.parametrize("changes", [{"architecture": "encoder"}, {"experts": 3}, {"kv_heads": 2}, {"position": "t5"}])
 def test_every_promised_name_is_seen(changes: dict) -> None:
     model = make(**changes)
     with trace(model) as t:
@@ -66,7 +74,7 @@ def test_every_promised_name_is_seen(changes: dict) -> None:
 
 
 def test_shapes() -> None:
-    model = make(shape="encoder-decoder", kv_heads=2, value_dim=3)
+    model = make(architecture="encoder-decoder", kv_heads=2, value_dim=3)
     with trace(model) as t:
         model(tokens(2, 5), tokens(2, 3))
     at = "decoder.1.cross"
@@ -96,10 +104,10 @@ def test_a_part_of_a_model_can_be_traced() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", ["encoder", "decoder", "encoder-decoder"])
-def test_a_traced_model_computes_the_same(kind: str, shape: str) -> None:
-    model = make(position=kind, shape=shape, kv_heads=2, window=4)
-    given = (tokens(), tokens(), padded(), padded()) if shape == "encoder-decoder" else (tokens(), padded())
+@pytest.mark.parametrize("architecture", ["encoder", "decoder", "encoder-decoder"])
+def test_a_traced_model_computes_the_same(kind: str, architecture: str) -> None:
+    model = make(position=kind, architecture=architecture, kv_heads=2, window=4)
+    given = (tokens(), tokens(), padded(), padded()) if architecture == "encoder-decoder" else (tokens(), padded())
     plain = model(*given)
     with trace(model):
         traced = model(*given)
@@ -247,7 +255,7 @@ def test_a_switched_off_head_is_a_removed_column(heads: tuple[int, ...]) -> None
 
 
 def test_uniform_weights_are_the_mean_of_the_values() -> None:
-    model = make(shape="encoder", head="none")
+    model = make(architecture="encoder", output_head="none")
     with trace(model, {"encoder.0.attention.weights": replace(torch.tensor(1 / 6))}) as t:
         model(tokens())
     mean = t["encoder.0.attention.v"].mean(dim=2, keepdim=True)

@@ -90,7 +90,7 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch(tmp_path):
 
 
 def test_accumulating_takes_the_batches_in_turn(tmp_path):
-    trainer = make(tmp_path, replace(TRAIN, accumulate=3, steps=4))
+    trainer = make(tmp_path, replace(TRAIN, gradient_accumulation=3, steps=4))
     plain = Batches(reversal_pairs(), TRAIN.batch_tokens, 1)
     for _ in zip(range(12), plain, strict=False):
         pass
@@ -177,7 +177,7 @@ def test_evaluation_changes_nothing(tmp_path):
 
 
 ALL = replace(
-    TRAIN, steps=24, pack=12, accumulate=2, ema=0.9, r_drop=1.0, precision="bf16", nonfinite="skip",
+    TRAIN, steps=24, pack=12, gradient_accumulation=2, ema=0.9, r_drop=1.0, precision="bf16", nonfinite="skip",
     evaluate_every=3, patience=6, save_every=4, log_every=5, keep=3,
 )  # fmt: skip
 
@@ -247,9 +247,9 @@ def test_patience_runs_on_over_a_stop(tmp_path, monkeypatch):
         ({"average": 5}, r"average = 5: .* keep = 5"),
         ({"pack": 5000}, r"pack = 5000: .* batch_tokens = 4096"),
         ({"patience": 2}, r"patience = 2: .* evaluate_every"),
-        ({"graph": True}, r"graph = true .* pack > 0"),
-        ({"graph": True, "pack": 64, "accumulate": 2}, r"accumulate = 1"),
-        ({"accumulate": 0}, r"accumulate = 0"),
+        ({"graph": True}, r"cuda_graph = true .* pack > 0"),
+        ({"graph": True, "pack": 64, "gradient_accumulation": 2}, r"gradient_accumulation = 1"),
+        ({"gradient_accumulation": 0}, r"gradient_accumulation = 0"),
         ({"r_drop": -1.0}, r"r_drop = -1.0"),
         ({"precision": "half"}, r"precision = 'half'.*bf16"),
         ({"nonfinite": "ignore"}, r"nonfinite = 'ignore'.*skip"),
@@ -262,5 +262,5 @@ def test_refusals_name_the_field(fields, message):
 
 
 def test_a_graph_needs_a_gpu(tmp_path):
-    with pytest.raises(UserError, match=r"graph = true: a CUDA graph needs an NVIDIA GPU, not cpu"):
-        make(tmp_path, replace(TRAIN, graph=True, pack=16))
+    with pytest.raises(UserError, match=r"cuda_graph = true: a CUDA graph needs an NVIDIA GPU, not cpu"):
+        make(tmp_path, replace(TRAIN, cuda_graph=True, pack=16))

@@ -33,7 +33,7 @@ def make_run(folder: Path, decode: dict[str, object] | None = None, **changes: o
     torch.manual_seed(1)
     tokenizer = Tokenizer.train(LINES, "word")
     sizes = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 32, "dropout": 0.0, "embed_dropout": 0.0}
-    config = ModelConfig(**{**sizes, "vocab": len(tokenizer), **changes})  # type: ignore[arg-type]
+    config = ModelConfig(**{**sizes, "vocab_size": len(tokenizer), **changes})  # type: ignore[arg-type]
     model = EncoderDecoder(config)
     save(model, folder, tokenizers={"tokenizer": tokenizer}, recipe={} if decode is None else {"decode": decode})
     return folder

@@ -27,11 +27,11 @@ def here(tmp_path, monkeypatch) -> Path:
         ("train.schedule=cosin", "train.schedule = 'cosin': did you mean 'cosine'?"),
         ("model.dmi=8", "model.dmi: unknown setting; did you mean 'dim'?"),
         ("model.preset=tny", "model.preset = 'tny': unknown preset; did you mean 'tiny'?"),
-        ("model.shape=decoder", "model.shape = 'decoder'"),
-        ("model.vocab=7", "model.vocab = 7: the tokenizer has 300 pieces"),
+        ("model.architecture=decoder", "model.architecture = 'decoder'"),
+        ("model.vocab_size=7", "model.vocab_size = 7: the tokenizer has 300 pieces"),
         ("model.heads=3", "model."),
         ("text.kind=bpee", "text.kind = 'bpee': did you mean 'bpe'?"),
-        ("text.vocab=99", "text.vocab is 99, too small"),
+        ("text.vocab_size=99", "text.vocab_size is 99, too small"),
         ("text.joint=maybe", "text.joint = 'maybe': expected true or false"),
         ("data.trian=1", "data.trian: unknown setting; did you mean 'train'?"),
         ("data.train=1", "data.train = 1: expected a list"),
@@ -57,7 +57,7 @@ def test_learned_positions_that_end_too_early(here, capsys):
 
 
 def test_packing_a_recurrent_model_is_refused(here, capsys):
-    assert train("mine.toml", "--set=model.shape=recurrent", "--set=train.pack=64") == 2
+    assert train("mine.toml", "--set=model.architecture=recurrent", "--set=train.pack=64") == 2
     assert "train.pack = 64: a recurrent model reads one sentence a row" in capsys.readouterr().err
 
 

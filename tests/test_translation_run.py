@@ -76,7 +76,7 @@ def test_five_lines_make_a_complete_run(here, capsys):
     assert [line["step"] for line in lines if "valid_loss" in line] == [6]
     scores = json.loads((run / "scores.json").read_text())
     assert scores["valid"]["lines"] == 6 and scores["valid"]["signature"].startswith("nrefs:1")
-    assert regard.load(run).config.vocab == 300
+    assert regard.load(run).config.vocab_size == 300
     assert Path(read_toml(run / "recipe.toml")["data"]["folder"]) == here
     assert isinstance(Translator.load(run).translate(["July 4th, 1976"])[0], str)
 
@@ -96,7 +96,7 @@ def test_every_format_gives_the_same_model(here, finished, data):
 @pytest.mark.parametrize("kind", ["word", "char", "unigram"])
 def test_other_tokenizers(here, kind):
     assert train("mine.toml", f"--set=text.kind={kind}", "--set=train.steps=2") == 0
-    assert regard.load("runs/mine").config.target_vocab is None
+    assert regard.load("runs/mine").config.target_vocab_size is None
 
 
 def test_two_tokenizers(here):
@@ -105,8 +105,8 @@ def test_two_tokenizers(here):
     assert {"source.json", "target.json"} <= names and "tokenizer.json" not in names
     translator = Translator.load(run)
     config = regard.load(run).config
-    assert not config.share
-    assert (config.vocab, config.target_vocab) == (len(translator.source), len(translator.target))
+    assert not config.share_embeddings
+    assert (config.vocab_size, config.target_vocab_size) == (len(translator.source), len(translator.target))
     assert main(["resume", str(run)]) == 0
 
 
@@ -192,10 +192,10 @@ def test_a_run_made_before_a_setting_existed_goes_on(here, finished, capsys):
     shutil.copytree(finished, "runs/mine")
     recipe = Path("runs/mine/recipe.toml")
     text = recipe.read_text().replace(str(finished.parent), str(here))
-    assert "recompute = false\n" in text and "n_best = 1\n" in text
-    recipe.write_text(text.replace("recompute = false\n", "").replace("n_best = 1\n", ""))
+    assert "activation_checkpointing = false\n" in text and "n_best = 1\n" in text
+    recipe.write_text(text.replace("activation_checkpointing = false\n", "").replace("n_best = 1\n", ""))
     assert train() == 0
-    assert train("mine.toml", "--set=train.recompute=true") == 2
+    assert train("mine.toml", "--set=train.activation_checkpointing=true") == 2
     assert "holds a run with other settings" in capsys.readouterr().err
 
 

@@ -16,7 +16,8 @@ from regard.train.objective import surprise
 from regard.train.vocabulary import chunked, score
 
 CONFIG = ModelConfig(
-    shape="decoder", vocab=50, dim=16, layers=2, heads=2, ff_dim=32, norm_order="pre", position="rope", dropout=0.0,
+    architecture="decoder", vocab_size=50, dim=16, layers=2, heads=2, ff_dim=32, norm_order="pre", position="rope",
+    dropout=0.0,
     embed_dropout=0.0,
 )  # fmt: skip
 
@@ -38,7 +39,7 @@ def gradients(model: Decoder, loss: torch.Tensor) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("chunk", [1, 4, 21, 100])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(
-    "changes", [{}, {"tie": False}, {"logit_bias": True, "logit_scale": 0.5}, {"head_layer": True}], ids=str
+    "changes", [{}, {"tie_embeddings": False}, {"logit_bias": True, "logit_scale": 0.5}, {"head_layer": True}], ids=str
 )
 def test_loss_and_gradients_are_those_of_cross_entropy(chunk, smoothing, changes):
     model, batch = make(**changes)
@@ -114,16 +115,16 @@ def test_r_drop_in_chunks(chunk, alpha):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("vocab", [37, 5000, 10000])
+@pytest.mark.parametrize("vocab_size", [37, 5000, 10000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("alpha", [0.0, 4.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_kernel_computes_the_formulas(vocab, dtype, alpha, smoothing):
+def test_the_kernel_computes_the_formulas(vocab_size, dtype, alpha, smoothing):
     from regard.train import kernel
 
     torch.manual_seed(0)
-    logits = (3 * torch.randn(128, vocab, device="cuda")).to(dtype)
-    expected = torch.randint(vocab, (64,), device="cuda").masked_fill(torch.rand(64, device="cuda") < 0.2, -100)
+    logits = (3 * torch.randn(128, vocab_size, device="cuda")).to(dtype)
+    expected = torch.randint(vocab_size, (64,), device="cuda").masked_fill(torch.rand(64, device="cuda") < 0.2, -100)
     expected = expected.repeat(2)
     wanted = score(logits.double(), expected, smoothing, alpha)
     found = kernel.score(logits.clone(), expected, smoothing, alpha)

@@ -36,8 +36,10 @@ STILL = replace(MODEL, dropout=0.0, embed_dropout=0.0, bias=False)
 BASE = replace(TRAIN, steps=12, log_every=1, save_every=6, evaluate_every=6, label_smoothing=0.1)
 CASES: dict[str, TrainConfig] = {
     "plain": BASE,
-    "accumulated": replace(BASE, accumulate=3, clip=0.1),
-    "everything": replace(BASE, pack=12, accumulate=2, ema=0.9, r_drop=1.0, nonfinite="skip", recompute=True),
+    "accumulated": replace(BASE, gradient_accumulation=3, clip=0.1),
+    "everything": replace(
+        BASE, pack=12, gradient_accumulation=2, ema=0.9, r_drop=1.0, nonfinite="skip", activation_checkpointing=True
+    ),
 }
 ENGINES = ("ddp", "fsdp")
 VALID = reversal_pairs(8, seed=9)

@@ -13,9 +13,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from regard.predict import Translator
 from regard.explore import head_grid, heat_map, svg_file
 from regard.explore.translation import attention_of
+from regard.predict import Translator
 
 HERE = Path(__file__).parent
 LINE = "March 3rd, 2021"

@@ -71,7 +71,7 @@ def train(folder: Path) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     config = ModelConfig(
-        source="patches", image_size=SIDE, patch_size=8, vocab=len(tokenizer), position="learned", norm_order="pre",
+        input="patches", image_size=SIDE, patch_size=8, vocab_size=len(tokenizer), position="learned", norm_order="pre",
         dim=96, layers=2, heads=4, ff_dim=256, dropout=0.0, embed_dropout=0.0, max_length=80,
     )  # fmt: skip
     model, choose = build(config), random.Random(1)

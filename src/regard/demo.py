@@ -38,7 +38,7 @@ from regard.train.trainer import Trainer, read_metrics
 
 SHOWN = ("March 3rd, 2021", "three hundred forty-two thousand", "Friday, August 15th, 1947", "seven hundred five")
 CONTENTS = ("source.json", "target.json", "model.safetensors", "metrics.jsonl", "report.html", "checkpoints", RECIPE)
-FIXED = ("source", "vocab", "target_vocab", "head")  # they follow from the data
+FIXED = ("input", "vocab_size", "target_vocab_size", "output_head")  # they follow from the data
 SHAPES = ("encoder-decoder", "recurrent")
 
 
@@ -64,14 +64,14 @@ class Setup:
         for name in FIXED:
             if name in changes:
                 raise UserError(f"{name} = {changes[name]!r}: the demo's data decides this; leave {name} as it is")
-        if (shape := changes.get("shape", SHAPES[0])) not in SHAPES:
+        if (shape := changes.get("architecture", SHAPES[0])) not in SHAPES:
             raise UserError(f"shape = {shape!r}: the demo translates; use {' or '.join(map(repr, SHAPES))}")
         config = from_dict(TrainConfig, tables["train"], "train.")
         self.config = replace(config, steps=steps or config.steps, seed=config.seed if seed is None else seed)
         self.pairs = examples("train", self.data["train"], self.data["seed"])
         self.source = Tokenizer.train((pair.source for pair in self.pairs), "word")
         self.target = Tokenizer.train((pair.target for pair in self.pairs), "char")
-        sizes = {"vocab": len(self.source), "target_vocab": len(self.target)}
+        sizes = {"vocab_size": len(self.source), "target_vocab_size": len(self.target)}
         self.model_config = from_dict(ModelConfig, {**tables["model"], **sizes, **changes}, "model.")
         self.recipe = {"model": to_dict(self.model_config), "train": to_dict(self.config), "data": self.data}
 

@@ -58,18 +58,18 @@ def run(args: argparse.Namespace) -> int:
     changes = {name: value for name, value in given.items() if value is not None}
     captioner = Captioner.load(args.run, args.device, changes)
     config = captioner.model.config
-    if args.key is not None and config.source != "features":
+    if args.key is not None and config.input != "features":
         raise UserError(f"--key {args.key}: is for files of features, and {args.run} reads pictures; leave it out")
     for at in range(0, len(args.files), TOGETHER):
         some = args.files[at : at + TOGETHER]
         read = [
-            open_source(file, config.source, config.channels, config.image_size, config.feature_dim, args.key)
+            open_source(file, config.input, config.channels, config.image_size, config.feature_dim, args.key)
             for file in some
         ]
         for told in (told for _, told in read if told):
             print(f"note: {told}", file=sys.stderr)
         parts = [one for one, _ in read]
-        source, valid = pad_features(parts) if config.source == "features" else (torch.stack(parts), None)
+        source, valid = pad_features(parts) if config.input == "features" else (torch.stack(parts), None)
         found = captioner.search(source, valid, batch=TOGETHER, first=at)
         for number, (file, answers) in enumerate(zip(some, found, strict=True), start=at + 1):
             _write(number, file, answers, args.json, captioner.config.n_best > 1)

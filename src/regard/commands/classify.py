@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--files {args.files[0]}: there is a TEXT too; give one of them")
     if args.column is not None and not args.files:
         raise UserError(f"--column {args.column}: is a column of --files, and there are none")
-    if load_config(args.run).source == "patches":
+    if load_config(args.run).input == "patches":
         return classify_pictures(args)
     classifier = Classifier.load(args.run, str(find_device(args.device)))
     data = load_recipe(args.run).get("data")

@@ -24,7 +24,7 @@ regard cost base --seq 512 --batch 32         the paper's base model on a batch 
 regard cost gpt2 --set kv_heads=4 --batch 8   what a change to the model would cost
 regard cost base --seq 100 --target-seq 20    a long source, a short target
 regard cost gpt2 --dtype fp32                 numbers of 4 bytes
-regard cost recipe.toml --set vocab=8000      a recipe that leaves the vocabulary to its tokenizer
+regard cost recipe.toml --set vocab_size=8000      a recipe that leaves the vocabulary to its tokenizer
 regard cost runs/demo --json                  every number of a saved model, for programs
 regard cost --list                            all presets and their sizes
 """
@@ -98,13 +98,15 @@ def _presets_table() -> str:
     from regard.cost import cost
     from regard.models.presets import PRESETS, preset
 
-    lines: list[tuple[str, ...]] = [("preset", "shape", "layers", "dim", "heads", "ff_dim", "vocab", "parameters")]
+    lines: list[tuple[str, ...]] = [
+        ("preset", "architecture", "layers", "dim", "heads", "ff_dim", "vocab_size", "parameters")
+    ]
     for name in PRESETS:
         config = preset(name)
-        inside = ("-", "-") if config.shape == "recurrent" else (config.heads, config.ff_dim)
-        sizes = (_layers(config), config.dim, *inside, config.vocab or "-")
+        inside = ("-", "-") if config.architecture == "recurrent" else (config.heads, config.ff_dim)
+        sizes = (_layers(config), config.dim, *inside, config.vocab_size or "-")
         total = sum(cost(config).parameters.values())
-        lines.append((name, config.shape, *map(str, sizes), f"{total:,}"))
+        lines.append((name, config.architecture, *map(str, sizes), f"{total:,}"))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = (
         "  ".join(_pad(cell, width, i > 1) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
@@ -118,7 +120,7 @@ def _pad(cell: str, width: int, right: bool) -> str:
 
 
 def _layers(config: ModelConfig) -> str:
-    if config.shape not in ("encoder-decoder", "recurrent"):
+    if config.architecture not in ("encoder-decoder", "recurrent"):
         return str(config.layers)
     return f"{config.layers}+{config.layers if config.decoder_layers is None else config.decoder_layers}"
 
@@ -142,18 +144,18 @@ def _report(name: str, config: ModelConfig, found: Cost) -> str:
 
 def _describe(config: ModelConfig) -> str:
     heads = f"{config.heads} heads" + (f" ({config.kv_heads} for keys)" if config.kv_heads else "")
-    parts = [config.shape, f"{_layers(config)} layers", f"dim {config.dim}"]
-    if config.shape == "recurrent":
-        parts += [config.cell, f"embed_dim {config.token_dim}", f"{config.score} attention"]
+    parts = [config.architecture, f"{_layers(config)} layers", f"dim {config.dim}"]
+    if config.architecture == "recurrent":
+        parts += [config.cell, f"embed_dim {config.token_dim}", f"{config.attention_score} attention"]
     else:
         parts += [heads, f"ff_dim {config.ff_dim}"]
-    if config.vocab is not None and (config.source == "tokens" or config.head == "tokens"):
-        parts.append(f"vocab {config.vocab}")
+    if config.vocab_size is not None and (config.input == "tokens" or config.output_head == "tokens"):
+        parts.append(f"vocab_size {config.vocab_size}")
     return ", ".join(parts)
 
 
 def _workload(config: ModelConfig, found: Cost) -> str:
-    unit = {"tokens": "tokens", "patches": "patches", "features": "features"}[config.source]
+    unit = {"tokens": "tokens", "patches": "patches", "features": "features"}[config.input]
     if found.target_seq:
         return f"batch: {found.batch} x ({found.seq} source {unit}, {found.target_seq} target tokens)"
     return f"batch: {found.batch} x {found.seq} {unit}"
@@ -202,7 +204,7 @@ def _memory_rows(config: ModelConfig, found: Cost) -> list[Row]:
     rows: list[Row] = [("weights", size(found.weights), found.dtype)]
     cache = sum(found.kv_cache.values())
     if cache:
-        own = "state" if config.shape == "recurrent" else "self"
+        own = "state" if config.architecture == "recurrent" else "self"
         cross = f"{own} {size(found.kv_cache['self'])}, cross {size(found.kv_cache['cross'])}"
         rows.append(("key/value cache", size(cache), cross if found.kv_cache["cross"] else ""))
     state = "fp64" if found.dtype == "fp64" else "fp32"
@@ -212,7 +214,7 @@ def _memory_rows(config: ModelConfig, found: Cost) -> list[Row]:
     if found.loss_gradients:
         rows.append(("training: gradients of the loss", size(found.loss_gradients), "as the backward pass begins"))
     rows.append(("training in all, at the peak", size(found.training_memory), ""))
-    if config.attention != "reference" and config.shape != "recurrent":
+    if config.attention != "reference" and config.architecture != "recurrent":
         written_out = found.training_memory + found.reference_activations - sum(found.activations.values())
         rows.append(("  with attention = 'reference'", size(written_out), ""))
     return rows
@@ -227,9 +229,9 @@ def _parts(parts: dict[str, int], show: Callable[[float], str]) -> list[Row]:
 
 
 def _token(config: ModelConfig) -> str:
-    if config.shape in ("encoder-decoder", "recurrent"):
+    if config.architecture in ("encoder-decoder", "recurrent"):
         return "target token"
-    return {"tokens": "token", "patches": "patch", "features": "feature"}[config.source]
+    return {"tokens": "token", "patches": "patch", "features": "feature"}[config.input]
 
 
 def _assumptions(config: ModelConfig, found: Cost) -> list[str]:
@@ -238,11 +240,13 @@ def _assumptions(config: ModelConfig, found: Cost) -> list[str]:
         "reference": "every pair counts, hidden or not; the weights are kept for the backward pass",
         "flex": "only visible pairs count; hidden ones are skipped",
     }[config.attention]
-    if config.shape == "recurrent":
+    if config.architecture == "recurrent":
         path = "every pair of a target and a source token counts; the weights are kept for the backward pass"
     mixed = "; training in mixed precision" if found.dtype in ("bf16", "fp16") else ""
     return [
-        f"assumed: {path}." if config.shape == "recurrent" else f"assumed: attention = {config.attention!r}: {path}.",
+        f"assumed: {path}."
+        if config.architecture == "recurrent"
+        else f"assumed: attention = {config.attention!r}: {path}.",
         f"         A product [m, k] x [k, n] is 2·m·n·k operations, all else 0; no padding{mixed}.",
     ]
 

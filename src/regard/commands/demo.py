@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     changes = read_changes(args.set)
     if not args.json:
         kind = {"recurrent": "a recurrent model with attention"}.get(
-            changes.get("shape", ""), "an encoder-decoder Transformer"
+            changes.get("architecture", ""), "an encoder-decoder Transformer"
         )
         print(f"English dates and numbers -> Korean: {kind}, trained from scratch.", flush=True)
     setup = Setup(Path(args.out), changes, args.steps, args.seed)

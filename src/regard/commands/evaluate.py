@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
     tables = load_recipe(args.run)
     model = tables.get("model")
-    imported = "language" if isinstance(model, dict) and model.get("shape") == "decoder" else DEFAULT
+    imported = "language" if isinstance(model, dict) and model.get("architecture") == "decoder" else DEFAULT
     task = task_of({"task": imported, **tables})
     given = {name: value for name, value in vars(args).items() if name not in ("run", "device", "json", "debug")}
     for name, value in given.items():

@@ -32,12 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from regard.files import staged
     from regard.interop import compare, export_folder
     from regard.models import folder as runs
 
     model = runs.load(args.folder)
     tokenizers, notes = runs.load_tokenizers(args.folder), runs.load_recipe(args.folder).get("hf", {})
-    with runs.staged(args.hf, marker="config.json", force=args.force, keep=args.folder) as fresh:
+    with staged(args.hf, marker="config.json", force=args.force, keep=args.folder) as fresh:
         family = export_folder(model, fresh, tokenizers, notes=notes)
         difference = compare(model, fresh) if args.check else None
         report_check(difference)

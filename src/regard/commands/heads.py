@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None and Path(args.out).suffix.lower() not in ENDINGS:
         raise UserError(f"-o {args.out}: the ending says what is written; use one of {', '.join(ENDINGS)}")
     inside = Inside.open(args.run, args.device)
-    aligns = "cross" in inside.anatomy.parts and inside.config.source == "tokens"
+    aligns = "cross" in inside.anatomy.parts and inside.config.input == "tokens"
     known = read_examples(inside, args.data, max(args.limit, PAIRS) if aligns and args.limit > 0 else args.limit)
     batches = in_batches(known[: args.limit], inside.device)
     off = {} if args.no_loss else losses_when_off(inside, batches, watch=progress)

@@ -29,12 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from regard.commands.export import report_check
+    from regard.files import staged
     from regard.interop import compare, read_folder
     from regard.models import folder as runs
 
     found = read_folder(args.folder)
     output = Path(args.out) if args.out else Path("runs") / Path(args.folder).resolve().name
-    with runs.staged(output, marker=runs.RECIPE, force=args.force, keep=args.folder) as fresh:
+    with staged(output, marker=runs.RECIPE, force=args.force, keep=args.folder) as fresh:
         difference = compare(found.model, args.folder) if args.check else None
         report_check(difference)
         runs.save(found.model, fresh, tokenizers=found.tokenizers, recipe={"hf": found.notes} if found.notes else None)
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{found.family}, {parameters:,} parameters: {args.folder} -> {output} ({', '.join(files)})")
     if found.unused:
         print(f"left out, since the model does not use them: {', '.join(found.unused)}")
-    if not found.tokenizers and found.model.config.source == "tokens":
+    if not found.tokenizers and found.model.config.input == "tokens":
         print("there is no tokenizer.json in that folder, so the model reads and writes ids")
     if difference is not None:
         print(difference.sentence)

@@ -70,7 +70,7 @@ def look_at(args: argparse.Namespace) -> tuple[Look, Look | None]:
 
     inside = Inside.open(args.run, args.device)
     changes = read_changes(args)
-    text, picture = (args.input, None) if inside.config.source == "tokens" else (None, args.input)
+    text, picture = (args.input, None) if inside.config.input == "tokens" else (None, args.input)
     if text is not None and not text.strip():
         raise UserError("INPUT: the text is empty; give at least one word")
     if not changes:

@@ -19,7 +19,7 @@ kernel may decline (on a CPU: attention dropout, learned biases, value_dim ≠ h
 key heads than heads); then the written-out formula runs, and "reference" is the better estimate.
 
 The backward pass frees as it goes. It needs most at its beginning: the gradients of the loss, (w + s) bytes for
-each of the T·vocab logits (with label smoothing; a little less without). Not counted: libraries' workspaces (tens
+each of the T·vocab_size logits (with label smoothing; a little less without). Not counted: libraries' workspaces (tens
 of MiB) and the allocator's rounding.
 """
 
@@ -40,7 +40,7 @@ INDEX = 8  # bytes of an int64
 
 def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, size: int) -> dict[str, int]:
     """Bytes kept after one forward pass with loss, by kind; kinds of which there is nothing are left out."""
-    if config.shape == "recurrent":
+    if config.architecture == "recurrent":
         return recurrent.activation_bytes(config, stacks, batch, size)
     wide = max(4, size)
     kept = dict.fromkeys(("source", "norms", "attention", "scores", "feedforward", "dropout", "head", "loss"), 0)
@@ -71,11 +71,11 @@ def loss_gradient_bytes(config: ModelConfig, stacks: list[StackShape], batch: in
 
 def _source(config: ModelConfig, batch: int, stacks: list[StackShape], size: int) -> int:
     """Token ids, pixels or features."""
-    target = (INDEX if config.head == "tokens" else config.feature_dim * size) * batch * stacks[-1].length
+    target = (INDEX if config.output_head == "tokens" else config.feature_dim * size) * batch * stacks[-1].length
     target = target if len(stacks) == 2 else 0
-    match config.source:
+    match config.input:
         case "tokens":
-            typed = config.token_types > 0 and config.shape != "decoder"
+            typed = config.token_types > 0 and config.architecture != "decoder"
             return target + INDEX * batch * stacks[0].length * (2 if typed else 1)
         case "patches":
             return target + batch * config.channels * config.image_size**2 * size + stem_bytes(config, batch, size)
@@ -116,7 +116,7 @@ def _keys_values(config: ModelConfig) -> int:
 
 def _copies(config: ModelConfig) -> int:
     """Of one token: q, k and v as the written-out products take them, a k and v for every head."""
-    per_head = {"dot": 2, "multiplicative": 3, "additive": 2, "concat": 0}[config.score]
+    per_head = {"dot": 2, "multiplicative": 3, "additive": 2, "concat": 0}[config.attention_score]
     return config.heads * (per_head * config.key_dim + config.val_dim)
 
 
@@ -124,7 +124,7 @@ def _maps(config: ModelConfig, batch: int, size: int) -> int:
     """The matrices of a learned score, spread over the rows of the batch."""
     if batch == 1:
         return 0
-    count = {"multiplicative": 1, "additive": 2}.get(config.score, 0)
+    count = {"multiplicative": 1, "additive": 2}.get(config.attention_score, 0)
     return count * batch * config.heads * config.key_dim**2 * size
 
 
@@ -136,9 +136,9 @@ def _cross(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int
         keys = config.key_heads * config.key_dim if config.attention != "reference" else _keys_values(config)
         own += size * (tokens * config.heads * config.key_dim + memory * keys)
     if config.attention == "reference":
-        per_head = {"dot": 1, "multiplicative": 2, "additive": 1, "concat": 0}[config.score]
+        per_head = {"dot": 1, "multiplicative": 2, "additive": 1, "concat": 0}[config.attention_score]
         own += tokens * size * per_head * config.heads * config.key_dim
-        keys = 0 if config.score == "concat" else config.key_dim
+        keys = 0 if config.attention_score == "concat" else config.key_dim
         own += memory * size * config.heads * (keys + config.val_dim) + _maps(config, batch, size)
     else:
         own += tokens * (size * config.heads * config.key_dim + max(4, size) * config.heads)
@@ -192,7 +192,7 @@ def _bias(config: ModelConfig, stack: StackShape, batch: int, size: int, masked:
 
 def _weights(config: ModelConfig, batch: int, pairs: int, size: int) -> int:
     """Of one layer: attention weights twice, dropout's mask, and the inside of a learned score."""
-    hidden = {"additive": 1 if batch == 1 else 2, "concat": 3}.get(config.score, 0) * config.key_dim * size
+    hidden = {"additive": 1 if batch == 1 else 2, "concat": 3}.get(config.attention_score, 0) * config.key_dim * size
     return batch * config.heads * pairs * (max(4, size) + size + (config.attention_dropout > 0) + hidden)
 
 
@@ -209,13 +209,13 @@ def _feedforward(config: ModelConfig, size: int) -> int:
 
 def _head(config: ModelConfig, batch: int, length: int, size: int) -> int:
     dim, tokens, wide = config.dim, batch * length, max(4, size)
-    if config.head in ("tokens", "values"):
+    if config.output_head in ("tokens", "values"):
         layer = 2 * dim * size + (dim + 2) * wide if config.head_layer else 0
         return tokens * (dim * size + layer)
-    if config.head == "none" or not (config.pooler or config.head == "classes"):
+    if config.output_head == "none" or not (config.pooler or config.output_head == "classes"):
         return 0
     # the first state is a view that keeps all states alive, unless autocast copies it
-    rows = tokens if config.pool == "cls" and size >= 4 else batch
+    rows = tokens if config.pooling == "cls" and size >= 4 else batch
     return size * dim * (rows + batch * config.pooler)
 
 
@@ -225,7 +225,7 @@ def _loss(config: ModelConfig, batch: int, length: int, size: int) -> int:
     Of numbers, the squared error: those predicted and those expected.
     """
     outputs = _outputs(config, batch, length)
-    if config.head == "values":
+    if config.output_head == "values":
         return outputs * (size + max(4, size))
     rows = outputs // (output_size(config) or 1)
     return outputs * (size if size >= 4 else size + 4) + INDEX * rows
@@ -233,4 +233,4 @@ def _loss(config: ModelConfig, batch: int, length: int, size: int) -> int:
 
 def _outputs(config: ModelConfig, batch: int, length: int) -> int:
     """Logits of the whole batch."""
-    return output_size(config) * batch * (length if config.head in ("tokens", "values") else 1)
+    return output_size(config) * batch * (length if config.output_head in ("tokens", "values") else 1)

@@ -7,7 +7,7 @@ and feed-forward width f, one block takes:
     attention     2·B·(N·d·H·D + M·d·G·(D + Dv) + N·H·Dv·d)    8·B·N·d² when H·D = d and G = H
     scores        2·B·H·N·M·(D + Dv)                           4·B·N²·d: the part that grows with N²
     feed-forward  4·B·N·d·f, with a gate 6·B·N·d·f             times experts_per_token, + 2·B·N·d·experts
-    output layer  2·B·N·d·vocab                                once
+    output layer  2·B·N·d·vocab_size                                once
 
 N·M counts every pair. The reference and fused paths are counted at that, though the mask hides almost half
 of it from a causal model (`hidden_operations`). Flex skips what is hidden, so there only visible pairs count:
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> dict[str, int]:
     """One forward pass, by part; parts without products are left out."""
-    if config.shape == "recurrent":
+    if config.architecture == "recurrent":
         return recurrent.forward_operations(config, stacks, batch)
     parts = {"source": sum(source_operations(config, batch, stacks[0].length)), "target": 0}
-    if config.head == "values":
+    if config.output_head == "values":
         parts["target"] = 2 * batch * stacks[-1].length * config.feature_dim * config.dim
     for stack in stacks:
         name, layers, n, m = stack.name, stack.layers, stack.length, stack.memory
@@ -56,7 +56,7 @@ def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int
 
 def hidden_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> int:
     """What the forward pass spends on pairs that the mask then hides: nothing where they are skipped."""
-    if config.attention == "flex" or config.shape == "recurrent":
+    if config.attention == "flex" or config.architecture == "recurrent":
         return 0
     pairs = sum(stack.layers * stack.length**2 - visible_pairs(config, stack) for stack in stacks)
     return pairs * _per_pair(config, batch)
@@ -64,7 +64,7 @@ def hidden_operations(config: ModelConfig, stacks: list[StackShape], batch: int)
 
 def recomputed_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> int:
     """q · k once more in the backward pass, where attention does not keep its weights."""
-    if config.attention == "reference" or config.shape == "recurrent":
+    if config.attention == "reference" or config.architecture == "recurrent":
         return 0
     pairs = 0
     for stack in stacks:
@@ -77,7 +77,7 @@ def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:
     """One more token a row when `stack.length` - 1 are in the cache; 0 for a model that does not generate."""
     if not stack.causal:
         return 0
-    if config.shape == "recurrent":
+    if config.architecture == "recurrent":
         return recurrent.step_operations(config, stack, batch)
     keys, m = stack.length, stack.memory
     pairs = min(keys, config.window or keys) if config.attention == "flex" else keys
@@ -105,7 +105,7 @@ def _projections(config: ModelConfig, batch: int, queries: int, keys: int) -> in
 def _per_pair(config: ModelConfig, batch: int) -> int:
     """Of one query and one key in all heads: their score, and the share of the value."""
     size = config.key_dim
-    score = size * (2 * size + 1) if config.score == "concat" else size
+    score = size * (2 * size + 1) if config.attention_score == "concat" else size
     return 2 * batch * config.heads * (score + config.val_dim)
 
 
@@ -115,7 +115,7 @@ def _scores(config: ModelConfig, batch: int, queries: int, keys: int, pairs: int
 
 def _mapped(config: ModelConfig, batch: int, queries: int, keys: int) -> int:
     """W q and W k before they meet, where a score is learned."""
-    mapped = {"multiplicative": queries, "additive": queries + keys}.get(config.score, 0)
+    mapped = {"multiplicative": queries, "additive": queries + keys}.get(config.attention_score, 0)
     return 2 * batch * config.heads * mapped * config.key_dim**2
 
 
@@ -135,7 +135,7 @@ def _feedforward(config: ModelConfig, tokens: int) -> int:
 
 def source_operations(config: ModelConfig, batch: int, length: int) -> list[int]:
     """Of each product that makes vectors of what enters; the first one's input needs no gradient."""
-    match config.source:
+    match config.input:
         case "tokens":
             return [0]
         case "patches":
@@ -146,8 +146,8 @@ def source_operations(config: ModelConfig, batch: int, length: int) -> list[int]
 
 def _head(config: ModelConfig, batch: int, length: int) -> int:
     dim = config.dim
-    if config.head in ("tokens", "values"):
+    if config.output_head in ("tokens", "values"):
         return 2 * batch * length * dim * (output_size(config) + dim * config.head_layer)
-    if config.head == "none":
+    if config.output_head == "none":
         return 0
     return 2 * batch * dim * (output_size(config) + dim * config.pooler)

@@ -6,7 +6,7 @@ A linear map from m to n numbers has m·n of them, and n more for its bias. With
     attention     d·(H·D + G·(D + Dv)) + H·Dv·d      4·d² when H·D = d, G = H     cross attention: the same
     feed-forward  2·d·f                              3·d·f with a gate (swiglu, geglu); times experts
     norm          2·d (layer), d (rms)               one a sub-layer; qk_norm: 2·D an attention
-    tables        vocab·d, max_length·d              an output layer tied to a table adds nothing
+    tables        vocab_size·d, max_length·d              an output layer tied to a table adds nothing
 
 The paper's base model: 37000·512 + 6·(4·512² + 2·512·2048) + 6·(8·512² + 2·512·2048) = 63.0 M, and 0.1 M for
 biases and norms.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
     """Parameters by part; parts without any are left out."""
-    if config.shape == "recurrent":
+    if config.architecture == "recurrent":
         return recurrent.count_parameters(config)
     parts = {"embedding": _tables(config), "source": _source(config), "target": _target(config), "positions": 0}
     for stack in stack_shapes(config):
@@ -44,9 +44,13 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
 
 def output_size(config: ModelConfig) -> int:
     """Tokens, classes, numbers of a step, or 0 where a model gives states."""
-    match config.head:
+    match config.output_head:
         case "tokens":
-            return config.target_size if config.shape in ("encoder-decoder", "recurrent") else config.vocab or 0
+            return (
+                config.target_size
+                if config.architecture in ("encoder-decoder", "recurrent")
+                else config.vocab_size or 0
+            )
         case "values":
             return config.feature_dim
         case "classes":
@@ -67,15 +71,15 @@ def _linear(inputs: int, outputs: int, bias: bool = True) -> int:
 
 def _tables(config: ModelConfig) -> int:
     rows = 0
-    if config.source == "tokens":
-        rows = (config.vocab or 0) + (config.token_types if config.shape != "decoder" else 0)
-    if config.shape == "encoder-decoder" and config.head == "tokens":
-        rows += 0 if config.share and config.source == "tokens" else config.target_size
+    if config.input == "tokens":
+        rows = (config.vocab_size or 0) + (config.token_types if config.architecture != "decoder" else 0)
+    if config.architecture == "encoder-decoder" and config.output_head == "tokens":
+        rows += 0 if config.share_embeddings and config.input == "tokens" else config.target_size
     return rows * config.dim
 
 
 def _source(config: ModelConfig) -> int:
-    match config.source:
+    match config.input:
         case "tokens":
             return 0
         case "patches":
@@ -86,7 +90,7 @@ def _source(config: ModelConfig) -> int:
 
 
 def _target(config: ModelConfig) -> int:
-    return _linear(config.feature_dim, config.dim) if config.head == "values" else 0
+    return _linear(config.feature_dim, config.dim) if config.output_head == "values" else 0
 
 
 def _positions(config: ModelConfig) -> int:
@@ -113,14 +117,17 @@ def _attention(config: ModelConfig, kept: tuple[int, ...]) -> int:
     }
     out = _linear(heads * config.val_dim, config.dim, config.bias)
     norms = 2 * size * config.qk_norm
-    return _linear(config.dim, inner, config.bias) + out + norms + heads * learned[config.score]
+    return _linear(config.dim, inner, config.bias) + out + norms + heads * learned[config.attention_score]
 
 
 def _head(config: ModelConfig) -> int:
     dim, size = config.dim, output_size(config)
-    pooler = _linear(dim, dim) if config.pooler and config.shape == "encoder" else 0
-    if config.head not in ("tokens", "values"):
+    pooler = _linear(dim, dim) if config.pooler and config.architecture == "encoder" else 0
+    if config.output_head not in ("tokens", "values"):
         return pooler + (_linear(dim, size) if size else 0)
-    tied, biased = config.tie and config.head == "tokens", config.logit_bias or config.head == "values"
+    tied, biased = (
+        config.tie_embeddings and config.output_head == "tokens",
+        config.logit_bias or config.output_head == "values",
+    )
     layer = _linear(dim, dim) + 2 * dim if config.head_layer else 0
     return pooler + layer + size * biased + (0 if tied else dim * size)

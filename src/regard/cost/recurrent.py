@@ -36,8 +36,8 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
     dim, width, bias = config.dim, config.token_dim, config.bias
     encoder, decoder = stack_shapes(config)
     biases = 2 * GATES[config.cell] * dim * bias
-    rows = (config.vocab or 0) + (0 if config.share else config.target_size)
-    cross = {"dot": 0, "multiplicative": 2 * dim**2}.get(config.score, 3 * dim**2 + dim)
+    rows = (config.vocab_size or 0) + (0 if config.share_embeddings else config.target_size)
+    cross = {"dot": 0, "multiplicative": 2 * dim**2}.get(config.attention_score, 3 * dim**2 + dim)
     parts = {
         "embedding": rows * width,
         "encoder.cells": 2 * (_encoder_cells(config) + encoder.layers * biases),
@@ -45,7 +45,7 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
         "decoder.cross": cross,
         "decoder.cells": _decoder_cells(config, decoder) + decoder.layers * biases,
         "decoder.readout": 2 * width * (3 * dim + width + bias),
-        "head": config.target_size * (config.logit_bias + (0 if config.tie else width)),
+        "head": config.target_size * (config.logit_bias + (0 if config.tie_embeddings else width)),
     }
     return {name: count for name, count in parts.items() if count}
 
@@ -84,7 +84,7 @@ def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, 
     dim, width, wide = config.dim, config.token_dim, max(4, size)
     kept_by_cell = {"gru": 5, "lstm": 6}[config.cell] * dim  # gates; h, or h and the memory cell
     inputs = width + 2 * dim + (decoder.layers - 1) * dim
-    tanh = dim if config.score == "additive" else 0
+    tanh = dim if config.attention_score == "additive" else 0
     dropped = source * (width * (config.embed_dropout > 0) + 2 * dim * encoder.layers * (config.dropout > 0))
     dropped += target * (width * (config.embed_dropout > 0) + dim * decoder.layers * (config.dropout > 0))
     kept = {
@@ -121,11 +121,11 @@ def _decoder_cells(config: ModelConfig, stack: StackShape) -> int:
 
 
 def _keys(config: ModelConfig) -> int:
-    return 0 if config.score == "dot" else 2 * config.dim**2
+    return 0 if config.attention_score == "dot" else 2 * config.dim**2
 
 
 def _query(config: ModelConfig) -> int:
-    return config.dim**2 if config.score == "additive" else 0
+    return config.dim**2 if config.attention_score == "additive" else 0
 
 
 def _readout(config: ModelConfig) -> int:

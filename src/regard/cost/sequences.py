@@ -41,7 +41,7 @@ class StackShape:
 
 
 def stack_shapes(config: ModelConfig, source: int = 1, target: int = 1) -> list[StackShape]:
-    match config.shape:
+    match config.architecture:
         case "encoder-decoder" | "recurrent":
             layers = config.layers if config.decoder_layers is None else config.decoder_layers
             return [
@@ -56,20 +56,22 @@ def stack_shapes(config: ModelConfig, source: int = 1, target: int = 1) -> list[
 
 def lengths(config: ModelConfig, seq: int | None, target_seq: int | None) -> tuple[int, int]:
     """Source and target length, checked; the target's is 0 where there is one sequence only."""
-    two = config.shape in ("encoder-decoder", "recurrent")
-    picture = config.source_length if config.source == "patches" else None
+    two = config.architecture in ("encoder-decoder", "recurrent")
+    picture = config.source_length if config.input == "patches" else None
     if picture is not None and seq not in (None, picture):
         raise UserError(
             f"seq = {seq}: a picture of {config.image_size} x {config.image_size} in patches of {config.patch_size} "
             f"takes {picture} positions; leave seq out, or change image_size or patch_size"
         )
     if target_seq is not None and not two:
-        raise UserError(f"target_seq = {target_seq}: shape = {config.shape!r} has one sequence; give seq alone")
+        raise UserError(
+            f"target_seq = {target_seq}: architecture = {config.architecture!r} has one sequence; give seq alone"
+        )
     source = picture or (config.max_length if seq is None else seq)
     target = source if target_seq is None else target_seq
     for name, length in (("seq", source), ("target_seq", target))[: 2 if two else 1]:
         at_least_one(name, length)
-        if config.position == "learned" and config.shape != "recurrent" and length > config.max_length:
+        if config.position == "learned" and config.architecture != "recurrent" and length > config.max_length:
             raise UserError(
                 f"{name} = {length}: longer than max_length = {config.max_length} of the learned positions; "
                 f"use {config.max_length} or less, raise max_length, or take position = 'rope'"

@@ -140,13 +140,13 @@ def cost(
     if max(total, sum(forward.values())) > LIMIT:
         raise UserError(f"seq = {source}, batch = {batch}: with these sizes the counts pass 1e60; give smaller numbers")
     idle = max(0, config.experts - config.experts_per_token) * feedforward_parameters(config)
-    active = total if config.shape == "recurrent" else total - idle * sum(stack.layers for stack in stacks)
+    active = total if config.architecture == "recurrent" else total - idle * sum(stack.layers for stack in stacks)
     tables = parameters.get("embedding", 0) + parameters.get("positions", 0)
-    tied = config.token_dim * output_size(config) if config.tie and config.head == "tokens" else 0
+    tied = config.token_dim * output_size(config) if config.tie_embeddings and config.output_head == "tokens" else 0
     half = {"half_weights": size * (total - tables + tied)} if size < 4 else {}
     # products with what needs no gradient
     constant = source_operations(config, batch, source)[0] + forward.get("target", 0)
-    if config.shape == "recurrent":
+    if config.architecture == "recurrent":
         constant = recurrent.first_step_operations(config, batch)
     written_out = replace(config, attention="reference")
     return Cost(
@@ -173,7 +173,7 @@ def cost(
 
 
 def _kv_cache(config: ModelConfig, stack: StackShape, batch: int, size: int) -> dict[str, int]:
-    if config.shape == "recurrent":
+    if config.architecture == "recurrent":
         return recurrent.state_bytes(config, stack, batch, size)
     token = stack.layers * batch * config.key_heads * (config.key_dim + config.val_dim) * size
     return {"self": token * stack.length * stack.causal, "cross": token * stack.memory}

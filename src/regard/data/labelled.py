@@ -149,8 +149,8 @@ def prepare_labelled(
         if _fingerprint(files, config, tokenizer, classes, sampling) != before:
             raise UserError(f"{', '.join(files)}: changed while being read; start again when they are complete")
 
-    versions, vocab = 1 if sampling is None else sampling.versions, (len(tokenizer), len(classes))
-    return Store.write(folder, rows(), vocab=vocab, versions=versions, fingerprint=before, notes=notes)
+    versions, vocab_size = 1 if sampling is None else sampling.versions, (len(tokenizer), len(classes))
+    return Store.write(folder, rows(), vocab_size=vocab_size, versions=versions, fingerprint=before, notes=notes)
 
 
 def _shortened(ids: Ids, length: int) -> Ids:

@@ -38,7 +38,7 @@ class LabelData:
 
     train: Files
     valid: Files = ()
-    valid_share: float = 0.0  # of the rows of `train`, the same share of every class, held out in place of `valid`
+    valid_fraction: float = 0.0  # of the rows of `train`, the same share of every class, held out in place of `valid`
     test: dict[str, Files] = field(default_factory=dict)
     text: str = "text"  # name of the column
     label: str = "label"
@@ -70,10 +70,12 @@ class LabelData:
             raise UserError(f"folder = {self.folder!r}: is no name of a folder; leave it out for the recipe's own")
         if not self.train:
             raise UserError('train = []: names no file; write  train = ["train.tsv"]')
-        if not 0 <= self.valid_share < 1:
-            raise UserError(f"valid_share = {self.valid_share}: must be at least 0 and below 1, such as 0.05")
-        if self.valid_share and self.valid:
-            raise UserError(f"valid_share = {self.valid_share}: there is valid = {list(self.valid)} too; choose one")
+        if not 0 <= self.valid_fraction < 1:
+            raise UserError(f"valid_fraction = {self.valid_fraction}: must be at least 0 and below 1, such as 0.05")
+        if self.valid_fraction and self.valid:
+            raise UserError(
+                f"valid_fraction = {self.valid_fraction}: there is valid = {list(self.valid)} too; choose one"
+            )
         if self.text == self.label:
             raise UserError(f"text = label = {self.text!r}: they are two columns")
         if not self.header and not (self.text.isdecimal() and self.label.isdecimal() and "0" not in self.columns):

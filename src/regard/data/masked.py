@@ -163,4 +163,4 @@ def prepare_texts(
         if not count:
             raise UserError("the text has no tokens: it is empty")
 
-    return Store.write(folder, rows(), vocab=(len(tokenizer), 1), fingerprint=whole)
+    return Store.write(folder, rows(), vocab_size=(len(tokenizer), 1), fingerprint=whole)

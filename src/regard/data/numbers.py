@@ -89,7 +89,7 @@ class NumbersData:
     horizon: int = 24  # steps that are foretold
     period: int = 24  # steps after which a season returns: the baseline says what was then
     columns: Files = ()  # channels; left out: every column of numbers
-    valid_share: float = 0.1  # the steps before the last part: they choose the best weights
+    valid_fraction: float = 0.1  # the steps before the last part: they choose the best weights
     test_share: float = 0.2  # the last part
     # both
     mean: tuple[float, ...] = ()  # of the channels; left out: those of the training data
@@ -108,11 +108,13 @@ class NumbersData:
                 raise UserError(f"{name} = {getattr(self, name)}: must be {least} or more")
         if not self.tolerance > 0:
             raise UserError(f"tolerance = {self.tolerance}: must be greater than 0")
-        for name in ("valid_share", "test_share"):
+        for name in ("valid_fraction", "test_share"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} = {getattr(self, name)}: must be at least 0 and below 1, such as 0.1")
-        if self.valid_share + self.test_share >= 1:
-            raise UserError(f"valid_share + test_share = {self.valid_share + self.test_share}: leaves nothing to learn")
+        if self.valid_fraction + self.test_share >= 1:
+            raise UserError(
+                f"valid_fraction + test_share = {self.valid_fraction + self.test_share}: leaves nothing to learn"
+            )
         if len(self.mean) != len(self.std) or any(not scale > 0 for scale in self.std):
             raise UserError(f"std = {list(self.std)}: give one number above 0 for each of mean = {list(self.mean)}")
 
@@ -134,7 +136,7 @@ class NumbersData:
                 "steps that are read; raise that"
             )
         if self.context and (self.valid or self.test):
-            raise UserError("valid and test: a series is divided in time; use valid_share and test_share")
+            raise UserError("valid and test: a series is divided in time; use valid_fraction and test_share")
         if self.rule is not None and self.longest < self.rule.shortest:
             raise UserError(f"longest = {self.longest}: must be rule.shortest = {self.rule.shortest} or more")
 

@@ -31,14 +31,14 @@ from regard.errors import MissingFiles, UserError, suggest
 from regard.settings import check_types
 
 BYTES = 8  # the type of an idx file that is read
-HELD_OUT = 1  # seed of the choice that `valid_share` makes: the same for every training seed
+HELD_OUT = 1  # seed of the choice that `valid_fraction` makes: the same for every training seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class PicturesData:
     train: Files
     valid: Files = ()
-    valid_share: float = 0.0  # of the training pictures, held out in place of `valid`
+    valid_fraction: float = 0.0  # of the training pictures, held out in place of `valid`
     test: dict[str, Files] = field(default_factory=dict)
     classes: Files = ()  # names in the order of the labels; folders bring theirs
     skip_bad: bool = False  # leave out pictures that cannot be read, instead of asking you to mend them
@@ -51,10 +51,12 @@ class PicturesData:
         check_types(self)
         if not self.train:
             raise UserError('train = []: names nothing; write  train = ["photos/train"], a folder with one a class')
-        if not 0 <= self.valid_share < 1:
-            raise UserError(f"valid_share = {self.valid_share}: must be at least 0 and below 1, such as 0.05")
-        if self.valid_share and self.valid:
-            raise UserError(f"valid_share = {self.valid_share}: there is valid = {list(self.valid)} too; choose one")
+        if not 0 <= self.valid_fraction < 1:
+            raise UserError(f"valid_fraction = {self.valid_fraction}: must be at least 0 and below 1, such as 0.05")
+        if self.valid_fraction and self.valid:
+            raise UserError(
+                f"valid_fraction = {self.valid_fraction}: there is valid = {list(self.valid)} too; choose one"
+            )
         if len(set(self.classes)) < len(self.classes):
             raise UserError(f"classes = {list(self.classes)}: names one twice")
 

@@ -61,7 +61,7 @@ def _series(data: NumbersData) -> NumberSets:
     else:
         series, channels = read_series(data.train, data)
         print(f"note: channels: {', '.join(channels)}", file=sys.stderr)
-    border, last = 1 - data.valid_share - data.test_share, 1 - data.test_share
+    border, last = 1 - data.valid_fraction - data.test_share, 1 - data.test_share
     data = _with_scale(data, torch.cat([one[: int(border * len(one))] for one in series]), channels)
     scale = Scale.of(data)
     windows = Windows([scale.shrink(one) for one in series], data.context, data.horizon)

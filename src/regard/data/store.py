@@ -80,14 +80,14 @@ class Store:
         folder: str | Path,
         rows: Iterable[tuple[Ids, ...]],
         *,
-        vocab: tuple[int, int],
+        vocab_size: tuple[int, int],
         versions: int = 1,
         fingerprint: str = "",
         notes: Mapping[str, Any] | None = None,
     ) -> Store:
         """Write (source ids, target ids) as they come and open the result.
 
-        `vocab` is the size of each side's vocabulary. With more `versions`, a row is (source, target, source cut
+        `vocab_size` is the size of each side's vocabulary. With more `versions`, a row is (source, target, source cut
         otherwise, target cut otherwise, …). `notes` go into index.json, as they stand after the
         last row. A store under that name is replaced, any other folder is left alone.
         """
@@ -98,7 +98,7 @@ class Store:
         fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
         make_folder(fresh)
         try:
-            sizes = _write_sides(fresh, rows, [_id_type(size) for size in vocab] * versions)
+            sizes = _write_sides(fresh, rows, [_id_type(size) for size in vocab_size] * versions)
             index = {"version": VERSION, "fingerprint": fingerprint, **sizes, **(notes or {})}
             _write(fresh / INDEX, json.dumps(index, indent=1).encode())
             _swap(fresh, folder, fingerprint)
@@ -185,8 +185,8 @@ def prepare_pairs(
         if print_now() != before:
             raise UserError(f"{name}: changed while being read; start again when they are complete")
 
-    vocab, versions = (len(source), len(target)), 1 if sampling is None else sampling.versions
-    return Store.write(folder, rows(), vocab=vocab, versions=versions, fingerprint=before, notes=notes)
+    vocab_size, versions = (len(source), len(target)), 1 if sampling is None else sampling.versions
+    return Store.write(folder, rows(), vocab_size=vocab_size, versions=versions, fingerprint=before, notes=notes)
 
 
 def _within(row: tuple[Ids, ...], max_length: int | None) -> tuple[Ids, ...]:
@@ -238,9 +238,9 @@ def _chunks(stream: Iterator[Pair]) -> Iterator[list[Pair]]:
         yield chunk
 
 
-def _id_type(vocab: int) -> str:
-    """The narrowest whole numbers that hold 0 to vocab - 1, in a byte order that is the same everywhere."""
-    return ID_TYPES[0] if vocab <= 2**16 else ID_TYPES[1]
+def _id_type(vocab_size: int) -> str:
+    """The narrowest whole numbers that hold 0 to vocab_size - 1, in a byte order that is the same everywhere."""
+    return ID_TYPES[0] if vocab_size <= 2**16 else ID_TYPES[1]
 
 
 def _name(side: int) -> str:

@@ -42,7 +42,7 @@ from regard.errors import UserError
 from regard.samples import sample_folder
 from regard.settings import check_types, from_dict, to_dict
 
-HOLD_OUT = 0  # seed of what `valid_share` holds out of labelled texts
+HOLD_OUT = 0  # seed of what `valid_fraction` holds out of labelled texts
 LABELS_ONLY = ("classes", "class_weights", "fraction", "max_length", "hide", "header")  # of a classifier, not of a text
 
 
@@ -80,13 +80,13 @@ class TextTask:
         """The sets that are judged by what the model writes; noise is judged by its loss alone."""
         if isinstance(self.data, TextData):
             return {}
-        held = {"valid": self.data.train} if getattr(self.data, "valid_share", 0) else {"valid": self.data.valid}
+        held = {"valid": self.data.train} if getattr(self.data, "valid_fraction", 0) else {"valid": self.data.valid}
         return {name: files for name, files in {**held, **self.data.test}.items() if files}
 
     @property
     def validated(self) -> bool:
         """Whether it has validation data."""
-        return bool(self.data.valid or getattr(self.data, "valid_share", 0))
+        return bool(self.data.valid or getattr(self.data, "valid_fraction", 0))
 
     @property
     def noise(self) -> Noise:
@@ -149,7 +149,7 @@ class TextTask:
     def texts(self, name: str) -> Iterator[Piece]:
         """The text to be denoised: "train" or one of `noise_sets`."""
         assert isinstance(self.data, TextData)
-        share = self.data.valid_share
+        share = self.data.valid_fraction
         if not share or name in self.data.test:
             return pieces({"train": self.data.train, "valid": self.data.valid, **self.data.test}[name], self.data)
         count = survey(self.data.train, self.data).characters
@@ -169,11 +169,11 @@ class TextTask:
 
 def _chosen(data: LabelData, name: str) -> list[bool] | None:
     """Which rows of labelled training data a set has, where some are held out."""
-    if not data.valid_share or name not in ("train", "valid"):
+    if not data.valid_fraction or name not in ("train", "valid"):
         return None
     labels: dict[str, int] = {}
     numbers = [labels.setdefault(one.label, len(labels)) for one in examples(data.train, data)]
-    held = draw(torch.tensor(numbers), data.valid_share, HOLD_OUT, keep=True)
+    held = draw(torch.tensor(numbers), data.valid_fraction, HOLD_OUT, keep=True)
     chosen: list[bool] = (held if name == "valid" else ~held).tolist()
     return chosen
 

@@ -2,7 +2,7 @@
 
     [data]
     train = ["input.txt"]                 a file, a pattern ("part-*.txt"), a folder with all that is in it
-    valid_share = 0.1                     the last tenth of its characters is held out; or
+    valid_fraction = 0.1                     the last tenth of its characters is held out; or
     valid = ["valid.jsonl"]               text of its own to be judged by
     test = { wiki = ["wiki.parquet"] }    named sets, for the end
 
@@ -33,7 +33,7 @@ class TextData:
 
     train: Files
     valid: Files = ()
-    valid_share: float = 0.0  # of the characters of `train`, the last of them, held out in place of `valid`
+    valid_fraction: float = 0.0  # of the characters of `train`, the last of them, held out in place of `valid`
     test: dict[str, Files] = field(default_factory=dict)
     column: str = "text"  # of a table
     table: Literal["tsv", "csv", "jsonl", "parquet"] | None = None  # what every file is, whatever its ending
@@ -53,10 +53,12 @@ class TextData:
             raise UserError(f"folder = {self.folder!r}: is no name of a folder; leave it out for the recipe's own")
         if not self.train:
             raise UserError('train = []: names no file; write  train = ["input.txt"]')
-        if not 0 <= self.valid_share < 1:
-            raise UserError(f"valid_share = {self.valid_share}: must be at least 0 and below 1, such as 0.1")
-        if self.valid_share and self.valid:
-            raise UserError(f"valid_share = {self.valid_share}: there is valid = {list(self.valid)} too; choose one")
+        if not 0 <= self.valid_fraction < 1:
+            raise UserError(f"valid_fraction = {self.valid_fraction}: must be at least 0 and below 1, such as 0.1")
+        if self.valid_fraction and self.valid:
+            raise UserError(
+                f"valid_fraction = {self.valid_fraction}: there is valid = {list(self.valid)} too; choose one"
+            )
         if self.separator == "":
             raise UserError("separator = '': leave it out, and a text file is one document")
 

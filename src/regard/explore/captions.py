@@ -150,7 +150,7 @@ def _looks(name: str, captioner: Captioner, data: CaptionSet) -> Section:
         ids, weights = _attention(captioner, data, torch.tensor([row]))
         words = [captioner.tokenizer.token(id) for id in ids[0]]
         looked = weights[-1, 0].mean(dim=0)[: len(words)]  # [T, places]
-        if config.source == "patches":
+        if config.input == "patches":
             grid, picture = grid_of(config), as_input(data.sources(torch.tensor([row]))[0].cpu())[0]
             drawn = picture_panels(picture, grid.down, grid.across, looked, words, title=data.captions[row])
         else:

@@ -88,18 +88,18 @@ def read_examples(inside: Inside, files: Sequence[str], limit: int, seed: int = 
 
 def _examples(inside: Inside, files: Sequence[str], limit: int, seed: int) -> Iterator[Example]:
     config, readings = inside.config, inside.readings
-    if config.source == "tokens" and config.head == "classes":
+    if config.input == "tokens" and config.output_head == "classes":
         for row in examples(files, _columns(inside, files)):
             yield _of_text(inside, row.text, row.label, f"{row.file}, row {row.row}")
         return
-    if config.source != "tokens" or readings.writes:
+    if config.input != "tokens" or readings.writes:
         data = DataConfig(train=tuple(files))
         folder = find(files, data.folder)[0][0].parent
         for pair in pairs(files, data):
             yield _of_pair(inside, readings, pair.source, pair.target, folder, f"{pair.file}, line {pair.line}")
         return
     texts = pieces(files, TextData(train=tuple(files)))
-    if config.shape == "decoder":
+    if config.architecture == "decoder":
         yield from _pieces(inside, (piece.text for piece in texts))
         return
     generator = torch.Generator().manual_seed(seed)
@@ -126,7 +126,7 @@ def _of_text(inside: Inside, text: str, label: str, where: str) -> Example:
 
 def _of_pair(inside: Inside, readings: Readings, source: str, target: str, folder: Path, where: str) -> Example:
     """A sentence and its translation, a picture and its caption or class."""
-    picture = folder / source if inside.config.source != "tokens" else None
+    picture = folder / source if inside.config.input != "tokens" else None
     try:
         reading = readings.read(None if picture is not None else source, picture)
         if not readings.writes:
@@ -169,7 +169,7 @@ def _pieces(inside: Inside, texts: Iterable[str]) -> Iterator[Example]:
 def _of_line(inside: Inside, readings: Readings, line: str, generator: torch.Generator) -> Example:
     reading = readings.read(line, cut=True)
     ids = reading.source[0]
-    if inside.config.head != "tokens":
+    if inside.config.output_head != "tokens":
         return Example(ids)
     tokenizer = readings.source
     mask = next((id for name in ("[MASK]", "<mask>") if tokenizer and (id := tokenizer.id_of(name)) is not None), None)

@@ -183,7 +183,7 @@ def _distances(view: View) -> Tensor:
 
 def _view(inside: Inside, batch: Batch, part: PartName, lexicon: Lexicon | None) -> View:
     config, device = inside.config, inside.device
-    grid = grid_of(config) if config.source == "patches" else None
+    grid = grid_of(config) if config.input == "patches" else None
     rows = batch.source.shape[0]
     places = config.source_length if grid is not None else batch.source.shape[1]
     source = torch.ones(rows, places, dtype=torch.bool, device=device)
@@ -199,7 +199,7 @@ def _view(inside: Inside, batch: Batch, part: PartName, lexicon: Lexicon | None)
         signs = sign_table(tokenizer, int(ids.max()) + 1).to(device)[ids]
     aligned = _aligned(batch, lexicon).to(device) if part == "cross" and lexicon is not None else None
     on_picture = grid if part != "decoder" else None
-    in_order = part == "decoder" or config.source == "tokens"
+    in_order = part == "decoder" or config.input == "tokens"
     every = keys[:, None].expand(-1, own.shape[1], -1)  # each layer's mask comes from the trace
     return View(own, keys, every, signs, aligned, on_picture, part != "cross", in_order)
 
@@ -225,7 +225,7 @@ def _sequences(batch: Batch) -> Iterable[tuple[list[int], list[int]]]:
 
 
 def _lexicon(inside: Inside, batches: Sequence[Batch]) -> Lexicon | None:
-    if "cross" not in inside.anatomy.parts or inside.config.source != "tokens":
+    if "cross" not in inside.anatomy.parts or inside.config.input != "tokens":
         return None
     both = [pair for batch in batches for pair in _sequences(batch)]
     return Lexicon([source for source, _ in both], [target for _, target in both])

@@ -50,7 +50,7 @@ def mean_loss(inside: Inside, batches: Sequence[Batch], changes: Changes | None 
 
 def _little(inside: Inside) -> str:
     """The smallest thing that a trace can keep."""
-    return "encoder.output" if inside.config.shape != "decoder" else "decoder.output"
+    return "encoder.output" if inside.config.architecture != "decoder" else "decoder.output"
 
 
 def losses_when_off(

@@ -199,7 +199,7 @@ class Inside:
         tables, model = load_recipe(folder), load(folder, device)
         table, search = tables.get("decode"), None
         sampled = isinstance(table, dict) and table.get("sample")  # what is drawn would differ from look to look
-        if model.config.shape in ("encoder-decoder", "recurrent") and not sampled:
+        if model.config.architecture in ("encoder-decoder", "recurrent") and not sampled:
             search = decode_config(tables, None, Path(folder) / RECIPE)
         return cls(model, load_tokenizers(folder), tables, search, Path(folder).resolve().name)
 
@@ -277,7 +277,7 @@ class Inside:
     def _write(self, reading: Reading, changes: Changes) -> list[Written]:
         """What an encoder-decoder writes by itself, best first."""
         config, model = self.search, self.config
-        if model.position == "learned" and model.shape != "recurrent":
+        if model.position == "learned" and model.architecture != "recurrent":
             config = replace(config, max_length=min(config.max_length or model.max_length, model.max_length))
         bos, eos = self.readings.frame
         with self.lock, trace(self.model, edits(changes, self.anatomy), only="encoder.output"):  # keep next to nothing
@@ -286,7 +286,7 @@ class Inside:
 
     def _output(self, reading: Reading, logits: Tensor, answers: Sequence[tuple[str, float]], top: int) -> Output:
         kind: Kind
-        match self.config.shape, self.config.head:
+        match self.config.architecture, self.config.output_head:
             case "encoder", "classes":
                 return read_output("classes", logits[None], [""], self.readings.class_name, [None], top)
             case "encoder", "tokens":
@@ -333,6 +333,6 @@ def anatomy_of(model: Model) -> Anatomy:
         elif path == "decoder.cross":  # the recurrent model's
             parts["cross"] = [(path, 1)]
     ordered = {name: tuple(parts[name]) for name in ("encoder", "decoder", "cross") if name in parts}
-    told = model.config.shape != "recurrent" and model.config.position != "none"
-    reads = ("decoder" if model.config.shape == "decoder" else "encoder") if told else None
+    told = model.config.architecture != "recurrent" and model.config.position != "none"
+    reads = ("decoder" if model.config.architecture == "decoder" else "encoder") if told else None
     return Anatomy(cast(Mapping[PartName, tuple[tuple[str, int], ...]], ordered), reads)

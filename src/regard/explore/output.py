@@ -53,7 +53,7 @@ class Output:
     kind: Kind
     places: tuple[Place, ...]
     loss: float | None
-    logits: Tensor  # [places, vocab or classes]; kind "vector": [N, dim] or [1, dim]
+    logits: Tensor  # [places, vocab_size or classes]; kind "vector": [N, dim] or [1, dim]
     answer: str | None = None
     answers: tuple[tuple[str, float], ...] = ()
 

@@ -62,16 +62,16 @@ class Readings:
     ) -> None:
         """`like` is a parameter of the model: pictures take its device and its precision."""
         self.config, self.device, self.like = config, like.device, like
-        if config.head == "values":
+        if config.output_head == "values":
             raise UserError(
-                "head = 'values': this model reads and writes numbers; only texts and pictures can be shown"
+                "output_head = 'values': this model reads and writes numbers; only texts and pictures can be shown"
             )
-        self.writes = config.shape in ("encoder-decoder", "recurrent")
+        self.writes = config.architecture in ("encoder-decoder", "recurrent")
         both = tokenizers.get("tokenizer")
         self.source = tokenizers.get("source", both)
         self.target = tokenizers.get("target", both) if self.writes else self.source
         for name, tokenizer, size in (
-            ("source", self.source, config.vocab if config.source == "tokens" else None),
+            ("source", self.source, config.vocab_size if config.input == "tokens" else None),
             ("target", self.target, config.target_size if self.writes else None),
         ):
             if size is not None and tokenizer is not None and len(tokenizer) > size:
@@ -94,9 +94,9 @@ class Readings:
 
     def read(self, text: str | None, picture: Any = None, *, cut: bool = False) -> Reading:
         """A text or a picture; `cut` shortens a text that is too long for learned positions, which is refused else."""
-        if self.config.source != "tokens":
+        if self.config.input != "tokens":
             if picture is None:
-                raise UserError(f"this model reads {self.config.source}, not text: give a picture")
+                raise UserError(f"this model reads {self.config.input}, not text: give a picture")
             return self._read_picture(picture)
         if picture is not None:
             raise UserError("this model reads text, not pictures: give a text")
@@ -107,7 +107,7 @@ class Readings:
     def _read_text(self, text: str, cut: bool) -> Reading:
         tokenizer = self._tokenizer(self.source, "source")
         masked: tuple[int, ...] = ()
-        match self.config.shape:
+        match self.config.architecture:
             case "decoder":
                 ids = tokenizer.encode(text) or self._first(tokenizer)
                 expected: list[int | None] = [*ids[1:], None]
@@ -146,7 +146,7 @@ class Readings:
 
     def _read_picture(self, picture: Any) -> Reading:
         config = self.config
-        if config.source == "features":
+        if config.input == "features":
             features = read_features(picture)
             if features.dim() != 2 or features.shape[1] != config.feature_dim:
                 raise UserError(
@@ -197,7 +197,7 @@ class Readings:
     @property
     def limit(self) -> int | None:
         """The most tokens that the model's positions reach; None: as many as you like."""
-        ends = self.config.position == "learned" and self.config.shape != "recurrent"
+        ends = self.config.position == "learned" and self.config.architecture != "recurrent"
         return self.config.max_length if ends else None
 
     def _check_length(self, length: int) -> None:

@@ -61,7 +61,7 @@ def attention_of(translator: Translator, line: str, answer: str) -> Attention:
     def stacked(pattern: str) -> torch.Tensor:
         return seen.stack(pattern)[:, 0].float().cpu()
 
-    within = translator.model.config.shape != "recurrent"
+    within = translator.model.config.architecture != "recurrent"
     encoder = stacked("encoder.*.attention.weights") if within else None
     decoder = stacked("decoder.*.attention.weights") if within else None
     cross = stacked("decoder.*cross.weights")

@@ -7,7 +7,7 @@
     decoder.layers.N.encoder_attn.…                 decoder.blocks.N.cross.q, kv, out
     …self_attn_, encoder_attn_, final_layer_norm    around_attention., around_cross., around_feedforward.norm
     …fc1, fc2                                       feedforward.up, down
-    final_logits_bias  [1, vocab]                   head.bias  [vocab]
+    final_logits_bias  [1, vocab_size]                   head.bias  [vocab_size]
 
 Marian has the same layers; `layers`, `tables` and what surrounds them serve both.
 """
@@ -26,10 +26,10 @@ SOURCE, TARGET = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 
 
 def tables(config: ModelConfig) -> Iterator[Rule]:
-    yield same("source.table.weight", SHARED if config.share else SOURCE)
-    if not config.share:
+    yield same("source.table.weight", SHARED if config.share_embeddings else SOURCE)
+    if not config.share_embeddings:
         yield same("target.table.weight", TARGET)
-    if not config.tie:
+    if not config.tie_embeddings:
         yield same("head.project.weight", OUTPUT)
     if config.logit_bias:
         yield batch("head.bias", BIAS)
@@ -64,10 +64,10 @@ def open_tables(hf: Json, tensors: Tensors | None) -> Json:
     """Which of the three tables (source, target, output) are one."""
     share = hf.get("share_encoder_decoder_embeddings", True)
     if tensors is None:
-        return {"share": share, "tie": tied(hf, tensors, OUTPUT, SHARED)}
+        return {"share_embeddings": share, "tie_embeddings": tied(hf, tensors, OUTPUT, SHARED)}
     source, target = (name if name in tensors else SHARED for name in (SOURCE, TARGET))
     share = share and equal(tensors, source, target)
-    return {"share": share, "tie": tied(hf, tensors, OUTPUT, target)}
+    return {"share_embeddings": share, "tie_embeddings": tied(hf, tensors, OUTPUT, target)}
 
 
 def check_symmetry(hf: Json) -> None:
@@ -97,10 +97,10 @@ def common_doubts(title: str, config: ModelConfig) -> list[str]:
 
 def doubts(config: ModelConfig) -> list[str]:
     found = common_doubts("BART", config)
-    if not config.share and config.tie:
-        found.append("share = False (BART has True with tie = True)")
-    if config.target_size != config.vocab:
-        found.append(f"target_vocab = {config.target_vocab} (BART has one vocabulary)")
+    if not config.share_embeddings and config.tie_embeddings:
+        found.append("share_embeddings = False (BART has True with tie_embeddings = True)")
+    if config.target_size != config.vocab_size:
+        found.append(f"target_vocab_size = {config.target_vocab_size} (BART has one vocabulary)")
     return found
 
 
@@ -109,21 +109,21 @@ def sizes(config: ModelConfig) -> Json:
         "decoder_layers": config.decoder_layers or config.layers,
         "decoder_ffn_dim": config.ff_dim,
         "decoder_attention_heads": config.heads,
-        "tie_word_embeddings": config.tie,
+        "tie_word_embeddings": config.tie_embeddings,
         "is_encoder_decoder": True,
     }
 
 
 def copies(config: ModelConfig) -> dict[str, str]:
-    found = {SOURCE: SHARED, TARGET: SHARED} if config.share else {}
-    return {**found, OUTPUT: SHARED if config.share else TARGET} if config.tie else found
+    found = {SOURCE: SHARED, TARGET: SHARED} if config.share_embeddings else {}
+    return {**found, OUTPUT: SHARED if config.share_embeddings else TARGET} if config.tie_embeddings else found
 
 
 def repeats(config: ModelConfig) -> dict[str, str]:
     """Without tying, transformers reads each table from the file, so a shared one is written three times."""
-    if config.tie:
+    if config.tie_embeddings:
         return {}
-    return {SOURCE: SHARED, TARGET: SHARED} if config.share else {SHARED: SOURCE}
+    return {SOURCE: SHARED, TARGET: SHARED} if config.share_embeddings else {SHARED: SOURCE}
 
 
 def zeros(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -145,7 +145,7 @@ KEYS = (
 )
 
 FIXED: Json = {
-    "shape": "encoder-decoder", "source": "tokens", "norm": "layer", "norm_order": "post", "final_norm": False,
+    "architecture": "encoder-decoder", "input": "tokens", "norm": "layer", "norm_order": "post", "final_norm": False,
     "bias": True, "token_types": 0, "head_layer": False,
 }  # fmt: skip
 
@@ -157,7 +157,7 @@ BART = Family(
     kind="bart",
     title="BART",
     architectures=("BartForConditionalGeneration", "BartModel"),
-    keys=(*KEYS, Key("vocab", "vocab_size", 50265)),
+    keys=(*KEYS, Key("vocab_size", "vocab_size", 50265)),
     fixed={**FIXED, "position": "learned", "embed_norm": True},
     rules=rules,
     only={**ONLY, "normalize_embedding": True, "static_position_embeddings": False},

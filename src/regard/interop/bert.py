@@ -39,35 +39,40 @@ def rules(config: ModelConfig) -> Iterator[Rule]:
         yield from norm(f"{ours}.around_feedforward.norm", f"{theirs}.output.LayerNorm")
     if config.pooler:
         yield from linear("pooler", "pooler.dense")
-    if config.head == "classes":
+    if config.output_head == "classes":
         yield from linear("classify", "classifier")
-    if config.head == "tokens":
+    if config.output_head == "tokens":
         yield from linear("head.layer", "cls.predictions.transform.dense")
         yield from norm("head.norm", "cls.predictions.transform.LayerNorm")
         if config.logit_bias:
-            yield same("head.bias", BIAS if config.tie else OUTPUT_BIAS)
-        if not config.tie:
+            yield same("head.bias", BIAS if config.tie_embeddings else OUTPUT_BIAS)
+        if not config.tie_embeddings:
             yield same("head.project.weight", OUTPUT)
 
 
 def open_fields(hf: Json, tensors: Tensors | None) -> Json:
     match read_architecture(BERT, hf):
         case "BertForSequenceClassification":
-            return {"head": "classes", "pooler": True, "classes": count_labels(hf)}
+            return {"output_head": "classes", "pooler": True, "classes": count_labels(hf)}
         case "BertModel":
             pooler = tensors is None or "pooler.dense.weight" in tensors
-            return {"head": "pooled" if pooler else "none", "pooler": pooler}
+            return {"output_head": "pooled" if pooler else "none", "pooler": pooler}
     if hf.get("hidden_act") not in (None, "gelu", "gelu_python"):
         raise UserError(
             f"config.json: hidden_act = {hf['hidden_act']!r} is not supported for masked tokens, "
             "whose output layer has a GELU; only 'gelu' is"
         )
-    return {"head": "tokens", "head_layer": True, "logit_bias": True, "tie": tied(hf, tensors, OUTPUT, TABLE)}
+    return {
+        "output_head": "tokens",
+        "head_layer": True,
+        "logit_bias": True,
+        "tie_embeddings": tied(hf, tensors, OUTPUT, TABLE),
+    }
 
 
 def doubts(config: ModelConfig) -> list[str]:
     found = []
-    if config.head == "tokens":
+    if config.output_head == "tokens":
         if not config.head_layer:
             found.append("head_layer = False (BERT's masked LM has True)")
         if config.activation != "gelu":
@@ -76,17 +81,17 @@ def doubts(config: ModelConfig) -> list[str]:
             found.append("pooler = True (BERT's masked LM has False)")
         if config.logit_scale != 1.0:
             found.append(f"logit_scale = {config.logit_scale} (BERT has 1.0)")
-    if config.head in ("classes", "pooled"):
-        if config.pool != "cls":
-            found.append(f"pool = {config.pool!r} (BERT has 'cls')")
+    if config.output_head in ("classes", "pooled"):
+        if config.pooling != "cls":
+            found.append(f"pooling = {config.pooling!r} (BERT has 'cls')")
         if not config.pooler:
-            found.append(f"pooler = False (BERT has True with head = {config.head!r})")
+            found.append(f"pooler = False (BERT has True with output_head = {config.output_head!r})")
     return found
 
 
 def extend(config: ModelConfig) -> Json:
-    hf: Json = {"type_vocab_size": max(1, config.token_types), "tie_word_embeddings": config.tie}
-    match config.head:
+    hf: Json = {"type_vocab_size": max(1, config.token_types), "tie_word_embeddings": config.tie_embeddings}
+    match config.output_head:
         case "tokens":
             return {**hf, "architectures": ["BertForMaskedLM"]}
         case "classes":
@@ -97,24 +102,24 @@ def extend(config: ModelConfig) -> Json:
 
 
 def copies(config: ModelConfig) -> dict[str, str]:
-    return {OUTPUT: TABLE, OUTPUT_BIAS: BIAS} if config.tie else {BIAS: OUTPUT_BIAS}
+    return {OUTPUT: TABLE, OUTPUT_BIAS: BIAS} if config.tie_embeddings else {BIAS: OUTPUT_BIAS}
 
 
 def repeats(config: ModelConfig) -> dict[str, str]:
-    return {BIAS: OUTPUT_BIAS} if config.head == "tokens" and not config.tie else {}
+    return {BIAS: OUTPUT_BIAS} if config.output_head == "tokens" and not config.tie_embeddings else {}
 
 
 def zeros(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     types: dict[str, tuple[int, ...]] = {}
     if not config.token_types:
         types["embeddings.token_type_embeddings.weight"] = (1, config.dim)
-    if config.head != "tokens" or config.logit_bias:
+    if config.output_head != "tokens" or config.logit_bias:
         return types
-    return {**types, BIAS if config.tie else OUTPUT_BIAS: (config.vocab or 0,)}
+    return {**types, BIAS if config.tie_embeddings else OUTPUT_BIAS: (config.vocab_size or 0,)}
 
 
 FIXED: Json = {
-    "shape": "encoder", "source": "tokens", "position": "learned", "norm": "layer", "norm_order": "post",
+    "architecture": "encoder", "input": "tokens", "position": "learned", "norm": "layer", "norm_order": "post",
     "final_norm": False, "embed_norm": True, "bias": True, "embed_scale": False,
 }  # fmt: skip
 
@@ -127,7 +132,7 @@ BERT = Family(
         Key("layers", "num_hidden_layers", 12),
         Key("heads", "num_attention_heads", 12),
         Key("ff_dim", "intermediate_size", 3072),
-        Key("vocab", "vocab_size", 30522),
+        Key("vocab_size", "vocab_size", 30522),
         Key("max_length", "max_position_embeddings", 512),
         Key("token_types", "type_vocab_size", 2),
         Key("activation", "hidden_act", "gelu"),

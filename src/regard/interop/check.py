@@ -73,14 +73,14 @@ def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[
     config = model.config
     longest = min(24, config.max_length)
 
-    def tokens(vocab: int) -> tuple[Tensor, Tensor]:
+    def tokens(vocab_size: int) -> tuple[Tensor, Tensor]:
         """ids [3, N] and which are real: a full row, a short one and one of a single token."""
-        ids = torch.randint(vocab, (3, longest), generator=generator)
+        ids = torch.randint(vocab_size, (3, longest), generator=generator)
         return ids, torch.arange(longest) < torch.tensor([longest, (longest + 1) // 2, 1])[:, None]
 
     match model:
         case EncoderDecoder() | Recurrent():
-            source, source_valid = tokens(config.vocab or 0)
+            source, source_valid = tokens(config.vocab_size or 0)
             target, target_valid = tokens(config.target_size)
             out = peer(
                 input_ids=source, attention_mask=source_valid.long(),
@@ -88,15 +88,15 @@ def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[
             )  # fmt: skip
             return [(model(source, target, source_valid, target_valid)[target_valid], _logits(out, peer)[target_valid])]
         case Decoder():
-            ids, valid = tokens(config.vocab or 0)
+            ids, valid = tokens(config.vocab_size or 0)
             out = peer(input_ids=ids, attention_mask=valid.long())
             return [(model(ids, valid)[valid], _logits(out, peer)[valid])]
-        case Encoder() if config.source == "patches":
+        case Encoder() if config.input == "patches":
             shape = (3, config.channels, config.image_size, config.image_size)
             images = torch.randn(shape, generator=generator)
             return _encoded(model, (images,), peer(pixel_values=images), None)
         case Encoder():
-            ids, valid = tokens(config.vocab or 0)
+            ids, valid = tokens(config.vocab_size or 0)
             types = torch.randint(max(1, config.token_types), ids.shape, generator=generator)
             out = peer(input_ids=ids, attention_mask=valid.long(), token_type_ids=types)
             return _encoded(model, (ids, valid, types if config.token_types else None), out, valid)
@@ -115,7 +115,7 @@ def _encoded(model: Encoder, given: tuple[Any, ...], out: Any, valid: Tensor | N
     real: Any = slice(None) if valid is None else valid
     logits = out.get("logits", out.get("prediction_logits"))  # the second in BertForPreTraining
     if logits is not None:
-        keep = real if model.config.head == "tokens" else slice(None)
+        keep = real if model.config.output_head == "tokens" else slice(None)
         return [(model(*given)[keep], logits[keep])]
     states = model.encode(*given)
     pairs = [(states[real], out.last_hidden_state[real])]

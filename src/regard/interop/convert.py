@@ -58,7 +58,7 @@ def family_of(config: ModelConfig) -> Family:
 
 
 def _other_kind(family: Family, config: ModelConfig) -> int:
-    return 2 * (family.fixed["shape"] != config.shape) + (family.fixed["source"] != config.source)
+    return 2 * (family.fixed["architecture"] != config.architecture) + (family.fixed["input"] != config.input)
 
 
 def config_from_hf(hf: Json, tensors: Mapping[str, Tensor] | None = None) -> ModelConfig:
@@ -98,7 +98,7 @@ def _bare(family: Family, tensors: Mapping[str, Tensor]) -> Tensors:
 def config_to_hf(config: ModelConfig, notes: Mapping[str, Any] | None = None) -> Json:
     """The content of config.json; `notes` are values it takes over as they stand (see `NOTES`)."""
     hf = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-    if config.shape == "encoder-decoder":
+    if config.architecture == "encoder-decoder":
         hf["forced_eos_token_id"] = None
     hf.update(write_config(family_of(config), config))
     given = {name: value for name, value in (notes or {}).items() if name in NOTES}
@@ -121,6 +121,6 @@ def weights_to_hf(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Tensors
     example = next(iter(bare.values()))
     bare.update({name: example.new_zeros(shape) for name, shape in family.zeros(config).items()})
     bare.update({copy: bare[original].clone() for copy, original in family.repeats(config).items()})
-    headless = config.head in ("none", "pooled")
+    headless = config.output_head in ("none", "pooled")
     prefix = "" if headless else family.prefix
     return {name if name.startswith(family.outside) else prefix + name: tensor for name, tensor in bare.items()}

@@ -42,7 +42,7 @@ ACTIVATION_NAMES = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_new", "si
 
 # Fields of ours that no family has anything but this for.
 PLAIN: Json = {
-    "score": "dot", "window": None, "experts": 0, "residual": True, "pruned": None, "position_axes": 1,
+    "attention_score": "dot", "window": None, "experts": 0, "residual": True, "pruned": None, "position_axes": 1,
     "qk_norm": False, "shifted_window": None, "stem": "linear", "pixel_mean": (0.0,), "pixel_std": (1.0,),
 }  # fmt: skip
 
@@ -63,7 +63,7 @@ class Family:
     fixed: Json
     rules: Callable[[ModelConfig], Iterable[Rule]]
     only: Mapping[str, Any] = field(default_factory=dict)
-    free: tuple[str, ...] = ()  # of score_scale and head_dim, those that may be set
+    free: tuple[str, ...] = ()  # of attention_scale and head_dim, those that may be set
     prefix: str = ""  # in front of every tensor but those of `outside`, in models with a head
     outside: tuple[str, ...] = ()
     unused: str = "(?!)"  # pattern of tensors that carry nothing
@@ -144,8 +144,8 @@ def reasons(family: Family, config: ModelConfig) -> list[str]:
         found.append(f"value_dim = {config.value_dim} ({family.title} has the size of head_dim)")
     if "head_dim" not in family.free and config.key_dim * config.heads != config.dim:
         found.append(f"head_dim = {config.head_dim} ({family.title} has dim / heads)")
-    if "score_scale" not in family.free and not math.isclose(config.scale, config.key_dim**-0.5):
-        found.append(f"score_scale = {config.score_scale} ({family.title} has 1 / sqrt(head_dim))")
+    if "attention_scale" not in family.free and not math.isclose(config.scale, config.key_dim**-0.5):
+        found.append(f"attention_scale = {config.attention_scale} ({family.title} has 1 / sqrt(head_dim))")
     return found + family.doubts(config)
 
 
@@ -153,7 +153,7 @@ def _actual(config: ModelConfig, name: str) -> Any:
     match name:
         case "final_norm":
             return config.ends_with_norm
-        case "score_scale":
+        case "attention_scale":
             return config.scale
     return getattr(config, name)
 

@@ -104,7 +104,7 @@ def _read_ids(path: Path) -> dict[str, int]:
 
 
 def _notes(hf: Json, config: ModelConfig) -> Json:
-    names = (name for name in NOTES if name != "id2label" or config.head == "classes")
+    names = (name for name in NOTES if name != "id2label" or config.output_head == "classes")
     return {name: hf[name] for name in names if hf.get(name) is not None}
 
 
@@ -187,7 +187,7 @@ def _special_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> Json:
     if tokenizer is None:
         return {}
     ids: Json = {"pad_token_id": tokenizer.pad, "bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos}
-    if config.shape == "encoder-decoder":
+    if config.architecture == "encoder-decoder":
         ids["decoder_start_token_id"] = tokenizer.bos
     return {name: id for name, id in ids.items() if id is not None}
 

@@ -28,7 +28,7 @@ def rules(config: ModelConfig) -> Iterator[Rule]:
         yield from conv1d(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc")
         yield from conv1d(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj")
     yield from norm("decoder.norm", "ln_f")
-    if not config.tie:
+    if not config.tie_embeddings:
         yield same("head.project.weight", "lm_head.weight")
 
 
@@ -37,28 +37,28 @@ def open_fields(hf: Json, tensors: Tensors | None) -> Json:
     width = hf.get("n_embd") or 768
     return {
         "ff_dim": hf.get("n_inner") or (4 * width if isinstance(width, int) else width),
-        "tie": tied(hf, tensors, "lm_head.weight", "wte.weight"),
-        "score_scale": 1.0 if hf.get("scale_attn_weights") is False else None,
+        "tie_embeddings": tied(hf, tensors, "lm_head.weight", "wte.weight"),
+        "attention_scale": 1.0 if hf.get("scale_attn_weights") is False else None,
     }
 
 
 def doubts(config: ModelConfig) -> list[str]:
     if config.scale == 1.0 or math.isclose(config.scale, config.key_dim**-0.5):
         return []
-    return [f"score_scale = {config.score_scale} (GPT-2 has 1 / sqrt(head_dim) or 1)"]
+    return [f"attention_scale = {config.attention_scale} (GPT-2 has 1 / sqrt(head_dim) or 1)"]
 
 
 def extend(config: ModelConfig) -> Json:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "n_inner": config.ff_dim,
-        "tie_word_embeddings": config.tie,
+        "tie_word_embeddings": config.tie_embeddings,
         "scale_attn_weights": config.scale != 1.0 or config.key_dim == 1,
     }
 
 
 FIXED: Json = {
-    "shape": "decoder", "source": "tokens", "position": "learned", "norm": "layer", "norm_order": "pre",
+    "architecture": "decoder", "input": "tokens", "position": "learned", "norm": "layer", "norm_order": "pre",
     "final_norm": True, "embed_norm": False, "bias": True, "embed_scale": False, "head_layer": False,
     "logit_scale": 1.0, "logit_bias": False,
 }  # fmt: skip
@@ -71,7 +71,7 @@ GPT2 = Family(
         Key("dim", "n_embd", 768),
         Key("layers", "n_layer", 12),
         Key("heads", "n_head", 12),
-        Key("vocab", "vocab_size", 50257),
+        Key("vocab_size", "vocab_size", 50257),
         Key("max_length", "n_positions", 1024),
         Key("activation", "activation_function", "gelu_new"),
         Key("norm_eps", "layer_norm_epsilon", 1e-5),
@@ -82,12 +82,12 @@ GPT2 = Family(
     fixed=FIXED,
     rules=rules,
     only={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
-    free=("score_scale",),
+    free=("attention_scale",),
     prefix="transformer.",
     outside=("lm_head.",),
     unused=r"h\.\d+\.attn\.(bias|masked_bias)",  # the causal mask, once stored as a buffer
     open=open_fields,
     doubts=doubts,
     extend=extend,
-    copies=lambda config: {"lm_head.weight": "wte.weight"} if config.tie else {},
+    copies=lambda config: {"lm_head.weight": "wte.weight"} if config.tie_embeddings else {},
 )

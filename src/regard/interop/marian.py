@@ -55,7 +55,7 @@ def open_fields(hf: Json, tensors: Tensors | None) -> Json:
     read_architecture(MARIAN, hf)
     check_symmetry(hf)
     fields = {**open_tables(hf, tensors), "logit_bias": tensors is None or BIAS in tensors}
-    return fields if fields["share"] else {**fields, "target_vocab": hf.get("decoder_vocab_size")}
+    return fields if fields["share_embeddings"] else {**fields, "target_vocab_size": hf.get("decoder_vocab_size")}
 
 
 def doubts(config: ModelConfig) -> list[str]:
@@ -66,7 +66,7 @@ def extend(config: ModelConfig) -> Json:
     return {
         **sizes(config),
         "architectures": ["MarianMTModel"],
-        "share_encoder_decoder_embeddings": config.share,
+        "share_encoder_decoder_embeddings": config.share_embeddings,
         "decoder_vocab_size": config.target_size,
         "decoder_start_token_id": 0,  # a number is compulsory; a tokenizer or `notes` says which
     }
@@ -96,14 +96,14 @@ def to_halves(config: ModelConfig, tensors: Tensors) -> Tensors:
 
 
 def marian_repeats(config: ModelConfig) -> dict[str, str]:
-    return repeats(config) if config.share else {}
+    return repeats(config) if config.share_embeddings else {}
 
 
 MARIAN = Family(
     kind="marian",
     title="Marian",
     architectures=("MarianMTModel",),
-    keys=(*KEYS, Key("vocab", "vocab_size", 58101)),
+    keys=(*KEYS, Key("vocab_size", "vocab_size", 58101)),
     fixed={**FIXED, "position": "sinusoidal", "embed_norm": False},
     rules=rules,
     only={**ONLY, "normalize_embedding": False, "static_position_embeddings": True},

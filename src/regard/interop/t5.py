@@ -29,7 +29,7 @@ GATED_NAMES = {"geglu": "gated-gelu", "swiglu": "gated-silu"}
 
 def rules(config: ModelConfig) -> Iterator[Rule]:
     yield same("source.table.weight", "shared.weight")
-    if not config.tie:
+    if not config.tie_embeddings:
         yield same("head.project.weight", "lm_head.weight")
     for stack, count in (("encoder", config.layers), ("decoder", config.decoder_layers or config.layers)):
         first = f"{stack}.block.0.layer.0.SelfAttention"
@@ -61,7 +61,7 @@ def block_rules(config: ModelConfig, ours: str, theirs: str, memory: bool) -> It
 def open_fields(hf: Json, tensors: Tensors | None) -> Json:
     read_architecture(T5, hf)
     tables = open_tables(hf, tensors)
-    if not tables["share"]:
+    if not tables["share_embeddings"]:
         raise UserError("encoder.embed_tokens and decoder.embed_tokens differ; only a T5 that shares them is supported")
     name = hf.get("feed_forward_proj") or "relu"
     gated = isinstance(name, str) and name.startswith("gated-")
@@ -85,9 +85,9 @@ def doubts(config: ModelConfig) -> list[str]:
     names = (*GATED_NAMES, *ACTIVATION_NAMES)
     if config.activation not in names:
         found.append(f"activation = {config.activation!r} (T5 has one of {', '.join(names)})")
-    scales = (1.0, config.dim**-0.5) if config.tie else (1.0,)
+    scales = (1.0, config.dim**-0.5) if config.tie_embeddings else (1.0,)
     if config.logit_scale not in scales:
-        want = "1.0 or 1 / sqrt(dim)" if config.tie else "1.0 with tie = False"
+        want = "1.0 or 1 / sqrt(dim)" if config.tie_embeddings else "1.0 with tie_embeddings = False"
         found.append(f"logit_scale = {config.logit_scale} (T5 has {want})")
     return found
 
@@ -107,13 +107,13 @@ def extend(config: ModelConfig) -> Json:
 
 def repeats(config: ModelConfig) -> dict[str, str]:
     """A tied output layer that is not divided has to be in the file: config.json has no other word for it."""
-    return {"lm_head.weight": "shared.weight"} if config.tie and config.logit_scale == 1.0 else {}
+    return {"lm_head.weight": "shared.weight"} if config.tie_embeddings and config.logit_scale == 1.0 else {}
 
 
 FIXED: Json = {
-    "shape": "encoder-decoder", "source": "tokens", "position": "t5", "norm": "rms", "norm_order": "pre",
-    "final_norm": True, "embed_norm": False, "bias": False, "score_scale": 1.0, "embed_scale": False,
-    "share": True, "token_types": 0, "head_layer": False, "logit_bias": False,
+    "architecture": "encoder-decoder", "input": "tokens", "position": "t5", "norm": "rms", "norm_order": "pre",
+    "final_norm": True, "embed_norm": False, "bias": False, "attention_scale": 1.0, "embed_scale": False,
+    "share_embeddings": True, "token_types": 0, "head_layer": False, "logit_bias": False,
 }  # fmt: skip
 
 T5 = Family(
@@ -126,7 +126,7 @@ T5 = Family(
         Key("ff_dim", "d_ff", 2048),
         Key("layers", "num_layers", 6),
         Key("heads", "num_heads", 8),
-        Key("vocab", "vocab_size", 32128),
+        Key("vocab_size", "vocab_size", 32128),
         Key("max_length", "n_positions", 512),
         Key("position_buckets", "relative_attention_num_buckets", 32),
         Key("position_distance", "relative_attention_max_distance", 128),
@@ -138,7 +138,7 @@ T5 = Family(
     fixed=FIXED,
     rules=rules,
     only={"is_encoder_decoder": True, "is_decoder": False},
-    free=("head_dim", "score_scale"),
+    free=("head_dim", "attention_scale"),
     # once stored for a table that cross attention never reads
     unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     open=open_fields,

@@ -36,7 +36,7 @@ def rules(config: ModelConfig) -> Iterator[Rule]:
     yield from norm("encoder.norm", "layernorm")
     if config.pooler:
         yield from linear("pooler", "pooler.dense")
-    if config.head == "classes":
+    if config.output_head == "classes":
         yield from linear("classify", "classifier")
 
 
@@ -44,7 +44,7 @@ def open_fields(hf: Json, tensors: Tensors | None) -> Json:
     image, patch = _side(hf, "image_size", 224), _side(hf, "patch_size", 16)
     size = {"image_size": image, "patch_size": patch, "max_length": (image // patch) ** 2 + 1}
     if read_architecture(VIT, hf) == "ViTForImageClassification":
-        return {**size, "head": "classes", "classes": count_labels(hf)}
+        return {**size, "output_head": "classes", "classes": count_labels(hf)}
     pooler = tensors is None or "pooler.dense.weight" in tensors
     if pooler and hf.get("pooler_act", "tanh") != "tanh":
         raise UserError(f"config.json: pooler_act = {hf['pooler_act']!r} is not supported; only 'tanh' is")
@@ -52,7 +52,7 @@ def open_fields(hf: Json, tensors: Tensors | None) -> Json:
         raise UserError(
             f"config.json: pooler_output_size = {hf['pooler_output_size']!r} is not supported; only hidden_size is"
         )
-    return {**size, "head": "pooled" if pooler else "none", "pooler": pooler}
+    return {**size, "output_head": "pooled" if pooler else "none", "pooler": pooler}
 
 
 def _side(hf: Json, key: str, default: int) -> int:
@@ -64,24 +64,24 @@ def _side(hf: Json, key: str, default: int) -> int:
 
 
 def doubts(config: ModelConfig) -> list[str]:
-    found = [] if config.pool == "cls" else [f"pool = {config.pool!r} (ViT has 'cls')"]
-    if config.head == "classes" and config.pooler:
-        found.append("pooler = True (ViT has False with head = 'classes')")
-    if config.head == "pooled" and not config.pooler:
-        found.append("pooler = False (ViT has True with head = 'pooled')")
+    found = [] if config.pooling == "cls" else [f"pooling = {config.pooling!r} (ViT has 'cls')"]
+    if config.output_head == "classes" and config.pooler:
+        found.append("pooler = True (ViT has False with output_head = 'classes')")
+    if config.output_head == "pooled" and not config.pooler:
+        found.append("pooler = False (ViT has True with output_head = 'pooled')")
     return found
 
 
 def extend(config: ModelConfig) -> Json:
     size: Json = {"image_size": config.image_size, "patch_size": config.patch_size}
-    if config.head != "classes":
+    if config.output_head != "classes":
         return {**size, "architectures": ["ViTModel"]}
     assert config.classes is not None
     return {**size, "architectures": ["ViTForImageClassification"], **label_names(config.classes)}
 
 
 FIXED: Json = {
-    "shape": "encoder", "source": "patches", "position": "learned", "norm": "layer", "norm_order": "pre",
+    "architecture": "encoder", "input": "patches", "position": "learned", "norm": "layer", "norm_order": "pre",
     "final_norm": True, "embed_norm": False, "bias": True,
 }  # fmt: skip
 

@@ -50,7 +50,7 @@ def perplexity(
     if len(text) < 2:
         raise UserError(f"the text has {len(text)} token: at least 2 are needed, one to go on from")
     stride, device = context if stride is None else stride, next(model.parameters()).device
-    rows = max(1, LOGITS // (context * model.config.vocab))
+    rows = max(1, LOGITS // (context * model.config.vocab_size))
     sums = torch.zeros(context, dtype=torch.float64, device=device)
     counts = torch.zeros(context, dtype=torch.int64, device=device)
     for batch, counted in windows(text, context, stride, rows):

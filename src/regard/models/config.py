@@ -7,10 +7,10 @@
     recurrent        tokens                       target tokens
 
 One flat table, so that one key changes both stacks: `heads = 4` in a recipe is the whole experiment.
-So is `shape = "recurrent"`, the encoder-decoder before the Transformer. It reads of this table
+So is `architecture = "recurrent"`, the encoder-decoder before the Transformer. It reads of this table
 
-    dim  embed_dim  layers  decoder_layers  cell  score  score_scale  bias  dropout  attention_dropout
-    embed_dropout  vocab  target_vocab  share  tie  embed_scale  logit_scale  logit_bias
+    dim  embed_dim  layers  decoder_layers  cell  score  attention_scale  bias  dropout  attention_dropout
+    embed_dropout  vocab_size  target_vocab_size  share  tie  embed_scale  logit_scale  logit_bias
 
 and nothing else: it has one head, no positions, no norms and no feed-forward layers, so the fields that
 describe those mean nothing to it, just as `patch_size` means nothing to a model that reads tokens.
@@ -27,15 +27,15 @@ from regard.nn.config import Score, StackConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(StackConfig):
-    shape: Literal["encoder-decoder", "decoder", "encoder", "recurrent"] = "encoder-decoder"
+    architecture: Literal["encoder-decoder", "decoder", "encoder", "recurrent"] = "encoder-decoder"
     decoder_layers: int | None = None  # encoder-decoder, recurrent: None: as many as layers
-    score: Score = None  # type: ignore[assignment]  # left out: "additive" for recurrent, else "dot"
+    attention_score: Score = None  # type: ignore[assignment]  # left out: "additive" for recurrent, else "dot"
     cell: Literal["lstm", "gru"] = "gru"  # recurrent
     embed_dim: int | None = None  # recurrent: width of the token vectors and the readout; None: dim
     # what goes in
-    source: Literal["tokens", "patches", "features"] = "tokens"
-    vocab: int | None = None  # source tokens, and target tokens unless target_vocab says otherwise
-    target_vocab: int | None = None
+    input: Literal["tokens", "patches", "features"] = "tokens"
+    vocab_size: int | None = None  # source tokens, and target tokens unless target_vocab_size says otherwise
+    target_vocab_size: int | None = None
     token_types: int = 0  # BERT's segments
     image_size: int = 224
     patch_size: int = 16
@@ -43,27 +43,27 @@ class ModelConfig(StackConfig):
     stem: Literal["linear", "conv"] = "linear"  # a patch by one matrix, or overlapping ones by convolutions
     pixel_mean: tuple[float, ...] = (0.0,)  # of pixels between 0 and 1, for all channels or each: subtracted,
     pixel_std: tuple[float, ...] = (1.0,)  # and divided by
-    feature_dim: int = 2048  # numbers of a feature; head = "values": also of a step that is written
+    feature_dim: int = 2048  # numbers of a feature; output_head = "values": also of a step that is written
     embed_scale: bool = True  # token vectors times sqrt(dim)
     # what comes out
-    share: bool = True  # source and target use one table
-    tie: bool = True  # the output layer is the (target) table
+    share_embeddings: bool = True  # source and target use one table
+    tie_embeddings: bool = True  # the output layer is the (target) table
     logit_scale: float = 1.0
     logit_bias: bool = False
-    head: Literal["none", "pooled", "classes", "tokens", "values"] = "tokens"
-    pool: Literal["cls", "mean"] = "cls"
+    output_head: Literal["none", "pooled", "classes", "tokens", "values"] = "tokens"
+    pooling: Literal["cls", "mean"] = "cls"
     pooler: bool = False  # a tanh layer after pooling (BERT)
     head_layer: bool = False  # a layer and norm before token logits (BERT's masked LM)
     classes: int | None = None
     init: Literal["xavier", "normal"] = "xavier"  # normal: 0.02, residual outputs by 1/sqrt(2 blocks) (GPT-2)
 
     def __post_init__(self) -> None:
-        if self.score is None:
-            object.__setattr__(self, "score", "additive" if self.shape == "recurrent" else "dot")
+        if self.attention_score is None:
+            object.__setattr__(self, "attention_score", "additive" if self.architecture == "recurrent" else "dot")
         super().__post_init__()
         for name in (
-            "vocab",
-            "target_vocab",
+            "vocab_size",
+            "target_vocab_size",
             "decoder_layers",
             "embed_dim",
             "image_size",
@@ -79,53 +79,59 @@ class ModelConfig(StackConfig):
         self._check_pruned()
 
     def _check_heads(self) -> None:
-        if self.shape != "recurrent":
+        if self.architecture != "recurrent":
             super()._check_heads()
 
     def _check_pruned(self) -> None:
         """Every place that has lost heads exists in this model."""
         counts = {"encoder": self.layers, "decoder": self.decoder_layers or self.layers}
-        if self.shape in ("encoder", "decoder"):
-            counts = {self.shape: self.layers}
+        if self.architecture in ("encoder", "decoder"):
+            counts = {self.architecture: self.layers}
         for place in self.pruned or {}:
             stack, layer, part = place.split(".")
-            missing = int(layer) >= counts.get(stack, 0) or (part == "cross" and self.shape != "encoder-decoder")
-            if missing or self.shape == "recurrent":
-                raise UserError(f"pruned: this model has no {place}; it has shape = {self.shape!r}, layers = {counts}")
+            missing = int(layer) >= counts.get(stack, 0) or (part == "cross" and self.architecture != "encoder-decoder")
+            if missing or self.architecture == "recurrent":
+                raise UserError(
+                    f"pruned: this model has no {place}; it has architecture = {self.architecture!r}, layers = {counts}"
+                )
 
     def _check_combinations(self) -> None:
-        if self.shape != "recurrent":
+        if self.architecture != "recurrent":
             super()._check_combinations()
-        elif self.score == "concat":
-            raise UserError("score = 'concat' over a recurrent model is its additive score: use score = 'additive'")
+        elif self.attention_score == "concat":
+            raise UserError(
+                "attention_score = 'concat' over a recurrent model is its additive score: use "
+                "attention_score = 'additive'"
+            )
 
     def _check_source(self) -> None:
-        if self.head == "tokens" and self.shape == "encoder" and self.source != "tokens":
+        if self.output_head == "tokens" and self.architecture == "encoder" and self.input != "tokens":
             raise UserError(
-                f"head = 'tokens' over source = {self.source!r}: there are no tokens to name; "
-                "use head = 'classes', 'pooled' or 'none'"
+                f"output_head = 'tokens' over input = {self.input!r}: there are no tokens to name; "
+                "use output_head = 'classes', 'pooled' or 'none'"
             )
-        if self.vocab is None and (self.source == "tokens" or self.head == "tokens"):
-            raise UserError("vocab is not set: give the number of tokens, such as vocab = 8000")
-        if self.shape in ("decoder", "recurrent") and self.source != "tokens":
+        if self.vocab_size is None and (self.input == "tokens" or self.output_head == "tokens"):
+            raise UserError("vocab_size is not set: give the number of tokens, such as vocab_size = 8000")
+        if self.architecture in ("decoder", "recurrent") and self.input != "tokens":
             raise UserError(
-                f"source = {self.source!r}: a {self.shape} model reads tokens; "
-                "use shape = 'encoder-decoder' or 'encoder'"
+                f"input = {self.input!r}: a {self.architecture} model reads tokens; "
+                "use architecture = 'encoder-decoder' or 'encoder'"
             )
-        if self.source == "patches" and self.image_size % self.patch_size:
+        if self.input == "patches" and self.image_size % self.patch_size:
             raise UserError(
                 f"patch_size = {self.patch_size} does not divide image_size = {self.image_size}: change one of them"
             )
         self._check_pictures()
-        if self.source == "patches" and self.position == "learned" and self.max_length < self.source_length:
+        if self.input == "patches" and self.position == "learned" and self.max_length < self.source_length:
             raise UserError(
                 f"max_length = {self.max_length} is too short for {self.source_length} patches: "
                 f"set max_length = {self.source_length}"
             )
-        if self.target_vocab not in (None, self.vocab) and self.source == "tokens" and self.share:
+        if self.target_vocab_size not in (None, self.vocab_size) and self.input == "tokens" and self.share_embeddings:
             raise UserError(
-                f"share = true needs one vocabulary, but vocab = {self.vocab} and target_vocab = {self.target_vocab}: "
-                "set share = false, or leave target_vocab out"
+                f"share_embeddings = true needs one vocabulary, but vocab_size = {self.vocab_size} and "
+                f"target_vocab_size = {self.target_vocab_size}: "
+                "set share_embeddings = false, or leave target_vocab_size out"
             )
 
     def _check_pictures(self) -> None:
@@ -137,9 +143,9 @@ class ModelConfig(StackConfig):
         if min(self.pixel_std) <= 0:
             raise UserError(f"pixel_std = {list(self.pixel_std)}: must be greater than 0")
         for name, plain in {"position_axes": 1, "shifted_window": None, "stem": "linear"}.items():
-            if getattr(self, name) != plain and self.source != "patches":
+            if getattr(self, name) != plain and self.input != "patches":
                 raise UserError(
-                    f"{name} = {getattr(self, name)!r}: is for pictures, but source = {self.source!r}; leave it out"
+                    f"{name} = {getattr(self, name)!r}: is for pictures, but input = {self.input!r}; leave it out"
                 )
         if self.shifted_window is not None and self.window is not None:
             raise UserError(f"window = {self.window}: beside shifted_window = {self.shifted_window}; leave one out")
@@ -152,17 +158,21 @@ class ModelConfig(StackConfig):
             raise UserError(f"stem = 'conv' halves the sides, so patch_size = {self.patch_size} must be 2, 4, 8, 16 …")
 
     def _check_head(self) -> None:
-        if self.head == "values" and (self.shape, self.source) != ("encoder-decoder", "features"):
+        if self.output_head == "values" and (self.architecture, self.input) != ("encoder-decoder", "features"):
             raise UserError(
-                f"head = 'values' with shape = {self.shape!r}, source = {self.source!r}: numbers are written by "
-                "shape = 'encoder-decoder' from source = 'features'"
+                f"output_head = 'values' with architecture = {self.architecture!r}, input = "
+                f"{self.input!r}: numbers are written by "
+                "architecture = 'encoder-decoder' from input = 'features'"
             )
-        if self.shape != "encoder" and self.head not in ("tokens", "values"):
+        if self.architecture != "encoder" and self.output_head not in ("tokens", "values"):
             raise UserError(
-                f"head = {self.head!r}: a {self.shape} model writes tokens; use head = 'tokens' or shape = 'encoder'"
+                f"output_head = {self.output_head!r}: a {self.architecture} model writes tokens; use "
+                "output_head = 'tokens' or architecture = 'encoder'"
             )
-        if self.head == "classes" and self.classes is None:
-            raise UserError("classes is not set: head = 'classes' needs the number of classes, such as classes = 2")
+        if self.output_head == "classes" and self.classes is None:
+            raise UserError(
+                "classes is not set: output_head = 'classes' needs the number of classes, such as classes = 2"
+            )
 
     def pruned_in(self, stack: str) -> dict[str, tuple[int, ...]] | None:
         """What was taken out of one stack."""
@@ -183,18 +193,18 @@ class ModelConfig(StackConfig):
     @property
     def has_cls(self) -> bool:
         """Whether a vector of its own stands before the patches of a picture."""
-        return self.pool == "cls" and self.shape == "encoder"
+        return self.pooling == "cls" and self.architecture == "encoder"
 
     @property
     def grid(self) -> tuple[int, int] | None:
         """(patches of a row, places before them) of a model that reads pictures."""
-        return (self.image_size // self.patch_size, int(self.has_cls)) if self.source == "patches" else None
+        return (self.image_size // self.patch_size, int(self.has_cls)) if self.input == "patches" else None
 
     @property
     def token_dim(self) -> int:
         """Width of a token's vector."""
-        return self.embed_dim if self.shape == "recurrent" and self.embed_dim is not None else self.dim
+        return self.embed_dim if self.architecture == "recurrent" and self.embed_dim is not None else self.dim
 
     @property
     def target_size(self) -> int:
-        return self.target_vocab or self.vocab or 0
+        return self.target_vocab_size or self.vocab_size or 0

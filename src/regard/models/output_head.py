@@ -1,6 +1,6 @@
 """The output layer: a score for every token that could come next, or the numbers of the next step.
 
-    logits = W x (+ b)        x [B, N, dim], W [vocab, dim] -> [B, N, vocab]
+    logits = W x (+ b)        x [B, N, dim], W [vocab_size, dim] -> [B, N, vocab_size]
     values = W x + b          x [B, N, dim]                 -> [B, N, feature_dim]
 
 W may be the table that the tokens were read from (tied: Press & Wolf 2017): then it adds no parameters.
@@ -25,7 +25,7 @@ class Head(nn.Module):
         self.project = nn.Linear(config.dim, size, bias=False)
         if table is not None:
             self.project.weight = table.weight
-        self.bias = nn.Parameter(torch.zeros(size)) if config.logit_bias or config.head == "values" else None
+        self.bias = nn.Parameter(torch.zeros(size)) if config.logit_bias or config.output_head == "values" else None
         self.scale = config.logit_scale
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Named sizes, as published.
 
     regard cost base --seq 512        from regard import preset, build
-                                      model = build(preset("base", vocab=8000))
+                                      model = build(preset("base", vocab_size=8000))
 
 Any field can be changed by name: `preset("gpt2", layers=6, position="rope")`.
 """
@@ -13,30 +13,31 @@ from typing import Any
 from regard.errors import UserError, suggest
 from regard.models.config import ModelConfig
 
-_PAPER: dict[str, Any] = {"vocab": 37000, "dropout": 0.1, "embed_dropout": 0.1}
+_PAPER: dict[str, Any] = {"vocab_size": 37000, "dropout": 0.1, "embed_dropout": 0.1}
 _GPT2: dict[str, Any] = {
-    "shape": "decoder", "vocab": 50257, "max_length": 1024, "position": "learned", "norm_order": "pre",
+    "architecture": "decoder", "vocab_size": 50257, "max_length": 1024, "position": "learned", "norm_order": "pre",
     "activation": "gelu-tanh", "embed_scale": False, "init": "normal", "attention_dropout": 0.1,
 }  # fmt: skip
 _BERT: dict[str, Any] = {
-    "shape": "encoder", "vocab": 30522, "max_length": 512, "position": "learned", "activation": "gelu",
+    "architecture": "encoder", "vocab_size": 30522, "max_length": 512, "position": "learned", "activation": "gelu",
     "norm_eps": 1e-12, "embed_norm": True, "token_types": 2, "embed_scale": False, "pooler": True,
-    "head": "pooled", "init": "normal", "attention_dropout": 0.1,
+    "output_head": "pooled", "init": "normal", "attention_dropout": 0.1,
 }  # fmt: skip
 _VIT: dict[str, Any] = {
-    "shape": "encoder", "source": "patches", "image_size": 224, "patch_size": 16, "max_length": 197,
+    "architecture": "encoder", "input": "patches", "image_size": 224, "patch_size": 16, "max_length": 197,
     "position": "learned", "norm_order": "pre", "norm_eps": 1e-12, "activation": "gelu",
-    "head": "classes", "classes": 1000, "init": "normal", "dropout": 0.0, "embed_dropout": 0.0,
+    "output_head": "classes", "classes": 1000, "init": "normal", "dropout": 0.0, "embed_dropout": 0.0,
 }  # fmt: skip
 _T5: dict[str, Any] = {
-    "vocab": 32128, "norm": "rms", "norm_order": "pre", "norm_eps": 1e-6, "bias": False, "position": "t5",
-    "score_scale": 1.0, "embed_scale": False,
+    "vocab_size": 32128, "norm": "rms", "norm_order": "pre", "norm_eps": 1e-6, "bias": False, "position": "t5",
+    "attention_scale": 1.0, "embed_scale": False,
 }  # fmt: skip
 
-_RNN: dict[str, Any] = {"shape": "recurrent", "cell": "gru", "score": "additive", "layers": 1}
+_RNN: dict[str, Any] = {"architecture": "recurrent", "cell": "gru", "attention_score": "additive", "layers": 1}
 # Bahdanau et al. 2015, appendix B: RNNsearch-50; the readout is embed_dim wide, not 500
 _SEARCH: dict[str, Any] = {
-    **_RNN, "dim": 1000, "embed_dim": 620, "vocab": 30000, "target_vocab": 30000, "share": False, "tie": False,
+    **_RNN, "dim": 1000, "embed_dim": 620, "vocab_size": 30000, "target_vocab_size": 30000,
+    "share_embeddings": False, "tie_embeddings": False,
     "max_length": 50, "dropout": 0.0, "embed_dropout": 0.0,
 }  # fmt: skip
 
@@ -47,8 +48,8 @@ def _size(dim: int, layers: int, heads: int, ff_dim: int) -> dict[str, int]:
 
 # Transformer-Tiny: Wu et al. 2021; base, big: Vaswani et al. 2017, Table 3
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {**_PAPER, **_size(128, 4, 4, 256), "vocab": 10000, "dropout": 0.3, "embed_dropout": 0.3},
-    "small": {**_PAPER, **_size(256, 4, 4, 1024), "vocab": 10000, "dropout": 0.2, "embed_dropout": 0.2},
+    "tiny": {**_PAPER, **_size(128, 4, 4, 256), "vocab_size": 10000, "dropout": 0.3, "embed_dropout": 0.3},
+    "small": {**_PAPER, **_size(256, 4, 4, 1024), "vocab_size": 10000, "dropout": 0.2, "embed_dropout": 0.2},
     "base": {**_PAPER, **_size(512, 6, 8, 2048)},
     "big": {**_PAPER, **_size(1024, 6, 16, 4096), "dropout": 0.3, "embed_dropout": 0.3},
     "gpt2": {**_GPT2, **_size(768, 12, 12, 3072)},
@@ -64,7 +65,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "t5-base": {**_T5, **_size(768, 12, 12, 3072), "logit_scale": 768**-0.5},
     "rnn-2015": _SEARCH,
     # beside "small": the same vocabulary, as many parameters
-    "rnn-small": {**_RNN, "dim": 512, "embed_dim": 256, "vocab": 10000, "dropout": 0.2, "embed_dropout": 0.2},
+    "rnn-small": {**_RNN, "dim": 512, "embed_dim": 256, "vocab_size": 10000, "dropout": 0.2, "embed_dropout": 0.2},
 }
 
 

@@ -27,8 +27,8 @@ from regard.nn.multihead import MultiHead
 
 def prune(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
     """A smaller model without these heads: {"encoder.0.attention": [1, 3]}, numbered as they are in `model`."""
-    if model.config.shape == "recurrent":
-        raise UserError("shape = 'recurrent': it has one head, so there is none to take out")
+    if model.config.architecture == "recurrent":
+        raise UserError("architecture = 'recurrent': it has one head, so there is none to take out")
     old = {name.replace("blocks.", ""): part for name, part in model.named_modules() if isinstance(part, MultiHead)}
     gone = {place: list(places) for place, places in (model.config.pruned or {}).items()}
     kept: dict[str, list[int]] = {}

@@ -1,8 +1,8 @@
 """Recipes: a model described in a text file, or by name.
 
     [model]                       [model]
-    preset = "base"               shape = "decoder"
-    heads = 4                     vocab = 8000
+    preset = "base"               architecture = "decoder"
+    heads = 4                     vocab_size = 8000
                                   dim = 256
 
 Left, a preset with changes; right, the fields of a ModelConfig. Where a model is meant, a command takes

@@ -102,10 +102,10 @@ class Alignment(Traceable):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, dim = config, config.dim
-        self.q = nn.Linear(dim, dim, bias=False) if config.score == "additive" else None
-        self.k = None if config.score == "dot" else nn.Linear(2 * dim, dim, bias=False)
-        self.v = nn.Parameter(torch.empty(1, dim)) if config.score == "additive" else None  # [heads, dim]
-        self.scale = 1.0 if config.score_scale is None else config.score_scale
+        self.q = nn.Linear(dim, dim, bias=False) if config.attention_score == "additive" else None
+        self.k = None if config.attention_score == "dot" else nn.Linear(2 * dim, dim, bias=False)
+        self.v = nn.Parameter(torch.empty(1, dim)) if config.attention_score == "additive" else None  # [heads, dim]
+        self.scale = 1.0 if config.attention_scale is None else config.attention_scale
 
     def keys(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Once a sentence: keys [B, 1, S, dim] and values [B, 1, S, 2 dim]."""
@@ -198,13 +198,13 @@ class Recurrent(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, width = config, config.token_dim
-        self.source = Tokens(config.vocab or 0, width, scaled=config.embed_scale)
+        self.source = Tokens(config.vocab_size or 0, width, scaled=config.embed_scale)
         self.target = Tokens(config.target_size, width, scaled=config.embed_scale)
-        if config.share:
+        if config.share_embeddings:
             self.target.table = self.source.table
         self.encoder = RecurrentEncoder(config)
         self.decoder = RecurrentDecoder(config)
-        table = self.target.table if config.tie else None
+        table = self.target.table if config.tie_embeddings else None
         self.head = Head(replace(config, dim=width, head_layer=False), config.target_size, table)
         initialise(self)
 
@@ -241,7 +241,7 @@ class Recurrent(nn.Module):
         return self.decoder.start(self.encode(source, valid))
 
     def step(self, tokens: Tensor, state: RecurrentState, valid: Tensor | None = None) -> Tensor:
-        """Read `tokens` [B, n] after what was read before; logits [B, n, vocab] of what follows each."""
+        """Read `tokens` [B, n] after what was read before; logits [B, n, vocab_size] of what follows each."""
         logits: Tensor = self.head(self.decoder(_some("target", self.target(tokens)), state, valid))
         return logits
 
@@ -259,8 +259,8 @@ def _some(name: str, x: Tensor) -> Tensor:
 def _refuse_documents(document: Tensor | None) -> None:
     if document is not None:
         raise UserError(
-            "document: shape = 'recurrent' reads one text a row, because its state runs on from text to text: "
-            "leave packing off, or use shape = 'encoder-decoder'"
+            "document: architecture = 'recurrent' reads one text a row, because its state runs on from text to text: "
+            "leave packing off, or use architecture = 'encoder-decoder'"
         )
 
 

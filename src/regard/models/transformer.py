@@ -5,7 +5,7 @@
     Decoder          tokens -> decoder -> logits of the next token                         Radford et al. 2019
     Encoder          source -> encoder -> states, a pooled vector, classes or token logits Devlin et al. 2018
 
-`build(config)` chooses, and knows the `Recurrent` baseline of 2015 besides. Logits have shape [B, N, vocab],
+`build(config)` chooses, and knows the `Recurrent` baseline of 2015 besides. Logits have shape [B, N, vocab_size],
 classes [B, classes]. `valid` is True for real tokens. A model that generates offers `start` (read what is
 given) and `step` (one more token), both with a cache that stands beside it.
 """
@@ -28,9 +28,9 @@ from regard.nn.mask import Mask, Places, everything
 
 
 def make_source(config: ModelConfig) -> Tokens | Patches | Features:
-    match config.source:
+    match config.input:
         case "tokens":
-            return Tokens(config.vocab or 0, config.dim, scaled=config.embed_scale, types=config.token_types)
+            return Tokens(config.vocab_size or 0, config.dim, scaled=config.embed_scale, types=config.token_types)
         case "patches":
             return Patches(
                 config.image_size,
@@ -47,7 +47,7 @@ def make_source(config: ModelConfig) -> Tokens | Patches | Features:
 
 
 def make_target(config: ModelConfig) -> Tokens | Features:
-    if config.head == "values":
+    if config.output_head == "values":
         return Features(config.feature_dim, config.dim)
     return Tokens(config.target_size, config.dim, scaled=config.embed_scale)
 
@@ -73,15 +73,15 @@ class EncoderDecoder(nn.Module):
         self.config = config
         self.source = make_source(config)
         self.target = make_target(config)
-        if config.share and isinstance(self.source, Tokens) and isinstance(self.target, Tokens):
+        if config.share_embeddings and isinstance(self.source, Tokens) and isinstance(self.target, Tokens):
             self.target.table = self.source.table
         self.encoder = Stack(config, causal=False)
         layers = config.layers if config.decoder_layers is None else config.decoder_layers
         self.decoder = Stack(
             replace(config, layers=layers, pruned=config.pruned_in("decoder")), causal=True, memory=True
         )
-        table = self.target.table if config.tie and isinstance(self.target, Tokens) else None
-        self.head = Head(config, config.feature_dim if config.head == "values" else config.target_size, table)
+        table = self.target.table if config.tie_embeddings and isinstance(self.target, Tokens) else None
+        self.head = Head(config, config.feature_dim if config.output_head == "values" else config.target_size, table)
         initialise(self)
 
     def encode(self, source: Tensor, valid: Tensor | None = None, document: Tensor | None = None) -> Memory:
@@ -129,7 +129,7 @@ class EncoderDecoder(nn.Module):
         return State(Cache(capacity), self.encode(source, valid))
 
     def step(self, tokens: Tensor, state: State, valid: Tensor | None = None, mask: Mask = everything) -> Tensor:
-        """Read `tokens` [B, n] after what was read before; logits [B, n, vocab] of what follows each."""
+        """Read `tokens` [B, n] after what was read before; logits [B, n, vocab_size] of what follows each."""
         x = self.target(tokens)
         places = state.cache.next_places(x.shape[1], x.device, valid)
         return self.head(self.decoder(x, places, memory=state.memory, cache=state.cache, mask=mask))
@@ -139,9 +139,9 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.source = Tokens(config.vocab or 0, config.dim, scaled=config.embed_scale)
+        self.source = Tokens(config.vocab_size or 0, config.dim, scaled=config.embed_scale)
         self.decoder = Stack(config, causal=True)
-        self.head = Head(config, config.vocab or 0, self.source.table if config.tie else None)
+        self.head = Head(config, config.vocab_size or 0, self.source.table if config.tie_embeddings else None)
         initialise(self)
 
     def forward(
@@ -175,7 +175,7 @@ class Decoder(nn.Module):
         mask: Mask = everything,
         last: bool = False,
     ) -> Tensor:
-        """As that of EncoderDecoder; with `last` only what follows the last token is scored, [B, 1, vocab]."""
+        """As that of EncoderDecoder; with `last` only what follows the last token is scored, [B, 1, vocab_size]."""
         x = self.source(tokens)
         places = state.cache.next_places(x.shape[1], x.device, valid)
         x = self.decoder(x, places, cache=state.cache, mask=mask)
@@ -190,10 +190,12 @@ class Encoder(nn.Module):
         self.encoder = Stack(config, causal=False)
         self.pooler = nn.Linear(config.dim, config.dim) if config.pooler else None
         self.classify = (
-            nn.Linear(config.dim, config.classes) if config.classes is not None and config.head == "classes" else None
+            nn.Linear(config.dim, config.classes)
+            if config.classes is not None and config.output_head == "classes"
+            else None
         )
-        table = self.source.table if isinstance(self.source, Tokens) and config.tie else None
-        self.head = Head(config, config.vocab or 0, table) if config.head == "tokens" else None
+        table = self.source.table if isinstance(self.source, Tokens) and config.tie_embeddings else None
+        self.head = Head(config, config.vocab_size or 0, table) if config.output_head == "tokens" else None
         initialise(self)
 
     def encode(
@@ -212,7 +214,7 @@ class Encoder(nn.Module):
         """One vector for the whole: the first real state, or the mean of the real ones. [B, dim]"""
         if states.shape[1] == 0:
             raise UserError("pool: the sequence has no tokens: give at least one")
-        if self.config.pool == "cls":
+        if self.config.pooling == "cls":
             x = states[:, 0]
             if valid is not None:  # padding may stand in front
                 first = valid.int().argmax(dim=1)
@@ -230,7 +232,7 @@ class Encoder(nn.Module):
         A matrix product, whose order of summing is fixed, unlike that of adding into places on a GPU.
         """
         chosen = document[:, None, :] == torch.arange(1, count + 1, device=document.device)[:, None]  # [B, count, N]
-        if self.config.pool == "cls":
+        if self.config.pooling == "cls":
             chosen = chosen & (chosen.cumsum(dim=-1) == 1)
         x = (chosen.to(states.dtype) @ states) / chosen.sum(dim=-1, keepdim=True).clamp_min(1)
         return x if self.pooler is None else torch.tanh(self.pooler(x))
@@ -246,7 +248,7 @@ class Encoder(nn.Module):
         if self.head is not None:
             logits: Tensor = self.head(states)
             return logits
-        if self.config.head == "none":
+        if self.config.output_head == "none":
             return states
         pooled = self.pooled(states, valid)
         return pooled if self.classify is None else self.classify(pooled)
@@ -258,7 +260,7 @@ Model = SequenceToSequence | Decoder | Encoder
 
 def build(config: ModelConfig) -> Model:
     """A new model with random weights (seed torch first for the same ones again)."""
-    match config.shape:
+    match config.architecture:
         case "encoder-decoder":
             return EncoderDecoder(config)
         case "decoder":
@@ -284,5 +286,7 @@ def initialise(model: EncoderDecoder | Decoder | Encoder) -> None:
                 nn.init.xavier_uniform_(module.weight.flatten(1))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    if (config.head == "values" or not config.tie) and (head := getattr(model, "head", None)) is not None:
+    if (config.output_head == "values" or not config.tie_embeddings) and (
+        head := getattr(model, "head", None)
+    ) is not None:
         nn.init.normal_(head.project.weight, std=config.dim**-0.5)

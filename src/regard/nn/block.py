@@ -100,7 +100,7 @@ class Stack(Traceable):
         if config.grid is None and (config.position_axes == 2 or config.shifted_window is not None):
             raise UserError(
                 f"position_axes = {config.position_axes}, shifted_window = {config.shifted_window}: this stack has no "
-                "rows and columns; use a ModelConfig with source = 'patches', or leave them out"
+                "rows and columns; use a ModelConfig with input = 'patches', or leave them out"
             )
         self.config, self.causal = config, causal
         self.checkpoint = False  # recompute activations in the backward pass instead of keeping them

@@ -5,7 +5,7 @@ when it is made, and says in words what is wrong: the field, the value, the reme
 
     paper (2017)   norm_order="post", activation="relu",   position="sinusoidal"
     GPT-2 (2019)   norm_order="pre",  activation="gelu-tanh", position="learned"
-    T5 (2020)      norm_order="pre",  norm="rms", position="t5", bias=False, score_scale=1.0
+    T5 (2020)      norm_order="pre",  norm="rms", position="t5", bias=False, attention_scale=1.0
     today          norm_order="pre",  norm="rms", activation="swiglu", position="rope", kv_heads < heads, qk_norm=True
 """
 
@@ -37,8 +37,8 @@ class StackConfig:
     head_dim: int | None = None  # d_k; None: dim / heads
     value_dim: int | None = None  # d_v; None: head_dim
     pruned: dict[str, tuple[int, ...]] | None = None  # heads taken out, by place: {"decoder.0.cross": (1, 3)}
-    score: Score = "dot"
-    score_scale: float | None = None  # None: 1 / sqrt(head_dim) for dot, else 1
+    attention_score: Score = "dot"
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim) for dot, else 1
     qk_norm: bool = False  # an RMS norm of each head's queries and keys, before they are turned and meet
     window: int | None = None  # self-attention sees only tokens less than this far away
     shifted_window: int | None = None  # patches: only within squares of so many a side, moved by half every 2nd layer
@@ -148,12 +148,16 @@ class StackConfig:
                 f"attention = 'flex' cannot drop weights, but attention_dropout = {self.attention_dropout}: "
                 "set it to 0, or use attention = 'fused'"
             )
-        if self.score != "dot" and self.attention != "reference":
+        if self.attention_score != "dot" and self.attention != "reference":
             raise UserError(
-                f"score = {self.score!r} has no {self.attention} path: set attention = 'reference' (or score = 'dot')"
+                f"attention_score = {self.attention_score!r} has no {self.attention} path: set attention = "
+                "'reference' (or attention_score = 'dot')"
             )
-        if self.score != "dot" and self.key_heads != self.heads:
-            raise UserError(f"score = {self.score!r} has parameters per head: leave kv_heads = {self.kv_heads} unset")
+        if self.attention_score != "dot" and self.key_heads != self.heads:
+            raise UserError(
+                f"attention_score = {self.attention_score!r} has parameters per head: leave kv_heads = "
+                f"{self.kv_heads} unset"
+            )
 
     def _check_axes(self) -> None:
         if self.position_axes not in (1, 2):
@@ -194,9 +198,9 @@ class StackConfig:
 
     @property
     def scale(self) -> float:
-        if self.score_scale is not None:
-            return self.score_scale
-        return self.key_dim**-0.5 if self.score == "dot" else 1.0
+        if self.attention_scale is not None:
+            return self.attention_scale
+        return self.key_dim**-0.5 if self.attention_score == "dot" else 1.0
 
     @property
     def recordable(self) -> bool:

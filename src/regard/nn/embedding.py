@@ -22,9 +22,9 @@ from regard.errors import UserError
 class Tokens(nn.Module):
     """A row for each token, and optionally one for each segment type (BERT's sentence A and B)."""
 
-    def __init__(self, vocab: int, dim: int, *, scaled: bool, types: int = 0) -> None:
+    def __init__(self, vocab_size: int, dim: int, *, scaled: bool, types: int = 0) -> None:
         super().__init__()
-        self.table = nn.Embedding(vocab, dim)
+        self.table = nn.Embedding(vocab_size, dim)
         self.types = nn.Embedding(types, dim) if types else None
         self.scale = dim**0.5 if scaled else 1.0
 

@@ -73,7 +73,11 @@ class MultiHead(Traceable):
         else:
             self.qkv = nn.Linear(config.dim, sum(self.sizes), bias=config.bias)
         self.out = nn.Linear(self.heads * config.val_dim, config.dim, bias=config.bias)
-        self.score = None if config.score == "dot" else LearnedScore(config.score, self.heads, config.key_dim)
+        self.score = (
+            None
+            if config.attention_score == "dot"
+            else LearnedScore(config.attention_score, self.heads, config.key_dim)
+        )
         # one gain for all heads, as in Gemma 3 and Qwen3
         self.q_norm = RMSNorm(config.key_dim, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.key_dim, eps=config.norm_eps) if config.qk_norm else None

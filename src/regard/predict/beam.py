@@ -1,10 +1,10 @@
 """Beam search: follow the best few beginnings, not only the best one.
 
-Of all sequences the likeliest is wanted, and there are vocab^length of them. Greedy search commits to each
+Of all sequences the likeliest is wanted, and there are vocab_size^length of them. Greedy search commits to each
 token at once; beam search keeps the `beam` likeliest beginnings, extends each by every token and keeps the
 `beam` likeliest again (Graves 2012; Sutskever et al. 2014):
 
-    total(y_1 … y_t) = Σ_i log p(y_i | y_<i, x)          [sentences, beam] + [sentences, beam, vocab]
+    total(y_1 … y_t) = Σ_i log p(y_i | y_<i, x)          [sentences, beam] + [sentences, beam, vocab_size]
 
 Of the 2 · beam best extensions at most `beam` end with </s>, so enough go on. Those that end among the first
 `beam` are finished and ranked by score (see `config`). A sentence is closed when it has `beam` finished
@@ -71,7 +71,7 @@ def beam(
     tokens = torch.full((len(limits), 1), bos, device=source.device)
     while True:
         with nullcontext() if cross is None else trace(cross, only="weights") as seen:
-            logits = model.step(tokens, state)[:, -1]  # [rows, vocab]
+            logits = model.step(tokens, state)[:, -1]  # [rows, vocab_size]
         if seen is not None:
             beams.cover(seen["weights"], valid)
         rows, sources = beams.advance(logits)

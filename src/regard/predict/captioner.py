@@ -38,10 +38,11 @@ class Captioner:
         """The model in `folder`, searched as [decode] of its recipe says; `changes` are fields of a SearchConfig."""
         config = decode_config(load_recipe(folder), changes, Path(folder) / RECIPE)
         model, tokenizer = load(folder, device), load_tokenizers(folder).get("tokenizer")
-        writes = isinstance(model, EncoderDecoder) and model.config.head == "tokens"
-        if not writes or model.config.source == "tokens" or tokenizer is None:
+        writes = isinstance(model, EncoderDecoder) and model.config.output_head == "tokens"
+        if not writes or model.config.input == "tokens" or tokenizer is None:
             raise UserError(
-                f"{folder}: shape = {model.config.shape!r}, source = {model.config.source!r}: writes no captions; "
+                f"{folder}: architecture = {model.config.architecture!r}, input = {model.config.input!r}: "
+                "writes no captions; "
                 'train a model with  task = "captioning"'
             )
         assert isinstance(model, EncoderDecoder)

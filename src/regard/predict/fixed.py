@@ -242,7 +242,7 @@ class FixedGreedy(FixedSearch):
         self.length.zero_()
 
     def step(self) -> None:
-        scores = log_probabilities(self.model.step(self.tokens, self.state)[:, -1])  # [n, vocab]
+        scores = log_probabilities(self.model.step(self.tokens, self.state)[:, -1])  # [n, vocab_size]
         scores[:, self.eos].masked_fill_(self.t < self.config.min_length, float("-inf"))
         best, tokens = scores.max(dim=1)
         self.totals += torch.where(self.closed, 0.0, best)
@@ -280,7 +280,7 @@ class FixedBeam(FixedSearch):
 
     def step(self) -> None:
         size, length = self.config.beam, self.t + 1
-        scores = log_probabilities(self.model.step(self.tokens, self.state)[:, -1])  # [n · beam, vocab]
+        scores = log_probabilities(self.model.step(self.tokens, self.state)[:, -1])  # [n · beam, vocab_size]
         early = self.t < self.config.min_length
         scores[:, self.eos].masked_fill_(early, float("-inf"))
         values, tokens = ordered(*foremost(scores, min(2 * size, scores.shape[1])))

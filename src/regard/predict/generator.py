@@ -97,7 +97,7 @@ class Generator:
         model, tokenizers = load(folder, device), load_tokenizers(folder)
         if not isinstance(model, Decoder):
             raise UserError(
-                f"{folder}: model.shape = {model.config.shape!r}: only a decoder goes on with a text; an "
+                f"{folder}: model.architecture = {model.config.architecture!r}: only a decoder goes on with a text; an "
                 "encoder-decoder answers to  regard translate"
             )
         if "tokenizer" not in tokenizers:
@@ -203,11 +203,11 @@ class Drawing:
     """Samples under way: rows that continue one prompt, all of one length."""
 
     def __init__(
-        self, model: Decoder, prompt: list[int], config: SearchConfig, vocab: int, context: int, eos: int | None,
+        self, model: Decoder, prompt: list[int], config: SearchConfig, vocab_size: int, context: int, eos: int | None,
         limit: int,
     ) -> None:  # fmt: skip
         self.model: Decoder | LeanDecoder = lean_decoder(model)
-        self.config, self.vocab, self.context, self.eos = config, vocab, context, eos
+        self.config, self.vocab_size, self.context, self.eos = config, vocab_size, context, eos
         self.chance, self.live = Chance(config.seed, [0], config.n_best), list(range(config.n_best))
         self.length, self.drawn = len(prompt), 0
         given = torch.tensor([prompt], device=next(model.parameters()).device)
@@ -226,7 +226,7 @@ class Drawing:
         column = self.drawn % CHUNK
         if column == 0:
             self.chances = self.chance.following(CHUNK)[self.live].to(self.ids.device)
-        known = log_probabilities(self.logits[:, : self.vocab])  # what fills up a vocabulary is no token
+        known = log_probabilities(self.logits[:, : self.vocab_size])  # what fills up a vocabulary is no token
         scores = known
         if self.eos is not None:
             scores = forbid(known, self.ids[:, self.length : end], self.config, self.eos)
@@ -292,10 +292,11 @@ def lay_columns(model: nn.Module) -> None:
 
 def check_vocabulary(config: ModelConfig, tokenizer: Tokenizer, where: str = "") -> None:
     """A model may have a few rows more than its tokenizer has tokens, to make a round number, and never fewer."""
-    vocab, size = config.vocab or 0, len(tokenizer)
-    if not size <= vocab <= -(-size // PADDING) * PADDING:
+    vocab_size, size = config.vocab_size or 0, len(tokenizer)
+    if not size <= vocab_size <= -(-size // PADDING) * PADDING:
         raise UserError(
-            f"{where}vocab = {vocab}, but the tokenizer has {size} tokens: they do not belong together. In a recipe, "
-            f"leave vocab out or round it up to a multiple of at most {PADDING}; beside trained weights, put the "
+            f"{where}vocab_size = {vocab_size}, but the tokenizer has {size} tokens: they do not belong "
+            "together. In a recipe, "
+            f"leave vocab_size out or round it up to a multiple of at most {PADDING}; beside trained weights, put the "
             "tokenizer that they were trained with"
         )

@@ -32,10 +32,11 @@ class Recogniser:
     def load(cls, folder: str | Path, device: str = "cpu") -> Recogniser:
         """The model in `folder`."""
         model, data = load(folder, device), load_recipe(folder).get("data")
-        if not isinstance(model, Encoder) or model.classify is None or model.config.source != "patches":
+        if not isinstance(model, Encoder) or model.classify is None or model.config.input != "patches":
             raise UserError(
-                f"{folder}: shape = {model.config.shape!r}, head = {model.config.head!r}, source = "
-                f'{model.config.source!r}: is no classifier of pictures; train one with  task = "image-classification"'
+                f"{folder}: architecture = {model.config.architecture!r}, output_head = "
+                f"{model.config.output_head!r}, source = "
+                f'{model.config.input!r}: is no classifier of pictures; train one with  task = "image-classification"'
             )
         return cls(model, class_names(model, data if isinstance(data, dict) else {}, Path(folder) / RECIPE))
 

@@ -44,7 +44,7 @@ def lean(model: Steps) -> Steps:
 def serves(model: EncoderDecoder) -> bool:
     """Whether the lean form computes what the model does."""
     config, weight = model.decoder.config, model.head.project.weight
-    usual = config.score == "dot" and not config.qk_norm and config.window is None and config.experts == 0
+    usual = config.attention_score == "dot" and not config.qk_norm and config.window is None and config.experts == 0
     exact = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
     return (
         (usual and exact and not model.training and not torch.is_autocast_enabled("cpu"))
@@ -87,7 +87,7 @@ class Lean:
         return LeanState([layer.remember(memory.states) for layer in self.layers], memory.places.valid)
 
     def step(self, tokens: Tensor, state: LeanState) -> Tensor:
-        """Read `tokens` [rows, 1]; logits [rows, 1, vocab] of what follows."""
+        """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of what follows."""
         x = self.first(self._placed(self.model.target(tokens)[:, 0], state.length))
         state.make_room(self.layers, x)
         for layer, within, across in zip(self.layers, state.within, state.across, strict=True):
@@ -96,7 +96,7 @@ class Lean:
         return self._score(self.last(x))[:, None]
 
     def _score(self, x: Tensor) -> Tensor:
-        """Logits [rows, vocab]: the largest product of a step, by far."""
+        """Logits [rows, vocab_size]: the largest product of a step, by far."""
         head = self.model.head
         if self.packed is None:
             logits: Tensor = head(x)

@@ -31,7 +31,12 @@ def lean_decoder(model: Decoder) -> Decoder | LeanDecoder:
 
 def serves(model: Decoder) -> bool:
     config, stack = model.decoder.config, model.decoder
-    usual = config.score == "dot" and config.window is None and config.experts == 0 and config.attention == "fused"
+    usual = (
+        config.attention_score == "dot"
+        and config.window is None
+        and config.experts == 0
+        and config.attention == "fused"
+    )
     plain = next(model.parameters()).device.type == "cpu" and not torch.is_autocast_enabled("cpu")
     return (
         (usual and plain and not model.training and config.position in ("learned", "sinusoidal", "rope", "none"))

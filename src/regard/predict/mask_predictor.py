@@ -32,7 +32,8 @@ class Filler:
     def __init__(self, model: Encoder, tokenizer: Tokenizer, longest: int) -> None:
         if model.head is None or tokenizer.mask is None:
             raise UserError(
-                f"head = {model.config.head!r}, with {'a' if tokenizer.mask is not None else 'no'} <mask> token: "
+                f"output_head = {model.config.output_head!r}, with "
+                f"{'a' if tokenizer.mask is not None else 'no'} <mask> token: "
                 'is no masked language model; train one with  task = "masked"'
             )
         self.model, self.tokenizer, self.longest = model.eval(), tokenizer, longest
@@ -46,7 +47,7 @@ class Filler:
         model, tokenizers = load(folder, device), load_tokenizers(folder)
         if not isinstance(model, Encoder) or "tokenizer" not in tokenizers:
             raise UserError(
-                f"{folder}: shape = {model.config.shape!r}: is no masked language model; train one with  "
+                f"{folder}: architecture = {model.config.architecture!r}: is no masked language model; train one with  "
                 'task = "masked"'
             )
         train = load_recipe(folder).get("train")

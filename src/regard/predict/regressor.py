@@ -60,7 +60,7 @@ class Predictor:
         except UserError as error:
             raise UserError(f"{Path(folder) / RECIPE}: {error}") from None
         model = load(folder, device)
-        if not isinstance(model, EncoderDecoder) or model.config.head != "values" or not data.mean:
+        if not isinstance(model, EncoderDecoder) or model.config.output_head != "values" or not data.mean:
             raise UserError(f"{folder}: holds no trained model of numbers; train it again")
         return cls(model, data)
 

@@ -42,8 +42,8 @@ class Replays:
     Each serves one text at a time: it is taken and given back, so several threads may generate with the same model.
     """
 
-    def __init__(self, model: Decoder, vocab: int, eos: int | None) -> None:
-        self.model, self.vocab, self.eos = model, vocab, eos
+    def __init__(self, model: Decoder, vocab_size: int, eos: int | None) -> None:
+        self.model, self.vocab_size, self.eos = model, vocab_size, eos
         self.ready: OrderedDict[tuple[SearchConfig, int, int], FixedStep] = OrderedDict()
 
     def fits(self, config: SearchConfig) -> bool:
@@ -57,7 +57,7 @@ class Replays:
         alike = replace(config, seed=1, max_length=None, min_length=min(config.min_length, 1))
         key = alike, capacity, next(self.model.parameters()).data_ptr()
         with TURN:
-            step = self.ready.pop(key, None) or FixedStep(self.model, alike, capacity, self.vocab, self.eos)
+            step = self.ready.pop(key, None) or FixedStep(self.model, alike, capacity, self.vocab_size, self.eos)
         try:
             yield FixedDrawing(step, prompt, config, context, limit)
         finally:
@@ -132,8 +132,8 @@ class FixedDrawing:
 class FixedStep:
     """The buffers of `config.n_best` rows and up to `capacity` tokens, and the recorded steps over them."""
 
-    def __init__(self, model: Decoder, config: SearchConfig, capacity: int, vocab: int, eos: int | None) -> None:
-        self.model, self.config, self.vocab, self.eos = model, config, vocab, eos
+    def __init__(self, model: Decoder, config: SearchConfig, capacity: int, vocab_size: int, eos: int | None) -> None:
+        self.model, self.config, self.vocab_size, self.eos = model, config, vocab_size, eos
         table, self.rows = next(model.parameters()), config.n_best
         device, exact = table.device, torch.promote_types(table.dtype, torch.float32)
         self.cache = FixedCache(capacity, device)
@@ -183,7 +183,7 @@ class FixedStep:
         self._draw(self.model.step(self.tokens, self.state, last=True)[:, -1])
 
     def _draw(self, logits: Tensor) -> None:
-        known = log_probabilities(logits[:, : self.vocab])  # what fills up a vocabulary is no token
+        known = log_probabilities(logits[:, : self.vocab_size])  # what fills up a vocabulary is no token
         scores = known
         if self.config.min_length and self.eos is not None:
             scores = known.clone()

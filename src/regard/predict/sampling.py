@@ -100,14 +100,14 @@ class Chance:
 
 
 def draw(scores: Tensor, config: SearchConfig, chance: Tensor) -> Tensor:
-    """The next token of each row [R], from log-probabilities (or logits) [R, vocab] and a number in [0, 1) each."""
+    """The next token of each row [R], from log-probabilities (or logits) [R, V] and a number in [0, 1) each."""
     if config.top_k == 1:
         return scores.argmax(dim=1)
     return pick(distribution(scores, config), chance)
 
 
 def distribution(scores: Tensor, config: SearchConfig) -> Tensor:
-    """p' [R, vocab] in float64 from log-probabilities (or logits) [R, vocab]; what was cut is 0."""
+    """p' [R, vocab_size] in float64 from log-probabilities (or logits) [R, vocab_size]; what was cut is 0."""
     left = scores.shape[1]  # tokens that are not cut, in the row that has most of them
     if 0 < config.top_k < scores.shape[1]:
         least = scores.topk(config.top_k, dim=1).values[:, -1:]

@@ -56,7 +56,7 @@ class Steps(Protocol):
         """Read the source [B, …]; gives a `Kept` of B rows."""
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
-        """Read `tokens` [B, n]; logits [B, n, vocab] of what follows each."""
+        """Read `tokens` [B, n]; logits [B, n, vocab_size] of what follows each."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def length_limits(source: Tensor, valid: Tensor | None, config: SearchConfig) ->
 
 
 def forbid(scores: Tensor, written: Tensor, config: SearchConfig, eos: int) -> Tensor:
-    """scores [R, vocab] with -inf for what must not follow `written` [R, t]: an early </s>, a repeated n-gram.
+    """scores [R, vocab_size] with -inf for what must not follow `written` [R, t]: an early </s>, a repeated n-gram.
 
     Where that would leave nothing, </s> is allowed after all: an answer ends rather than breaks a rule.
     """

@@ -42,7 +42,8 @@ class Classifier:
         model, tokenizers, data = load(folder, device), load_tokenizers(folder), load_recipe(folder).get("data")
         if not isinstance(model, Encoder) or model.classify is None or "tokenizer" not in tokenizers:
             raise UserError(
-                f"{folder}: shape = {model.config.shape!r}, head = {model.config.head!r}: is no classifier of texts; "
+                f"{folder}: architecture = {model.config.architecture!r}, output_head = "
+                f"{model.config.output_head!r}: is no classifier of texts; "
                 'train one with  task = "classification"'
             )
         data = data if isinstance(data, dict) else {}

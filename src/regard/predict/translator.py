@@ -67,11 +67,11 @@ class Translator:
         model, tokenizers = load(folder, device), load_tokenizers(folder)
         if not isinstance(model, SequenceToSequence) or not tokenizers:
             raise UserError(
-                f"{folder}: shape = {model.config.shape!r} with {len(tokenizers)} tokenizers; "
+                f"{folder}: architecture = {model.config.architecture!r} with {len(tokenizers)} tokenizers; "
                 "translation needs an encoder-decoder and its tokenizers"
             )
-        if model.config.shape != "recurrent" and model.config.source != "tokens":
-            raise UserError(f"{folder}: reads {model.config.source}, not text; use  regard caption {folder} FILE")
+        if model.config.architecture != "recurrent" and model.config.input != "tokens":
+            raise UserError(f"{folder}: reads {model.config.input}, not text; use  regard caption {folder} FILE")
         both = tokenizers.get("tokenizer")
         source, target = tokenizers.get("source", both), tokenizers.get("target", both)
         if source is None or target is None:
@@ -163,7 +163,7 @@ class Translator:
     @property
     def _ends(self) -> bool:
         """Whether the model's positions end: a table of learned ones does."""
-        return self.model.config.position == "learned" and self.model.config.shape != "recurrent"
+        return self.model.config.position == "learned" and self.model.config.architecture != "recurrent"
 
     def _check_reach(self, ids: Sequence[Sequence[int]], first: int) -> None:
         """Learned positions end; a line beyond them is named before any is translated."""

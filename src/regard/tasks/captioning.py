@@ -75,7 +75,7 @@ class CaptioningRun(TaskRun):
     NAME = "captioning"
     DEFAULTS: ClassVar = {
         "text": {"kind": "word"},
-        "model": {"shape": "encoder-decoder", "source": "patches", "norm_order": "pre", "activation": "gelu"},
+        "model": {"architecture": "encoder-decoder", "input": "patches", "norm_order": "pre", "activation": "gelu"},
         "train": {"schedule": "cosine", "warmup": 500, "eps": 1e-8, "weight_decay": 0.01, "label_smoothing": 0.0},
     }
     METRICS: ClassVar = {"loss": LOSS, "exact": Metric("exact", higher=True)}
@@ -93,7 +93,7 @@ class CaptioningRun(TaskRun):
         complete = super().complete(tables)
         with suppress(UserError):  # a mistake in [model] is told by `read_tables`
             config = _model_config(complete["model"], 8)
-            if config.source == "patches":
+            if config.input == "patches":
                 complete["train"].setdefault("pack", config.source_length)
         return complete
 
@@ -106,12 +106,12 @@ class CaptioningRun(TaskRun):
             raise UserError(f"train.loss_chunk = {self.config.loss_chunk}: is for language models; leave it out")
         if self.text.sampled:
             raise UserError("text.dropout and text.alpha: are for translation; leave them out")
-        if self.data.scenes is not None and (config.source, config.channels) != ("patches", 1):
+        if self.data.scenes is not None and (config.input, config.channels) != ("patches", 1):
             raise UserError(
-                f"model.source = {config.source!r}, model.channels = {config.channels}: scenes are grey pictures; set "
-                "source = 'patches' and channels = 1"
+                f"model.input = {config.input!r}, model.channels = {config.channels}: scenes are grey pictures; set "
+                "input = 'patches' and channels = 1"
             )
-        wanted = config.source_length if config.source == "patches" else 0
+        wanted = config.source_length if config.input == "patches" else 0
         if self.config.pack != wanted:
             raise UserError(f"train.pack = {self.config.pack}: follows from the pictures, {wanted}; leave it out")
 
@@ -122,7 +122,7 @@ class CaptioningRun(TaskRun):
 
     @property
     def source(self) -> str:
-        return _model_config(self.model_fields, 8).source
+        return _model_config(self.model_fields, 8).input
 
     @property
     def files(self) -> dict[str, Files]:
@@ -162,7 +162,7 @@ class CaptioningRun(TaskRun):
 
     def _file_set(self, name: str, rows: list[Captioned]) -> CaptionSet:
         config = self.model_config
-        if config.source == "features":
+        if config.input == "features":
             return feature_set(rows, config.feature_dim)
         return picture_set(rows, self.folder / "data" / name, config.channels, config.image_size, self.data)
 
@@ -255,7 +255,7 @@ class CaptioningRun(TaskRun):
         run, config, files = cls(load_recipe(folder), folder, device), captioner.model.config, options["files"]
         run.tokenizers, run.model_config = {"tokenizer": captioner.tokenizer}, config
         if files:
-            rows, _ = read_captions(files, dataclasses.replace(run.data, folder="."), config.source, config.feature_dim)
+            rows, _ = read_captions(files, dataclasses.replace(run.data, folder="."), config.input, config.feature_dim)
             with TemporaryDirectory() as room:
                 run.folder = Path(room)
                 return {"files": run._judge(captioner, run._file_set("files", rows)).figures}
@@ -279,11 +279,14 @@ class CaptioningRun(TaskRun):
         return [*lines, f"{figures['lines']:,} pictures"]
 
 
-def _model_config(given: Mapping[str, Any], vocab: int) -> ModelConfig:
-    config = from_dict(ModelConfig, {**with_preset(given), "vocab": vocab, "target_vocab": None}, "model.")
-    if config.shape != "encoder-decoder" or config.source == "tokens" or config.head != "tokens":
+def _model_config(given: Mapping[str, Any], vocab_size: int) -> ModelConfig:
+    config = from_dict(
+        ModelConfig, {**with_preset(given), "vocab_size": vocab_size, "target_vocab_size": None}, "model."
+    )
+    if config.architecture != "encoder-decoder" or config.input == "tokens" or config.output_head != "tokens":
         raise UserError(
-            f"model.shape = {config.shape!r}, model.source = {config.source!r}, model.head = {config.head!r}: captions "
-            "need shape = 'encoder-decoder', source = 'patches' or 'features', and head = 'tokens'"
+            f"model.architecture = {config.architecture!r}, model.input = {config.input!r}, "
+            f"model.output_head = {config.output_head!r}: captions "
+            "need architecture = 'encoder-decoder', input = 'patches' or 'features', and output_head = 'tokens'"
         )
     return config

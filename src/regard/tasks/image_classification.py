@@ -6,8 +6,8 @@
     figures     accuracy, macro-F1, calibration                    `regard.metrics.classification`
 
 `train.batch_tokens` counts patches ([CLS] included): 512 pictures of 49 patches are 25,088. All batches have one
-shape, so `train.graph` applies. Mean and deviation of the pixels go into the model (`model.pixel_mean`, `pixel_std`),
-which then reads plain pixels between 0 and 1 wherever it is used.
+shape, so `train.cuda_graph` applies. Mean and standard deviation of the pixels go into the model
+(`model.pixel_mean`, `pixel_std`), which then reads plain pixels between 0 and 1 wherever it is used.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class PicturesRun(TaskRun):
     TABLES = ("data", "augment", "model", "train")
     DEFAULTS: ClassVar = {
         "model": {
-            "shape": "encoder", "source": "patches", "head": "classes", "norm_order": "pre", "activation": "gelu"
+            "architecture": "encoder", "input": "patches", "output_head": "classes", "norm_order": "pre",
+            "activation": "gelu"
         },
         "train": {
             "schedule": "cosine", "warmup": 500, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.05,
@@ -142,8 +143,8 @@ class PicturesRun(TaskRun):
             name: make_pictures(listed, self.folder / "data" / name, channels, side, self.data.skip_bad)
             for name, listed in self.listed.items()
         }
-        if self.data.valid_share:
-            rest, held = self.sets["train"].divide(self.data.valid_share)
+        if self.data.valid_fraction:
+            rest, held = self.sets["train"].divide(self.data.valid_fraction)
             self.sets = {"train": rest, "valid": held, **{k: v for k, v in self.sets.items() if k != "train"}}
 
     # --- model
@@ -236,9 +237,10 @@ def _model_config(given: Mapping[str, Any], classes: int) -> ModelConfig:
     if fields.get("classes", classes) != classes and classes > 2:
         raise UserError(f"model.classes = {fields['classes']}: the data has {classes}, and they decide; leave it out")
     config = from_dict(ModelConfig, {**fields, "classes": classes}, "model.")
-    if (config.shape, config.source, config.head) != ("encoder", "patches", "classes"):
+    if (config.architecture, config.input, config.output_head) != ("encoder", "patches", "classes"):
         raise UserError(
-            f"model.shape = {config.shape!r}, model.source = {config.source!r}, model.head = {config.head!r}: a "
-            "classifier of pictures needs shape = 'encoder', source = 'patches' and head = 'classes'"
+            f"model.architecture = {config.architecture!r}, model.input = {config.input!r}, "
+            f"model.output_head = {config.output_head!r}: a "
+            "classifier of pictures needs architecture = 'encoder', input = 'patches' and output_head = 'classes'"
         )
     return config

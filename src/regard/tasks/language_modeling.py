@@ -58,7 +58,7 @@ def next_token(
 class LanguageRun(TextRun):
     NAME = "language"
     DEFAULTS: ClassVar = {
-        "model": {"shape": "decoder"},
+        "model": {"architecture": "decoder"},
         "train": {
             "schedule": "cosine", "warmup": 200, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1,
             "label_smoothing": 0.0,
@@ -113,13 +113,15 @@ class LanguageRun(TextRun):
         check_vocabulary(config, self.tokenizer, "model.")
         return config
 
-    def _model_config(self, vocab: int) -> ModelConfig:
+    def _model_config(self, vocab_size: int) -> ModelConfig:
         fields = with_preset(self.model_fields)
-        if "vocab" not in self.model_fields:  # a preset's is that of its tokenizer
-            fields["vocab"] = vocab
+        if "vocab_size" not in self.model_fields:  # a preset's is that of its tokenizer
+            fields["vocab"] = vocab_size
         config = from_dict(ModelConfig, fields, "model.")
-        if config.shape != "decoder":
-            raise UserError(f"model.shape = {config.shape!r}: a language model needs shape = 'decoder'")
+        if config.architecture != "decoder":
+            raise UserError(
+                f"model.architecture = {config.architecture!r}: a language model needs architecture = 'decoder'"
+            )
         if config.position == "learned" and config.max_length < self.config.pack:
             raise UserError(
                 f"train.pack = {self.config.pack}: is longer than model.max_length = {config.max_length} of the "

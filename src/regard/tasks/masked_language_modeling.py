@@ -65,7 +65,7 @@ class MaskedRun(TextRun):
     NAME = "masked"
     TABLES = ("data", "text", "mask", "model", "train")
     DEFAULTS: ClassVar = {
-        "model": {"shape": "encoder", "head": "tokens", "head_layer": True, "logit_bias": True},
+        "model": {"architecture": "encoder", "output_head": "tokens", "head_layer": True, "logit_bias": True},
         "train": {
             "schedule": "cosine", "warmup": 500, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.01,
             "label_smoothing": 0.0,
@@ -129,18 +129,19 @@ class MaskedRun(TextRun):
                 "masked language model, or leave init_from out"
             )
         size = len(self.tokenizer)
-        if self.model_fields.get("vocab", size) != size:
+        if self.model_fields.get("vocab_size", size) != size:
             raise UserError(
-                f"model.vocab = {self.model_fields['vocab']}: the tokenizer has {size} pieces; leave it out"
+                f"model.vocab_size = {self.model_fields['vocab_size']}: the tokenizer has {size} pieces; leave it out"
             )
         return self._model_config(size)
 
-    def _model_config(self, vocab: int) -> ModelConfig:
-        config = from_dict(ModelConfig, {**with_preset(self.model_fields), "vocab": vocab}, "model.")
-        if (config.shape, config.source, config.head) != ("encoder", "tokens", "tokens"):
+    def _model_config(self, vocab_size: int) -> ModelConfig:
+        config = from_dict(ModelConfig, {**with_preset(self.model_fields), "vocab_size": vocab_size}, "model.")
+        if (config.architecture, config.input, config.output_head) != ("encoder", "tokens", "tokens"):
             raise UserError(
-                f"model.shape = {config.shape!r}, model.source = {config.source!r}, model.head = {config.head!r}: a "
-                "masked language model needs shape = 'encoder', source = 'tokens' and head = 'tokens'"
+                f"model.architecture = {config.architecture!r}, model.input = {config.input!r}, "
+                f"model.output_head = {config.output_head!r}: a "
+                "masked language model needs architecture = 'encoder', input = 'tokens' and output_head = 'tokens'"
             )
         if config.position == "learned" and config.max_length < self.config.pack:
             raise UserError(
@@ -179,7 +180,7 @@ class MaskedRun(TextRun):
     def _judge(
         self, model: Any, text: Store, frequency: Tensor | None = None, half: torch.dtype | None = None
     ) -> Figures:
-        """`frequency` [vocab], log-probabilities by counting, gives the unigram loss of the same tokens."""
+        """`frequency` [vocab_size], log-probabilities by counting, gives the unigram loss of the same tokens."""
         device = next(model.parameters()).device
         count, make = self._packs(text, JUDGING, device).open(0)
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right guesses, unigram loss

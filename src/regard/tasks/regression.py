@@ -6,7 +6,7 @@
 
 Nothing else changes against translation: a matrix takes the place of the table of tokens, another that of the
 output layer. All rows have one shape (sequences padded to data.longest, windows of data.context steps), so
-`train.graph` applies; `train.batch_tokens` counts source steps.
+`train.cuda_graph` applies; `train.batch_tokens` counts source steps.
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ class NumbersRun(TaskRun):
     NAME = "numbers"
     TABLES = ("data", "model", "train")
     DEFAULTS: ClassVar = {
-        "model": {"source": "features", "head": "values", "norm_order": "pre", "dropout": 0.0, "embed_dropout": 0.0},
+        "model": {
+            "input": "features",
+            "output_head": "values",
+            "norm_order": "pre",
+            "dropout": 0.0,
+            "embed_dropout": 0.0,
+        },
         "train": {"schedule": "cosine", "warmup": 200, "eps": 1e-8, "label_smoothing": 0.0},
     }
     METRICS: ClassVar = {"loss": LOSS, "mae": Metric("mae")}
@@ -112,10 +118,11 @@ class NumbersRun(TaskRun):
     def _model_config(self, channels: int) -> ModelConfig:
         fields = {**with_preset(self.model_fields), "feature_dim": channels}
         config = from_dict(ModelConfig, fields, "model.")
-        if (config.source, config.head) != ("features", "values"):
+        if (config.input, config.output_head) != ("features", "values"):
             raise UserError(
-                f"model.source = {config.source!r}, model.head = {config.head!r}: numbers need source = 'features' and "
-                "head = 'values'; leave both out"
+                f"model.input = {config.input!r}, model.output_head = {config.output_head!r}: numbers need "
+                "input = 'features' and "
+                "output_head = 'values'; leave both out"
             )
         longest = max(self.data.context, self.data.horizon) if self.data.context else self.data.longest
         if config.position == "learned" and config.max_length < longest:

@@ -33,7 +33,7 @@ class TextRun(TaskRun):
     @property
     def sets(self) -> dict[str, Files]:
         """What is judged: the validation text and the test sets."""
-        held_out = self.data.train if self.data.valid_share else self.data.valid
+        held_out = self.data.train if self.data.valid_fraction else self.data.valid
         return {name: files for name, files in {"valid": held_out, **self.data.test}.items() if files}
 
     def find_data(self) -> None:
@@ -68,11 +68,11 @@ class TextRun(TaskRun):
     def span(self, name: str) -> tuple[int, int]:
         """Which characters of its files a set has."""
         count = self.surveys[name].characters
-        border = int(count * (1 - self.data.valid_share))
+        border = int(count * (1 - self.data.valid_fraction))
         match name:
             case "train":
                 return 0, border
-            case "valid" if self.data.valid_share:
+            case "valid" if self.data.valid_fraction:
                 return border, count
         return 0, count
 

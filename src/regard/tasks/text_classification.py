@@ -46,7 +46,7 @@ from regard.train.parallel import HALF
 from regard.train.run import Figures, TaskRun
 from regard.train.trainer import Objective, read_metrics
 
-HOLD_OUT = 0  # seed of what `data.valid_share` holds out: the same whatever train.seed is
+HOLD_OUT = 0  # seed of what `data.valid_fraction` holds out: the same whatever train.seed is
 
 
 def class_logits(model: Encoder, batch: ClassBatch) -> Tensor:
@@ -79,7 +79,7 @@ class ClassificationRun(TaskRun):
     NAME = "classification"
     TABLES = ("data", "text", "model", "train")
     DEFAULTS: ClassVar = {
-        "model": {"shape": "encoder", "head": "classes", "pool": "mean"},
+        "model": {"architecture": "encoder", "output_head": "classes", "pooling": "mean"},
         "train": {
             "schedule": "cosine", "warmup": 200, "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0.01,
             "label_smoothing": 0.0,
@@ -154,17 +154,17 @@ class ClassificationRun(TaskRun):
             self.valid_texts = Labelled.of(
                 prepare_labelled(self.data.valid, self.data, folder, self.tokenizer, self.classes)
             )
-        elif self.data.valid_share:
+        elif self.data.valid_fraction:
             if not len(held):
                 raise UserError(
-                    f"data.valid_share = {self.data.valid_share}: holds out none of {len(everything):,} texts"
+                    f"data.valid_fraction = {self.data.valid_fraction}: holds out none of {len(everything):,} texts"
                 )
             self.valid_texts = everything.choose(held).at(0)
         self.train_texts = everything.choose(self._kept(everything.labels, self.config.seed))
 
     def _held(self, labels: Tensor) -> Tensor:
         """The rows of the training files that are held out."""
-        return draw(labels, self.data.valid_share, HOLD_OUT, keep=True).nonzero()[:, 0]
+        return draw(labels, self.data.valid_fraction, HOLD_OUT, keep=True).nonzero()[:, 0]
 
     def _kept(self, labels: Tensor, seed: int) -> Tensor:
         """The rows that are learned from."""
@@ -184,20 +184,21 @@ class ClassificationRun(TaskRun):
         return {"tokenizer": self.learn_tokenizer(lines, self.text, self.data.folder)}
 
     def settle_model(self) -> ModelConfig:
-        for name, size in (("vocab", len(self.tokenizer)), ("classes", len(self.classes))):
+        for name, size in (("vocab_size", len(self.tokenizer)), ("classes", len(self.classes))):
             if self.model_fields.get(name, size) != size:
                 raise UserError(
                     f"model.{name} = {self.model_fields[name]}: the data decides, and says {size}; leave {name} out"
                 )
         return self._model_config(len(self.tokenizer), len(self.classes))
 
-    def _model_config(self, vocab: int, classes: int) -> ModelConfig:
-        fields = {**with_preset(self.model_fields), "vocab": vocab, "classes": classes}
+    def _model_config(self, vocab_size: int, classes: int) -> ModelConfig:
+        fields = {**with_preset(self.model_fields), "vocab_size": vocab_size, "classes": classes}
         config = from_dict(ModelConfig, fields, "model.")
-        if (config.shape, config.source, config.head) != ("encoder", "tokens", "classes"):
+        if (config.architecture, config.input, config.output_head) != ("encoder", "tokens", "classes"):
             raise UserError(
-                f"model.shape = {config.shape!r}, model.source = {config.source!r}, model.head = {config.head!r}: a "
-                "classifier of texts needs shape = 'encoder', source = 'tokens' and head = 'classes'"
+                f"model.architecture = {config.architecture!r}, model.input = {config.input!r}, "
+                f"model.output_head = {config.output_head!r}: a "
+                "classifier of texts needs architecture = 'encoder', input = 'tokens' and output_head = 'classes'"
             )
         if config.position == "learned" and config.max_length < self.data.max_length:
             raise UserError(
@@ -271,7 +272,7 @@ class ClassificationRun(TaskRun):
 
     @property
     def judged_sets(self) -> list[str]:
-        return list({**({"valid": ()} if self.data.valid_share else {}), **self.data.sets})
+        return list({**({"valid": ()} if self.data.valid_fraction else {}), **self.data.sets})
 
     def score(self, model: Any) -> dict[str, Figures]:
         self.classifier = Classifier(model, self.tokenizer, self.classes, self.data.max_length)

@@ -113,26 +113,26 @@ class TranslationRun(TaskRun):
         return self.tokenizers[self.tokenizer_names()[-1]]
 
     def settle_model(self) -> ModelConfig:
-        for name, size in (("vocab", len(self.source)), ("target_vocab", len(self.target))):
+        for name, size in (("vocab_size", len(self.source)), ("target_vocab_size", len(self.target))):
             if self.model_fields.get(name, size) != size:
                 raise UserError(
                     f"model.{name} = {self.model_fields[name]}: the tokenizer has {size} pieces, and they decide; "
-                    f"leave {name} out and set text.vocab"
+                    f"leave {name} out and set text.vocab_size"
                 )
         return self._model_config(len(self.source), len(self.target))
 
     def _model_config(self, source: int, target: int) -> ModelConfig:
         """[model] with the sizes of the two vocabularies."""
-        fields = with_preset(self.model_fields if self.text.joint else {"share": False, **self.model_fields})
-        config = from_dict(ModelConfig, {**fields, "vocab": source, "target_vocab": target}, "model.")
+        fields = with_preset(self.model_fields if self.text.joint else {"share_embeddings": False, **self.model_fields})
+        config = from_dict(ModelConfig, {**fields, "vocab_size": source, "target_vocab_size": target}, "model.")
         if self.text.joint:
-            config = dataclasses.replace(config, target_vocab=None)
-        if config.shape not in ("encoder-decoder", "recurrent") or config.source != "tokens":
+            config = dataclasses.replace(config, target_vocab_size=None)
+        if config.architecture not in ("encoder-decoder", "recurrent") or config.input != "tokens":
             raise UserError(
-                f"model.shape = {config.shape!r}, model.source = {config.source!r}: sentence pairs need "
-                "shape = 'encoder-decoder' or 'recurrent', and source = 'tokens'"
+                f"model.architecture = {config.architecture!r}, model.input = {config.input!r}: sentence pairs need "
+                "architecture = 'encoder-decoder' or 'recurrent', and input = 'tokens'"
             )
-        if config.shape == "recurrent" and self.config.pack:
+        if config.architecture == "recurrent" and self.config.pack:
             raise UserError(
                 f"train.pack = {self.config.pack}: a recurrent model reads one sentence a row; set pack = 0"
             )
@@ -156,7 +156,7 @@ class TranslationRun(TaskRun):
     def _check_reach(self) -> None:
         """Learned positions end."""
         model = self.model_config
-        if model.shape == "recurrent" or model.position != "learned":
+        if model.architecture == "recurrent" or model.position != "learned":
             return
         for name, stored in (("train", self.train_pairs), ("valid", self.valid_pairs)):
             longest = 0 if stored is None else stored.longest

@@ -12,7 +12,7 @@ from regard.settings import check_types
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
     kind: Literal["word", "char", "byte", "bpe", "unigram", "gpt2"] = "bpe"
-    vocab: int | None = None  # pieces of a tokenizer; None: 8,000 for bpe and unigram, all for word and char
+    vocab_size: int | None = None  # pieces of a tokenizer; None: 8,000 for bpe and unigram, all for word and char
     vocabulary: str | None = None  # gpt2: the folder of its vocabulary files; relative to data.folder
     model: str | tuple[str, ...] | None = None  # a finished one: a SentencePiece .model or tokenizer.json, or two
     joint: bool = True  # source and target share one tokenizer, and so may share their embeddings
@@ -22,10 +22,15 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.vocab is not None and self.vocab < 5:
-            raise UserError(f"vocab = {self.vocab}: four special tokens and something to say make 5; give 5 or more")
-        if self.vocab is not None and self.kind in ("byte", "gpt2"):
-            raise UserError(f"vocab = {self.vocab}: kind = {self.kind!r} has a vocabulary of its own; leave vocab out")
+        if self.vocab_size is not None and self.vocab_size < 5:
+            raise UserError(
+                f"vocab_size = {self.vocab_size}: four special tokens and something to say make 5; give 5 or more"
+            )
+        if self.vocab_size is not None and self.kind in ("byte", "gpt2"):
+            raise UserError(
+                f"vocab_size = {self.vocab_size}: kind = {self.kind!r} has a vocabulary of its own; leave "
+                "vocab_size out"
+            )
         if (self.vocabulary is None) == (self.kind == "gpt2"):
             raise UserError(
                 f"kind = {self.kind!r} with vocabulary = {self.vocabulary!r}: kind = 'gpt2' needs the folder of its "
@@ -58,8 +63,8 @@ class TextConfig:
         return (self.model,) if isinstance(self.model, str) else self.model or ()
 
     def _check_model(self) -> None:
-        if self.vocab is not None or self.vocabulary is not None:
-            raise UserError(f"model = {self.model!r}: the file has its vocabulary; leave vocab and vocabulary out")
+        if self.vocab_size is not None or self.vocabulary is not None:
+            raise UserError(f"model = {self.model!r}: the file has its vocabulary; leave vocab_size and vocabulary out")
         if len(self.models) != 2 - self.joint or "" in self.models:
             raise UserError(
                 f"model = {self.model!r} with joint = {str(self.joint).lower()}: a joint tokenizer is one file, with "

@@ -24,13 +24,13 @@ class TrainConfig:
     loss_chunk: int = 0  # tokens whose scores over the vocabulary are in memory at once; 0: as suits the device
     r_drop: float = 0.0  # weight of the difference between two passes with other dropout (Liang et al. 2021)
     clip: float = 1.0  # largest norm of the gradient
-    accumulate: int = 1  # batches a step
+    gradient_accumulation: int = 1  # batches a step
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the products; weights stay fp32
     nonfinite: Literal["stop", "skip"] = "stop"  # a gradient that is not a number ends training, or is left out
     pack: int = 0  # tokens of a packed row: batches of one shape without filler; 0: padded sentences
-    graph: bool = False  # record a step as a CUDA graph; needs pack
+    cuda_graph: bool = False  # record a step as a CUDA graph; needs pack
     compile: bool = False  # blocks and loss through torch.compile
-    recompute: bool = False  # keep one activation a block, compute the rest again in the backward pass
+    activation_checkpointing: bool = False  # keep one activation a block, compute the rest again in the backward pass
     ema: float = 0.0  # decay of a running mean of the weights, which is then what is tested and kept; 0: none
     parallel: Literal["ddp", "fsdp"] = "ddp"  # under torchrun: weights whole on every process, or in parts
     init_from: str | None = None  # folder of a run: its tokenizer and its weights are what training starts from
@@ -53,7 +53,7 @@ class TrainConfig:
             "log_every": 1,
             "save_every": 1,
             "keep": 1,
-            "accumulate": 1,
+            "gradient_accumulation": 1,
             "loss_chunk": 0,
             "pack": 0,
             "evaluate_every": 0,
@@ -87,10 +87,13 @@ class TrainConfig:
             raise UserError(f"average = {self.average}: needs as many checkpoints; set keep = {self.average} or more")
         if self.pack and self.pack > self.batch_tokens:
             raise UserError(f"pack = {self.pack}: a row is longer than batch_tokens = {self.batch_tokens}; raise that")
-        one_shape = self.pack and self.accumulate == 1 and self.precision != "fp16" and self.nonfinite == "stop"
-        if self.graph and not one_shape:
+        one_shape = (
+            self.pack and self.gradient_accumulation == 1 and self.precision != "fp16" and self.nonfinite == "stop"
+        )
+        if self.cuda_graph and not one_shape:
             raise UserError(
-                f"graph = true records one step of one shape: it needs pack > 0 (pack = {self.pack}), accumulate = 1, "
+                f"cuda_graph = true records one step of one shape: it needs pack > 0 (pack = {self.pack}), "
+                "gradient_accumulation = 1, "
                 "precision fp32 or bf16, and nonfinite = 'stop'"
             )
         if self.optimizer == "muon" and self.parallel == "fsdp":

@@ -30,7 +30,7 @@ from regard.text.tokenizer import Tokenizer
 
 # What may differ from the other run without making its weights mean something else
 FREE = {
-    "head", "classes", "pool", "pooler", "head_layer", "logit_bias", "init",
+    "output_head", "classes", "pooling", "pooler", "head_layer", "logit_bias", "init",
     "dropout", "attention_dropout", "embed_dropout", "attention",
 }  # fmt: skip
 FREE_TEXT = {"dropout", "alpha", "segmentations"}
@@ -58,23 +58,27 @@ def inherit(
     theirs = to_dict(config)
     for field, value in with_preset(table).items():
         same = value == theirs.get(field, getattr(config, field, None))
-        shape = field == "shape" and (value, config.shape) == ("encoder", "encoder-decoder")  # its first half
-        if field not in FREE and not same and not shape and (field in given or field != "vocab"):
+        shape = field == "architecture" and (value, config.architecture) == (
+            "encoder",
+            "encoder-decoder",
+        )  # its first half
+        if field not in FREE and not same and not shape and (field in given or field != "vocab_size"):
             known = f"{field} = {theirs[field]!r}" if field in theirs else f"no {field}"
             asks = f"{field} = {value!r}" if field in given else f"preset = {table['preset']!r}, {field} = {value!r}"
             leave = field if field in given else "preset"
             raise UserError(f"model.{asks}: train.init_from = {name!r} has {known}; leave {leave} out")
-    asked = given.get("shape", defaults.get("model", {}).get("shape", config.shape))
-    if asked != config.shape and (asked, config.shape) != ("encoder", "encoder-decoder"):
+    asked = given.get("architecture", defaults.get("model", {}).get("architecture", config.architecture))
+    if asked != config.architecture and (asked, config.architecture) != ("encoder", "encoder-decoder"):
         raise UserError(
-            f"train.init_from = {name!r}: its model has shape = {config.shape!r}, and this task needs {asked!r}; take "
+            f"train.init_from = {name!r}: its model has architecture = {config.architecture!r}, and this "
+            f"task needs {asked!r}; take "
             "a run of that shape"
         )
     found = load_recipe(name).get("text")
     kept = {field: value for field, value in found.items() if field not in FREE_TEXT} if isinstance(found, dict) else {}
     if extra := sorted(field for field in set(text) - FREE_TEXT if text[field] != kept.get(field)):
         raise UserError(f"text.{extra[0]}: the tokenizer is that of train.init_from = {name!r}; leave {extra[0]} out")
-    wanted = {field: value for field, value in defaults.get("model", {}).items() if field in (*FREE, "shape")}
+    wanted = {field: value for field, value in defaults.get("model", {}).items() if field in (*FREE, "architecture")}
     theirs.pop("classes", None)
     return {**tables, "model": {**theirs, **wanted, **given}, "text": {**kept, **text}}
 

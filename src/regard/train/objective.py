@@ -67,9 +67,9 @@ def balance(model: nn.Module, tokens: Tensor) -> Tensor | float:
 def surprise(
     logits: Tensor, expected: Tensor, label_smoothing: float = 0.0, r_drop: float = 0.0, weight: Tensor | None = None
 ) -> Tensor:
-    """The summed loss of logits [R, T, vocab]; with `r_drop` the second half of the rows reads what the first does.
+    """The summed loss of logits [R, T, V]; with `r_drop` the second half of the rows reads what the first does.
 
-    `weight` [vocab] is how much an answer counts, by what is right.
+    `weight` [vocab_size] is how much an answer counts, by what is right.
     """
     chance = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(dim=-1)
     learned = expected != PairBatch.IGNORE

@@ -29,7 +29,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) 
 
     def learning_rate() -> float | Tensor:
         """A CUDA graph reads the learning rate from the device, where `Trainer` writes it."""
-        return torch.tensor(config.lr, device=device) if config.graph else config.lr
+        return torch.tensor(config.lr, device=device) if config.cuda_graph else config.lr
 
     decay = config.weight_decay
     matrices = block_matrices(model) if config.optimizer == "muon" else []
@@ -45,7 +45,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) 
         eps=config.eps,
         weight_decay=decay,
         fused=True,
-        capturable=config.graph,
+        capturable=config.cuda_graph,
     )
     return Combined([Muon(matrices, learning_rate(), decay), adamw]) if matrices else adamw
 
@@ -84,7 +84,7 @@ class Muon(torch.optim.Optimizer):
         for matrix in matrices:
             if not self.state[matrix]:
                 self.state[matrix] = {"momentum_buffer": torch.zeros_like(matrix)}
-        gradients = [matrix.grad for matrix in matrices]
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
         momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - self.MOMENTUM)
         nesterov = torch._foreach_lerp(gradients, momenta, self.MOMENTUM)

@@ -252,9 +252,9 @@ class TaskRun(ABC):
         if text.kind == "gpt2":
             return read_gpt2(home(folder) / home(text.vocabulary or ""))
         try:
-            return Tokenizer.train(lines, text.kind, text.vocab)
+            return Tokenizer.train(lines, text.kind, text.vocab_size)
         except UserError as error:
-            raise UserError(str(error).replace("vocab_size", "text.vocab")) from None
+            raise UserError(str(error).replace("vocab_size", "text.vocab_size")) from None
 
     def trainer(self) -> Trainer:
         if self.warming is not None:

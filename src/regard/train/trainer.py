@@ -36,8 +36,8 @@ from regard.nn.block import Stack, run_block
 from regard.train import checkpoint
 from regard.train.board import Board
 from regard.train.config import TrainConfig
+from regard.train.cuda_graph import Graph, Update
 from regard.train.distributed import current
-from regard.train.graph import Graph, Update
 from regard.train.interrupt import interruptible
 from regard.train.lock import hold
 from regard.train.metric import LOSS, Metric
@@ -72,21 +72,25 @@ class Trainer:
     ) -> None:
         self.model, self.batches, self.objective, self.config, self.folder = model, batches, objective, config, folder
         self.workers, self.device = current(), device or next(model.parameters()).device
-        if config.graph and self.device.type != "cuda":
-            raise UserError(f"graph = true: a CUDA graph needs an NVIDIA GPU, not {self.device}; set graph = false")
-        if config.graph and self.workers.world > 1:
-            raise UserError("graph = true: a recorded step cannot wait for other processes; set graph = false")
+        if config.cuda_graph and self.device.type != "cuda":
+            raise UserError(
+                f"cuda_graph = true: a CUDA graph needs an NVIDIA GPU, not {self.device}; set cuda_graph = false"
+            )
+        if config.cuda_graph and self.workers.world > 1:
+            raise UserError(
+                "cuda_graph = true: a recorded step cannot wait for other processes; set cuda_graph = false"
+            )
         self.step = 0
         self.engine = distribute(model, objective, config, self.device, self.workers)
         batches.share(self.workers.rank, self.workers.world)
         self._draw_apart()
         self.optimizer = make_optimizer(model, config, self.device)
         for stack in (module for module in model.modules() if isinstance(module, Stack)):
-            stack.checkpoint = config.recompute
+            stack.checkpoint = config.activation_checkpointing
             stack.compute = torch.compile(run_block) if config.compile else run_block
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.mean = [p.detach().clone() for p in model.parameters()] if config.ema else []  # see `TrainConfig.ema`
-        self.update: Update = Graph(lambda batch: self._update([batch])) if config.graph else self._update
+        self.update: Update = Graph(lambda batch: self._update([batch])) if config.cuda_graph else self._update
         self.evaluate, self.metric, self.unit = evaluate, metric, unit
         self.best: dict[str, Any] = {"step": 0, "stale": 0}  # and "value", once there is one
         self.seconds = 0.0  # spent training, over all runs
@@ -118,7 +122,10 @@ class Trainer:
             print("warning: no checkpoint is whole: starting from step 0", file=sys.stderr)
         now, before = self._batches_a_step(), None if found is None else found.state.get("batches")
         if before not in (None, now):
-            print(f"note: a step now learns from {now} batches, not {before}: see train.accumulate", file=sys.stderr)
+            print(
+                f"note: a step now learns from {now} batches, not {before}: see train.gradient_accumulation",
+                file=sys.stderr,
+            )
         if self.metrics.exists():
             step = 0 if found is None else found.step
             kept = [line for line in read_metrics(self.folder) if line["step"] <= step]
@@ -126,7 +133,7 @@ class Trainer:
         return found
 
     def _batches_a_step(self) -> int:
-        return self.workers.world * self.config.accumulate
+        return self.workers.world * self.config.gradient_accumulation
 
     def _draw_apart(self) -> None:
         """Dropout on one rank is not that on another; rank 0 goes on with the generator that made the weights."""
@@ -195,10 +202,10 @@ class Trainer:
         return every > 0 and self.step % every == 0
 
     def _next(self, stream: Iterator[Any]) -> Any:
-        """What a step learns from: one batch where it is recorded as a graph, else `accumulate` of them."""
-        if self.config.graph:
+        """What a step learns from: one batch where it is recorded as a graph, else `gradient_accumulation` of them."""
+        if self.config.cuda_graph:
             return next(stream).to(self.device)
-        return [next(stream).to(self.device) for _ in range(self.config.accumulate)]
+        return [next(stream).to(self.device) for _ in range(self.config.gradient_accumulation)]
 
     def _set_rate(self, value: float) -> None:
         for group in self.optimizer.param_groups:
@@ -220,7 +227,9 @@ class Trainer:
         for number, batch in enumerate(batches, 1):
             with self.engine.exchange(last=number == len(batches)):
                 # no cache of cast weights: it would outlive the step that a graph records
-                with torch.autocast(self.device.type, half, enabled=half is not None, cache_enabled=not config.graph):
+                with torch.autocast(
+                    self.device.type, half, enabled=half is not None, cache_enabled=not config.cuda_graph
+                ):
                     loss, _ = self.engine.compute(batch)
                 self.scaler.scale(loss / (count if world == 1 else count / world)).backward()
             total = total + loss.detach()

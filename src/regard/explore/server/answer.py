@@ -48,14 +48,14 @@ def answer_look(run: str, plain: Look, touched: Look) -> bytes:
     grid = reading.grid
     header = {
         "run": run,
-        "shape": inside.config.shape,
+        "shape": inside.config.architecture,
         "parameters": sum(parameter.numel() for parameter in inside.model.parameters()),
         "shuffles": inside.anatomy.reads is not None,
         "labels": {"source": reading.source_labels, "read": reading.read, "written": reading.written},
         "parts": parts,
         "output": tell(plain.output, touched.output, inside.readings.decode),
         "picture": None if grid is None else {"down": grid.down, "across": grid.across, "first": grid.first},
-        "size": inside.config.image_size if inside.config.source == "patches" else None,
+        "size": inside.config.image_size if inside.config.input == "patches" else None,
     }
     return pack(header, arrays)
 

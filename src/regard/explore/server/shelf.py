@@ -168,7 +168,7 @@ def reads_pictures(folder: Path) -> dict[str, Any]:
         return {}
     size = config.get("image_size", 224)  # the default of ViTConfig
     size = size[0] if isinstance(size, list) and size else size
-    return {"source": "patches", "size": size if isinstance(size, int) else None}
+    return {"input": "patches", "size": size if isinstance(size, int) else None}
 
 
 def size_of(look: Look) -> int:

@@ -80,11 +80,13 @@ def grow(look: Look, width: int) -> dict[str, Any]:
     """Search again from what `look` read, under its changes, with `width` beams; gives plain values for JSON."""
     inside = look.inside
     if not inside.readings.writes:
-        raise UserError(f"search: a model with shape = {inside.config.shape!r} writes no answer, so it has no search")
+        raise UserError(
+            f"search: a model with architecture = {inside.config.architecture!r} writes no answer, so it has no search"
+        )
     if not 1 <= width <= WIDEST:
         raise UserError(f"beam = {width}: must be from 1 to {WIDEST}")
     config, model = replace(inside.search, beam=width, n_best=width), inside.config
-    if model.position == "learned" and model.shape != "recurrent":
+    if model.position == "learned" and model.architecture != "recurrent":
         config = replace(config, max_length=min(config.max_length or model.max_length, model.max_length))
     bos, eos = inside.readings.frame
     tree = Tree(width, eos, inside.readings.label)
