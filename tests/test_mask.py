@@ -81,7 +81,7 @@ masks = st.recursive(
         (~causal, lambda i, j: j > i),
         (~(causal & window(2)), lambda i, j: not i - 1 <= j <= i),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, Mask) else "rule",
 )
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 4), (4, 1), (3, 7)])
 def test_truth_tables(mask: Mask, rule: object, queries: int, keys: int) -> None:
