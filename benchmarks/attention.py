@@ -33,7 +33,7 @@ from transformers.models.marian.modeling_marian import MarianDecoderLayer
 
 from regard.nn.block import Block
 from regard.nn.config import StackConfig
-from regard.nn.mask import Places, Visibility, causal, everything
+from regard.nn.mask import AttentionMask, Positions, causal, everything
 from regard.nn.multihead import Context
 
 
@@ -74,12 +74,12 @@ def ours(kind: str, size: Size, device: str) -> nn.Module:
         def __init__(self) -> None:
             super().__init__()
             self.block = block
-            places = Places.of(size.length, torch.device(device))  # a stack makes these once for all its blocks
-            self.within = Visibility(everything if kind == "encoder" else causal, places, places)
-            self.across = Visibility(everything, places, places)
+            places = Positions.of(size.length, torch.device(device))  # a stack makes these once for all its blocks
+            self.within = AttentionMask(everything if kind == "encoder" else causal, places, places)
+            self.across = AttentionMask(everything, places, places)
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-            return self.block(x, Context(self.within, memory=memory, memory_visibility=self.across))
+            return self.block(x, Context(self.within, memory=memory, memory_mask=self.across))
 
     return Ours()
 

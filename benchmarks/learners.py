@@ -1,7 +1,7 @@
 """One tool in training: the whole step, and how many real target tokens it learns a second.
 
 A step is: forward pass, cross-entropy with label smoothing 0.1 over the vocabulary, backward pass, the norm of the
-gradient cut at 1, Adam. Filler is computed but not counted.
+gradient cut at 1, Adam. MaskPredictor is computed but not counted.
 
     Padded   another library's model. Batches are rectangles of similar lengths, ready on the device before the clock
              starts; the optimizer is the same fused Adam as ours. To a compiled one the axes are announced as

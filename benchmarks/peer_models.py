@@ -9,7 +9,7 @@ target and output, sinusoidal positions, and dropout on the output of each sub-l
 attention weights (x-transformers drops inside its feed-forward instead). What still differs shows in the number of
 parameters: nn.Transformer ends both stacks with one more norm; x-transformers is pre-norm without biases in attention.
 
-Masks are what a careful user writes: filler in the source is hidden, the target sees no future. Filler stands at the
+Masks are what a careful user writes: padding in the source is masked, the target sees no future. Padding is at the
 end of a target, where no real token can see it, so it needs no mask of its own.
 """
 

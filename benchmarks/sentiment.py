@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from regard.data.batch import Batches, Ragged
 from regard.data.labelled import Labelled
 from regard.data.labels import Example
-from regard.metrics.classification import ClassFigures, judge_classes
+from regard.metrics.classification import ClassMetrics, evaluate_classes
 from regard.models.recipe import override, read_recipe, smoke
 from regard.samples import sample_folder
 from regard.tasks.text_classification import ClassificationRun
@@ -56,8 +56,8 @@ class Texts:
     def labels(self, rows: Sequence[Example]) -> Tensor:
         return torch.tensor([self.classes.index(one.label) for one in rows])
 
-    def judge(self, probabilities: Tensor, rows: Sequence[Example]) -> ClassFigures:
-        return judge_classes(probabilities, self.labels(rows), self.classes)
+    def judge(self, probabilities: Tensor, rows: Sequence[Example]) -> ClassMetrics:
+        return evaluate_classes(probabilities, self.labels(rows), self.classes)
 
 
 def read(args: argparse.Namespace, seed: int) -> Texts:
@@ -84,12 +84,12 @@ def read_all(args: argparse.Namespace) -> dict[int, Texts]:
     return {seed: read(args, seed) for seed in args.seeds}
 
 
-def majority(texts: Texts, args: argparse.Namespace, seed: int) -> ClassFigures:
+def majority(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
     counts = texts.labels(texts.train).bincount(minlength=len(texts.classes))
     return texts.judge((counts / counts.sum()).expand(len(texts.test), -1), texts.test)
 
 
-def linear(texts: Texts, args: argparse.Namespace, seed: int) -> ClassFigures:
+def linear(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
@@ -125,7 +125,7 @@ class Convolutions(nn.Module):
         return logits
 
 
-def cnn(texts: Texts, args: argparse.Namespace, seed: int) -> ClassFigures:
+def cnn(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
     torch.manual_seed(seed)
     tokenizer = Tokenizer.train(
         (one.text for one in texts.train), "char", min_count=2 if len(texts.train) > 5000 else 1
@@ -163,7 +163,7 @@ def _answers(model: Convolutions, data: Labelled, device: torch.device) -> Tenso
     return found
 
 
-MODELS: dict[str, Callable[[Texts, argparse.Namespace, int], ClassFigures]] = {
+MODELS: dict[str, Callable[[Texts, argparse.Namespace, int], ClassMetrics]] = {
     "majority": majority, "linear": linear, "cnn": cnn
 }  # fmt: skip
 

@@ -63,7 +63,7 @@ def shapes(count: int, seed: int = 0) -> list[Shape]:
 
 
 def draw_valid(batch: int, length: int, first: bool = False) -> Tensor:
-    """Filler anywhere, but a real token in every row; `first`: at its start, so that causal queries see one."""
+    """MaskPredictor anywhere, but a real token in every row; `first`: at its start, so that causal queries see one."""
     valid = torch.rand(batch, length) < 0.6
     at = torch.zeros(batch, dtype=torch.long) if first else torch.randint(length, (batch,))
     valid[torch.arange(batch), at] = True

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.nn.attention import attend, reference, softmax
-from regard.nn.mask import Places, Visibility, causal, everything, from_tensor
+from regard.nn.mask import AttentionMask, Positions, causal, everything, from_tensor
 from regard.nn.position import Bias
 
 CPU = torch.device("cpu")
@@ -36,15 +36,15 @@ class Case:
         return [x for x in (self.q, self.k, self.v, self.table) if x is not None]
 
     @property
-    def visibility(self) -> Visibility:
+    def attention_mask(self) -> AttentionMask:
         mask = everything if self.visible is None else from_tensor(self.visible)
-        return Visibility(mask, places(self.q.shape[2], self.q.device), places(self.k.shape[2], self.q.device))
+        return AttentionMask(mask, positions(self.q.shape[2], self.q.device), positions(self.k.shape[2], self.q.device))
 
     @property
     def bias(self) -> Bias | None:
         if self.table is None:
             return None
-        table, pos = self.table, self.visibility
+        table, pos = self.table, self.attention_mask
         return Bias(lambda q: lambda b, h, i, j: table[0, h, i, j], table.shape[1], pos.q.pos, pos.k.pos, content=False)
 
     def detached(self) -> Case:
@@ -52,11 +52,11 @@ class Case:
         return Case(q, k, v, self.visible, None if self.table is None else self.table.detach(), self.scale)
 
     def run(self, path: str) -> Tensor:
-        return attend(self.q, self.k, self.v, self.visibility, bias=self.bias, scale=self.scale, path=path)
+        return attend(self.q, self.k, self.v, self.attention_mask, bias=self.bias, scale=self.scale, path=path)
 
 
-def places(length: int, device: torch.device = CPU) -> Places:
-    return Places.of(length, device)
+def positions(length: int, device: torch.device = CPU) -> Positions:
+    return Positions.of(length, device)
 
 
 def make_case(seed: int, dtype: torch.dtype = torch.float64, device: str = "cpu", head_dim: int | None = None) -> Case:
@@ -158,7 +158,7 @@ def test_flex_refuses_what_it_cannot_do() -> None:
     with pytest.raises(UserError, match=r"no gradients on a CPU.*fused"):
         case.run("flex")
     with pytest.raises(UserError, match=r"dropout = 0\.1"):
-        attend(case.q, case.k, case.v, case.visibility, dropout=0.1, path="flex")
+        attend(case.q, case.k, case.v, case.attention_mask, dropout=0.1, path="flex")
 
 
 @pytest.mark.parametrize("seed", [1, 2, 4, 5, 7, 8])
@@ -252,7 +252,7 @@ def test_dropout_drops_weights_and_scales_up_the_rest(path: str) -> None:
     """With the identity as values the output is the weights: each is 0 or w / (1 - p)."""
     n, p = 48, 0.25
     q, k, v = torch.randn(1, 8, n, 4), torch.randn(1, 8, n, 4), torch.eye(n).expand(1, 8, n, n)
-    seen = Visibility(everything, places(n), places(n))
+    seen = AttentionMask(everything, positions(n), positions(n))
     weights = attend(q, k, v, seen, path=path)
     dropped = attend(q, k, v, seen, dropout=p, path=path)
     kept = dropped != 0
@@ -263,7 +263,7 @@ def test_dropout_drops_weights_and_scales_up_the_rest(path: str) -> None:
 @pytest.mark.parametrize("path", ["reference", "fused"])
 def test_inputs_need_not_be_contiguous(path: str) -> None:
     q, k, v = (torch.randn(2, 7, 3, 8, dtype=torch.float64).transpose(1, 2) for _ in range(3))
-    seen = Visibility(causal, places(7), places(7))
+    seen = AttentionMask(causal, positions(7), positions(7))
     whole = attend(q.contiguous(), k.contiguous(), v.contiguous(), seen, path=path)
     torch.testing.assert_close(attend(q, k, v, seen, path=path), whole)
     strided = torch.randn(2, 3, 7, 16, dtype=torch.float64)[..., ::2]
@@ -275,7 +275,7 @@ def test_inputs_need_not_be_contiguous(path: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_near_the_exact_result(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(2, 4, 33, 16, dtype=torch.float64) for _ in range(3))
-    seen = Visibility(causal, places(33), places(33))
+    seen = AttentionMask(causal, positions(33), positions(33))
     exact = attend(q, k, v, seen, path="reference")
     for path in ("reference", "fused"):
         half = attend(q.to(dtype), k.to(dtype), v.to(dtype), seen, path=path)
@@ -287,7 +287,7 @@ def test_a_long_sequence() -> None:
     """4096 tokens: a few rows of the fused causal result against the formula."""
     n = 4096
     q, k, v = (torch.randn(1, 1, n, 8) for _ in range(3))
-    out = attend(q, k, v, Visibility(causal, places(n), places(n)))
+    out = attend(q, k, v, AttentionMask(causal, positions(n), positions(n)))
     for i in (0, 1, 63, 64, 2047, n - 1):
         expected = F.softmax(q[0, 0, i] @ k[0, 0, : i + 1].T / math.sqrt(8), dim=-1) @ v[0, 0, : i + 1]
         torch.testing.assert_close(out[0, 0, i], expected, atol=1e-5, rtol=1e-4)
@@ -299,5 +299,5 @@ def test_nothing_in_gives_nothing_or_zeros_out(path: str, batch: int, queries: i
     """Without keys every query is blind."""
     q, k, v = torch.randn(batch, 2, queries, 4), torch.randn(batch, 2, keys, 4), torch.randn(batch, 2, keys, 5)
     for mask in (everything, causal):
-        out = attend(q, k, v, Visibility(mask, places(queries), places(keys)), path=path)
+        out = attend(q, k, v, AttentionMask(mask, positions(queries), positions(keys)), path=path)
         assert out.shape == (batch, 2, queries, 5) and (out == 0).all() == (keys == 0 or out.numel() == 0)

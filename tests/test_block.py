@@ -11,7 +11,7 @@ from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, build
 from regard.nn.block import Residual, Stack, make_norm
 from regard.nn.config import StackConfig
-from regard.nn.mask import Places
+from regard.nn.mask import Positions
 
 CPU = torch.device("cpu")
 KINDS = ("sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none")
@@ -82,7 +82,7 @@ def test_the_future_never_leaks(kind: str, path: str, window: int | None) -> Non
     """d output[i] / d input[j] is exactly zero for j > i, and not for what i may see."""
     stack = shaken(Stack(config(position=kind, attention=path, window=window, dim=18), causal=True).double().eval())
     x = torch.randn(1, 7, 18, dtype=torch.float64, requires_grad=True)
-    out = stack(x, Places.of(7, CPU))
+    out = stack(x, Positions.of(7, CPU))
     reach = stack.config.layers * ((window or 7) - 1)  # each layer looks one window further back
     for i in range(7):
         (slope,) = torch.autograd.grad(out[0, i].sin().sum(), x, retain_graph=True)
@@ -187,7 +187,7 @@ def test_documents_shorter_than_the_learned_table_fill_a_longer_row() -> None:
 
 
 def test_filler_of_a_full_document_needs_no_learned_position() -> None:
-    """Filler that bears the number of the last document stands after it, where the table has ended."""
+    """MaskPredictor that bears the number of the last document stands after it, where the table has ended."""
     made = model(architecture="decoder", position="learned", max_length=6)
     texts = [torch.randint(13, (n,)) for n in (3, 6)]
     tokens, document = pack([texts[0], torch.cat((texts[1], torch.zeros(2, dtype=torch.long)))])

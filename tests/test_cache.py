@@ -299,7 +299,7 @@ def test_buffers_grow_by_doubling() -> None:
     """n steps copy O(n) numbers in all: the buffer is replaced only log2(n) times."""
     cache, sizes = Cache(), set()
     for _ in range(100):
-        cache.add(cache.next_places(1, CPU))
+        cache.add(cache.next_positions(1, CPU))
         k, _ = cache.extend(0, torch.randn(1, 1, 1, 2), torch.randn(1, 1, 1, 2))
         sizes.add(cache.nbytes)
         assert k.shape[2] == len(cache)
@@ -317,11 +317,11 @@ def test_values_of_another_size_than_keys() -> None:
 def test_places_go_on_where_they_stopped() -> None:
     cache = Cache()
     valid = torch.tensor([[False, True, True], [True, True, True]])
-    cache.add(cache.next_places(3, CPU, valid))
-    assert cache.next_places(2, CPU).pos.tolist() == [[2, 3], [3, 4]]
+    cache.add(cache.next_positions(3, CPU, valid))
+    assert cache.next_positions(2, CPU).pos.tolist() == [[2, 3], [3, 4]]
     plain = Cache()
-    plain.add(plain.next_places(3, CPU))
-    following = plain.next_places(2, CPU)
+    plain.add(plain.next_positions(3, CPU))
+    following = plain.next_positions(2, CPU)
     assert following.start == 3 and following.pos.tolist() == [[3, 4]]
 
 

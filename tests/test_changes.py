@@ -14,17 +14,17 @@ from regard.errors import UserError
 from regard.explore.changes import Changes, Row
 
 SENTENCE = "the animal did not cross"
-places = st.tuples(st.sampled_from(["encoder", "decoder", "cross"]), st.integers(0, 9), st.integers(0, 9))
+positions = st.tuples(st.sampled_from(["encoder", "decoder", "cross"]), st.integers(0, 9), st.integers(0, 9))
 rows = st.builds(
     lambda place, query, weights: Row(*place, query, tuple(weights)),
-    places,
+    positions,
     st.integers(0, 9),
     st.lists(st.floats(0, 1), max_size=4),
 )
 changes = st.builds(
     Changes,
-    st.lists(places, max_size=3).map(tuple),
-    st.lists(places.map(lambda place: place[:2]), max_size=3).map(tuple),
+    st.lists(positions, max_size=3).map(tuple),
+    st.lists(positions.map(lambda place: place[:2]), max_size=3).map(tuple),
     st.booleans(),
     st.floats(0.01, 100),
     st.none() | st.integers(0, 2**40),

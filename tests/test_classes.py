@@ -10,7 +10,7 @@ import torch
 
 from regard.errors import UserError
 from regard.explore.classes import class_sections
-from regard.metrics.classification import BINS, judge_classes, tell_classes
+from regard.metrics.classification import BINS, evaluate_classes, tell_classes
 
 CLASSES = ["bad", "fair", "good", "never"]
 
@@ -28,7 +28,7 @@ def drawn(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("count", [1, 7, 400])
 def test_figures_are_their_formulas(count):
     probabilities, right = drawn(count)
-    found = judge_classes(probabilities, right, CLASSES)
+    found = evaluate_classes(probabilities, right, CLASSES)
     given, truth = probabilities.argmax(dim=1).tolist(), right.tolist()
     for a in range(4):
         for b in range(4):
@@ -62,21 +62,21 @@ def test_calibration_is_the_gap_between_confidence_and_accuracy_in_bins_of_equal
         if inside:
             confidence, accuracy = (sum(part) / len(inside) for part in zip(*inside, strict=True))
             error += len(inside) / 500 * abs(confidence - accuracy)
-    assert judge_classes(probabilities, right, CLASSES).calibration_error == pytest.approx(error)
+    assert evaluate_classes(probabilities, right, CLASSES).calibration_error == pytest.approx(error)
 
 
 def test_who_is_as_sure_as_right_is_calibrated():
     probabilities = torch.tensor([[0.75, 0.25]]).repeat(4, 1)
-    sure = judge_classes(probabilities, torch.tensor([0, 0, 0, 1]), ["a", "b"])
+    sure = evaluate_classes(probabilities, torch.tensor([0, 0, 0, 1]), ["a", "b"])
     assert sure.calibration_error == pytest.approx(0.0) and sure.accuracy == 0.75
-    too_sure = judge_classes(torch.tensor([[1.0, 0.0]]).repeat(4, 1), torch.tensor([0, 0, 1, 1]), ["a", "b"])
+    too_sure = evaluate_classes(torch.tensor([[1.0, 0.0]]).repeat(4, 1), torch.tensor([0, 0, 1, 1]), ["a", "b"])
     assert too_sure.calibration_error == pytest.approx(0.5) and too_sure.loss < 100  # finite where p is 0
 
 
 def test_scikit_learn_says_the_same():
     metrics = pytest.importorskip("sklearn.metrics")
     probabilities, right = drawn(300, seed=5)
-    found, given = judge_classes(probabilities, right, CLASSES), probabilities.argmax(dim=1)
+    found, given = evaluate_classes(probabilities, right, CLASSES), probabilities.argmax(dim=1)
     assert found.macro_f1 == pytest.approx(metrics.f1_score(right, given, average="macro"))
     assert found.accuracy == pytest.approx(metrics.accuracy_score(right, given))
     assert found.loss == pytest.approx(metrics.log_loss(right, probabilities, labels=range(4)))
@@ -86,7 +86,7 @@ def test_scikit_learn_says_the_same():
 
 def test_figures_travel_through_json_into_words_and_pictures():
     probabilities, right = drawn(50)
-    figures = json.loads(json.dumps(asdict(judge_classes(probabilities, right, CLASSES))))
+    figures = json.loads(json.dumps(asdict(evaluate_classes(probabilities, right, CLASSES))))
     assert f"accuracy {figures['accuracy']:.2%}" in tell_classes(figures)[0]
     page = "".join(section.body for section in class_sections({"valid": figures, "test": figures}))
     assert page.count("<svg") == 2 and "Confusion on test" in page and "Expected calibration error" in page
@@ -96,4 +96,4 @@ def test_figures_travel_through_json_into_words_and_pictures():
 def test_what_does_not_fit_is_refused():
     for probabilities, right in ((torch.rand(3, 2), torch.zeros(3).long()), (torch.rand(0, 4), torch.zeros(0).long())):
         with pytest.raises(UserError, match="one column for each class"):
-            judge_classes(probabilities, right, CLASSES)
+            evaluate_classes(probabilities, right, CLASSES)

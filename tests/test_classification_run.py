@@ -17,7 +17,7 @@ from regard.cli import main
 from regard.data.batch import PairBatch
 from regard.data.labels import examples
 from regard.models.recipe import override, read_recipe
-from regard.predict.text_classifier import Classifier
+from regard.predict.text_classifier import TextClassifier
 from regard.settings import read_toml
 from regard.tasks.text_classification import ClassificationRun
 from regard.train.trainer import read_metrics
@@ -80,7 +80,7 @@ def test_a_few_lines_make_a_complete_run(here, capsys):
     assert recipe["task"] == "classification" and recipe["data"]["classes"] == ["bad", "good"]
     assert recipe["model"]["classes"] == 2 and recipe["model"]["pooling"] == "mean"
     # the figures are those of the weights that are kept
-    classifier = Classifier.load(run)
+    classifier = TextClassifier.load(run)
     rows = list(examples(("test.tsv",), ClassificationRun(tables(), run, torch.device("cpu")).data))
     given = [label for label, _ in classifier.classify([one.text for one in rows])]
     right = sum(label == one.label for label, one in zip(given, rows, strict=True))
@@ -293,7 +293,7 @@ def test_classify_writes_nothing_before_a_mistake(run, capsys, monkeypatch, plac
 
 
 def test_classify_answers_in_any_batches(run):
-    classifier = Classifier.load(run)
+    classifier = TextClassifier.load(run)
     texts = [line.split("\t")[0] for line in Path("train.tsv").read_text().splitlines()[1:]] + ["", "최고 " * 500]
     together = classifier.probabilities(texts)
     alone = torch.cat([classifier.probabilities([text]) for text in texts])

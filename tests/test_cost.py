@@ -18,7 +18,7 @@ from regard.cost.sequences import StackShape
 from regard.errors import UserError
 from regard.models import ModelConfig, build
 from regard.models.presets import PRESETS, preset
-from regard.nn.mask import Places, Visibility, causal, everything, window
+from regard.nn.mask import AttentionMask, Positions, causal, everything, window
 
 
 def counted(run: Callable[[], Any]) -> int:
@@ -139,9 +139,9 @@ def test_operations_of_a_step_beside_a_full_cache(name):
 @pytest.mark.parametrize("reach", [None, 1, 3, 7, 50])
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
 def test_visible_pairs_are_those_of_the_mask(name, reach):
-    places = Places.of(7, torch.device("cpu"))
+    positions = Positions.of(7, torch.device("cpu"))
     mask = (causal if name == "decoder" else everything) & (everything if reach is None else window(reach))
-    visible = Visibility(mask, places, places).dense().expand(1, 1, 7, 7).sum().item()
+    visible = AttentionMask(mask, positions, positions).dense().expand(1, 1, 7, 7).sum().item()
     config = ModelConfig(vocab_size=9, window=reach, attention="flex", shape=name, layers=1)
     assert visible_pairs(config, StackShape(name, 1, 7)) == visible
     full, sparse = (cost(replace(config, attention=path), seq=7) for path in ("fused", "flex"))

@@ -69,7 +69,7 @@ def test_every_way_of_cutting_is_as_likely():
 
 def test_every_place_of_a_short_text_may_be_a_hole():
     texts = Ragged.of([list(range(10))] * 9000)
-    sources, targets = corrupt(texts, MARKS, Noise(0.2, 2.0), seeded())  # one hole of two tokens, at 9 places
+    sources, targets = corrupt(texts, MARKS, Noise(0.2, 2.0), seeded())  # one hole of two tokens, at 9 positions
     first = Counter(row[1] for row in apart(targets))
     assert set(first) == set(range(9)) and all(abs(n - 1000) < 4 * (9000 * 8 / 81) ** 0.5 for n in first.values())
     assert {len(row) for row in apart(sources)} == {9}

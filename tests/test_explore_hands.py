@@ -70,7 +70,7 @@ def test_everything_is_done_with_the_keyboard(open_page):
     sync_api.expect(page.get_by_role("button", name="Open layer 0, head 1, off")).to_be_visible()
 
 
-@pytest.mark.parametrize(("view", "list_"), [("model", ".places"), ("steps", ".queries")])
+@pytest.mark.parametrize(("view", "list_"), [("model", ".positions"), ("steps", ".queries")])
 def test_a_list_of_tokens_is_one_stop_however_long(open_page, view, list_):
     page = open_page(state("decoder", view=view))
     options = page.locator(f"{list_} [role=option]")
@@ -119,7 +119,7 @@ def test_512_tokens_do_not_hang_it(open_page, page_runs):
     assert shown == pytest.approx(look.parts["decoder"].weights[0][0, 30, 20].item(), abs=1e-3)
     for name in ("Lines", "Step by step", "Positions", "Whole model"):
         page.get_by_role("tab", name=name).click()
-    assert page.locator(".places button").count() == len(look.reading.read)
+    assert page.locator(".positions button").count() == len(look.reading.read)
 
 
 # --- what a link or a folder leaves out

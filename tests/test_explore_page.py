@@ -69,7 +69,7 @@ def test_a_head_switched_off_changes_the_probabilities_as_python_does(open_page,
     inside = Inside.open(page_runs / "decoder")
     before = inside.look(TEXT)
     after = inside.change(before, Changes(heads=(("decoder", 0, 1),)))
-    at = int(page.locator(".places [aria-selected=true]").evaluate("e => [...e.parentNode.children].indexOf(e)"))
+    at = int(page.locator(".positions [aria-selected=true]").evaluate("e => [...e.parentNode.children].indexOf(e)"))
     both = [look.output.logits[at].softmax(dim=-1) for look in (before, after)]
     names = [inside.readings.label(id) for id in range(both[0].shape[0])]
     found = choices(page)

@@ -63,7 +63,7 @@ def test_a_look_holds_the_weights_of_a_trace(address, runs):
         weights = seen[f"decoder.{layer}.attention.weights"][0].numpy()
         assert np.abs(arrays[f"decoder.{layer}"] / 65535 - weights).max() < 1e-5
     assert header["labels"]["source"] == [tokenizer.token(id) for id in ids]
-    last = header["output"]["places"][-1]["choices"]
+    last = header["output"]["positions"][-1]["choices"]
     p = logits[-1].softmax(dim=-1)
     best = p.topk(len(last))
     assert [choice["before"] for choice in last] == pytest.approx(best.values.tolist(), abs=1e-6)
@@ -81,7 +81,7 @@ def test_a_head_switched_off_gives_the_probabilities_that_a_trace_gives(address,
         with trace(model, {"decoder.0.attention.heads": zero_heads(1)}):
             after = model(ids)[0].softmax(dim=-1)
     names = [tokenizer.token(id) for id in range(len(tokenizer))]
-    for at, place in enumerate(header["output"]["places"]):
+    for at, place in enumerate(header["output"]["positions"]):
         for choice in place["choices"]:
             id = names.index(choice["label"])
             assert choice["before"] == pytest.approx(before[at, id].item(), abs=1e-5)

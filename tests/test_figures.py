@@ -187,7 +187,7 @@ def test_wrong_choices_are_said() -> None:
         with pytest.raises(UserError, match=message):
             draw(look, **which)
     assert find_query(look.parts["decoder"], "b") == 1
-    with pytest.raises(UserError, match="places 0, 2"):
+    with pytest.raises(UserError, match="positions 0, 2"):
         find_query(look.parts["decoder"], "a")
 
 

@@ -309,4 +309,4 @@ def test_unknown_letters_are_told(tmp_path, capsys):
     letters = Tokenizer.train(LINES, "char")
     save(make(letters).model, tmp_path / "run", tokenizers={"tokenizer": letters})
     assert generate(tmp_path / "run", "To Ω", "--max-tokens", "2") == 0
-    assert "1 places of the prompt are unknown" in capsys.readouterr().err
+    assert "1 positions of the prompt are unknown" in capsys.readouterr().err

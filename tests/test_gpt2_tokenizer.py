@@ -218,6 +218,6 @@ def test_text_ends_before_the_stop_string_that_is_complete_first(text, stops, ra
         at += size
         assert not any(stop in given_out for stop in stops)
     given_out += until.end()
-    places = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
-    assert until.stopped == bool(places)
-    assert given_out == (text[: min(places)[1]] if places else text)
+    positions = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    assert until.stopped == bool(positions)
+    assert given_out == (text[: min(positions)[1]] if positions else text)

@@ -107,7 +107,7 @@ def test_shares_and_entropy_by_a_loop() -> None:
 
 
 def test_a_picture_is_measured_in_squares() -> None:
-    """Place 5 of a 3 x 4 picture behind [CLS] is row 1, column 0; place 12 is row 2, column 3: distance sqrt(10)."""
+    """Token 5 of a 3 x 4 picture behind [CLS] is row 1, column 0; place 12 is row 2, column 3: distance sqrt(10)."""
     weights = torch.eye(13)
     weights[5] = 0
     weights[5, 12] = 1
@@ -151,7 +151,7 @@ def test_counts_alone_find_the_translation() -> None:
         for f in range(4):
             assert lexicon.probability(e, f) == pytest.approx(wanted[e, f])
     assert lexicon.align([das, buch], [the, book]).tolist() == [[True, False], [False, True]]
-    assert lexicon.align([haus, das, haus], [house]).tolist() == [[True, False, True]]  # both places of a word
+    assert lexicon.align([haus, das, haus], [house]).tolist() == [[True, False, True]]  # both positions of a word
     assert not lexicon.align([das], [99]).any()  # never seen
 
 

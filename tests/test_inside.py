@@ -14,7 +14,7 @@ from regard.explore.changes import Changes, Row
 from regard.explore.inside import Inside
 from regard.explore.output import difference
 from regard.nn.block import Stack
-from regard.nn.mask import Places
+from regard.nn.mask import Positions
 from regard.nn.trace import trace
 from regard.predict.beam import beam
 from regard.predict.config import SearchConfig
@@ -114,7 +114,15 @@ def test_classes_masks_and_vectors() -> None:
     look = inside.look("the [MASK] did not [MASK]")
     assert look.reading.source_labels == ("[CLS]", "the", "[MASK]", "did", "not", "[MASK]", "[SEP]")
     assert look.reading.masked == (2, 5)
-    assert [place.expected is None for place in look.output.places] == [False, False, True, False, False, True, False]
+    assert [p.expected is None for p in look.output.places] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
     vector = opened("vectors").look(SENTENCE)
     torch.testing.assert_close(vector.output.logits, logits_of(vector.inside, vector).float())
 
@@ -160,7 +168,7 @@ def test_without_the_causal_mask_a_decoder_is_an_encoder() -> None:
     both_ways.load_state_dict(inside.model.decoder.state_dict())
     ids = look.reading.source
     with torch.no_grad():
-        states = both_ways(inside.model.source(ids), Places.of(ids.shape[1], ids.device))
+        states = both_ways(inside.model.source(ids), Positions.of(ids.shape[1], ids.device))
         torch.testing.assert_close(look.output.logits, inside.model.head(states)[0].float())
 
 

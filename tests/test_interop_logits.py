@@ -147,7 +147,7 @@ def exact_rms(self, x: torch.Tensor) -> torch.Tensor:
 
 
 def widen(peer, monkeypatch):
-    """`peer` in float64, without the two places where transformers falls back to float32."""
+    """`peer` in float64, without the two positions where transformers falls back to float32."""
     peer = peer.double()
     if peer.config.model_type == "t5":  # the variance
         monkeypatch.setattr(type(peer.encoder.final_layer_norm), "forward", exact_rms)

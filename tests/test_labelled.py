@@ -16,7 +16,7 @@ from regard.data.sample import Sampling
 from regard.data.store import Store
 from regard.models import Encoder, ModelConfig, build
 from regard.tasks.text_classification import class_logits, classification
-from regard.tasks.word_dropout import Hiding
+from regard.tasks.word_dropout import WordDropout
 from regard.text import Tokenizer
 
 TINY = {
@@ -138,7 +138,7 @@ def test_r_drop_is_the_formula_of_two_passes():
 
 def test_a_share_of_the_words_is_hidden_in_training_alone():
     torch.manual_seed(0)
-    hide = Hiding(0.3, by=1, ends=(2, 3))
+    hide = WordDropout(0.3, by=1, ends=(2, 3))
     text = torch.randint(4, 600, (500, 20))
     text[:, 0], text[:, -1] = 2, 3
     hidden = hide(text)

@@ -14,10 +14,10 @@ from torch import Tensor
 import regard.nn.mask
 from regard.errors import UserError
 from regard.nn.mask import (
+    AttentionMask,
     Mask,
-    Place,
-    Places,
-    Visibility,
+    Positions,
+    Token,
     causal,
     everything,
     from_tensor,
@@ -34,20 +34,20 @@ nothing = ~everything
 
 def dense(mask: Mask, queries: int = 5, keys: int = 5) -> Tensor:
     """[Nq, Nk], positions counted from 0 on both sides."""
-    visibility = Visibility(mask, Places.of(queries, CPU), Places.of(keys, CPU))
-    return visibility.dense().expand(1, 1, queries, keys)[0, 0]
+    attention_mask = AttentionMask(mask, Positions.of(queries, CPU), Positions.of(keys, CPU))
+    return attention_mask.dense().expand(1, 1, queries, keys)[0, 0]
 
 
-def by_loop(mask: Mask, q: Places, k: Places, batch: int) -> Tensor:
+def by_loop(mask: Mask, q: Positions, k: Positions, batch: int) -> Tensor:
     """The predicate asked pair by pair, [B, Nq, Nk]."""
 
-    def place(of: Places, b: int, i: int) -> Place:
+    def place(of: Positions, b: int, i: int) -> Token:
         def at(x: Tensor | None) -> Tensor | None:
             return None if x is None else x[min(b, x.shape[0] - 1), i]
 
         pos = at(of.pos)
         assert pos is not None
-        return Place(torch.tensor(b), torch.tensor(i), pos, at(of.valid), at(of.document))
+        return Token(torch.tensor(b), torch.tensor(i), pos, at(of.valid), at(of.document))
 
     rows = range(batch)
     cells = [
@@ -144,35 +144,35 @@ def test_a_window_below_one_is_refused() -> None:
 
 def test_positions_count_real_tokens() -> None:
     valid = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()
-    pos = Places.of(5, CPU, valid).pos
+    pos = Positions.of(5, CPU, valid).pos
     assert [pos[b][valid[b]].tolist() for b in range(4)] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3, 4], []]
-    assert Places.of(3, CPU, start=4).pos.tolist() == [[4, 5, 6]]
+    assert Positions.of(3, CPU, start=4).pos.tolist() == [[4, 5, 6]]
 
 
 def test_positions_restart_with_each_document() -> None:
     document = torch.tensor([[0, 0, 0, 1, 1, 2], [5, 5, 7, 7, 7, 7]])
-    assert Places.of(6, CPU, document=document).pos.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 3]]
+    assert Positions.of(6, CPU, document=document).pos.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 3]]
     valid = torch.tensor([[0, 1, 1, 1, 0, 0], [1, 1, 0, 0, 1, 1]]).bool()
-    pos = Places.of(6, CPU, valid, document).pos
+    pos = Positions.of(6, CPU, valid, document).pos
     assert pos[0][valid[0]].tolist() == [0, 1, 0] and pos[1][valid[1]].tolist() == [0, 1, 0, 1]
 
 
 def test_padding_and_documents_hide_by_themselves() -> None:
     """Whatever mask is asked for: filler is never seen, and neither is another document."""
     valid = torch.tensor([[False, True, True], [True, True, False]])
-    seen = Visibility(everything, Places.of(3, CPU), Places.of(3, CPU, valid)).dense()
+    seen = AttentionMask(everything, Positions.of(3, CPU), Positions.of(3, CPU, valid)).dense()
     assert torch.equal(seen.expand(2, 1, 3, 3)[:, 0], valid[:, None].expand(2, 3, 3))
-    packed = Places.of(4, CPU, document=torch.tensor([[0, 0, 1, 1]]))
+    packed = Positions.of(4, CPU, document=torch.tensor([[0, 0, 1, 1]]))
     expected = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
-    assert torch.equal(Visibility(causal, packed, packed).dense()[0, 0], torch.tensor(expected).bool())
-    taken = Visibility(causal, packed, packed).with_mask(everything)
+    assert torch.equal(AttentionMask(causal, packed, packed).dense()[0, 0], torch.tensor(expected).bool())
+    taken = AttentionMask(causal, packed, packed).with_mask(everything)
     assert same_document in taken.mask  # dropping a mask never joins documents
 
 
 def test_documents_are_needed_on_both_sides() -> None:
-    packed = Places.of(2, CPU, document=torch.tensor([[0, 1]]))
+    packed = Positions.of(2, CPU, document=torch.tensor([[0, 1]]))
     with pytest.raises(UserError, match="document"):
-        Visibility(everything, Places.of(2, CPU), packed).dense()
+        AttentionMask(everything, Positions.of(2, CPU), packed).dense()
 
 
 @pytest.mark.parametrize(
@@ -188,12 +188,12 @@ def test_documents_are_needed_on_both_sides() -> None:
 )
 def test_marks_of_a_wrong_kind_are_refused(valid: Tensor | None, document: Tensor | None, word: str) -> None:
     with pytest.raises(UserError, match=word):
-        Places.of(3, CPU, valid, document)
+        Positions.of(3, CPU, valid, document)
 
 
 def test_from_tensor_reads_by_index() -> None:
     table = torch.rand(2, 3, 4) < 0.5
-    seen = Visibility(from_tensor(table), Places.of(3, CPU), Places.of(4, CPU)).dense()
+    seen = AttentionMask(from_tensor(table), Positions.of(3, CPU), Positions.of(4, CPU)).dense()
     assert torch.equal(seen[:, 0], table)
     assert torch.equal(dense(from_tensor(table[1]), 3, 4), table[1])
     assert torch.equal(dense(from_tensor(table[1]) & causal, 3, 4), table[1] & dense(causal, 3, 4))
@@ -211,68 +211,70 @@ def test_from_tensor_refuses_what_does_not_fit() -> None:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[Visibility, int]:
-    """A mask over places with left or right padding, packed documents, or a cache in front."""
+def situations(draw: st.DrawFn) -> tuple[AttentionMask, int]:
+    """A mask over positions with left or right padding, packed documents, or a cache in front."""
     batch, keys = draw(st.integers(1, 3)), draw(st.integers(1, 6))
     kind = draw(st.sampled_from(["plain", "padded", "packed", "cached"]))
     bits = st.lists(st.booleans(), min_size=keys, max_size=keys)
-    k = Places.of(keys, CPU)
+    k = Positions.of(keys, CPU)
     if kind == "padded":
-        k = Places.of(keys, CPU, torch.tensor([draw(bits) for _ in range(batch)]))
+        k = Positions.of(keys, CPU, torch.tensor([draw(bits) for _ in range(batch)]))
     if kind == "packed":
         steps = torch.tensor([draw(bits) for _ in range(batch)]).long()
-        k = Places.of(keys, CPU, document=steps.cumsum(dim=1))
+        k = Positions.of(keys, CPU, document=steps.cumsum(dim=1))
     q = k
     if kind == "cached":
         new = draw(st.integers(1, keys))
-        q = Places.of(new, CPU, start=keys - new)
+        q = Positions.of(new, CPU, start=keys - new)
     mask = draw(masks)
     if draw(st.booleans()):
         table = torch.tensor([[draw(bits) for _ in range(len(q))] for _ in range(batch)])
         mask = mask & from_tensor(table)
-    return Visibility(mask, q, k), batch
+    return AttentionMask(mask, q, k), batch
 
 
 @settings(max_examples=60, deadline=None)
 @given(situations())
-def test_dense_is_a_loop_over_all_pairs(situation: tuple[Visibility, int]) -> None:
-    visibility, batch = situation
-    expected = by_loop(visibility.mask, visibility.q, visibility.k, batch)
-    assert torch.equal(visibility.dense().expand(batch, 1, *expected.shape[1:])[:, 0], expected)
+def test_dense_is_a_loop_over_all_pairs(situation: tuple[AttentionMask, int]) -> None:
+    attention_mask, batch = situation
+    expected = by_loop(attention_mask.mask, attention_mask.q, attention_mask.k, batch)
+    assert torch.equal(attention_mask.dense().expand(batch, 1, *expected.shape[1:])[:, 0], expected)
 
 
 @settings(max_examples=15, deadline=None)
 @given(situations())
-def test_blocks_are_the_dense_mask(situation: tuple[Visibility, int]) -> None:
+def test_blocks_are_the_dense_mask(situation: tuple[AttentionMask, int]) -> None:
     """FlexAttention's own evaluation of its mask, and no visible pair in a block that it would skip."""
     from torch.nn.attention.flex_attention import create_mask
 
-    visibility, batch = situation
-    expected = visibility.dense().expand(batch, 1, len(visibility.q), len(visibility.k))
-    blocks = visibility.blocks(batch)
+    attention_mask, batch = situation
+    expected = attention_mask.dense().expand(batch, 1, len(attention_mask.q), len(attention_mask.k))
+    blocks = attention_mask.blocks(batch)
     if blocks is None:
         assert expected.all()
         return
-    assert torch.equal(create_mask(blocks.mask_mod, batch, 1, len(visibility.q), len(visibility.k), "cpu"), expected)
+    assert torch.equal(
+        create_mask(blocks.mask_mod, batch, 1, len(attention_mask.q), len(attention_mask.k), "cpu"), expected
+    )
     kept = blocks.to_dense().bool().expand(batch, 1, -1, -1)  # one block of 128 x 128 holds all of it
     assert torch.equal(kept[:, 0, 0, 0], expected.flatten(1).any(dim=1))
 
 
 @settings(max_examples=80, deadline=None)
 @given(situations())
-def test_fused_is_the_dense_mask(situation: tuple[Visibility, int]) -> None:
+def test_fused_is_the_dense_mask(situation: tuple[AttentionMask, int]) -> None:
     """Whatever shortcut `fused` takes, SDPA computes what the dense mask says."""
-    visibility, batch = situation
-    q = torch.randn(batch, 1, len(visibility.q), 4, dtype=torch.float64)
-    k = torch.randn(batch, 1, len(visibility.k), 4, dtype=torch.float64)
-    mask, is_causal = visibility.fused()
+    attention_mask, batch = situation
+    q = torch.randn(batch, 1, len(attention_mask.q), 4, dtype=torch.float64)
+    k = torch.randn(batch, 1, len(attention_mask.k), 4, dtype=torch.float64)
+    mask, is_causal = attention_mask.fused()
     ours = F.scaled_dot_product_attention(q, k, k, mask, is_causal=is_causal)
-    dense_mask = visibility.dense().expand(batch, 1, q.shape[2], k.shape[2])
+    dense_mask = attention_mask.dense().expand(batch, 1, q.shape[2], k.shape[2])
     torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, k, dense_mask))
 
 
-def span(start: int, count: int) -> Places:
-    return Places.of(count, CPU, start=start)
+def span(start: int, count: int) -> Positions:
+    return Positions.of(count, CPU, start=start)
 
 
 @pytest.mark.parametrize(
@@ -289,25 +291,25 @@ def span(start: int, count: int) -> Places:
         (span(6, 2), span(0, 8), None),
     ],
 )
-def test_causal_needs_no_tensor_exactly_where_it_is_exact(q: Places, k: Places, shortcut: object) -> None:
-    visibility = Visibility(causal, q, k)
-    mask, is_causal = visibility.fused()
+def test_causal_needs_no_tensor_exactly_where_it_is_exact(q: Positions, k: Positions, shortcut: object) -> None:
+    attention_mask = AttentionMask(causal, q, k)
+    mask, is_causal = attention_mask.fused()
     if shortcut is None:
         assert mask is not None and not is_causal
     else:
         assert (mask, is_causal) == shortcut
     if shortcut == (None, False):
-        assert visibility.dense().all()
+        assert attention_mask.dense().all()
 
 
 def test_padding_and_windows_always_bring_a_tensor() -> None:
-    padded = Places.of(4, CPU, torch.tensor([[False, True, True, True]]))
-    assert Visibility(causal, padded, padded).fused()[0] is not None
-    assert Visibility(causal & window(2), span(0, 4), span(0, 4)).fused()[0] is not None
-    assert Visibility(everything, padded, span(0, 4)).fused() == (None, False)  # padded queries hide no keys
+    padded = Positions.of(4, CPU, torch.tensor([[False, True, True, True]]))
+    assert AttentionMask(causal, padded, padded).fused()[0] is not None
+    assert AttentionMask(causal & window(2), span(0, 4), span(0, 4)).fused()[0] is not None
+    assert AttentionMask(everything, padded, span(0, 4)).fused() == (None, False)  # padded queries hide no keys
 
 
 def test_a_rendering_is_made_once() -> None:
-    visibility = Visibility(causal & window(2), span(0, 4), span(0, 4))
-    assert visibility.dense() is visibility.dense() and visibility.blocks(1) is visibility.blocks(1)
-    assert visibility.with_mask(visibility.mask) is visibility
+    attention_mask = AttentionMask(causal & window(2), span(0, 4), span(0, 4))
+    assert attention_mask.dense() is attention_mask.dense() and attention_mask.blocks(1) is attention_mask.blocks(1)
+    assert attention_mask.with_mask(attention_mask.mask) is attention_mask

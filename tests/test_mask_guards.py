@@ -1,4 +1,4 @@
-"""Filler and other documents stay hidden, whatever mask is asked for and whatever an intervention puts there."""
+"""MaskPredictor and other documents stay hidden, whatever mask is asked for and whatever an intervention puts there."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Recurrent, build
 from regard.nn.mask import (
+    AttentionMask,
     Mask,
-    Places,
-    Visibility,
+    Positions,
     causal,
     everything,
     from_tensor,
@@ -73,13 +73,13 @@ masks = st.recursive(
 @given(masks)
 def test_no_mask_shows_filler_or_another_document(mask: Mask) -> None:
     """And apart from these two it shows what it says."""
-    places = Places.of(6, CPU, VALID, DOCUMENT)
+    positions = Positions.of(6, CPU, VALID, DOCUMENT)
     allowed = (VALID[:, None] & (DOCUMENT[:, :, None] == DOCUMENT[:, None]))[:, None]
-    seen = Visibility(mask, places, places).dense().expand(2, 1, 6, 6)
+    seen = AttentionMask(mask, positions, positions).dense().expand(2, 1, 6, 6)
     assert not (seen & ~allowed).any()
-    free = Places(places.pos, torch.ones_like(VALID), torch.zeros_like(DOCUMENT))  # the same without anything to hide
+    free = Positions(positions.pos, torch.ones_like(VALID), torch.zeros_like(DOCUMENT))  # nothing to mask
     if not any(part in str(mask) for part in ("padding", "same_document")):
-        assert torch.equal(seen, allowed & Visibility(mask, free, free).dense())
+        assert torch.equal(seen, allowed & AttentionMask(mask, free, free).dense())
 
 
 @settings(max_examples=10, deadline=None)
@@ -87,21 +87,21 @@ def test_no_mask_shows_filler_or_another_document(mask: Mask) -> None:
 def test_neither_does_any_rendering(mask: Mask) -> None:
     from torch.nn.attention.flex_attention import create_mask
 
-    places = Places.of(6, CPU, VALID, DOCUMENT)
-    visibility = Visibility(mask, places, places)
-    expected = visibility.dense().expand(2, 1, 6, 6)
-    dense, is_causal = visibility.fused()
+    positions = Positions.of(6, CPU, VALID, DOCUMENT)
+    attention_mask = AttentionMask(mask, positions, positions)
+    expected = attention_mask.dense().expand(2, 1, 6, 6)
+    dense, is_causal = attention_mask.fused()
     assert dense is not None and not is_causal and torch.equal(dense.expand_as(expected), expected)
-    blocks = visibility.blocks(2)
+    blocks = attention_mask.blocks(2)
     assert blocks is not None and torch.equal(create_mask(blocks.mask_mod, 2, 1, 6, 6, "cpu"), expected)
 
 
 @pytest.mark.parametrize("part", [padding, same_document], ids=str)
 def test_a_part_is_added_only_where_it_is_missing(part: Mask) -> None:
-    places = Places.of(6, CPU, VALID, DOCUMENT)
+    positions = Positions.of(6, CPU, VALID, DOCUMENT)
     settled = causal & (window(2) & (padding & same_document))
-    assert Visibility(settled, places, places).mask is settled
-    assert Visibility(part | causal, places, places).mask.name.count(part.name) == 2
+    assert AttentionMask(settled, positions, positions).mask is settled
+    assert AttentionMask(part | causal, positions, positions).mask.name.count(part.name) == 2
 
 
 # What a model sees

@@ -12,7 +12,7 @@ from regard.data.documents import Piece
 from regard.data.masked import MaskConfig, MaskedBatch, MaskedPacks, choose, prepare_texts
 from regard.errors import UserError
 from regard.models import Encoder, ModelConfig, build
-from regard.predict.mask_predictor import Filler
+from regard.predict.mask_predictor import MaskPredictor
 from regard.tasks.masked_language_modeling import masked_tokens
 from regard.text import Tokenizer
 from regard.text.words import WordTable
@@ -57,16 +57,16 @@ def test_fifteen_per_cent_of_a_row_are_chosen_and_become_80_10_10(tokenizer):
     plain = plain_rows(packs)
     found = batches(packs)
     ids, document = (torch.cat([getattr(one, name) for one in found]) for name in ("ids", "document"))
-    places, expected = (torch.cat([getattr(one, name) for one in found]) for name in ("places", "expected"))
+    positions, expected = (torch.cat([getattr(one, name) for one in found]) for name in ("positions", "expected"))
     chosen = torch.zeros_like(ids, dtype=torch.bool)
     for row in range(len(ids)):
-        chosen[row, places[row][expected[row] != PairBatch.IGNORE]] = True
+        chosen[row, positions[row][expected[row] != PairBatch.IGNORE]] = True
     special = torch.tensor([id in tokenizer.specials for id in range(len(tokenizer))])
     eligible = (document > 0) & ~special[plain]
     assert not bool((chosen & ~eligible).any())
     quota = (eligible.sum(dim=1) * 0.15).round().clamp_min(1)
     assert torch.equal(chosen.sum(dim=1), torch.where(eligible.any(dim=1), quota, 0).long())
-    assert torch.equal(expected[expected != PairBatch.IGNORE], plain.gather(1, places)[expected != PairBatch.IGNORE])
+    assert torch.equal(expected[expected != PairBatch.IGNORE], plain.gather(1, positions)[expected != PairBatch.IGNORE])
     assert torch.equal(ids[~chosen], plain[~chosen])  # nothing else is touched
     total = int(chosen.sum())
     masked, same = (ids == tokenizer.mask)[chosen], (ids == plain)[chosen]
@@ -145,7 +145,7 @@ def test_the_loss_is_that_of_the_hidden_tokens_and_of_no_other(tokenizer):
     batch = batches(MaskedPacks(texts(tokenizer, 20), tokenizer, MaskConfig(share=0.3), 4, 48, 1))[0]
     loss, count = masked_tokens(model, batch)
     states = model.encode(batch.ids, batch.document > 0, document=batch.document)
-    full = torch.full_like(batch.ids, PairBatch.IGNORE).scatter(1, batch.places, batch.expected)
+    full = torch.full_like(batch.ids, PairBatch.IGNORE).scatter(1, batch.positions, batch.expected)
     assert model.head is not None
     logits = model.head(states)
     torch.testing.assert_close(
@@ -189,7 +189,7 @@ def test_gaps_are_filled_with_what_the_model_holds_likely(tokenizer):
     torch.manual_seed(0)
     model = build(ModelConfig(architecture="encoder", vocab_size=len(tokenizer), dim=16, layers=1, heads=2, ff_dim=32))
     assert isinstance(model, Encoder)
-    filler = Filler(model, tokenizer, 64)
+    filler = MaskPredictor(model, tokenizer, 64)
     ids = filler.encode("이 영화 <mask> 재밌다 [MASK]")
     assert ids.count(tokenizer.mask) == 2
     assert tokenizer.decode([id for id in ids if id != tokenizer.mask]) == "이 영화 재밌다"

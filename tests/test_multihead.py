@@ -25,7 +25,7 @@ from odd_shapes import (
 )
 from regard.errors import UserError
 from regard.nn.config import StackConfig
-from regard.nn.mask import Mask, Places, Visibility, causal, everything, from_tensor, window
+from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, from_tensor, window
 from regard.nn.multihead import Context, HeadList, MultiHead
 from regard.nn.position import make_position
 
@@ -46,13 +46,13 @@ def randomised(module: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Modu
 
 
 def within(length: int, mask: Mask = everything, valid: Tensor | None = None) -> Context:
-    places = Places.of(length, CPU, valid)
-    return Context(Visibility(mask, places, places))
+    positions = Positions.of(length, CPU, valid)
+    return Context(AttentionMask(mask, positions, positions))
 
 
 def across(memory: Tensor, length: int, valid: Tensor | None = None) -> Context:
-    q, k = Places.of(length, CPU), Places.of(memory.shape[1], CPU, valid)
-    return Context(Visibility(everything, q, q), memory=memory, memory_visibility=Visibility(everything, q, k))
+    q, k = Positions.of(length, CPU), Positions.of(memory.shape[1], CPU, valid)
+    return Context(AttentionMask(everything, q, q), memory=memory, memory_mask=AttentionMask(everything, q, k))
 
 
 # A list of heads
@@ -79,7 +79,7 @@ def test_fused_projections_are_a_list_of_heads(shape: Shape, dtype: torch.dtype)
     for kind in HIDDEN:
         mask, valid, _ = hide(kind, shape.batch, shape.length)
         context = within(shape.length, mask & window(5) if kind == "causal" else mask, valid)
-        one, other = fused(x, context), spelled(x, context.visibility.dense())
+        one, other = fused(x, context), spelled(x, context.attention_mask.dense())
         assert_close([one], [other], VALUES)
         own = slopes(one, [x, *fused.out.parameters(), *fused.qkv.parameters()])
         rest, heads = [x, *spelled.out.parameters()], [list(head.parameters()) for head in spelled.heads]
@@ -195,9 +195,11 @@ def turned(x: Tensor) -> Tensor:
 def test_queries_and_keys_are_normed_before_they_are_turned(path: str) -> None:
     c = StackConfig(dim=12, heads=3, head_dim=6, position="rope", qk_norm=True, attention=path, norm_eps=1e-3)
     layer = randomised(MultiHead(c))
-    x, places = torch.randn(2, 5, 12, dtype=torch.float64), Places.of(5, CPU)
-    rotation = make_position(c, causal=True).rotation(places.pos)
-    out = layer(x, Context(Visibility(causal, places, places), rotation=tuple(part.double() for part in rotation)))
+    x, positions = torch.randn(2, 5, 12, dtype=torch.float64), Positions.of(5, CPU)
+    rotation = make_position(c, causal=True).rotation(positions.pos)
+    out = layer(
+        x, Context(AttentionMask(causal, positions, positions), rotation=tuple(part.double() for part in rotation))
+    )
     q, k, v = (part.unflatten(-1, (3, 6)).transpose(1, 2) for part in layer.qkv(x).split(18, dim=-1))
     q, k = turned(normed(q, layer.q_norm.weight, 1e-3)), turned(normed(k, layer.k_norm.weight, 1e-3))
     scores = (q @ k.mT / 6**0.5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)

@@ -114,14 +114,14 @@ def test_the_order_follows_from_seed_and_epoch():
 
 def test_seek_goes_on_where_it_stood():
     packs = Packs(some_pairs(60), 3, 24, seed=2)
-    stream, seen, places = iter(packs), [], []
+    stream, seen, positions = iter(packs), [], []
     for batch in islice(stream, 20):
         seen.append(batch)
-        places.append(packs.position)
-    assert places[-1]["epoch"] >= 1  # over the end of an epoch
+        positions.append(packs.position)
+    assert positions[-1]["epoch"] >= 1  # over the end of an epoch
     for at in (0, 4, 15):
         again = Packs(some_pairs(60), 3, 24, seed=2)
-        again.seek(places[at])
+        again.seek(positions[at])
         torch.testing.assert_close(next(iter(again)).source, seen[at + 1].source)
 
 

@@ -22,7 +22,7 @@ from odd_shapes import (
 )
 from regard.nn.block import Block, Memory, Stack
 from regard.nn.config import StackConfig
-from regard.nn.mask import Places, Visibility
+from regard.nn.mask import AttentionMask, Positions
 from regard.nn.multihead import Context
 
 CPU = torch.device("cpu")
@@ -105,8 +105,8 @@ def test_one_layer_is_torch(shape: Shape, dtype: torch.dtype, order: str) -> Non
     x = random_states(shape, shape.length, dtype)
     for kind in HIDDEN:
         mask, valid, hidden = hide(kind, shape.batch, shape.length)
-        places = Places.of(shape.length, CPU, valid)
-        one = ours(x, Context(Visibility(mask, places, places)))
+        positions = Positions.of(shape.length, CPU, valid)
+        one = ours(x, Context(AttentionMask(mask, positions, positions)))
         other = theirs(x, src_mask=hidden, src_key_padding_mask=filler(valid))
         assert_same(keep_real(one, valid), keep_real(other, valid), [x], pairs)
 
@@ -125,7 +125,7 @@ def test_a_stack_is_the_encoder_of_torch(shape: Shape, dtype: torch.dtype, order
         ours = shaken(Stack(c, causal=hidden is not None), dtype)
         pairs = stack_pairs(ours, theirs)
         copy_pairs(pairs)
-        one = ours(x, Places.of(shape.length, CPU, valid))
+        one = ours(x, Positions.of(shape.length, CPU, valid))
         other = theirs(x, mask=hidden, src_key_padding_mask=filler(valid))
         assert_same(keep_real(one, valid), keep_real(other, valid), [x], pairs)
 
@@ -144,8 +144,8 @@ def test_a_stack_is_the_decoder_of_torch(shape: Shape, dtype: torch.dtype, order
         ours = shaken(Stack(c, causal=hidden is not None, memory=True), dtype)
         pairs = stack_pairs(ours, theirs)
         copy_pairs(pairs)
-        known = Memory(memory, Places.of(shape.memory, CPU, memory_valid))
-        one = ours(x, Places.of(shape.length, CPU, valid), memory=known)
+        known = Memory(memory, Positions.of(shape.memory, CPU, memory_valid))
+        one = ours(x, Positions.of(shape.length, CPU, valid), memory=known)
         other = theirs(
             x,
             memory,
@@ -172,9 +172,9 @@ def test_both_stacks_are_the_transformer_of_torch(shape: Shape, dtype: torch.dty
     for kind in ("causal", "both"):
         _, valid, hidden = hide(kind, shape.batch, shape.length)
         source_valid = None if valid is None else draw_valid(shape.batch, shape.memory)
-        places = Places.of(shape.memory, CPU, source_valid)
-        known = Memory(encoder(source, places), places)
-        one = decoder(target, Places.of(shape.length, CPU, valid), memory=known)
+        positions = Positions.of(shape.memory, CPU, source_valid)
+        known = Memory(encoder(source, positions), positions)
+        one = decoder(target, Positions.of(shape.length, CPU, valid), memory=known)
         other = theirs(
             source,
             target,

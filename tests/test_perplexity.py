@@ -77,8 +77,10 @@ def test_the_loss_of_each_position(tmp_path):
     ids, context = text.slice(0, len(text)).tolist(), 8
     found = perplexity(model, text, context)
     for position in range(context):
-        places = [start + position + 1 for start in range(0, len(ids) - 1, context) if start + position + 1 < len(ids)]
-        expected = sum(surprise(model, ids, place, place - position - 1) for place in places) / len(places)
+        positions = [
+            start + position + 1 for start in range(0, len(ids) - 1, context) if start + position + 1 < len(ids)
+        ]
+        expected = sum(surprise(model, ids, place, place - position - 1) for place in positions) / len(positions)
         assert found.loss_per_position[position] == pytest.approx(expected, rel=1e-6)
     assert perplexity(model, make_text(tmp_path / "short", "abc"), 8).loss_per_position[2:] == (None,) * 6
 

@@ -15,7 +15,7 @@ from regard.errors import UserError
 from regard.models import ModelConfig, build
 from regard.nn.block import Block
 from regard.nn.config import StackConfig
-from regard.nn.mask import Places, Visibility, tiles
+from regard.nn.mask import AttentionMask, Positions, tiles
 from regard.nn.multihead import Context
 from regard.nn.trace import trace
 
@@ -32,8 +32,8 @@ def config(**changes: Any) -> ModelConfig:
 
 
 def visible(mask: Any, count: int) -> Tensor:
-    places = Places.of(count, CPU)
-    return Visibility(mask, places, places).dense().expand(1, 1, count, count)[0, 0]
+    positions = Positions.of(count, CPU)
+    return AttentionMask(mask, positions, positions).dense().expand(1, 1, count, count)[0, 0]
 
 
 # --- shifted windows
@@ -83,10 +83,10 @@ def test_a_block_with_squares_is_a_layer_of_swin() -> None:
             for kind in ("weight", "bias")
         }
         ours.load_state_dict(weights)
-        x, places = torch.randn(2, side * side, dim), Places.of(side * side, CPU)
+        x, positions = torch.randn(2, side * side, dim), Positions.of(side * side, CPU)
         with torch.no_grad():
             expected = theirs(x, (side, side))[0]
-            found = ours(x, Context(Visibility(tiles(size, (side, 0), shift), places, places)))
+            found = ours(x, Context(AttentionMask(tiles(size, (side, 0), shift), positions, positions)))
         torch.testing.assert_close(found, expected.view_as(found), atol=1e-5, rtol=1e-5)
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from commanded import training
 from regard.cli import main
 from regard.data.pictures import read_idx
-from regard.predict.image_classifier import Recogniser
+from regard.predict.image_classifier import ImageClassifier
 from regard.settings import read_toml
 from smoke import smoke_run
 from squares import write_squares
@@ -59,7 +59,7 @@ def test_a_run_is_complete_and_recognises(here: Path, capsys: pytest.CaptureFixt
     assert "big.png: 30 x 20 pixels are resized to 8 x 8" in out.err
     assert main(["classify", str(run), "big.png", "--json", "--device", "cpu"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    label, chances, _ = Recogniser.load(run).classify(["big.png"])[0]
+    label, chances, _ = ImageClassifier.load(run).classify(["big.png"])[0]
     assert answer == {"picture": "big.png", "label": label, "probabilities": chances}
     assert sum(chances.values()) == pytest.approx(1, abs=1e-5)
     assert main(["classify", str(run), "big.png", "none.png", "--device", "cpu"]) == 2

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.errors import UserError
 from regard.nn.block import Stack
 from regard.nn.config import StackConfig
-from regard.nn.mask import Places
+from regard.nn.mask import Positions
 from regard.nn.position import T5, ALiBi, Learned, Relative, Rotary, Sinusoidal, alibi_slopes, make_position, rotate
 
 CPU = torch.device("cpu")
@@ -73,12 +73,12 @@ def test_learned_is_a_row_per_position() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_learned_positions_end(kind: str) -> None:
     stack = Stack(config(position=kind), causal=True)
-    assert stack(torch.randn(1, 16, 16), Places.of(16, CPU)).shape == (1, 16, 16)
+    assert stack(torch.randn(1, 16, 16), Positions.of(16, CPU)).shape == (1, 16, 16)
     if kind == "learned":
         with pytest.raises(UserError, match=r"17 tokens .* max_length = 16"):
-            stack(torch.randn(1, 17, 16), Places.of(17, CPU))
+            stack(torch.randn(1, 17, 16), Positions.of(17, CPU))
     else:
-        assert stack(torch.randn(1, 17, 16), Places.of(17, CPU)).isfinite().all()
+        assert stack(torch.randn(1, 17, 16), Positions.of(17, CPU)).isfinite().all()
 
 
 # Rotary
@@ -212,8 +212,8 @@ def test_order_is_seen_with_positions_and_only_then(kind: str, causal: bool) -> 
     nn.init.normal_(next(iter(told.position.parameters()), torch.empty(0)))
 
     def moved(stack: Stack) -> float:
-        places = Places.of(5, CPU)
-        return (stack(x[:, order], places) - stack(x, places)[:, order]).abs().max().item()
+        positions = Positions.of(5, CPU)
+        return (stack(x[:, order], positions) - stack(x, positions)[:, order]).abs().max().item()
 
     assert moved(told) > 1e-3
     assert causal or moved(plain) < 1e-12
@@ -225,7 +225,7 @@ def test_relative_schemes_see_only_distances(kind: str, shift: int) -> None:
     """Moving the whole sequence along changes nothing for relative schemes."""
     stack = Stack(config(position=kind, max_length=32), causal=True).double().eval()
     x = torch.randn(2, 6, 16, dtype=torch.float64)
-    here, there = stack(x, Places.of(6, CPU)), stack(x, Places.of(6, CPU, start=shift))
+    here, there = stack(x, Positions.of(6, CPU)), stack(x, Positions.of(6, CPU, start=shift))
     same = (here - there).abs().max().item() < 1e-10
     assert same == (kind in ("relative", "t5", "rope", "alibi", "none"))
 
@@ -242,7 +242,7 @@ def test_every_path_computes_every_scheme(kind: str) -> None:
         torch.manual_seed(1)
         stack = Stack(config(position=kind, attention=path, layers=1, kv_heads=2), causal=True).double().eval()
         with torch.set_grad_enabled(path != "flex"):
-            outputs[path] = stack(x, Places.of(7, CPU, valid))[valid]
+            outputs[path] = stack(x, Positions.of(7, CPU, valid))[valid]
         if path != "flex":
             parameters = [x, *stack.parameters()]
             slopes[path] = torch.autograd.grad(outputs[path].sin().sum(), parameters)
@@ -264,7 +264,7 @@ def test_every_scheme_trains_on_a_gpu(kind: str, path: str) -> None:
     for way in (path, "reference"):
         torch.manual_seed(1)
         stack = Stack(config(position=kind, attention=way, dim=64, max_length=130), causal=True).cuda().eval()
-        out = stack(x, Places.of(130, x.device, valid))[valid]
+        out = stack(x, Positions.of(130, x.device, valid))[valid]
         found[way] = [out, *torch.autograd.grad(out.sin().sum(), [x, *stack.parameters()])]
     for ours, theirs in zip(found[path], found["reference"], strict=True):
         assert (ours - theirs).norm() <= 2e-2 * theirs.norm() + 1e-4

@@ -167,8 +167,8 @@ def test_each_cut_comes_as_often_as_its_probability_to_the_alpha(unigram, word, 
     scores = {piece: (id, score) for id, (piece, score) in enumerate(json.loads(unigram.json)["model"]["vocab"])}
     weights: dict[tuple[int, ...], float] = {}
     for borders in product((False, True), repeat=len(word) - 1):
-        places = [0, *(i + 1 for i, border in enumerate(borders) if border), len(word)]
-        pieces = [word[a:b] for a, b in pairwise(places)]
+        positions = [0, *(i + 1 for i, border in enumerate(borders) if border), len(word)]
+        pieces = [word[a:b] for a, b in pairwise(positions)]
         if all(piece in scores for piece in pieces):
             weights[tuple(scores[piece][0] for piece in pieces)] = math.exp(alpha * sum(scores[p][1] for p in pieces))
     count, total = 20_000, sum(weights.values())

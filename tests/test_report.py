@@ -54,8 +54,8 @@ def parse(svg):
     assert root.get("role") == "img" and root.get("aria-label")
     assert root[0].tag == NS + "title" and root[0].text and root[1].tag == NS + "desc"
     assert root.get("viewBox") == f"0 0 {root.get('width')} {root.get('height')}"
-    places = [value for element in root.iter() for name, value in element.attrib.items() if name != "href"]
-    assert not re.search(r"\bnan|\binf", " ".join(places))
+    positions = [value for element in root.iter() for name, value in element.attrib.items() if name != "href"]
+    assert not re.search(r"\bnan|\binf", " ".join(positions))
     return root
 
 

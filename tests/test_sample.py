@@ -161,13 +161,13 @@ def test_epoch_e_reads_version_e_mod_k(made, kind) -> None:
 @pytest.mark.parametrize("kind", [0, 1], ids=["padded", "packed"])
 def test_a_stream_goes_on_in_the_middle_of_any_version(made, kind) -> None:
     stream = streams(made.pairs())[kind]
-    walk, seen, places = iter(stream), [], []
+    walk, seen, positions = iter(stream), [], []
     while stream.epoch < 5:
-        places.append(stream.position)
+        positions.append(stream.position)
         seen.append(ids_of(next(walk)))
     for at in range(3, len(seen), len(seen) // 7):
         later = streams(made.pairs())[kind]
-        later.seek(places[at])
+        later.seek(positions[at])
         assert ids_of(next(iter(later))) == seen[at]
 
 

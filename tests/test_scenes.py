@@ -19,7 +19,7 @@ from regard.explore.captions import noun_attention
 from regard.models import ModelConfig, build
 from regard.predict.captioner import Captioner
 from regard.tasks.captioning import captioning
-from regard.tasks.word_dropout import Hiding
+from regard.tasks.word_dropout import WordDropout
 from regard.text.tokenizer import Tokenizer
 
 SAMPLE = Path(__file__).parent.parent / "src/regard/samples/fashion-mnist"
@@ -136,8 +136,8 @@ def test_a_quarter_is_its_four_fields() -> None:
     quarter = maker(held_out=["bag top right"])
     assert torch.equal(quarter.kept_out, maker(held_out=["bag 1 3", "bag 1 4", "bag 2 3", "bag 2 4"]).kept_out)
     scenes = quarter.draw(300, True, 1)
-    places = places_of(scenes.vertical, scenes.lane)
-    assert ((scenes.noun == quarter.nouns.index("bag")) & (places == PLACES.index("top right"))).any(dim=1).all()
+    positions = places_of(scenes.vertical, scenes.lane)
+    assert ((scenes.noun == quarter.nouns.index("bag")) & (positions == PLACES.index("top right"))).any(dim=1).all()
 
 
 def test_in_common_scenes_a_place_says_nothing_about_the_noun() -> None:
@@ -190,8 +190,8 @@ def test_words_are_hidden_from_the_decoder_in_training_alone_and_still_expected(
     batch = next(iter(SceneStream(own, Targets.of(tokenizer, captions, 20), rows=4, count=4, seed=3)))
     small = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 16, "image_size": 48, "patch_size": 8, "channels": 1}
     model = build(ModelConfig(**small, input="patches", vocab_size=len(tokenizer), dropout=0.0, embed_dropout=0.0))
-    assert Hiding.of(0.0, tokenizer) is None
-    hide = Hiding(1.0, *(getattr(Hiding.of(0.5, tokenizer), name) for name in ("by", "ends")))  # every word
+    assert WordDropout.of(0.0, tokenizer) is None
+    hide = WordDropout(1.0, *(getattr(WordDropout.of(0.5, tokenizer), name) for name in ("by", "ends")))  # every word
     plain, count = captioning(model.eval(), batch)
     assert torch.equal(captioning(model, batch, hide=hide)[0], plain)
     blank = torch.where(batch.target == tokenizer.bos, batch.target, tokenizer.unk)

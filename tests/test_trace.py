@@ -14,7 +14,7 @@ from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, build
 from regard.nn.block import Stack
-from regard.nn.mask import Mask, Places, causal, everything, padding, window
+from regard.nn.mask import Mask, Positions, causal, everything, padding, window
 from regard.nn.trace import Traceable, drop, replace, trace, zero_heads
 
 KINDS = ("sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none")
@@ -268,7 +268,7 @@ def test_dropping_the_causal_mask_makes_a_two_way_stack() -> None:
         edited = model(given)
     both_ways = Stack(model.config, causal=False).double().eval()
     both_ways.load_state_dict(model.decoder.state_dict())
-    states = both_ways(model.source(given), Places.of(6, given.device))
+    states = both_ways(model.source(given), Positions.of(6, given.device))
     torch.testing.assert_close(edited, model.head(states))
     assert (edited - model(given)).abs().max() > 1e-3
 
@@ -297,8 +297,8 @@ def test_an_edited_activation_is_what_later_layers_see() -> None:
     with trace(model, {"decoder.0.output": replace(patch)}) as after:
         out = model(given)
     assert torch.equal(after["decoder.0.output"], patch)
-    places = Places.of(6, given.device)
-    context, *_ = model.decoder._contexts(places, places.pos, None, None, everything, len(given))
+    positions = Positions.of(6, given.device)
+    context, *_ = model.decoder._contexts(positions, positions.pos, None, None, everything, len(given))
     torch.testing.assert_close(out, model.head(model.decoder.blocks[1](patch, context)))
 
 

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
     from regard.errors import UserError
     from regard.models.folder import find_device, load_config, load_recipe
-    from regard.predict.text_classifier import Classifier
+    from regard.predict.text_classifier import TextClassifier
 
     if args.text and args.files:
         raise UserError(f"--files {args.files[0]}: there is a TEXT too; give one of them")
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--column {args.column}: is a column of --files, and there are none")
     if load_config(args.run).input == "patches":
         return classify_pictures(args)
-    classifier = Classifier.load(args.run, str(find_device(args.device)))
+    classifier = TextClassifier.load(args.run, str(find_device(args.device)))
     data = load_recipe(args.run).get("data")
     with opened(args.out) as out:
         chunks = read_files(args.files, args.column, data) if args.files else read_given(args.text)
@@ -93,12 +93,12 @@ def _names_file(text: str) -> bool:
 def classify_pictures(args: argparse.Namespace) -> int:
     from regard.errors import UserError
     from regard.models.folder import find_device
-    from regard.predict.image_classifier import Recogniser
+    from regard.predict.image_classifier import ImageClassifier
 
     files = args.text or args.files
     if not files or args.column is not None:
         raise UserError(f"{args.run}: reads pictures; give their files, such as  classify {args.run} picture.png")
-    recogniser = Recogniser.load(args.run, str(find_device(args.device)))
+    recogniser = ImageClassifier.load(args.run, str(find_device(args.device)))
     side = recogniser.model.config.image_size
     answers = recogniser.classify(files)  # all of them before the first is told: one may not be readable
     with opened(args.out) as out:

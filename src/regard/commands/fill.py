@@ -32,11 +32,11 @@ def run(args: argparse.Namespace) -> int:
     from regard.commands.translate import progress, read_checked
     from regard.errors import UserError
     from regard.models.folder import find_device
-    from regard.predict.mask_predictor import Filler
+    from regard.predict.mask_predictor import MaskPredictor
 
     if args.top < 1:
         raise UserError(f"--top {args.top}: must be 1 or more")
-    filler = Filler.load(args.run, str(find_device(args.device)))
+    filler = MaskPredictor.load(args.run, str(find_device(args.device)))
     number = 0
     with progress(args.text) as bar:
         pieces = read_checked(args.text, bar, lambda lines: [filler.encode(text) for text in lines])

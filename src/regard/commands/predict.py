@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from regard.predict.regressor import Predictor
+    from regard.predict.regressor import Regressor
 
 DESCRIPTION = """
 Write the numbers that follow those given, free-running: every number that is written is read before the next. A model
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from regard.errors import UserError
-    from regard.predict.regressor import Predictor
+    from regard.predict.regressor import Regressor
 
     if args.steps is not None and args.steps < 1:
         raise UserError(f"--steps {args.steps}: give 1 or more")
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--digits {args.digits}: give 0 to 15")
     if args.file is not None and args.numbers:
         raise UserError(f"--file {args.file}: there are NUMBERS too; give one of them")
-    predictor = Predictor.load(args.run, args.device)
+    predictor = Regressor.load(args.run, args.device)
     if args.file is not None:
         return _table(args, predictor)
     if predictor.channels != 1:
@@ -97,7 +97,7 @@ def _parse(where: str, text: str) -> list[float]:
     return numbers
 
 
-def _tell_strange(predictor: Predictor, strange: list[list[float]], channels: Sequence[str]) -> None:
+def _tell_strange(predictor: Regressor, strange: list[list[float]], channels: Sequence[str]) -> None:
     """A note about each channel with numbers that the model was not trained for."""
     from regard.predict.regressor import DEVIATIONS
 
@@ -114,7 +114,7 @@ def _tell_strange(predictor: Predictor, strange: list[list[float]], channels: Se
             )
 
 
-def _tell_long(predictor: Predictor, most: int) -> None:
+def _tell_long(predictor: Regressor, most: int) -> None:
     """A note where a sequence, read or written, is longer than any that the model was trained on."""
     if 0 < predictor.longest < most:
         print(
@@ -124,7 +124,7 @@ def _tell_long(predictor: Predictor, most: int) -> None:
         )
 
 
-def _table(args: argparse.Namespace, predictor: Predictor) -> int:
+def _table(args: argparse.Namespace, predictor: Regressor) -> int:
     from pathlib import Path
 
     from regard.data.series import read_table

@@ -139,7 +139,7 @@ def source_operations(config: ModelConfig, batch: int, length: int) -> list[int]
         case "tokens":
             return [0]
         case "patches":
-            return [2 * batch * one.places * one.inputs * one.outputs for one in patch_maps(config)]
+            return [2 * batch * one.positions * one.inputs * one.outputs for one in patch_maps(config)]
         case "features":
             return [2 * batch * length * config.feature_dim * config.dim]
 

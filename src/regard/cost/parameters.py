@@ -32,8 +32,8 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
     for stack in stack_shapes(config):
         parts["positions"] += _positions(config)
         for part in ("attention", "cross") if stack.memory else ("attention",):
-            places = (f"{stack.name}.{layer}.{part}" for layer in range(stack.layers))
-            parts[f"{stack.name}.{part}"] = sum(_attention(config, config.kept_heads(place)) for place in places)
+            positions = (f"{stack.name}.{layer}.{part}" for layer in range(stack.layers))
+            parts[f"{stack.name}.{part}"] = sum(_attention(config, config.kept_heads(place)) for place in positions)
         experts = config.experts * (feedforward_parameters(config) + config.dim)  # the router: dim a piece
         parts[f"{stack.name}.feedforward"] = stack.layers * (experts or feedforward_parameters(config))
         norms = stack.layers * stack.sublayers + config.embed_norm + config.ends_with_norm

@@ -2,9 +2,9 @@
 
     linear   side² patches, each a product [channels · patch²] x [dim]
     conv     3 x 3 convolutions with stride 2 until a patch is one place: [9 · before] x [after] at each of their
-             places, a norm and a relu behind each; then [dim] x [dim]
+             positions, a norm and a relu behind each; then [dim] x [dim]
 
-A shifted window cuts each axis into pieces of s_i places; a patch sees those of its square, so a layer has
+A shifted window cuts each axis into pieces of s_i positions; a patch sees those of its square, so a layer has
 (Σ s_i²)² visible pairs instead of side⁴ (Liu et al. 2021).
 """
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Map(NamedTuple):
-    """One product: `places` times [inputs] x [outputs]."""
+    """One product: `positions` times [inputs] x [outputs]."""
 
     inputs: int
     outputs: int
-    places: int
+    positions: int
 
 
 def stem_maps(config: ModelConfig) -> list[Map]:
@@ -56,7 +56,7 @@ def stem_bytes(config: ModelConfig, batch: int, size: int) -> int:
     """What the backward pass keeps of a stem, beside the pixels."""
     wide, kept = max(4, size), 0
     for one in stem_maps(config):
-        numbers = batch * one.outputs * one.places
+        numbers = batch * one.outputs * one.positions
         # what enters the norm; its mean and deviation; relu's output, which is what enters the next product
         kept += numbers * size + 2 * batch * wide + numbers * size
         kept += numbers * (wide + size) if size < wide else 0  # autocast: the norm in 32 bits, then 16 again

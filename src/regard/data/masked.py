@@ -10,8 +10,8 @@ random token and 10 % stay as they are, so that a state must be right wherever a
 place: a resumed run sees what it would have seen.
 
 Documents longer than a row are cut; each part is framed  <s> … </s>,  and several share a row (`regard.data.textpack`).
-Only the chosen places are scored: at most M = share · L of a row, so the large product with the vocabulary is a seventh
-of what all places would take.
+Only the chosen positions are scored: at most M = share · L per row, so the output matmul over the vocabulary is 1/7
+of what all positions would take.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MaskConfig:
             raise UserError(f"mask = {self.mask}, random = {self.random}: are shares, together at most 1")
 
     def most(self, length: int) -> int:
-        """Places of a row that may be chosen."""
+        """Positions of a row that may be chosen."""
         return max(1, round(self.share * length))
 
 
@@ -67,7 +67,7 @@ class MaskedBatch(Tensors):
 
     ids: Tensor  # [R, L]
     document: Tensor  # [R, L], from 1; 0: filler
-    places: Tensor  # [R, M] where something is to be guessed
+    positions: Tensor  # [R, M] where something is to be guessed
     expected: Tensor  # [R, M] what was there; IGNORE where fewer were chosen
 
     @property
@@ -100,9 +100,9 @@ class MaskedPacks(TextPacks):
         hidden = torch.where((document > 0) & ~self.words.special[ids], words, 0)
         chosen = choose(hidden, self.config.share, generator)
         most = self.config.most(self.length)
-        places = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :most]
-        expected = torch.where(chosen, ids, PairBatch.IGNORE).gather(1, places)
-        return MaskedBatch(self._hide(ids, chosen, generator), document, places, expected)
+        positions = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+        expected = torch.where(chosen, ids, PairBatch.IGNORE).gather(1, positions)
+        return MaskedBatch(self._hide(ids, chosen, generator), document, positions, expected)
 
     def _hide(self, ids: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
         lot = torch.rand(ids.shape, generator=generator, device=ids.device)

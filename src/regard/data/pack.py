@@ -5,7 +5,7 @@
 
 Pair number d of a row has document d on both sides; attention, within a side and across, is kept to equal
 documents (`regard.nn.mask.same_document`), and positions restart with each, so the numbers are those of the
-sentences alone. Filler is document 0: it sees only itself and nothing is learned from it. Fixed shapes are
+sentences alone. Padding is document 0: it sees only itself and nothing is learned from it. Fixed shapes are
 what compiled code and CUDA graphs want; a row is filled to 95 % and more where a bucket of padded sentences
 wastes a tenth to a third (Krell et al. 2021, "Efficient sequence packing without cross-contamination").
 

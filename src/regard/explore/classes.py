@@ -19,7 +19,7 @@ DRAWN = 40  # classes of a confusion matrix; more cannot be read
 
 
 def class_sections(scores: Mapping[str, Mapping[str, Any]]) -> list[Section]:
-    """For the sets by name, their figures as `dataclasses.asdict(ClassFigures)` gives them; the last one is drawn."""
+    """For the sets by name, their figures as `dataclasses.asdict(ClassMetrics)` gives them; the last one is drawn."""
     if not scores:
         return []
     names = {"accuracy": "accuracy", "macro_f1": "macro-F1", "loss": "loss", "calibration_error": "calibration error",

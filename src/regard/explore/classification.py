@@ -15,7 +15,7 @@ from regard.explore.report import Section, attention_note, figure, page, paragra
 from regard.explore.svg import head_grid
 from regard.explore.translation import curves
 from regard.nn.trace import trace
-from regard.predict.text_classifier import Classifier
+from regard.predict.text_classifier import TextClassifier
 from regard.text.frame import framed
 
 MISTAKES = 20  # listed, the most certain first
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 def write_report(
     path: Path,
     title: str,
-    classifier: Classifier,
+    classifier: TextClassifier,
     metrics: Sequence[dict[str, Any]],
     scores: Mapping[str, Mapping[str, Any]],
     answers: Sequence[Answer],
@@ -59,7 +59,7 @@ def _mistakes(answers: Sequence[Answer]) -> list[Section]:
 
 
 @torch.inference_mode()
-def _attention(classifier: Classifier, answers: Sequence[Answer]) -> list[Section]:
+def _attention(classifier: TextClassifier, answers: Sequence[Answer]) -> list[Section]:
     """Every head of the last layer over a text that is neither very short nor too long to draw."""
     texts = [one.text for one in answers]
     rows = framed(classifier.tokenizer, texts[:1000], begin=True)

@@ -16,7 +16,7 @@ from regard.explore.report import Section, attention_note, figure, page, paragra
 from regard.explore.svg import head_grid
 from regard.explore.translation import curves
 from regard.nn.trace import trace
-from regard.predict.mask_predictor import Filler
+from regard.predict.mask_predictor import MaskPredictor
 
 SHOWN = 12  # texts with a gap
 LONGEST = 40  # tokens of such a text; PICTURED: of the one whose attention is drawn
@@ -27,7 +27,7 @@ GUESSES = 3
 def write_report(
     path: Path,
     title: str,
-    filler: Filler,
+    filler: MaskPredictor,
     metrics: Sequence[dict[str, Any]],
     scores: Mapping[str, Mapping[str, Any]],
     batch: MaskedBatch | None,
@@ -61,7 +61,7 @@ def _texts(batch: MaskedBatch) -> list[tuple[list[int], dict[int, int]]]:
     for row in range(len(batch.ids)):
         hidden = {
             place: right
-            for place, right in zip(batch.places[row].tolist(), batch.expected[row].tolist(), strict=True)
+            for place, right in zip(batch.positions[row].tolist(), batch.expected[row].tolist(), strict=True)
             if right != PairBatch.IGNORE
         }
         for number in range(1, int(batch.document[row].max()) + 1):
@@ -75,7 +75,7 @@ def _texts(batch: MaskedBatch) -> list[tuple[list[int], dict[int, int]]]:
     return found
 
 
-def _examples(filler: Filler, texts: Sequence[tuple[list[int], dict[int, int]]]) -> list[Section]:
+def _examples(filler: MaskPredictor, texts: Sequence[tuple[list[int], dict[int, int]]]) -> list[Section]:
     rows = []
     for ids, hidden in texts:
         place, right = min(hidden.items())
@@ -87,7 +87,7 @@ def _examples(filler: Filler, texts: Sequence[tuple[list[int], dict[int, int]]])
 
 
 @torch.inference_mode()
-def _attention(filler: Filler, texts: Sequence[list[int]]) -> list[Section]:
+def _attention(filler: MaskPredictor, texts: Sequence[list[int]]) -> list[Section]:
     ids = next((ids for ids in texts if len(ids) <= PICTURED), None)
     if ids is None:
         return []

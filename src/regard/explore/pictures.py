@@ -26,7 +26,7 @@ from regard.explore.picture import grid_of
 from regard.explore.report import Section, attention_note, figure, page, paragraph, token_label, write_page
 from regard.explore.translation import curves
 from regard.nn.trace import trace
-from regard.predict.image_classifier import Recogniser
+from regard.predict.image_classifier import ImageClassifier
 
 MISTAKES = 12
 LOOKED_AT = 3
@@ -46,7 +46,7 @@ class Tried:
 def write_report(
     path: Path,
     title: str,
-    recogniser: Recogniser,
+    recogniser: ImageClassifier,
     metrics: Sequence[dict[str, Any]],
     scores: Mapping[str, Mapping[str, Any]],
     tried: Tried,
@@ -90,7 +90,7 @@ def as_rgb(picture: Tensor) -> np.ndarray:
     return np.rint(shown.clamp(0, 1).numpy() * 255).astype(np.uint8).transpose(1, 2, 0)
 
 
-def _mistakes(recogniser: Recogniser, tried: Tried) -> Section:
+def _mistakes(recogniser: ImageClassifier, tried: Tried) -> Section:
     """Those it was most certain of."""
     best, given = tried.probabilities.max(dim=1)
     wrong = (given != tried.pictures.labels).nonzero()[:, 0]
@@ -110,7 +110,7 @@ def _mistakes(recogniser: Recogniser, tried: Tried) -> Section:
 
 
 @torch.inference_mode()
-def _looks(recogniser: Recogniser, tried: Tried) -> Section:
+def _looks(recogniser: ImageClassifier, tried: Tried) -> Section:
     """The heads of the last layer over pictures of different classes."""
     model, grid = recogniser.model, grid_of(recogniser.model.config)
     labels = tried.pictures.labels

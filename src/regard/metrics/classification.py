@@ -26,8 +26,8 @@ BINS = 15  # of equal width, as in the paper
 
 
 @dataclass(frozen=True)
-class ClassFigures:
-    """What `judge_classes` finds; plain values, so that `dataclasses.asdict` can go into scores.json."""
+class ClassMetrics:
+    """What `evaluate_classes` finds; plain values, so that `dataclasses.asdict` can go into scores.json."""
 
     accuracy: float
     macro_f1: float
@@ -43,7 +43,7 @@ class ClassFigures:
     bins: tuple[dict[str, Any], ...]  # those with examples: confidence, accuracy, examples
 
 
-def judge_classes(probabilities: Tensor, right: Tensor, classes: Sequence[str]) -> ClassFigures:
+def evaluate_classes(probabilities: Tensor, right: Tensor, classes: Sequence[str]) -> ClassMetrics:
     """All figures of probabilities [N, C] for examples whose classes are `right` [N]."""
     count = len(right)
     if not count or probabilities.shape != (count, len(classes)):
@@ -60,7 +60,7 @@ def judge_classes(probabilities: Tensor, right: Tensor, classes: Sequence[str]) 
     f1 = 2 * hit / (named + support).clamp_min(1)
     bins = _bins(confidence, given == right)
     surprise = -chance.gather(1, right[:, None]).clamp_min(torch.finfo(torch.float32).tiny).log()
-    return ClassFigures(
+    return ClassMetrics(
         accuracy=hit.sum().item() / count,
         macro_f1=f1[named + support > 0].mean().item(),
         loss=surprise.mean().item(),

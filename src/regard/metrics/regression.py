@@ -22,7 +22,7 @@ from regard.predict.regressor import write_numbers
 TOGETHER = 1024  # rows
 
 
-def judge_numbers(
+def evaluate_regression(
     model: EncoderDecoder, batch: NumberBatch, data: NumbersData, channels: tuple[str, ...]
 ) -> dict[str, Any]:
     """The figures of a set, as plain values."""

@@ -197,7 +197,7 @@ class ModelConfig(StackConfig):
 
     @property
     def grid(self) -> tuple[int, int] | None:
-        """(patches of a row, places before them) of a model that reads pictures."""
+        """(patches of a row, positions before them) of a model that reads pictures."""
         return (self.image_size // self.patch_size, int(self.has_cls)) if self.input == "patches" else None
 
     @property

@@ -30,7 +30,7 @@ def prune(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
     if model.config.architecture == "recurrent":
         raise UserError("architecture = 'recurrent': it has one head, so there is none to take out")
     old = {name.replace("blocks.", ""): part for name, part in model.named_modules() if isinstance(part, MultiHead)}
-    gone = {place: list(places) for place, places in (model.config.pruned or {}).items()}
+    gone = {place: list(positions) for place, positions in (model.config.pruned or {}).items()}
     kept: dict[str, list[int]] = {}
     for place, some in heads.items():
         off = set(some)

@@ -35,7 +35,7 @@ from regard.nn.attention import dot, reference
 from regard.nn.block import Memory
 from regard.nn.dropout import dropout
 from regard.nn.embedding import Tokens
-from regard.nn.mask import Places, Visibility, everything
+from regard.nn.mask import AttentionMask, Positions, everything
 from regard.nn.score import additive_of
 from regard.nn.trace import Traceable
 
@@ -84,14 +84,14 @@ class RecurrentState:
     layers: list[Layer]
     k: Tensor  # [B, 1, S, dim] the source as it is compared
     v: Tensor  # [B, 1, S, 2 dim] the source as it is taken
-    places: Places  # of the source
+    positions: Positions  # of the source
     length: int = field(default=0)  # tokens read so far
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Keep these rows in this order (beam search); the source is kept once a row, whatever `sources` says."""
         self.layers = [tuple(part.index_select(0, rows) for part in layer) for layer in self.layers]
         self.k, self.v = self.k.index_select(0, rows), self.v.index_select(0, rows)
-        self.places = self.places.reorder(rows)
+        self.positions = self.positions.reorder(rows)
 
 
 class Alignment(Traceable):
@@ -112,12 +112,12 @@ class Alignment(Traceable):
         k = states.unflatten(-1, (2, -1)).sum(dim=-2) if self.k is None else self.k(states)
         return self.mark("k", k[:, None]), self.mark("v", states[:, None])
 
-    def visible(self, queries: Places, keys: Places) -> Tensor | None:
+    def visible(self, queries: Positions, keys: Positions) -> Tensor | None:
         """bool [B|1, 1, T|1, S], or None where nothing is hidden."""
-        visibility = Visibility(everything, queries, keys)
+        attention_mask = AttentionMask(everything, queries, keys)
         if self.tap is not None:
-            visibility = visibility.with_mask(self.tap("mask", visibility.mask))
-        return None if visibility.kind == "everything" else visibility.dense()
+            attention_mask = attention_mask.with_mask(self.tap("mask", attention_mask.mask))
+        return None if attention_mask.kind == "everything" else attention_mask.dense()
 
     def forward(self, state: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
         """state [B, dim] -> context [B, 2 dim]"""
@@ -149,18 +149,18 @@ class RecurrentDecoder(Traceable):
         self.readout = nn.Linear(3 * dim + width, 2 * width, bias=config.bias)
 
     def start(self, memory: Memory) -> RecurrentState:
-        states, valid = memory.states, memory.places.valid
+        states, valid = memory.states, memory.positions.valid
         first = torch.zeros_like(states[:, 0, 0], dtype=torch.long) if valid is None else valid.int().argmax(dim=1)
         backward = states[torch.arange(states.shape[0], device=states.device), first, self.config.dim :]  # h←_1
         begin = torch.tanh(self.first(backward)).chunk(len(self.cells), dim=-1)
         lstm = self.config.cell == "lstm"
         layers: list[Layer] = [(h, torch.zeros_like(h)) if lstm else (h,) for h in begin]
-        return RecurrentState(layers, *self.cross.keys(states), memory.places)
+        return RecurrentState(layers, *self.cross.keys(states), memory.positions)
 
     def forward(self, x: Tensor, state: RecurrentState, valid: Tensor | None = None) -> Tensor:
         """x: embeddings [B, T, embed_dim] of what is read; `state` moves on. Gives t [B, T, embed_dim]."""
         x = self.mark("embedded", _dropout(self, x, self.config.embed_dropout))
-        visible = self.cross.visible(Places.of(x.shape[1], x.device, start=state.length), state.places)
+        visible = self.cross.visible(Positions.of(x.shape[1], x.device, start=state.length), state.positions)
         above, contexts = [], []
         with self.cross.joined(dim=2):
             for at, token in enumerate(x.unbind(dim=1)):
@@ -211,8 +211,8 @@ class Recurrent(nn.Module):
     def encode(self, source: Tensor, valid: Tensor | None = None, document: Tensor | None = None) -> Memory:
         _refuse_documents(document)
         x = _some("source", self.source(source))
-        places = Places.of(x.shape[1], x.device, valid)
-        return Memory(self.encoder(x, valid), places)
+        positions = Positions.of(x.shape[1], x.device, valid)
+        return Memory(self.encoder(x, valid), positions)
 
     def decode(
         self, target: Tensor, memory: Memory, valid: Tensor | None = None, document: Tensor | None = None

@@ -24,7 +24,7 @@ from regard.models.recurrent import Recurrent
 from regard.nn.block import Memory, Stack
 from regard.nn.cache import Cache
 from regard.nn.embedding import Features, Patches, Tokens
-from regard.nn.mask import Mask, Places, everything
+from regard.nn.mask import Mask, Positions, everything
 
 
 def make_source(config: ModelConfig) -> Tokens | Patches | Features:
@@ -64,7 +64,7 @@ class State:
         self.cache.reorder(rows, sources)
         kept = rows if sources is None else sources
         if self.memory is not None and (sources is None or len(sources) < len(self.memory.states)):
-            self.memory = Memory(self.memory.states.index_select(0, kept), self.memory.places.reorder(kept))
+            self.memory = Memory(self.memory.states.index_select(0, kept), self.memory.positions.reorder(kept))
 
 
 class EncoderDecoder(nn.Module):
@@ -86,8 +86,8 @@ class EncoderDecoder(nn.Module):
 
     def encode(self, source: Tensor, valid: Tensor | None = None, document: Tensor | None = None) -> Memory:
         x = self.source(source)
-        places = Places.of(x.shape[1], x.device, valid, document)
-        return Memory(self.encoder(x, places), places)
+        positions = Positions.of(x.shape[1], x.device, valid, document)
+        return Memory(self.encoder(x, positions), positions)
 
     def decode(
         self,
@@ -113,8 +113,8 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         """What the logits of `decode` are made from, [B, T, dim]."""
         x = self.target(target)
-        places = Places.of(x.shape[1], x.device, valid, document)
-        return self.decoder(x, places, memory=memory, mask=mask)
+        positions = Positions.of(x.shape[1], x.device, valid, document)
+        return self.decoder(x, positions, memory=memory, mask=mask)
 
     def forward(
         self,
@@ -131,8 +131,8 @@ class EncoderDecoder(nn.Module):
     def step(self, tokens: Tensor, state: State, valid: Tensor | None = None, mask: Mask = everything) -> Tensor:
         """Read `tokens` [B, n] after what was read before; logits [B, n, vocab_size] of what follows each."""
         x = self.target(tokens)
-        places = state.cache.next_places(x.shape[1], x.device, valid)
-        return self.head(self.decoder(x, places, memory=state.memory, cache=state.cache, mask=mask))
+        positions = state.cache.next_positions(x.shape[1], x.device, valid)
+        return self.head(self.decoder(x, positions, memory=state.memory, cache=state.cache, mask=mask))
 
 
 class Decoder(nn.Module):
@@ -162,7 +162,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """What the head reads: [B, N, dim]."""
         x = self.source(tokens)
-        return self.decoder(x, Places.of(x.shape[1], x.device, valid, document), mask=mask)
+        return self.decoder(x, Positions.of(x.shape[1], x.device, valid, document), mask=mask)
 
     def start(self, capacity: int = 0) -> State:
         return State(Cache(capacity))
@@ -177,8 +177,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """As that of EncoderDecoder; with `last` only what follows the last token is scored, [B, 1, vocab_size]."""
         x = self.source(tokens)
-        places = state.cache.next_places(x.shape[1], x.device, valid)
-        x = self.decoder(x, places, cache=state.cache, mask=mask)
+        positions = state.cache.next_positions(x.shape[1], x.device, valid)
+        x = self.decoder(x, positions, cache=state.cache, mask=mask)
         return self.head(x[:, -1:] if last else x)
 
 
@@ -208,7 +208,7 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """States [B, N, dim]."""
         x = self.source(source) if types is None else self.source(source, types)
-        return self.encoder(x, Places.of(x.shape[1], x.device, valid, document), mask=mask)
+        return self.encoder(x, Positions.of(x.shape[1], x.device, valid, document), mask=mask)
 
     def pooled(self, states: Tensor, valid: Tensor | None = None) -> Tensor:
         """One vector for the whole: the first real state, or the mean of the real ones. [B, dim]"""
@@ -229,7 +229,7 @@ class Encoder(nn.Module):
     def pooled_documents(self, states: Tensor, document: Tensor, count: int) -> Tensor:
         """The same for documents 1 to `count` of packed rows: [B, count, dim], zeros where there is none.
 
-        A matrix product, whose order of summing is fixed, unlike that of adding into places on a GPU.
+        A matrix product, whose order of summing is fixed, unlike that of adding into positions on a GPU.
         """
         chosen = document[:, None, :] == torch.arange(1, count + 1, device=document.device)[:, None]  # [B, count, N]
         if self.config.pooling == "cls":

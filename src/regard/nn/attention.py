@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from regard.errors import UserError
 from regard.nn.config import Path
-from regard.nn.mask import Visibility
+from regard.nn.mask import AttentionMask
 from regard.nn.position import Bias
 
 Mark = Callable[[str, Tensor], Tensor]  # (stage, value) -> value: a trace may look, or put another in its place
@@ -79,7 +79,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    visibility: Visibility,
+    attention_mask: AttentionMask,
     *,
     bias: Bias | None = None,
     scale: float | None = None,
@@ -96,14 +96,14 @@ def attend(
     match path:
         case "reference":
             table = None if bias is None else bias.dense(q)
-            visible = visibility.dense()
+            visible = attention_mask.dense()
             return reference(q, k, v, visible, scale=scale, bias=table, dropout=dropout, score=score, mark=mark).output
         case "fused":
-            mask, is_causal = visibility.fused()
+            mask, is_causal = attention_mask.fused()
             if bias is not None:
-                mask, is_causal = _additive(bias.dense(q), visibility), False
+                mask, is_causal = _additive(bias.dense(q), attention_mask), False
             elif mask is not None and q.is_cuda:
-                mask = visibility.additive(q.dtype)  # cuDNN takes an all-False boolean row for an all-True one
+                mask = attention_mask.additive(q.dtype)  # cuDNN takes an all-False boolean row for an all-True one
             return F.scaled_dot_product_attention(
                 q, k, v, mask, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped
             )
@@ -113,13 +113,13 @@ def attend(
             run: Callable[..., Tensor] = flex_attention
             if q.is_cuda and not torch.compiler.is_compiling():
                 run = _compiled_flex()
-            return run(q, k, v, score_mod, visibility.blocks(q.shape[0]), scale=scale, enable_gqa=grouped)
+            return run(q, k, v, score_mod, attention_mask.blocks(q.shape[0]), scale=scale, enable_gqa=grouped)
 
 
-def _additive(bias: Tensor, visibility: Visibility) -> Tensor:
-    if visibility.kind == "everything":
+def _additive(bias: Tensor, attention_mask: AttentionMask) -> Tensor:
+    if attention_mask.kind == "everything":
         return bias
-    return bias.masked_fill(~visibility.dense(), float("-inf"))
+    return bias.masked_fill(~attention_mask.dense(), float("-inf"))
 
 
 def _check_flex(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:

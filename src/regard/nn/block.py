@@ -26,7 +26,7 @@ from regard.nn.cache import Cache
 from regard.nn.config import StackConfig
 from regard.nn.dropout import dropout
 from regard.nn.feedforward import make_feedforward
-from regard.nn.mask import Mask, Places, Visibility, causal, everything, tiles, window
+from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, tiles, window
 from regard.nn.multihead import Context, MultiHead
 from regard.nn.norm import make_norm
 from regard.nn.position import check_length, make_position
@@ -89,7 +89,7 @@ class Memory:
     """What an encoder hands to a decoder: states [B, M, dim] and where they stand."""
 
     states: Tensor
-    places: Places
+    positions: Positions
 
 
 class Stack(Traceable):
@@ -116,16 +116,16 @@ class Stack(Traceable):
     def forward(
         self,
         x: Tensor,
-        places: Places,
+        positions: Positions,
         *,
         memory: Memory | None = None,
         cache: Cache | None = None,
         mask: Mask = everything,
     ) -> Tensor:
         """x: embeddings [B, N, dim]; `mask` further restricts self attention."""
-        check_length(self.config, places, 0 if cache is None else len(cache))
-        told = self.mark("positions", places.pos)  # what the position scheme is told; masks keep to the real ones
-        contexts = self._contexts(places, told, memory, cache, mask, len(x))
+        check_length(self.config, positions, 0 if cache is None else len(cache))
+        told = self.mark("positions", positions.pos)  # what the position scheme is told; masks keep to the real ones
+        contexts = self._contexts(positions, told, memory, cache, mask, len(x))
         embedded = self.position.embed(told)
         if embedded is not None:
             x = x + embedded.to(x.dtype)
@@ -147,27 +147,27 @@ class Stack(Traceable):
         return self.mark("output", self.norm(x))
 
     def _contexts(
-        self, places: Places, told: Tensor, memory: Memory | None, cache: Cache | None, mask: Mask, rows: int
+        self, positions: Positions, told: Tensor, memory: Memory | None, cache: Cache | None, mask: Mask, rows: int
     ) -> tuple[Context, ...]:
         """One for all layers, or two that they take in turn: squares of a picture, and the same moved by half."""
         if self.config.window is not None:
             mask = window(self.config.window) & mask
         if self.causal:
             mask = causal & mask
-        keys = places if cache is None else cache.add(places)
-        asking = places
+        keys = positions if cache is None else cache.add(positions)
+        asking = positions
         if memory is not None and len(memory.states) < rows:  # rows that share a source ask it together
-            asking = Places.of(places.length * (rows // len(memory.states)), places.pos.device)
+            asking = Positions.of(positions.length * (rows // len(memory.states)), positions.pos.device)
         context = Context(
-            visibility=Visibility(mask, places, keys, first=keys.length - places.length),
+            attention_mask=AttentionMask(mask, positions, keys, first=keys.length - positions.length),
             rotation=self.position.rotation(told),
             bias=self.position.bias(told, told if cache is None else keys.pos),
             cache=cache,
             memory=None if memory is None else memory.states,
-            memory_visibility=None if memory is None else Visibility(everything, asking, memory.places),
+            memory_mask=None if memory is None else AttentionMask(everything, asking, memory.positions),
         )
         size, grid = self.config.shifted_window, self.config.grid
         if size is None or grid is None or self.causal:
             return (context,)
-        seen = (context.visibility.with_mask(tiles(size, grid, shift) & mask) for shift in (0, size // 2))
-        return tuple(replace(context, visibility=visibility) for visibility in seen)
+        seen = (context.attention_mask.with_mask(tiles(size, grid, shift) & mask) for shift in (0, size // 2))
+        return tuple(replace(context, attention_mask=attention_mask) for attention_mask in seen)

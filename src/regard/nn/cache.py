@@ -5,7 +5,7 @@ token's are computed: N steps cost O(N²) attention instead of O(N³). Memory of
 
     2 · layers · batch · kv_heads · length · head_dim · bytes per number        (Shazeer 2019)
 
-The cache stands beside the model, not in it. It also keeps where each key stands (`places`: position,
+The cache stands beside the model, not in it. It also keeps where each key stands (`positions`: position,
 validity), so that the masks and positions of a cached step are those of the whole sequence. Keys are
 stored after rotation. The keys and values of a memory (cross attention) are computed once and kept too.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.nn.mask import Places
+from regard.nn.mask import Positions
 
 
 class Cache:
@@ -23,36 +23,36 @@ class Cache:
 
     def __init__(self, capacity: int = 0) -> None:
         self.capacity = capacity
-        self.places: Places | None = None
+        self.positions: Positions | None = None
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # buffers [B, Hkv, capacity, D]
         self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # cross attention, [sources, Hkv, M, D]
 
     def __len__(self) -> int:
-        return 0 if self.places is None else len(self.places)
+        return 0 if self.positions is None else len(self.positions)
 
-    def next_places(self, count: int, device: torch.device, valid: Tensor | None = None) -> Places:
-        """Places of `count` new tokens after those that are here."""
-        known = self.places
+    def next_positions(self, count: int, device: torch.device, valid: Tensor | None = None) -> Positions:
+        """Positions of `count` new tokens after those that are here."""
+        known = self.positions
         if known is None:
-            return Places.of(count, device, valid)
+            return Positions.of(count, device, valid)
         if known.start is not None and valid is None:
-            return Places.of(count, device, start=len(known))
+            return Positions.of(count, device, start=len(known))
         seen = known.pos + 1 if known.valid is None else torch.where(known.valid, known.pos + 1, 0)
-        fresh = Places.of(count, device, valid)
-        return Places(seen.amax(dim=1, keepdim=True) + fresh.pos, valid)
+        fresh = Positions.of(count, device, valid)
+        return Positions(seen.amax(dim=1, keepdim=True) + fresh.pos, valid)
 
-    def add(self, new: Places) -> Places:
-        """Take in the places of new tokens; gives those of all keys. Called once a forward pass."""
-        known = self.places
+    def add(self, new: Positions) -> Positions:
+        """Take in the positions of new tokens; gives those of all keys. Called once a forward pass."""
+        known = self.positions
         if known is None:
-            self.places = new
+            self.positions = new
         elif known.start is not None and new.start == known.start + len(known):
-            self.places = Places.of(len(known) + len(new), new.pos.device, start=known.start)
+            self.positions = Positions.of(len(known) + len(new), new.pos.device, start=known.start)
         else:
             rows = max(known.rows, new.rows)
             pos = torch.cat((known.pos.expand(rows, -1), new.pos.expand(rows, -1)), dim=1)
-            self.places = Places(pos, torch.cat((_valid(known, rows), _valid(new, rows)), dim=1))
-        return self.places
+            self.positions = Positions(pos, torch.cat((_valid(known, rows), _valid(new, rows)), dim=1))
+        return self.positions
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append one layer's new keys and values [B, Hkv, n, D]; gives views of all of them."""
@@ -86,7 +86,7 @@ class Cache:
         for layer, pair in self.memory.items():
             if sources is None or len(sources) < len(pair[0]):
                 self.memory[layer] = pick(pair, kept)
-        self.places = None if self.places is None else self.places.reorder(rows)
+        self.positions = None if self.positions is None else self.positions.reorder(rows)
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +95,7 @@ class Cache:
 
 
 class FixedCache(Cache):
-    """All slots from the start, and the length as a tensor: every step has the same shapes and places in memory.
+    """All slots from the start, and the length as a tensor: every step has the same shapes and positions in memory.
 
     That is what a CUDA graph can record. Slots not yet written stand in the future, so a causal mask hides them; those
     behind `reach` are left out, so that a short text need not attend to room for a long one.
@@ -107,13 +107,13 @@ class FixedCache(Cache):
         self.read = torch.zeros((), dtype=torch.long, device=device)  # tokens read so far
         self.slots = torch.arange(capacity, device=device)[None]
 
-    def next_places(self, count: int, device: torch.device, valid: Tensor | None = None) -> Places:
-        return Places(self.read + self.slots[:, :count])
+    def next_positions(self, count: int, device: torch.device, valid: Tensor | None = None) -> Positions:
+        return Positions(self.read + self.slots[:, :count])
 
-    def add(self, new: Places) -> Places:
+    def add(self, new: Positions) -> Positions:
         self.coming = new.pos[0]
         self.read += new.length
-        return Places(self.slots[:, : self.reach])
+        return Positions(self.slots[:, : self.reach])
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self._layers:
@@ -168,6 +168,6 @@ def _words(x: Tensor) -> Tensor:
     return x.view(torch.complex128) if x.shape[-1] * x.element_size() % 16 == 0 else x
 
 
-def _valid(places: Places, rows: int) -> Tensor:
-    valid = torch.ones_like(places.pos, dtype=torch.bool) if places.valid is None else places.valid
+def _valid(positions: Positions, rows: int) -> Tensor:
+    valid = torch.ones_like(positions.pos, dtype=torch.bool) if positions.valid is None else positions.valid
     return valid.expand(rows, -1)

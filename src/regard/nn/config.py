@@ -176,7 +176,7 @@ class StackConfig:
 
     @property
     def grid(self) -> tuple[int, int] | None:
-        """(places of a row, places before the first row) where a stack reads a picture; None: it reads a line."""
+        """(positions of a row, positions before the first row) where a stack reads a picture; None: it reads a line."""
         return None
 
     def kept_heads(self, place: str) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Masks: who may look at whom.
 
-A mask is a predicate over two places, the query's and the key's: True means *visible*.
+A mask is a predicate over two positions, the query's and the key's: True means *visible*.
 
     causal            q.pos >= k.pos                     the future stays hidden
     window(n)         |q.pos - k.pos| < n                only near tokens (Longformer, 2020)
@@ -16,9 +16,9 @@ Predicates combine with `&`, `|` and `~`:
 and see explicit positions, never array indices, so that the same mask serves a whole sequence, one new
 token beside a cache, left padding and packed rows. One predicate renders itself three ways by broadcasting:
 
-    Visibility.dense()   bool [B|1, 1, Nq|1, Nk]      for the written-out formula
-    Visibility.fused()   (tensor or None, is_causal)  for scaled_dot_product_attention
-    Visibility.blocks()  BlockMask                    for FlexAttention
+    AttentionMask.dense()   bool [B|1, 1, Nq|1, Nk]      for the written-out formula
+    AttentionMask.fused()   (tensor or None, is_causal)  for scaled_dot_product_attention
+    AttentionMask.blocks()  BlockMask                    for FlexAttention
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from regard.errors import UserError
 
 
 @dataclass(frozen=True)
-class Places:
+class Positions:
     """Where the tokens of a sequence stand.
 
     pos       [B|1, N]  position of each token in its own text
@@ -62,7 +62,7 @@ class Places:
     def rows(self) -> int:
         return max(x.shape[0] for x in (self.pos, self.valid, self.document) if x is not None)
 
-    def reorder(self, rows: Tensor) -> Places:
+    def reorder(self, rows: Tensor) -> Positions:
         """Keep these rows in this order; what all rows share stays shared."""
 
         def pick(x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class Places:
 
         valid = None if self.valid is None else pick(self.valid)
         document = None if self.document is None else pick(self.document)
-        return Places(pick(self.pos), valid, document, self.start)
+        return Positions(pick(self.pos), valid, document, self.start)
 
     @classmethod
     def of(
@@ -80,8 +80,8 @@ class Places:
         valid: Tensor | None = None,
         document: Tensor | None = None,
         start: int = 0,
-    ) -> Places:
-        """Places of a sequence; positions count the real tokens (per document) from `start`."""
+    ) -> Positions:
+        """Positions of a sequence; positions count the real tokens (per document) from `start`."""
         if valid is None and document is None:
             return cls(torch.arange(start, start + length, device=device)[None], start=start)
         _check_marks(length, valid, document)
@@ -108,7 +108,7 @@ def _check_marks(length: int, valid: Tensor | None, document: Tensor | None) -> 
 
 
 @dataclass(frozen=True)
-class Place:
+class Token:
     """One side of a predicate. Every field broadcasts against the other side's."""
 
     batch: Tensor
@@ -118,7 +118,7 @@ class Place:
     document: Tensor | None
 
 
-Predicate = Callable[[Place, Place], Tensor]
+Predicate = Callable[[Token, Token], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,18 +184,18 @@ class Mask:
         ■ ■ ■
         """
         device = torch.device("cpu")
-        rows = Visibility(self, Places.of(queries, device), Places.of(keys or queries, device)).dense()
+        rows = AttentionMask(self, Positions.of(queries, device), Positions.of(keys or queries, device)).dense()
         grid = rows[0, 0].expand(queries, keys or queries).tolist()
         return "\n".join(" ".join("■" if cell else "·" for cell in row) for row in grid)
 
 
-def _padding(q: Place, k: Place) -> Tensor:
+def _padding(q: Token, k: Token) -> Tensor:
     return torch.ones_like(k.pos, dtype=torch.bool) if k.valid is None else k.valid
 
 
-def _same_document(q: Place, k: Place) -> Tensor:
+def _same_document(q: Token, k: Token) -> Tensor:
     if q.document is None or k.document is None:
-        raise UserError("mask = 'same_document' needs document numbers on both sides: give `document` to the places")
+        raise UserError("mask = 'same_document' needs document numbers on both sides: give `document` to the positions")
     return q.document == k.document
 
 
@@ -214,7 +214,7 @@ def window(size: int) -> Mask:
 
 
 def rows_and_columns(pos: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Where patches lie, from 0 on; grid: (patches of a row, places before them, such as [CLS], which lie nowhere)."""
+    """Row and column of each patch; grid: (patches per row, positions before them, such as [CLS])."""
     across, first = grid
     place = (pos - first).clamp_min(0)
     return place // across, place % across
@@ -225,10 +225,10 @@ def tiles(size: int, grid: tuple[int, int], shift: int = 0) -> Mask:
     """Only patches of the same square of `size` x `size`; the squares begin at row and column `shift`.
 
     Swin rolls the picture by `shift`, cuts it, and masks what came round the edge: the same squares, cut off at the
-    edges. Places before the patches, such as [CLS], see everything and are seen by all (Longformer's global tokens).
+    edges. Positions before the patches, such as [CLS], see everything and are seen by all (Longformer's global tokens).
     """
 
-    def look(q: Place, k: Place) -> Tensor:
+    def look(q: Token, k: Token) -> Tensor:
         (q_row, q_column), (k_row, k_column) = rows_and_columns(q.pos, grid), rows_and_columns(k.pos, grid)
         move = size - shift  # added, so that nothing below 0 is divided
         same = ((q_row + move) // size == (k_row + move) // size) & (
@@ -249,7 +249,7 @@ def from_tensor(visible: Tensor) -> Mask:
     table = visible if visible.dim() == 3 else visible[None]
     rows = table.shape[0]
 
-    def look(q: Place, k: Place) -> Tensor:
+    def look(q: Token, k: Token) -> Tensor:
         sizes = (1 if rows == 1 else q.batch.numel(), q.index.numel(), k.index.numel())
         if any(size > own for size, own in zip(sizes, table.shape, strict=True)):
             raise UserError(
@@ -261,10 +261,10 @@ def from_tensor(visible: Tensor) -> Mask:
     return Mask("tensor", look, rows=rows)
 
 
-class Visibility:
-    """A mask over given places; each rendering is made once and shared by all layers of a forward pass."""
+class AttentionMask:
+    """A mask over given positions; each rendering is made once and shared by all layers of a forward pass."""
 
-    def __init__(self, mask: Mask, q: Places, k: Places, first: int = 0) -> None:
+    def __init__(self, mask: Mask, q: Positions, k: Positions, first: int = 0) -> None:
         """`first` is the index of the first query among the keys, where a cache holds those before it."""
         for part, given in ((padding, k.valid), (same_document, k.document)):
             if given is not None and not mask.demands(part):
@@ -276,8 +276,8 @@ class Visibility:
         self._additive: Tensor | None = None
         self._blocks: BlockMask | None = None
 
-    def with_mask(self, mask: Mask) -> Visibility:
-        return self if mask is self.mask else Visibility(mask, self.q, self.k, self.first)
+    def with_mask(self, mask: Mask) -> AttentionMask:
+        return self if mask is self.mask else AttentionMask(mask, self.q, self.k, self.first)
 
     def dense(self) -> Tensor:
         """bool [B|1, 1, Nq|1, Nk]: the predicate over all pairs at once, by broadcasting."""
@@ -322,26 +322,26 @@ class Visibility:
         return self._blocks
 
 
-def _spread(places: Places, rows: int, axis: int, first: int = 0) -> Place:
-    """All places at once, laid along `axis` of [B, H, Nq, Nk]."""
+def _spread(positions: Positions, rows: int, axis: int, first: int = 0) -> Token:
+    """All positions at once, laid along `axis` of [B, H, Nq, Nk]."""
 
     def lay(x: Tensor) -> Tensor:
         return x[:, None, :, None] if axis == 2 else x[:, None, None, :]
 
-    device = places.pos.device
-    batch = torch.arange(max(rows, places.rows), device=device).view(-1, 1, 1, 1)
-    index = lay(torch.arange(first, first + places.length, device=device)[None])
-    valid = None if places.valid is None else lay(places.valid)
-    document = None if places.document is None else lay(places.document)
-    return Place(batch, index, lay(places.pos), valid, document)
+    device = positions.pos.device
+    batch = torch.arange(max(rows, positions.rows), device=device).view(-1, 1, 1, 1)
+    index = lay(torch.arange(first, first + positions.length, device=device)[None])
+    valid = None if positions.valid is None else lay(positions.valid)
+    document = None if positions.document is None else lay(positions.document)
+    return Token(batch, index, lay(positions.pos), valid, document)
 
 
-def _pick(places: Places, b: Tensor, i: Tensor, first: int = 0) -> Place:
+def _pick(positions: Positions, b: Tensor, i: Tensor, first: int = 0) -> Token:
     """One place: token `i` of row `b`, as FlexAttention asks for it."""
 
     def at(x: Tensor) -> Tensor:
         return x[b, i] if x.shape[0] > 1 else x[0, i]
 
-    valid = None if places.valid is None else at(places.valid)
-    document = None if places.document is None else at(places.document)
-    return Place(b, i + first, at(places.pos), valid, document)
+    valid = None if positions.valid is None else at(positions.valid)
+    document = None if positions.document is None else at(positions.document)
+    return Token(b, i + first, at(positions.pos), valid, document)

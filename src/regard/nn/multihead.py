@@ -21,7 +21,7 @@ from regard.errors import UserError
 from regard.nn.attention import attend, dot, reference
 from regard.nn.cache import Cache
 from regard.nn.config import Path, StackConfig
-from regard.nn.mask import Visibility
+from regard.nn.mask import AttentionMask
 from regard.nn.norm import RMSNorm
 from regard.nn.position import Bias, Rotation, rotate
 from regard.nn.score import LearnedScore
@@ -32,20 +32,20 @@ from regard.nn.trace import Traceable
 class Context:
     """What travels through a stack unchanged, so that signatures stay short."""
 
-    visibility: Visibility  # of the sequence for itself
+    attention_mask: AttentionMask  # of the sequence for itself
     rotation: Rotation | None = None
     bias: Bias | None = None
     cache: Cache | None = None
     memory: Tensor | None = None  # [B, M, dim], for cross attention
-    memory_visibility: Visibility | None = None
+    memory_mask: AttentionMask | None = None
 
     def prepare(self, path: Path, x: Tensor) -> None:
         """Make the masks that every layer will ask for before the first one does: compiled layers only read them."""
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        for visibility in (self.visibility, self.memory_visibility):
-            if visibility is not None and path == "fused" and visibility.fused()[0] is not None and x.is_cuda:
-                visibility.additive(dtype)
+        for attention_mask in (self.attention_mask, self.memory_mask):
+            if attention_mask is not None and path == "fused" and attention_mask.fused()[0] is not None and x.is_cuda:
+                attention_mask.additive(dtype)
 
 
 class MultiHead(Traceable):
@@ -86,13 +86,13 @@ class MultiHead(Traceable):
         q, k, v = self._across(x, context) if self.cross else self._within(x, context)
         if len(k) < len(q):  # rows that share a source, such as the beams of a sentence, ask it together
             q = q.view(len(k), -1, *q.shape[1:]).transpose(1, 2).flatten(2, 3)  # [sources, H, group · Nq, D]
-        visibility = context.memory_visibility if self.cross else context.visibility
-        assert visibility is not None
+        attention_mask = context.memory_mask if self.cross else context.attention_mask
+        assert attention_mask is not None
         path = self.config.attention
         if self.tap is not None:  # every stage has to be there to be looked at
             path = "reference"
             q, k, v = self.mark("q", q), self.mark("k", k), self.mark("v", v)
-            visibility = visibility.with_mask(self.tap("mask", visibility.mask))
+            attention_mask = attention_mask.with_mask(self.tap("mask", attention_mask.mask))
         bias = None if self.cross else context.bias
         if bias is not None and self.heads < self.config.heads:
             bias = bias.only(self.kept)
@@ -102,7 +102,7 @@ class MultiHead(Traceable):
             q,
             k,
             v,
-            visibility,
+            attention_mask,
             bias=bias,
             scale=self.config.scale,
             dropout=self.config.attention_dropout if self.training else 0.0,

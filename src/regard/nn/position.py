@@ -31,14 +31,14 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.nn.config import StackConfig
-from regard.nn.mask import Places, rows_and_columns
+from regard.nn.mask import Positions, rows_and_columns
 
 At = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (row, head, query, key) -> bias, elementwise
 Rotation = tuple[Tensor, Tensor]  # cos, and sin with the sign of the other's share, [B|1, 1, N, head_dim]
 
 
 class Bias:
-    """A score bias over given places; `content` says that it also depends on the query vectors."""
+    """A score bias over given positions; `content` says that it also depends on the query vectors."""
 
     def __init__(self, at: Callable[[Tensor], At], heads: int, q_pos: Tensor, k_pos: Tensor, content: bool) -> None:
         self._at, self._heads, self._q_pos, self._k_pos, self.content = at, heads, q_pos, k_pos, content
@@ -252,17 +252,17 @@ def make_position(config: StackConfig, *, causal: bool) -> Position:
             return Position()
 
 
-def check_length(config: StackConfig, places: Places, before: int = 0) -> None:
+def check_length(config: StackConfig, positions: Positions, before: int = 0) -> None:
     """A learned table ends; every other scheme goes on. `before` tokens stand in a cache."""
-    length = places.length + before
+    length = positions.length + before
     if config.position != "learned" or length <= config.max_length:
         return
-    if places.start is None and len(places):  # a row may be longer than the texts in it: filler takes no position
+    if positions.start is None and len(positions):  # a row may be longer than the texts in it: filler takes no position
         if (
-            places.pos.is_cuda and torch.cuda.is_current_stream_capturing()
+            positions.pos.is_cuda and torch.cuda.is_current_stream_capturing()
         ):  # no tensor can be read now; the steps before were checked
             return
-        pos = places.pos if places.valid is None else torch.where(places.valid, places.pos, -1)
+        pos = positions.pos if positions.valid is None else torch.where(positions.valid, positions.pos, -1)
         length = int(pos.max()) + 1
     if length > config.max_length:
         raise UserError(

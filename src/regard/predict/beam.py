@@ -17,7 +17,7 @@ and cp <= 0. A closed sentence leaves the batch, so that one long sentence does 
 A sentence's result does not depend on its neighbours in the batch: limits follow from its own source, and
 equal scores are decided by beam, then token id. What remains is rounding: a matrix product may add up in
 another order when the batch has another size, so float32 scores move by about 1e-6 and hypotheses closer
-than that may change places. No rule can prevent it (a rounded grid only moves the edge); float64 makes it
+than that may change positions. No rule can prevent it (a rounded grid only moves the edge); float64 makes it
 as good as impossible, batches of one make it moot.
 """
 

@@ -80,7 +80,7 @@ class Captioner:
 
     @torch.inference_mode()
     def attention(self, source: Tensor, target: Tensor) -> Tensor:
-        """Cross attention [layers, N, heads, T, places] while `target` [N, T] is written; row t writes token t."""
+        """Cross attention [layers, N, heads, T, positions] while `target` [N, T] is written; row t writes token t."""
         from regard.nn.trace import trace
 
         read = torch.cat((torch.full_like(target[:, :1], special(self.tokenizer, "bos")), target[:, :-1]), dim=1)

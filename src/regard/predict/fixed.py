@@ -30,7 +30,7 @@ from torch import Tensor
 from regard.models.transformer import EncoderDecoder, State
 from regard.nn.block import Memory
 from regard.nn.cache import FixedCache
-from regard.nn.mask import Places
+from regard.nn.mask import Positions
 from regard.predict.beam import extensions, foremost, ordered
 from regard.predict.config import SearchConfig
 from regard.predict.search import TURN, Hypothesis, check_scores, keep_ready, length_limits, log_probabilities
@@ -136,7 +136,9 @@ class FixedSearch(ABC):
         self.valid = torch.zeros(sentences, length, dtype=torch.bool, device=device)
         # what cross attention needs of the memory stands in the cache, once a sentence
         nothing = torch.empty(sentences, length, 0, device=device)
-        self.state = State(self.cache, Memory(nothing, Places(torch.arange(length, device=device)[None], self.valid)))
+        self.state = State(
+            self.cache, Memory(nothing, Positions(torch.arange(length, device=device)[None], self.valid))
+        )
         self.t = torch.zeros(1, dtype=torch.long, device=device)
         self.tokens = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.written = torch.zeros(rows, capacity, dtype=torch.long, device=device)

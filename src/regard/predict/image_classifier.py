@@ -21,7 +21,7 @@ from regard.predict.text_classifier import class_names
 TOGETHER = 500  # pictures
 
 
-class Recogniser:
+class ImageClassifier:
     """An encoder over patches with a head of classes, and what the classes are called."""
 
     def __init__(self, model: Encoder, classes: Sequence[str]) -> None:
@@ -29,7 +29,7 @@ class Recogniser:
         self.device = next(model.parameters()).device
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu") -> Recogniser:
+    def load(cls, folder: str | Path, device: str = "cpu") -> ImageClassifier:
         """The model in `folder`."""
         model, data = load(folder, device), load_recipe(folder).get("data")
         if not isinstance(model, Encoder) or model.classify is None or model.config.input != "patches":

@@ -27,7 +27,7 @@ from regard.models.transformer import EncoderDecoder
 from regard.nn.block import Block, Residual
 from regard.nn.embedding import Tokens
 from regard.nn.feedforward import FeedForward, activate
-from regard.nn.mask import Places
+from regard.nn.mask import Positions
 from regard.nn.multihead import MultiHead
 from regard.nn.position import check_length
 from regard.nn.trace import Traceable
@@ -78,13 +78,13 @@ class Lean:
         self.model = model
         self.layers = [Layer(block) for block in model.decoder.blocks]  # type: ignore[arg-type]
         self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
-        self.places: Tensor | None = None  # what the positions add, [positions, dim]
+        self.positions: Tensor | None = None  # what the positions add, [positions, dim]
         self.packed = pack(model.head.project.weight)
 
     def start(self, source: Tensor, valid: Tensor | None = None) -> LeanState:
         memory = self.model.start(source, valid).memory
         assert memory is not None
-        return LeanState([layer.remember(memory.states) for layer in self.layers], memory.places.valid)
+        return LeanState([layer.remember(memory.states) for layer in self.layers], memory.positions.valid)
 
     def step(self, tokens: Tensor, state: LeanState) -> Tensor:
         """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of what follows."""
@@ -108,15 +108,15 @@ class Lean:
         position, config = self.model.decoder.position, self.model.decoder.config
         if config.position == "none":
             return x
-        places = self.places  # batches in other threads may put a longer table there, or a shorter one
-        if places is None or at >= len(places):
-            check_length(config, Places.of(1, x.device, start=at), at)
+        positions = self.positions  # batches in other threads may put a longer table there, or a shorter one
+        if positions is None or at >= len(positions):
+            check_length(config, Positions.of(1, x.device, start=at), at)
             count = max(2 * at, 64)
             told = torch.arange(min(count, config.max_length) if config.position == "learned" else count)
             table = position.embed(told[None])
             assert table is not None
-            places = self.places = table[0].to(x.dtype)
-        return x + places[at]
+            positions = self.positions = table[0].to(x.dtype)
+        return x + positions[at]
 
 
 class LeanState:

@@ -58,11 +58,11 @@ class LeanDecoder:
         if tokens.shape[1] > 1:
             return self.model.step(tokens, state, last=last)
         stack, cache = self.model.decoder, state.cache
-        places = cache.next_places(1, tokens.device)
-        check_length(stack.config, places, len(cache))
-        cache.add(places)
+        positions = cache.next_positions(1, tokens.device)
+        check_length(stack.config, positions, len(cache))
+        cache.add(positions)
         x = self.model.source(tokens)[:, 0]
-        embedded, rotation = stack.position.embed(places.pos), stack.position.rotation(places.pos)  # type: ignore[operator]
+        embedded, rotation = stack.position.embed(positions.pos), stack.position.rotation(positions.pos)  # type: ignore[operator]
         if embedded is not None:
             x = x + embedded[0].to(x.dtype)
         x = self.first(x)

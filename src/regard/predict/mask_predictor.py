@@ -26,7 +26,7 @@ class Guess:
     probability: float
 
 
-class Filler:
+class MaskPredictor:
     """An encoder with a head over tokens, and its tokenizer, which knows <mask>."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, longest: int) -> None:
@@ -43,7 +43,7 @@ class Filler:
         self.spaced = any(piece.startswith("▁") and len(piece) > 1 for piece in pieces)  # words bring their space
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu") -> Filler:
+    def load(cls, folder: str | Path, device: str = "cpu") -> MaskPredictor:
         model, tokenizers = load(folder, device), load_tokenizers(folder)
         if not isinstance(model, Encoder) or "tokenizer" not in tokenizers:
             raise UserError(

@@ -39,7 +39,7 @@ def write_numbers(model: EncoderDecoder, source: Tensor, valid: Tensor | None, s
     return torch.cat(written, dim=1)
 
 
-class Predictor:
+class Regressor:
     """A trained model of numbers with the scale it was trained in."""
 
     def __init__(self, model: EncoderDecoder, data: NumbersData) -> None:
@@ -47,7 +47,7 @@ class Predictor:
         self.device = next(model.parameters()).device
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu") -> Predictor:
+    def load(cls, folder: str | Path, device: str = "cpu") -> Regressor:
         tables = load_recipe(folder)
         table: Any = tables.get("data")
         if tables.get("task") != "numbers" or not isinstance(table, Mapping):

@@ -5,7 +5,7 @@ works, and asking for the token after every step makes the GPU wait besides. So 
 
     read the last token -> logits -> draw -> write the token, its log-probability and t + 1
 
-over buffers whose shapes and places never change, recorded as a CUDA graph:
+over buffers whose shapes and positions never change, recorded as a CUDA graph:
 
     written, known  [capacity, rows]   tokens drawn since the prompt was read, and log P of each
     chances         [capacity, rows]   uniform random numbers, made from the seed in advance (`regard.predict.sampling`)

@@ -27,7 +27,7 @@ from regard.text.tokenizer import Tokenizer
 TOKENS = 2**14  # of a batch, filler included
 
 
-class Classifier:
+class TextClassifier:
     """An encoder with a head of classes, its tokenizer, and what the classes are called."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, classes: Sequence[str], max_length: int) -> None:
@@ -37,7 +37,7 @@ class Classifier:
         self.cut = 0  # texts so far that were longer
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu") -> Classifier:
+    def load(cls, folder: str | Path, device: str = "cpu") -> TextClassifier:
         """The model in `folder`."""
         model, tokenizers, data = load(folder, device), load_tokenizers(folder), load_recipe(folder).get("data")
         if not isinstance(model, Encoder) or model.classify is None or "tokenizer" not in tokenizers:

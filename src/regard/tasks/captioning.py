@@ -46,7 +46,7 @@ from regard.models.recipe import with_preset
 from regard.predict.captioner import Captioner, as_input
 from regard.predict.config import read_config
 from regard.settings import from_dict, to_dict
-from regard.tasks.word_dropout import Hiding
+from regard.tasks.word_dropout import WordDropout
 from regard.text.config import TextConfig
 from regard.text.tokenizer import Tokenizer
 from regard.train.metric import LOSS, Metric
@@ -63,7 +63,7 @@ def captioning(
     batch: PairBatch,
     label_smoothing: float = 0.0,
     r_drop: float = 0.0,
-    hide: Hiding | None = None,
+    hide: WordDropout | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of tokens); the pixels of a batch are bytes."""
     target = hide(batch.target) if hide is not None and model.training else batch.target
@@ -208,7 +208,7 @@ class CaptioningRun(TaskRun):
             captioning,
             label_smoothing=self.config.label_smoothing,
             r_drop=self.config.r_drop,
-            hide=Hiding.of(self.data.hide, self.tokenizer),
+            hide=WordDropout.of(self.data.hide, self.tokenizer),
         )
 
     @property

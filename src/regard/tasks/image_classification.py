@@ -28,11 +28,11 @@ from regard.data.pictures import Listed, Pictures, PicturesData, find_set, folde
 from regard.data.picturestream import PictureBatch, PictureStream
 from regard.errors import UserError, suggest
 from regard.explore.pictures import Tried, write_report
-from regard.metrics.classification import judge_classes, tell_classes
+from regard.metrics.classification import evaluate_classes, tell_classes
 from regard.models import Encoder, ModelConfig
 from regard.models.folder import load_recipe
 from regard.models.recipe import with_preset
-from regard.predict.image_classifier import Recogniser
+from regard.predict.image_classifier import ImageClassifier
 from regard.settings import from_dict, to_dict
 from regard.text.tokenizer import Tokenizer
 from regard.train.metric import LOSS, Metric
@@ -186,10 +186,10 @@ class PicturesRun(TaskRun):
         return {"valid_loss": found["loss"], "accuracy": found["accuracy"]}
 
     def _judge(self, model: Any, name: str) -> Figures:
-        found = self._probabilities(Recogniser(model, self.classes), name)
-        return dataclasses.asdict(judge_classes(found, self.sets[name].labels, self.classes))
+        found = self._probabilities(ImageClassifier(model, self.classes), name)
+        return dataclasses.asdict(evaluate_classes(found, self.sets[name].labels, self.classes))
 
-    def _probabilities(self, recogniser: Recogniser, name: str) -> Tensor:
+    def _probabilities(self, recogniser: ImageClassifier, name: str) -> Tensor:
         pixels = self.sets[name].pixels
         return recogniser.probabilities(lambda begin, end: pixels[torch.arange(begin, end)], len(pixels))
 
@@ -197,7 +197,7 @@ class PicturesRun(TaskRun):
         return {name: self._judge(model, name) for name in self.sets if name != "train"}
 
     def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
-        recogniser, name = Recogniser(model, self.classes), [*self.sets][-1]
+        recogniser, name = ImageClassifier(model, self.classes), [*self.sets][-1]
         tried = Tried(name, self.sets[name], self._probabilities(recogniser, name))
         batch = next(iter(self.stream())).to(self.device)
         seen = augment(batch.pixels.float() / 255, batch.draws, self.augment.crop)[:12].cpu()
@@ -207,7 +207,7 @@ class PicturesRun(TaskRun):
     @classmethod
     def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:
         """The figures of the recipe's sets, or of the pictures given with --files."""
-        recogniser, files = Recogniser.load(folder, str(device)), options["files"]
+        recogniser, files = ImageClassifier.load(folder, str(device)), options["files"]
         run = cls(load_recipe(folder), folder, device)
         if files:
             run.classes, config = recogniser.classes, recogniser.model.config

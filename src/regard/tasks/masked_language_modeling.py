@@ -30,7 +30,7 @@ from regard.explore.masked import write_report
 from regard.models import Encoder, ModelConfig
 from regard.models.folder import load, load_recipe, load_tokenizers
 from regard.models.recipe import with_preset
-from regard.predict.mask_predictor import Filler
+from regard.predict.mask_predictor import MaskPredictor
 from regard.settings import from_dict, to_dict
 from regard.tasks.text import TextRun
 from regard.text.config import TextConfig
@@ -47,9 +47,9 @@ COUNTED = 1 << 24  # tokens that are counted at once
 
 
 def hidden_states(model: Encoder, batch: MaskedBatch) -> Tensor:
-    """What the encoder makes of the places to be guessed, [R, M, dim]."""
+    """What the encoder makes of the positions to be guessed, [R, M, dim]."""
     states = model.encode(batch.ids, batch.document > 0, document=batch.document)
-    return states.gather(1, batch.places[..., None].expand(-1, -1, states.shape[-1]))
+    return states.gather(1, batch.positions[..., None].expand(-1, -1, states.shape[-1]))
 
 
 def masked_tokens(
@@ -217,7 +217,7 @@ class MaskedRun(TextRun):
         }
 
     def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
-        filler = Filler(model, self.tokenizer, self.config.pack)
+        filler = MaskPredictor(model, self.tokenizer, self.config.pack)
         batch = self._packs(self.valid_text or self.train_text, JUDGING, torch.device("cpu")).open(0)[1](0)
         assert isinstance(batch, MaskedBatch)
         title, path = self.folder.resolve().name, self.folder / "report.html"

@@ -24,11 +24,11 @@ from regard.data.rows import Rows
 from regard.data.scaled import NumberSets, Scale, make_sets
 from regard.errors import UserError, suggest
 from regard.explore.numbers import Shown, write_report
-from regard.metrics.regression import TOGETHER, judge_numbers, tell_numbers
+from regard.metrics.regression import TOGETHER, evaluate_regression, tell_numbers
 from regard.models import EncoderDecoder, ModelConfig
 from regard.models.folder import load_recipe
 from regard.models.recipe import with_preset
-from regard.predict.regressor import Predictor
+from regard.predict.regressor import Regressor
 from regard.settings import from_dict, to_dict
 from regard.text.tokenizer import Tokenizer
 from regard.train.metric import LOSS, Metric
@@ -169,25 +169,25 @@ class NumbersRun(TaskRun):
         return {name: self._judge(model, name) for name in self.sets.rows if name != "train"}
 
     def _judge(self, model: Any, name: str) -> Figures:
-        figures = judge_numbers(model, self.sets.rows[name], self.data, self.sets.channels)
+        figures = evaluate_regression(model, self.sets.rows[name], self.data, self.sets.channels)
         if name == "test" and self.data.rule is not None:
-            shown = self._material(Predictor(model, self.data))
+            shown = self._material(Regressor(model, self.data))
             figures["largest_of_example"] = max(abs(a - b) for a, b in zip(shown.expected, shown.written, strict=True))
         return figures
 
-    def _material(self, predictor: Predictor) -> Shown:
+    def _material(self, predictor: Regressor) -> Shown:
         rule = self.data.rule
         assert rule is not None
         right = [rule.multiply * number + rule.add for number in MATERIAL]
         return Shown("", MATERIAL, right, predictor.predict([MATERIAL])[0])
 
     def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
-        predictor = Predictor(model, self.data)
+        predictor = Regressor(model, self.data)
         shown = self._shown_series(predictor) if self.data.context else self._shown_pairs(predictor)
         title, path = self.folder.resolve().name, self.folder / "report.html"
         write_report(path, title, model, read_metrics(self.folder), scores, shown)
 
-    def _shown_series(self, predictor: Predictor) -> list[Shown]:
+    def _shown_series(self, predictor: Regressor) -> list[Shown]:
         """A window of the last set there is, as it was and as it is foretold."""
         windows, starts, scale = self.sets.windows, self.sets.starts, Scale.of(self.data)
         assert windows is not None and starts is not None
@@ -199,7 +199,7 @@ class NumbersRun(TaskRun):
             for at, channel in enumerate(self.sets.channels)
         ]
 
-    def _shown_pairs(self, predictor: Predictor) -> list[Shown]:
+    def _shown_pairs(self, predictor: Regressor) -> list[Shown]:
         batch, scale, shown = [*self.sets.rows.values()][-1], Scale.of(self.data), []
         if self.data.rule is not None:
             shown.append(self._material(predictor))
@@ -213,7 +213,7 @@ class NumbersRun(TaskRun):
 
     @classmethod
     def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:
-        predictor = Predictor.load(folder, str(device))
+        predictor = Regressor.load(folder, str(device))
         run = cls(load_recipe(folder), folder, device)
         run.check_data()
         names = [name for name in run.sets.rows if name != "train"]

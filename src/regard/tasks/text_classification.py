@@ -31,13 +31,13 @@ from regard.data.lines import left_out
 from regard.data.sample import Sampling
 from regard.errors import UserError, suggest
 from regard.explore.classification import Answer, write_report
-from regard.metrics.classification import ClassFigures, judge_classes, tell_classes
+from regard.metrics.classification import ClassMetrics, evaluate_classes, tell_classes
 from regard.models import Encoder, ModelConfig
 from regard.models.folder import load_recipe
 from regard.models.recipe import with_preset
-from regard.predict.text_classifier import Classifier
+from regard.predict.text_classifier import TextClassifier
 from regard.settings import from_dict, to_dict
-from regard.tasks.word_dropout import Hiding
+from regard.tasks.word_dropout import WordDropout
 from regard.text.config import TextConfig
 from regard.text.tokenizer import Tokenizer
 from regard.train.metric import LOSS, Metric
@@ -66,7 +66,7 @@ def classification(
     label_smoothing: float = 0.0,
     r_drop: float = 0.0,
     weight: Tensor | None = None,
-    hide: Hiding | None = None,
+    hide: WordDropout | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of texts); `weight` [classes] is what each class counts."""
     read = twice(batch) if r_drop else batch
@@ -232,7 +232,7 @@ class ClassificationRun(TaskRun):
             label_smoothing=self.config.label_smoothing,
             r_drop=self.config.r_drop,
             weight=None if weight is None else weight.to(self.device),
-            hide=Hiding.of(self.data.hide, self.tokenizer),
+            hide=WordDropout.of(self.data.hide, self.tokenizer),
         )
 
     @property
@@ -253,7 +253,7 @@ class ClassificationRun(TaskRun):
                 logits = class_logits(model, batch)
             found.append(logits[:, 0].float().softmax(dim=-1).cpu())
             right.append(self.valid_texts.labels[rows])
-        figures = judge_classes(torch.cat(found), torch.cat(right), self.classes)
+        figures = evaluate_classes(torch.cat(found), torch.cat(right), self.classes)
         return {"valid_loss": figures.loss, "accuracy": figures.accuracy, "macro_f1": figures.macro_f1}
 
     def texts(self, name: str) -> list[Example]:
@@ -275,7 +275,7 @@ class ClassificationRun(TaskRun):
         return list({**({"valid": ()} if self.data.valid_fraction else {}), **self.data.sets})
 
     def score(self, model: Any) -> dict[str, Figures]:
-        self.classifier = Classifier(model, self.tokenizer, self.classes, self.data.max_length)
+        self.classifier = TextClassifier(model, self.tokenizer, self.classes, self.data.max_length)
         self.answers: list[Answer] = []
         scores = {}
         for name in self.judged_sets:
@@ -291,7 +291,7 @@ class ClassificationRun(TaskRun):
     def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:
         """The figures of the recipe's sets, or of the files given with --files."""
         tables, wanted, files = load_recipe(folder), options["test"], options["files"]
-        classifier = Classifier.load(folder, str(device))
+        classifier = TextClassifier.load(folder, str(device))
         run = cls(tables, folder, device)
         run.classes = classifier.classes
         if files:
@@ -309,10 +309,10 @@ class ClassificationRun(TaskRun):
         return tell_classes(figures)
 
 
-def _try(classifier: Classifier, rows: list[Example]) -> tuple[ClassFigures, list[Answer]]:
+def _try(classifier: TextClassifier, rows: list[Example]) -> tuple[ClassMetrics, list[Answer]]:
     classes = classifier.classes
     found = classifier.probabilities([one.text for one in rows])
     right = torch.tensor([classes.index(one.label) for one in rows])
     best, given = (part.tolist() for part in found.max(dim=1))
     answers = [Answer(one.text, one.label, classes[i], p) for one, i, p in zip(rows, given, best, strict=True)]
-    return judge_classes(found, right, classes), answers
+    return evaluate_classes(found, right, classes), answers

@@ -21,7 +21,7 @@ from regard.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Hiding:
+class WordDropout:
     """A share of the tokens, the two ends apart, becomes one that says nothing."""
 
     share: float
@@ -34,7 +34,7 @@ class Hiding:
         return torch.where(hidden, self.by, ids)
 
     @classmethod
-    def of(cls, share: float, tokenizer: Tokenizer) -> Hiding | None:
+    def of(cls, share: float, tokenizer: Tokenizer) -> WordDropout | None:
         """That of `data.hide`. <mask> is what a masked language model knows for it; others have <unk>."""
         if not share:
             return None

@@ -122,11 +122,11 @@ class Sharded(Alone):
     def fill(self, weights: Sequence[Tensor]) -> nn.Module:
         """Rank 0's second model with these parameters; none: those of the first."""
         given = dict(zip((name for name, _ in self.model.named_parameters()), weights, strict=False))
-        places = {} if self.filled is None else weights_of(self.filled)
+        positions = {} if self.filled is None else weights_of(self.filled)
         for name, tensor in {**weights_of(self.model), **given}.items():
             whole = full(tensor)  # all ranks take part
-            if places:
-                places[name].copy_(whole)
+            if positions:
+                positions[name].copy_(whole)
         return self.model if self.filled is None else self.filled.to(self.device)
 
 
