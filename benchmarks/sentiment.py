@@ -151,7 +151,7 @@ def cnn(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
 
 
 def _ids(texts: Texts, rows: Sequence[Example], tokenizer: Tokenizer) -> Labelled:
-    return Labelled([Ragged.of(framed(tokenizer, [one.text for one in rows]))], texts.labels(rows))
+    return Labelled(Ragged.of(framed(tokenizer, [one.text for one in rows])), texts.labels(rows))
 
 
 @torch.inference_mode()

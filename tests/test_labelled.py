@@ -12,7 +12,6 @@ from regard.data import textpack
 from regard.data.batch import Batches, PairBatch, Ragged
 from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weights, draw, prepare_labelled
 from regard.data.labels import LabelData
-from regard.data.sample import Sampling
 from regard.data.store import Store
 from regard.models import Encoder, ModelConfig, build
 from regard.tasks.text_classification import class_logits, classification
@@ -30,13 +29,13 @@ TINY = {
 }
 
 
-def some(count: int = 40, versions: int = 1) -> Labelled:
+def some(count: int = 40) -> Labelled:
     """Texts <s> … </s> in which no two ids besides the ends are the same."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, 12, (count,), generator=generator).tolist()
     numbers = iter(range(4, 10_000))
     texts = [[2, *(next(numbers) for _ in range(n)), 3] for n in lengths]
-    return Labelled([Ragged.of(texts)] * versions, torch.randint(3, (count,), generator=generator))
+    return Labelled(Ragged.of(texts), torch.randint(3, (count,), generator=generator))
 
 
 def read_back(batch: ClassBatch) -> list[tuple[tuple[int, ...], int]]:
@@ -58,7 +57,7 @@ def test_an_epoch_has_every_text_once_with_its_class(stream, monkeypatch):
     monkeypatch.setattr(textpack, "SLAB", 100)  # several slabs
     data = some()
     batches = Batches(data, 40, seed=3) if stream == "padded" else ClassPacks(data, 2, 20, seed=3)
-    texts = data.versions[0]
+    texts = data.texts
     wanted = Counter(
         (tuple(ids.tolist()), int(label))
         for ids, label in zip(texts.joined().split(texts.lengths.tolist()), data.labels, strict=True)
@@ -74,11 +73,11 @@ def test_an_epoch_has_every_text_once_with_its_class(stream, monkeypatch):
 
 def test_a_packed_stream_goes_on_from_any_point(monkeypatch):
     monkeypatch.setattr(textpack, "SLAB", 100)
-    first = ClassPacks(some(versions=2), 2, 20, seed=3)
+    first = ClassPacks(some(), 2, 20, seed=3)
     stream = iter(first)
     seen = [next(stream) for _ in range(25)]
     for start in (0, 1, 9, 17):
-        walked, second = (ClassPacks(some(versions=2), 2, 20, seed=3) for _ in range(2))
+        walked, second = (ClassPacks(some(), 2, 20, seed=3) for _ in range(2))
         for _ in zip(range(start), walked, strict=False):
             pass
         second.seek(walked.position)
@@ -97,7 +96,7 @@ def test_packed_padded_and_alone_give_the_same_classes(pooling, position):
     model = model.double().eval()
     data = some()
     alone = {}
-    for ids, label in zip(data.versions[0].joined().split(data.versions[0].lengths.tolist()), data.labels, strict=True):
+    for ids, label in zip(data.texts.joined().split(data.texts.lengths.tolist()), data.labels, strict=True):
         alone[tuple(ids.tolist())] = (model(ids[None].long())[0], int(label))
     for batches in (Batches(data, 60, seed=3), ClassPacks(data, 2, 24, seed=3)):
         count, make = batches.open(0)
@@ -181,7 +180,7 @@ def test_a_store_holds_framed_texts_cut_to_length(tmp_path):
     store = prepare_labelled(data.train, data, tmp_path / "store", tokenizer, ("x", "y"))
     texts = Labelled.of(store)
     for (text, label), ids, number in zip(
-        rows, texts.versions[0].joined().split(texts.sizes.tolist()), texts.labels.tolist(), strict=True
+        rows, texts.texts.joined().split(texts.sizes.tolist()), texts.labels.tolist(), strict=True
     ):
         whole = [tokenizer.bos, *tokenizer.encode(text), tokenizer.eos]
         assert ids.tolist() == (whole if len(whole) <= 12 else [*whole[:11], tokenizer.eos])
@@ -193,19 +192,3 @@ def test_a_store_holds_framed_texts_cut_to_length(tmp_path):
     prepare_labelled(data.train, data, tmp_path / "store", tokenizer, ("y", "x"))
     assert (tmp_path / "store" / "index.json").stat().st_mtime_ns != made  # other classes, other numbers
     assert Labelled.of(Store.open(tmp_path / "store")).labels.tolist() == [1 - n for n in texts.labels.tolist()]
-
-
-def test_versions_are_the_same_texts_cut_otherwise(tmp_path):
-    rows = [(f"lower lowest slower {n}", "xy"[n % 2]) for n in range(20)]
-    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
-    data = LabelData(train=("a.tsv",), folder=str(tmp_path))
-    tokenizer = Tokenizer.train([text for text, _ in rows], "bpe", 300)
-    sampling = Sampling(dropout=0.5, versions=3, seed=1)
-    texts = Labelled.of(prepare_labelled(data.train, data, tmp_path / "s", tokenizer, ("x", "y"), sampling=sampling))
-    assert len(texts.versions) == 3 and texts.at(4).versions[0] is texts.versions[1]
-    for version in texts.versions:
-        cut = version.joined().split(version.lengths.tolist())
-        assert [tokenizer.decode(ids.tolist()) for ids in cut] == [text for text, _ in rows]
-        assert all((int(ids[0]), int(ids[-1])) == (tokenizer.bos, tokenizer.eos) for ids in cut)
-    assert texts.versions[1].lengths.sum() > texts.versions[0].lengths.sum()
-    assert texts.longest_row == max(int(version.lengths.max()) for version in texts.versions)

@@ -48,7 +48,7 @@ def plain_rows(packs: MaskedPacks, epoch: int = 0) -> torch.Tensor:
     """The rows of an epoch before anything is hidden."""
     from regard.data.pack import lay
 
-    data, plan = packs.plan(epoch)
+    data, plan = packs.texts, packs.plan(epoch)
     return lay(data, plan, data.lengths[plan.order], packs.length)[0]
 
 

@@ -113,18 +113,9 @@ class PairBatch(Tensors):
 
 
 class Pairs:
-    """Source and target sequences as a model reads them: sources end with </s>, targets are <s> … </s>.
+    """Source and target sequences as a model reads them: sources end with </s>, targets are <s> … </s>."""
 
-    `sampled` are the same pairs cut otherwise (`regard.text.regularise`): epoch e reads version e mod k, where
-    version 0 is the pairs themselves.
-    """
-
-    def __init__(
-        self,
-        sources: Sequence[Sequence[int]] | Ragged,
-        targets: Sequence[Sequence[int]] | Ragged,
-        sampled: Sequence[Pairs] = (),
-    ) -> None:
+    def __init__(self, sources: Sequence[Sequence[int]] | Ragged, targets: Sequence[Sequence[int]] | Ragged) -> None:
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources but {len(targets)} targets: each source needs one target")
         if not sources:
@@ -134,30 +125,23 @@ class Pairs:
             if (shortest := int(side.lengths.min())) < least:
                 row = int(side.lengths.argmin())
                 raise UserError(f"{name} {row} has {shortest} ids: sources end with </s>, targets are <s> … </s>")
-        if any(len(version) != len(self) for version in sampled):
-            raise UserError(f"a sampled version has another number of pairs than the {len(self)} of the plain one")
-        self.sampled = tuple(sampled)
 
     def __len__(self) -> int:
         return len(self.sources)
 
-    @property
-    def versions(self) -> tuple[Pairs, ...]:
-        return self, *self.sampled
-
     def at(self, epoch: int) -> Pairs:
-        """The version that this epoch reads."""
-        return self.versions[epoch % len(self.versions)]
+        """The pairs that this epoch reads: always the same."""
+        return self
 
     @property
     def longest(self) -> int:
-        """The most tokens a model reads at once, in any version: a source, or a target without its end."""
-        return max(max(int(v.sources.lengths.max()), int(v.targets.lengths.max()) - 1) for v in self.versions)
+        """The most tokens a model reads at once: a source, or a target without its end."""
+        return max(int(self.sources.lengths.max()), int(self.targets.lengths.max()) - 1)
 
     @property
     def longest_row(self) -> int:
-        """The largest of `sizes`, in any version."""
-        return max(int(version.sizes.max()) for version in self.versions)
+        """The largest of `sizes`."""
+        return int(self.sizes.max())
 
     @property
     def sizes(self) -> Tensor:
@@ -213,7 +197,7 @@ class Stream(ABC):
 
 
 class Paddable(Protocol):
-    """What `Batches` takes: rows of known size in one or several versions, and how some of them become a batch."""
+    """What `Batches` takes: rows of known size, perhaps others in every epoch, and how some of them become a batch."""
 
     def __len__(self) -> int: ...
 

@@ -2,7 +2,7 @@
 
 A text is framed  <s> … </s>  and cut to `data.max_length` tokens; the first token is what BERT calls [CLS], where a
 classifier may gather what it has read. On disk they are pairs of a text and the number of its class
-(`regard.data.store`), the text once for every way in which it is cut into pieces.
+(`regard.data.store`).
 
     padded   text [B, N], valid [B, N],    expected [B, 1]      texts of similar length side by side
     packed   text [R, L], document [R, L], expected [R, D]      D texts a row at most, IGNORE where there are fewer
@@ -10,7 +10,6 @@ classifier may gather what it has read. On disk they are pairs of a text and the
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import sys
@@ -26,8 +25,6 @@ from tqdm import tqdm
 from regard.data.batch import PairBatch, Ragged, Tensors
 from regard.data.labels import LabelData, examples, find_tables
 from regard.data.pack import Plan
-from regard.data.read import Pair
-from regard.data.sample import Sampler, Sampling
 from regard.data.store import CHUNK, VERSION, Ids, Store, digest_of, is_whole
 from regard.data.textpack import TextPacks
 from regard.errors import UserError
@@ -51,34 +48,34 @@ class ClassBatch(Tensors):
 
 
 class Labelled:
-    """Texts with the numbers of their classes [N]; epoch e reads version e mod k of the texts."""
+    """Texts with the numbers of their classes [N]."""
 
-    def __init__(self, versions: Sequence[Ragged], labels: Tensor) -> None:
-        self.versions, self.labels = tuple(versions), labels
+    def __init__(self, texts: Ragged, labels: Tensor) -> None:
+        self.texts, self.labels = texts, labels
 
     @classmethod
     def of(cls, store: Store) -> Labelled:
-        return cls([store.sources, *(texts for texts, _ in store.sampled)], store.targets.flat.long())
+        return cls(store.sources, store.targets.flat.long())
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def choose(self, rows: Tensor) -> Labelled:
-        return Labelled([texts.choose(rows) for texts in self.versions], self.labels[rows])
+        return Labelled(self.texts.choose(rows), self.labels[rows])
 
     def at(self, epoch: int) -> Labelled:
-        return Labelled([self.versions[epoch % len(self.versions)]], self.labels)
+        return self
 
     @property
     def longest_row(self) -> int:
-        return max(int(texts.lengths.max()) for texts in self.versions)
+        return int(self.texts.lengths.max())
 
     @property
     def sizes(self) -> Tensor:
-        return self.versions[0].lengths
+        return self.texts.lengths
 
     def batch(self, rows: Tensor) -> ClassBatch:
-        text, valid = self.versions[0].pad(rows)
+        text, valid = self.texts.pad(rows)
         return ClassBatch(text, self.labels[rows][:, None], None if bool(valid.all()) else valid)
 
 
@@ -86,9 +83,9 @@ class ClassPacks(TextPacks):
     """Packed batches of labelled texts."""
 
     def __init__(self, data: Labelled, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
-        super().__init__(data.versions, rows, length, seed, device)
+        super().__init__(data.texts, rows, length, seed, device)
         self.labels = data.labels
-        self.most = length // min(int(texts.lengths.min()) for texts in data.versions)  # texts that a row can hold
+        self.most = length // int(data.texts.lengths.min())  # texts that a row can hold
 
     def finish(self, ids: Tensor, document: Tensor, plan: Plan, generator: torch.Generator) -> ClassBatch:
         expected = torch.full((len(ids), self.most), PairBatch.IGNORE)
@@ -120,18 +117,15 @@ def prepare_labelled(
     folder: str | Path,
     tokenizer: Tokenizer,
     classes: Sequence[str],
-    *,
-    sampling: Sampling | None = None,
 ) -> Store:
     """The texts of `files` as a store in `folder`, made now unless the one there is of the same making.
 
-    `index["cut"]` is how many were longer than `data.max_length`. `sampling` adds versions cut at random.
+    `index["cut"]` is how many were longer than `data.max_length`.
     """
-    before = _fingerprint(files, config, tokenizer, classes, sampling)
+    before = _fingerprint(files, config, tokenizer, classes)
     if is_whole(Path(folder), before):
         return Store.open(folder)
     notes = {"cut": 0}
-    sampler = None if sampling is None else Sampler(sampling, tokenizer, tokenizer)
     numbers = {name: number for number, name in enumerate(classes)}
 
     def rows() -> Iterator[tuple[Ids, ...]]:
@@ -140,17 +134,13 @@ def prepare_labelled(
             while chunk := list(islice(stream, CHUNK)):
                 texts = framed(tokenizer, [one.text for one in chunk], begin=True)
                 notes["cut"] += sum(len(ids) > config.max_length for ids in texts)
-                # the sampler knows pairs, whose targets begin with <s>
-                others = [] if sampler is None else sampler.draw([Pair("", one.text, "", 0) for one in chunk])[1::2]
-                for one, *versions in zip(chunk, texts, *others, strict=True):
-                    label = [numbers[one.label]]
-                    yield tuple(side for ids in versions for side in (_shortened(ids, config.max_length), label))
+                for one, ids in zip(chunk, texts, strict=True):
+                    yield _shortened(ids, config.max_length), [numbers[one.label]]
                 bar.update(len(chunk))
-        if _fingerprint(files, config, tokenizer, classes, sampling) != before:
+        if _fingerprint(files, config, tokenizer, classes) != before:
             raise UserError(f"{', '.join(files)}: changed while being read; start again when they are complete")
 
-    versions, vocab_size = 1 if sampling is None else sampling.versions, (len(tokenizer), len(classes))
-    return Store.write(folder, rows(), vocab_size=vocab_size, versions=versions, fingerprint=before, notes=notes)
+    return Store.write(folder, rows(), vocab_size=(len(tokenizer), len(classes)), fingerprint=before, notes=notes)
 
 
 def _shortened(ids: Ids, length: int) -> Ids:
@@ -158,9 +148,7 @@ def _shortened(ids: Ids, length: int) -> Ids:
     return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
 
 
-def _fingerprint(
-    files: Sequence[str], config: LabelData, tokenizer: Tokenizer, classes: Sequence[str], sampling: Sampling | None
-) -> str:
+def _fingerprint(files: Sequence[str], config: LabelData, tokenizer: Tokenizer, classes: Sequence[str]) -> str:
     """A digest of everything that decides what a store holds."""
     paths = [path.resolve() for path in find_tables(files, config.folder)]
     parts = {
@@ -169,6 +157,5 @@ def _fingerprint(
         "reading": (config.columns, config.header, config.names, config.skip_bad, config.max_length, list(classes)),
         "tokenizer": digest_of(tokenizer),
         "framing": (special(tokenizer, "bos"), special(tokenizer, "eos")),
-        "sampling": None if sampling is None else dataclasses.asdict(sampling),
     }
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

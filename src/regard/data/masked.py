@@ -89,7 +89,7 @@ class MaskedPacks(TextPacks):
         seed: int,
         device: torch.device | None = None,
     ) -> None:
-        super().__init__((texts,), rows, length, seed, device)
+        super().__init__(texts, rows, length, seed, device)
         assert tokenizer.mask is not None
         self.mask, self.config, self.words = tokenizer.mask, config, WordTable(tokenizer).to(self.device)
         self.ordinary = (~self.words.special).nonzero()[:, 0]  # what a random token may be

@@ -5,22 +5,20 @@ Sentences become ids once, before training; after that a batch is a handful of s
     source.ids       all source sequences end to end; 2 bytes an id where the vocabulary allows it, else 4
     source.offsets   [rows + 1], int64: row i is ids[offsets[i] : offsets[i + 1]]
     target.ids, target.offsets
-    source.1.ids …   the same rows cut otherwise (`regard.text.regularise`), where a recipe asks for it
     index.json       rows, sizes, and the fingerprint of what went in
 
 The operating system loads the pages that a batch touches and drops them when memory is short, so the data may
-be larger than memory: a row needs 32 bytes of it in each version, for its lengths and where it starts, whatever its
+be larger than memory: a row needs 32 bytes of it, for its lengths and where it starts, whatever its
 own size.
 
 A store appears under its name only when it is complete: it is written into a hidden neighbour, which is then
 renamed. Its fingerprint covers the input files (names, sizes, times), the settings that choose lines, the
-tokenizers, the special tokens around a sentence and how it is cut. While it fits, the store is used again; else
+tokenizers and the special tokens around a sentence. While it fits, the store is used again; else
 it is made anew.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -42,7 +40,6 @@ from tqdm import tqdm
 from regard.data.batch import Pairs, Ragged
 from regard.data.config import DataConfig, find
 from regard.data.read import Pair, pairs
-from regard.data.sample import Sampler, Sampling
 from regard.errors import UserError
 from regard.files import make_folder
 from regard.text.frame import framed, special
@@ -65,14 +62,13 @@ class Store:
     sources: Ragged
     targets: Ragged
     index: Mapping[str, Any]
-    sampled: tuple[tuple[Ragged, Ragged], ...] = ()  # the same rows cut otherwise
 
     def __len__(self) -> int:
         return len(self.sources)
 
     def pairs(self) -> Pairs:
         """The rows as `Batches` takes them."""
-        return Pairs(self.sources, self.targets, [Pairs(*sides) for sides in self.sampled])
+        return Pairs(self.sources, self.targets)
 
     @classmethod
     def write(
@@ -81,14 +77,12 @@ class Store:
         rows: Iterable[tuple[Ids, ...]],
         *,
         vocab_size: tuple[int, int],
-        versions: int = 1,
         fingerprint: str = "",
         notes: Mapping[str, Any] | None = None,
     ) -> Store:
         """Write (source ids, target ids) as they come and open the result.
 
-        `vocab_size` is the size of each side's vocabulary. With more `versions`, a row is (source, target, source cut
-        otherwise, target cut otherwise, …). `notes` go into index.json, as they stand after the
+        `vocab_size` is the size of each side's vocabulary. `notes` go into index.json, as they stand after the
         last row. A store under that name is replaced, any other folder is left alone.
         """
         folder = Path(folder)
@@ -98,7 +92,7 @@ class Store:
         fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
         make_folder(fresh)
         try:
-            sizes = _write_sides(fresh, rows, [_id_type(size) for size in vocab_size] * versions)
+            sizes = _write_sides(fresh, rows, [_id_type(size) for size in vocab_size])
             index = {"version": VERSION, "fingerprint": fingerprint, **sizes, **(notes or {})}
             _write(fresh / INDEX, json.dumps(index, indent=1).encode())
             _swap(fresh, folder, fingerprint)
@@ -114,8 +108,7 @@ class Store:
         if index is None:
             raise UserError(f"{folder}: is no finished store of tokenised pairs (no readable {INDEX}); make it again")
         try:
-            sides = [_map(folder, side, index) for side in range(len(index["tokens"]))]
-            return cls(folder, sides[0], sides[1], index, tuple(zip(sides[2::2], sides[3::2], strict=True)))
+            return cls(folder, _map(folder, 0, index), _map(folder, 1, index), index)
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise UserError(f"{folder}: the store is damaged ({error}); delete the folder, it is made again") from None
 
@@ -129,17 +122,16 @@ def prepare(
     *,
     max_length: int | None = None,
     count: int | None = None,
-    sampling: Sampling | None = None,
 ) -> Store:
     """The pairs of `files` as a store in `folder`, made now unless the one there is of the same making.
 
     Longer pairs than `max_length` are dropped and counted (`index["dropped"]`); None keeps all. `count`, how
-    many pairs there are, makes the progress bar exact. `sampling` adds versions of the pairs cut at random.
+    many pairs there are, makes the progress bar exact.
     """
-    print_now = partial(fingerprint, files, config, source, target, max_length, sampling)
+    print_now = partial(fingerprint, files, config, source, target, max_length)
     return prepare_pairs(
         partial(pairs, files, config), folder, source, target, name=", ".join(files), print_now=print_now,
-        max_length=max_length, count=count, sampling=sampling,
+        max_length=max_length, count=count,
     )  # fmt: skip
 
 
@@ -153,14 +145,12 @@ def prepare_pairs(
     print_now: Callable[[], str],
     max_length: int | None = None,
     count: int | None = None,
-    sampling: Sampling | None = None,
 ) -> Store:
     """The same for pairs from anywhere: `print_now` gives the fingerprint of what decides them, `name` says what."""
     before = print_now()
     if is_whole(Path(folder), before):
         return Store.open(folder)
     notes: dict[str, int | str | None] = {"dropped": 0, "max_length": max_length}
-    sampler = None if sampling is None else Sampler(sampling, source, target)
 
     def rows() -> Iterator[tuple[Ids, ...]]:
         kept = dropped = 0
@@ -168,12 +158,11 @@ def prepare_pairs(
             for chunk in _chunks(read()):
                 sources = framed(source, [pair.source for pair in chunk])
                 targets = framed(target, [pair.target for pair in chunk], begin=True)
-                others = [] if sampler is None else sampler.draw(chunk)
-                for pair, *row in zip(chunk, sources, targets, *others, strict=True):
+                for pair, *row in zip(chunk, sources, targets, strict=True):
                     # A decoder reads its target without the last token, so both sides count one special token.
                     if max_length is None or max(len(row[0]), len(row[1]) - 1) <= max_length:
                         kept += 1
-                        yield tuple(row) if sampler is None else _within(tuple(row), max_length)
+                        yield tuple(row)
                     else:
                         dropped += 1
                         notes.setdefault("first_dropped", f"{pair.file}, line {pair.line:,}")
@@ -185,15 +174,7 @@ def prepare_pairs(
         if print_now() != before:
             raise UserError(f"{name}: changed while being read; start again when they are complete")
 
-    vocab_size, versions = (len(source), len(target)), 1 if sampling is None else sampling.versions
-    return Store.write(folder, rows(), vocab_size=vocab_size, versions=versions, fingerprint=before, notes=notes)
-
-
-def _within(row: tuple[Ids, ...], max_length: int | None) -> tuple[Ids, ...]:
-    """The row with plain sides in place of sampled ones that became too long."""
-    if max_length is None:
-        return row
-    return tuple(row[i % 2] if len(side) > max_length + i % 2 else side for i, side in enumerate(row))
+    return Store.write(folder, rows(), vocab_size=(len(source), len(target)), fingerprint=before, notes=notes)
 
 
 def fingerprint(
@@ -202,7 +183,6 @@ def fingerprint(
     source: Tokenizer,
     target: Tokenizer,
     max_length: int | None,
-    sampling: Sampling | None = None,
 ) -> str:
     """A digest of everything that decides what a store holds."""
     paths = [path.resolve() for paths in find(files, config.folder) for path in paths]
@@ -215,8 +195,6 @@ def fingerprint(
         "tokenizers": [digest_of(source), digest_of(target)],
         "framing": (special(source, "eos"), special(target, "bos"), special(target, "eos")),
     }
-    if sampling is not None:
-        parts["sampling"] = dataclasses.asdict(sampling)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -244,8 +222,7 @@ def _id_type(vocab_size: int) -> str:
 
 
 def _name(side: int) -> str:
-    """source, target, source.1, target.1, …"""
-    return ("source", "target")[side % 2] + (f".{side // 2}" if side > 1 else "")
+    return ("source", "target")[side]
 
 
 def _write_sides(folder: Path, rows: Iterable[tuple[Ids, ...]], types: Sequence[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ The thread never touches a GPU: while a step is being recorded as a graph, nobod
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -39,29 +39,26 @@ class Slab(NamedTuple):
 
 
 class TextPacks(Stream):
-    """Batches of `rows` rows of `length` tokens; epoch e reads version e mod k of the texts."""
+    """Batches of `rows` rows of `length` tokens."""
 
-    def __init__(
-        self, versions: Sequence[Ragged], rows: int, length: int, seed: int, device: torch.device | None = None
-    ) -> None:
-        longest = max(int(texts.lengths.max()) for texts in versions)
+    def __init__(self, texts: Ragged, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
+        longest = int(texts.lengths.max())
         if longest > length:
             raise UserError(
                 f"train.pack = {length} is too short for a text of {longest} tokens: raise it, "
                 f"or cut longer ones with data.max_length = {length}"
             )
-        self.versions, self.row_count, self.length, self.seed = versions, rows, length, seed
+        self.texts, self.row_count, self.length, self.seed = texts, rows, length, seed
         self.device = device or torch.device("cpu")
         self.each = max(1, SLAB // (rows * length))  # batches of a slab
-        self.planned: tuple[int, Ragged, Plan] | None = None  # the epoch that the thread is in
+        self.planned: tuple[int, Plan] | None = None  # the epoch that the thread is in
         self.asked: dict[tuple[int, int], Future[Slab]] = {}
         self.thread = ThreadPoolExecutor(1, "slabs")
 
-    def plan(self, epoch: int) -> tuple[Ragged, Plan]:
-        """The texts that an epoch reads, and where each goes."""
-        texts = self.versions[epoch % len(self.versions)]
+    def plan(self, epoch: int) -> Plan:
+        """Where each text goes in an epoch."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        return texts, plan_rows(texts.lengths, texts.lengths, self.length, self.row_count, generator)
+        return plan_rows(self.texts.lengths, self.texts.lengths, self.length, self.row_count, generator)
 
     def open(self, epoch: int) -> tuple[int, Callable[[int], Tensors]]:
         step, each = self.row_count, self.each
@@ -87,8 +84,8 @@ class TextPacks(Stream):
 
     def _lay(self, epoch: int, slab: int) -> Slab:
         if self.planned is None or self.planned[0] != epoch:
-            self.planned = (epoch, *self.plan(epoch))
-        _, texts, plan = self.planned
+            self.planned = (epoch, self.plan(epoch))
+        texts, plan = self.texts, self.planned[1]
         rows = self.each * self.row_count
         part = plan.part(slab * rows, min((slab + 1) * rows, plan.rows))
         return Slab(plan.rows // self.row_count, *lay(texts, part, texts.lengths[part.order], self.length), part)

@@ -28,7 +28,6 @@ from regard.data.batch import Batches, Stream
 from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weights, draw, prepare_labelled
 from regard.data.labels import Example, LabelData, check_examples, examples, find_tables, settle_classes
 from regard.data.lines import left_out
-from regard.data.sample import Sampling
 from regard.errors import UserError, suggest
 from regard.explore.classification import Answer, write_report
 from regard.metrics.classification import ClassMetrics, evaluate_classes, tell_classes
@@ -138,11 +137,8 @@ class ClassificationRun(TaskRun):
                 raise UserError(f"data.class_weights: {name!r} is no class; {suggest(name, self.classes)}")
 
     def prepare_data(self) -> None:
-        text = self.text
-        sampling = Sampling(text.dropout, text.segmentations, self.config.seed, text.alpha) if text.sampled else None
-        store = prepare_labelled(
-            self.data.train, self.data, self.folder / "data" / "train", self.tokenizer, self.classes, sampling=sampling
-        )
+        folder = self.folder / "data"
+        store = prepare_labelled(self.data.train, self.data, folder / "train", self.tokenizer, self.classes)
         if cut := store.index["cut"]:
             texts = f"{cut:,} text{'s' * (cut != 1)}"
             print(f"cut: {texts} longer than data.max_length = {self.data.max_length}", file=sys.stderr)
@@ -150,16 +146,14 @@ class ClassificationRun(TaskRun):
         held = self._held(everything.labels)
         self.valid_texts = None
         if self.data.valid:
-            folder = self.folder / "data" / "valid"
-            self.valid_texts = Labelled.of(
-                prepare_labelled(self.data.valid, self.data, folder, self.tokenizer, self.classes)
-            )
+            valid = prepare_labelled(self.data.valid, self.data, folder / "valid", self.tokenizer, self.classes)
+            self.valid_texts = Labelled.of(valid)
         elif self.data.valid_fraction:
             if not len(held):
                 raise UserError(
                     f"data.valid_fraction = {self.data.valid_fraction}: holds out none of {len(everything):,} texts"
                 )
-            self.valid_texts = everything.choose(held).at(0)
+            self.valid_texts = everything.choose(held)
         self.train_texts = everything.choose(self._kept(everything.labels, self.config.seed))
 
     def _held(self, labels: Tensor) -> Tensor:

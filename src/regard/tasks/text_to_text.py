@@ -24,7 +24,6 @@ from regard.data.denoise import SENTINELS, Denoised, Mixture, find_sentinels
 from regard.data.masked import prepare_texts
 from regard.data.pack import Packs
 from regard.data.read import Pair
-from regard.data.sample import Sampling
 from regard.data.store import digest_of, prepare_pairs
 from regard.data.tasks import TextTask, fingerprint, read_tasks
 from regard.data.text import TextData
@@ -105,9 +104,7 @@ class TextToTextRun(TranslationRun):
         if self.noisy:
             find_sentinels(self.source)
         make_folder(self.folder / "data")
-        text = self.text
-        sampling = Sampling(text.dropout, text.segmentations, self.config.seed, text.alpha) if text.sampled else None
-        fixed = self._pairs("train", self.common.max_length, sampling) if self.fixed else None
+        fixed = self._pairs("train", self.common.max_length) if self.fixed else None
         self.mixture = Mixture(fixed, [self._denoised(one, "train", self.config.seed) for one in self.noisy])
         valid = self._pairs("valid") if any(one.validated for one in self.fixed) else None
         held = [self._denoised(one, "valid", JUDGING) for one in self.noisy if one.validated]
@@ -115,7 +112,7 @@ class TextToTextRun(TranslationRun):
         self.valid_pairs = Mixture(valid, held).at(0) if valid is not None or held else None
         self._check_reach()
 
-    def _pairs(self, name: str, max_length: int | None = None, sampling: Sampling | None = None) -> Pairs:
+    def _pairs(self, name: str, max_length: int | None = None) -> Pairs:
         def read() -> Iterator[Pair]:
             for one in self.fixed:
                 if name == "train" or one.validated:
@@ -123,11 +120,11 @@ class TextToTextRun(TranslationRun):
                         yield from one.lines(name)
 
         def print_now() -> str:
-            return fingerprint(self.tasks, name, digest_of(self.source), max_length, sampling)
+            return fingerprint(self.tasks, name, digest_of(self.source), max_length)
 
         store = prepare_pairs(
             read, self.folder / "data" / name, self.source, self.target, name=f"data.tasks, {name}",
-            print_now=print_now, max_length=max_length, sampling=sampling,
+            print_now=print_now, max_length=max_length,
         )  # fmt: skip
         tell_dropped(store)
         return store.pairs()

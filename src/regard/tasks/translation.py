@@ -24,7 +24,6 @@ from regard.data.config import DataConfig, Files, find
 from regard.data.lines import left_out
 from regard.data.pack import Packs
 from regard.data.read import Pair, check, pairs
-from regard.data.sample import Sampling
 from regard.data.store import Store, prepare
 from regard.errors import UserError, suggest
 from regard.explore.translation import Result, write_report
@@ -141,17 +140,15 @@ class TranslationRun(TaskRun):
     # --- data
 
     def prepare_data(self) -> None:
-        text, seed = self.text, self.config.seed
-        sampling = Sampling(text.dropout, text.segmentations, seed, text.alpha) if text.sampled else None
-        store = self._store("train", self.data.train, self.data.max_length, sampling)
+        store = self._store("train", self.data.train, self.data.max_length)
         self.train_pairs = store.pairs()
         self.valid_pairs = self._store("valid", self.data.valid).pairs() if self.data.valid else None
         self._check_reach()
         tell_dropped(store)
 
-    def _store(self, name: str, files: Files, max_length: int | None = None, sampling: Sampling | None = None) -> Store:
+    def _store(self, name: str, files: Files, max_length: int | None = None) -> Store:
         folder = self.folder / "data" / name
-        return prepare(files, self.data, folder, self.source, self.target, max_length=max_length, sampling=sampling)
+        return prepare(files, self.data, folder, self.source, self.target, max_length=max_length)
 
     def _check_reach(self) -> None:
         """Learned positions end."""
