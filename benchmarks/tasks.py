@@ -145,7 +145,7 @@ class Bench:
         settings = [] if args.smoke and "data.fraction" in "".join(task.settings) else [*task.settings]  # too few texts
         tokenizer = Path(args.tokenizers or "") / f"{task.recipe}.json"
         if args.tokenizers and not task.start and tokenizer.is_file():
-            settings += ["text.vocab_size=none", f"text.model={tokenizer.resolve()}"]
+            settings += ["text.vocab_size=none", f"text.tokenizer_file={tokenizer.resolve()}"]
         after = self.folder(task.start, seed) / "scores.json" if task.start else None
         if after is not None:
             settings.append(f"train.init_from={after.parent}")

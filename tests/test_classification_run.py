@@ -105,9 +105,9 @@ def test_it_learns(here, settings):
     [
         [],
         ["--set=train.pack=32", "--set=train.r_drop=1.0", "--set=data.hide=0.2"],
-        ["--set=text.dropout=0.2", "--set=data.fraction=0.5"],
+        ["--set=data.fraction=0.5"],
     ],
-    ids=["padded", "packed", "sampled"],
+    ids=["padded", "packed", "fraction"],
 )
 def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, settings):
     assert train(*settings, "-o", "whole") == 0

@@ -279,8 +279,8 @@ def test_r_drop_is_the_formula_of_two_passes():
         (["train.metric=bleu"], "train.metric = 'bleu': is no figure of a language run"),
         (["train.pack=5000", "train.batch_tokens=5000"], "less than one row of train.pack = 5000"),
         (["model.position=learned", "train.pack=48"], "train.pack = 48: is longer than model.max_length = 24"),
-        (["text.kind=gpt2"], "kind = 'gpt2' with vocabulary = None"),
-        (["text.kind=gpt2", "text.vocabulary=here"], "GPT-2's vocabulary needs vocab.json"),
+        (["text.kind=gpt2"], "kind = 'gpt2' with vocab_dir = None"),
+        (["text.kind=gpt2", "text.vocab_dir=here"], "GPT-2's vocabulary needs vocab.json"),
         (
             ["data.valid_fraction=0.9999"],
             "data.train: has|less than one row|the text has no tokens|training text is empty",

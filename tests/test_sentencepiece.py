@@ -1,4 +1,4 @@
-"""SentencePiece models read without SentencePiece, held against the library itself on any text."""
+"""SentencePiece models converted to `tokenizers`, compared with the sentencepiece package on any text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import random
 import unicodedata
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,10 +22,6 @@ from regard.models.presets import preset
 from regard.models.transformer import build
 from regard.text import Tokenizer, from_sentencepiece, load_tokenizer
 from regard.text.config import TextConfig
-from regard.text.lattice import LatticeSampling
-from regard.text.protobuf import Damaged, Message
-from regard.text.regularise import MergeDropout
-from regard.text.sentencepiece import read_pieces
 
 spm = pytest.importorskip("sentencepiece")
 
@@ -158,27 +153,6 @@ def test_a_model_of_korean_alone(tmp_path) -> None:
                 assert ours.encode(text) == theirs.encode(text)
 
 
-def test_merges_can_be_left_out(both) -> None:
-    for name in ("bpe", "bpe-bytes", "bpe-symbols", "bpe-spaces"):
-        ours, _ = both[name]
-        plain = MergeDropout(ours, 0.0)
-        assert plain.draw(plain.cut(TEXTS), np.random.PCG64(1)) == ours.encode_batch(TEXTS)
-        cutter = MergeDropout(ours, 0.3)
-        drawn = cutter.draw(cutter.cut(TEXTS), np.random.PCG64(1))
-        assert [ours.decode(ids) for ids in drawn] == [ours.decode(ids) for ids in ours.encode_batch(TEXTS)]
-        assert sum(map(len, drawn)) > sum(map(len, ours.encode_batch(TEXTS)))
-
-
-def test_cuts_can_be_drawn(both) -> None:
-    for name in ("unigram", "unigram-bytes", "unigram-symbols", "unigram-spaces"):
-        ours, _ = both[name]
-        cutter = LatticeSampling(ours, 0.3)
-        drawn, plain = cutter.draw(cutter.cut(TEXTS), np.random.PCG64(1)), ours.encode_batch(TEXTS)
-        assert [ours.decode(ids) for ids in drawn] == [ours.decode(ids) for ids in plain]
-        assert [ids.count(ours.unk) for ids in drawn] == [ids.count(ours.unk) for ids in plain]
-        assert sum(map(len, drawn)) > sum(map(len, plain))
-
-
 # --- files that are not what they should be
 
 
@@ -210,29 +184,11 @@ def test_a_flipped_byte_is_an_error_or_another_model_but_never_a_crash(files, tm
             assert "x.model" in str(error) or "rules" in str(error)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=60))
-def test_any_bytes_are_a_message_or_an_error(data) -> None:
-    try:
-        message = Message(data)
-        for field in message.fields:
-            message.whole(field)
-    except Damaged:
-        pass
-
-
 def test_what_is_not_supported_is_named(tmp_path) -> None:
     with pytest.raises(UserError, match="model_type = word is not supported"):
         from_sentencepiece(make(tmp_path / "w.model", model_type="word"))
     with pytest.raises(UserError, match="treat_whitespace_as_suffix is not supported"):
         from_sentencepiece(make(tmp_path / "s.model", treat_whitespace_as_suffix=True))
-
-
-def test_pieces_are_read_as_the_library_reads_them(files) -> None:
-    for path in files.values():
-        theirs, found = spm.SentencePieceProcessor(model_file=str(path)), read_pieces(path)
-        assert [piece.text for piece in found.pieces] == [theirs.id_to_piece(id) for id in range(len(theirs))]
-        assert [piece.score for piece in found.pieces] == [theirs.get_score(id) for id in range(len(theirs))]
 
 
 # --- in a recipe and in a Marian folder
@@ -245,11 +201,11 @@ def test_a_recipe_may_name_a_model(tmp_path, monkeypatch, capfd) -> None:
     make(tmp_path / "joint.model", english + korean, model_type="bpe")
     make(tmp_path / "en.model", english)
     make(tmp_path / "ko.model", korean)
-    keep = ["--set=text.vocab=none"]
-    assert train_run("mine.toml", "-o", "joint", *keep, "--set=text.model=joint.model", "--set=text.dropout=0.1") == 0
+    keep = ["--set=text.vocab_size=none"]
+    assert train_run("mine.toml", "-o", "joint", *keep, "--set=text.tokenizer_file=joint.model") == 0
     theirs = spm.SentencePieceProcessor(model_file="joint.model")
     assert Tokenizer.load("joint/tokenizer.json").encode(english[0]) == theirs.encode(english[0])
-    two = ["--set=text.joint=false", '--set=text.model=["en.model", "ko.model"]']
+    two = ["--set=text.joint=false", '--set=text.tokenizer_file=["en.model", "ko.model"]']
     assert train_run("mine.toml", "-o", "two", *keep, *two) == 0
     (tmp_path / "en.model").unlink()  # the run has what it needs
     assert main(["translate", "two", "May 3rd", "--device", "cpu"]) == 0
@@ -257,26 +213,30 @@ def test_a_recipe_may_name_a_model(tmp_path, monkeypatch, capfd) -> None:
     assert train_run("mine.toml", "-o", "none", *keep, *two) == 2
     assert "en.model: cannot be read" in capfd.readouterr().err
     assert not (tmp_path / "none").exists()
-    assert train_run("mine.toml", "-o", "none", *keep, "--set=text.model=ko.model", "--set=text.dropout=0.1") == 2
-    assert "Unigram" in capfd.readouterr().err
 
 
 def test_the_recipe_is_checked() -> None:
-    with pytest.raises(UserError, match="leave vocab and vocabulary out"):
-        TextConfig(model="a.model", vocab=100)
-    for wrong in ({"model": ("a", "b")}, {"model": "a", "joint": False}, {"model": ()}, {"model": ""}):
-        with pytest.raises(UserError, match=r"model = .* with joint"):
-            TextConfig(**wrong)
-    assert TextConfig(model=("a", "b"), joint=False).models == ("a", "b")
+    with pytest.raises(UserError, match="remove vocab_size and vocab_dir"):
+        TextConfig(tokenizer_file="a.model", vocab_size=100)
+    for file, joint in ((("a", "b"), True), ("a", False), ((), True), ("", True)):
+        with pytest.raises(UserError, match=r"tokenizer_file = .* with joint"):
+            TextConfig(tokenizer_file=file, joint=joint)
+    assert TextConfig(tokenizer_file=("a", "b"), joint=False).tokenizer_files == ("a", "b")
 
 
 def marian_folder(folder: Path, codes: tuple[str, ...] = ()) -> Path:
     """A Marian model with two SentencePiece files and one list of ids, as the hub has them."""
     english, german = [*SENTENCES[:1] * 9, *LINES[30::2]], [*SENTENCES[1:3] * 9, *LINES[31::2]]
     paths = [make(folder.with_name(f"{side}.spm"), lines) for side, lines in (("source", english), ("target", german))]
-    texts = {piece.text: None for path in paths for piece in read_pieces(path).pieces if piece.kind == 1}
+    models = [spm.SentencePieceProcessor(model_file=str(path)) for path in paths]
+    texts = {
+        model.id_to_piece(id): None
+        for model in models
+        for id in range(len(model))
+        if not (model.is_unknown(id) or model.is_control(id))
+    }
     ids = {text: id for id, text in enumerate(["</s>", "<unk>", *codes, *texts, "<pad>"])}
-    model = build(preset("tiny", dim=12, heads=3, layers=1, ff_dim=10, max_length=40, vocab=len(ids)))
+    model = build(preset("tiny", dim=12, heads=3, layers=1, ff_dim=10, max_length=40, vocab_size=len(ids)))
     pad = ids["<pad>"]
     export_folder(model, folder, notes={"eos_token_id": 0, "pad_token_id": pad, "decoder_start_token_id": pad})
     for path in paths:

@@ -185,8 +185,6 @@ def test_options_of_the_command_win_over_the_small_form(tmp_path, monkeypatch, c
         "text.kind=char",
         "--set",
         "text.vocab_size=none",
-        "--set",
-        "text.alpha=none",
     ]
     assert main(["train", str(ROOT / "recipes" / "nsmc.toml"), "--smoke", *options, "--device", "cpu", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -104,8 +104,6 @@ class CaptioningRun(TaskRun):
         config = _model_config(self.model_fields, 8)
         if self.config.loss_chunk:
             raise UserError(f"train.loss_chunk = {self.config.loss_chunk}: is for language models; leave it out")
-        if self.text.sampled:
-            raise UserError("text.dropout and text.alpha: are for translation; leave them out")
         if self.data.scenes is not None and (config.input, config.channels) != ("patches", 1):
             raise UserError(
                 f"model.input = {config.input!r}, model.channels = {config.channels}: scenes are grey pictures; set "

@@ -83,8 +83,6 @@ class LanguageRun(TextRun):
         self.data = from_dict(TextData, {"train": (), **tables.get("data", {})}, "data.")
         self.text = from_dict(TextConfig, tables.get("text", {}), "text.")
         self.search = read_config(tables.get("decode", {}))
-        if self.text.sampled:
-            raise UserError("text.dropout and text.alpha: are for translation; leave them out")
         self._model_config(8)  # a mistake in [model] shows before the data is read
 
     def own_tables(self) -> dict[str, Any]:

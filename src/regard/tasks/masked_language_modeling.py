@@ -92,8 +92,6 @@ class MaskedRun(TextRun):
         self.masking = from_dict(MaskConfig, tables.get("mask", {}), "mask.")
         if self.config.r_drop:
             raise UserError(f"train.r_drop = {self.config.r_drop}: is not for masked text; leave it out")
-        if self.text.sampled:
-            raise UserError("text.dropout and text.alpha: are not for masked text; leave them out")
         if self.config.pack < 4:
             raise UserError(f"train.pack = {self.config.pack}: two tokens and the two ends make 4; give 4 or more")
         self._model_config(8)  # a mistake in [model] shows before the data is read

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -34,8 +33,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from regard.errors import UserError
 from regard.files import write_whole
 from regard.text.bytes import byte_letters
-from regard.text.charsmap import normaliser_of
 from regard.text.learn import Kind, check_text, keep_apart, learn
+from regard.text.normalizer import sentencepiece_normalizer
 
 # The names that well-known models give the four roles; the first one present in a file counts.
 PAD_NAMES = ("<pad>", "[PAD]")
@@ -66,8 +65,6 @@ class Tokenizer:
         self._raw.no_truncation()
         self._raw.encode_special_tokens = True
         self._added = self._raw.get_added_tokens_decoder()
-        symbols = {token.content: id for id, token in self._added.items() if not token.special}
-        self.symbols = {name: symbols[name] for name in sorted(symbols, key=len, reverse=True)}  # always one token
         self.byte_level = self._raw.decoder is not None and "ByteLevel" in repr(self._raw.decoder)
         self.pad, self.unk = self._find(PAD_NAMES), self._find(UNK_NAMES)
         self.bos, self.eos = self._find(BOS_NAMES), self._find(EOS_NAMES)
@@ -76,8 +73,8 @@ class Tokenizer:
         self._known: set[int] = set()  # ids that were looked up and are there
         if isinstance(self._raw.model, models.Unigram):
             keep_apart(self._raw, [token.content for token in self._added.values() if token.special])
-        self._normaliser = normaliser_of(self._raw)  # SentencePiece's, which reads the whole text before any cut
-        if self._normaliser is not None:
+        self._normalize = sentencepiece_normalizer(self._raw)  # of the whole text, before symbols are split off
+        if self._normalize is not None:
             self._raw.normalizer = None  # type: ignore[assignment]
 
     @classmethod
@@ -127,39 +124,14 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts at once, in parallel threads."""
         try:
-            if self._normaliser is not None:
-                texts = [self._normaliser(text) for text in texts]
+            if self._normalize is not None:
+                texts = [self._normalize(text) for text in texts]
             encodings = self._raw.encode_batch_fast(list(texts), add_special_tokens=False)
         except TypeError:
             for text in texts:
                 check_text(text, "text")
             raise
         return [encoding.ids for encoding in encodings]
-
-    def words(self, text: str) -> list[str]:
-        """`text` as the model gets it: normalised and cut into words, pieces of which make the tokens."""
-        if self._normaliser is not None:
-            text = self._normaliser(text)
-        elif self._raw.normalizer is not None:
-            text = self._raw.normalizer.normalize_str(text)
-        words: list[str] = []
-        for part in re.split(f"({'|'.join(map(re.escape, self.symbols))})", text) if self.symbols else [text]:
-            if part in self.symbols or (part and self._raw.pre_tokenizer is None):
-                words.append(part)
-            elif part:
-                assert self._raw.pre_tokenizer is not None
-                words += [word for word, _ in self._raw.pre_tokenizer.pre_tokenize_str(part)]
-        return words
-
-    def encode_word(self, word: str) -> list[int]:
-        """The ids of one of the `words`."""
-        if word in self.symbols:
-            return [self.symbols[word]]
-        return [token.id for token in self._raw.model.tokenize(word)]
-
-    def word_pieces(self, word: str) -> list[str]:
-        """The pieces of one of the `words`, as they are in the vocabulary."""
-        return [token.value for token in self._raw.model.tokenize(word)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; special tokens are left out, and what follows </s> is not."""

@@ -33,7 +33,6 @@ FREE = {
     "output_head", "classes", "pooling", "pooler", "head_layer", "logit_bias", "init",
     "dropout", "attention_dropout", "embed_dropout", "attention",
 }  # fmt: skip
-FREE_TEXT = {"dropout", "alpha", "segmentations"}
 HEADS = ("classify.", "pooler.", "head.")  # names of weights that may begin anew
 
 
@@ -74,9 +73,8 @@ def inherit(
             f"task needs {asked!r}; take "
             "a run of that shape"
         )
-    found = load_recipe(name).get("text")
-    kept = {field: value for field, value in found.items() if field not in FREE_TEXT} if isinstance(found, dict) else {}
-    if extra := sorted(field for field in set(text) - FREE_TEXT if text[field] != kept.get(field)):
+    kept = dict(load_recipe(name).get("text", {}))
+    if extra := sorted(field for field in text if text[field] != kept.get(field)):
         raise UserError(f"text.{extra[0]}: the tokenizer is that of train.init_from = {name!r}; leave {extra[0]} out")
     wanted = {field: value for field, value in defaults.get("model", {}).items() if field in (*FREE, "architecture")}
     theirs.pop("classes", None)

@@ -247,10 +247,10 @@ class TaskRun(ABC):
 
     def learn_tokenizer(self, lines: Iterable[str], text: TextConfig, folder: str, side: int = 0) -> Tokenizer:
         """The tokenizer that [text] asks for, from `lines` or from files; errors are in the words of a recipe."""
-        if text.models:
-            return load_tokenizer(home(folder) / home(text.models[side]))
+        if text.tokenizer_files:
+            return load_tokenizer(home(folder) / home(text.tokenizer_files[side]))
         if text.kind == "gpt2":
-            return read_gpt2(home(folder) / home(text.vocabulary or ""))
+            return read_gpt2(home(folder) / home(text.vocab_dir or ""))
         try:
             return Tokenizer.train(lines, text.kind, text.vocab_size)
         except UserError as error:
