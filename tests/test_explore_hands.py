@@ -50,7 +50,7 @@ def test_everything_is_done_with_the_keyboard(open_page):
     page.get_by_role("tab", name="Whole model").focus()
     page.keyboard.press("ArrowRight")
     sync_api.expect(page.get_by_role("tab", name="Lines")).to_have_attribute("aria-selected", "true")
-    page.get_by_role("listbox", name="Tokens that look").focus()
+    page.get_by_role("listbox", name="Query tokens").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
@@ -111,7 +111,7 @@ def test_512_tokens_do_not_hang_it(open_page, page_runs):
     text = inside.readings.decode(ids)
     page = open_page(state("deep", "the", view="model"))
     page.locator("#text").fill(text)
-    page.get_by_text("Thinned").wait_for()
+    page.get_by_text("Downsampled").wait_for()
     look = inside.look(text)
     assert len(look.reading.read) >= 500
     page.get_by_role("tab", name="Heat map").click()
@@ -145,9 +145,9 @@ def test_a_vision_transformer_as_it_was_downloaded(open_page, tmp_path):
     sizes = {"dim": 24, "layers": 2, "heads": 3, "ff_dim": 32, "image_size": 32, "patch_size": 8, "classes": 3}
     export_folder(build(preset("vit-base", **sizes, max_length=17)), tmp_path / "vit")
     with served(tmp_path) as listener:
-        page = open_page("run=vit&view=picture", listener=listener)
+        page = open_page("run=vit&view=image", listener=listener)
         assert page.locator(".main canvas").is_visible()
-        assert page.get_by_text("Which class").is_visible()
+        assert page.get_by_text("Class probabilities").is_visible()
 
 
 # --- when things go wrong

@@ -114,7 +114,7 @@ def test_a_bar_dragged_is_an_edited_row(open_page, page_runs):
     assert hover_cell(page, 2, 4) == pytest.approx(0, abs=1e-3)
 
 
-def test_the_search_tree_ends_in_what_the_model_writes(open_page, page_runs):
+def test_the_search_tree_ends_in_what_the_model_generates(open_page, page_runs):
     page = open_page(state("translator", view="search", beam=3))
     page.get_by_test_id("tree").wait_for()
     wanted = Translator.load(page_runs / "translator", changes={"beam": 3, "n_best": 3}).search([TEXT])[0]
@@ -122,12 +122,12 @@ def test_the_search_tree_ends_in_what_the_model_writes(open_page, page_runs):
     assert page.locator("text.best").count() >= len(wanted[0].text)
 
 
-def test_pictures_are_looked_at(open_page, page_runs, tmp_path):
+def test_attention_over_an_image_equals_the_trace(open_page, page_runs, tmp_path):
     image = pytest.importorskip("PIL.Image").new("RGB", (64, 64), (200, 30, 40))
     image.paste((20, 60, 200), (32, 0, 64, 64))
     image.save(tmp_path / "two.png")
-    page = open_page("run=captioner&view=picture&part=encoder&layer=0&head=1")
-    drawn = page.url  # a picture of the page's own is shown first
+    page = open_page("run=captioner&view=image&part=encoder&layer=0&head=1")
+    drawn = page.url  # an example image is shown first
     page.locator("input[type=file]").set_input_files(tmp_path / "two.png")
     sync_api.expect(page).not_to_have_url(drawn)
     settle(page)
@@ -137,9 +137,9 @@ def test_pictures_are_looked_at(open_page, page_runs, tmp_path):
     weights = Inside.open(page_runs / "captioner").look(picture=pixels).parts["encoder"].weights[0][1]
     canvas = page.locator(".main canvas")
     side = canvas.bounding_box()["width"]
-    canvas.click(position={"x": side * 0.1, "y": side * 0.4})  # pins square 4: row 1, column 0
+    canvas.click(position={"x": side * 0.1, "y": side * 0.4})  # pins patch 4: row 1, column 0
     canvas.hover(position={"x": side * 0.9, "y": side * 0.1})
-    sync_api.expect(page.get_by_test_id("patch")).to_have_text(re.compile(r"square 3: \S+"))
+    sync_api.expect(page.get_by_test_id("patch")).to_have_text(re.compile(r"patch 3: \S+"))
     shown = float(page.get_by_test_id("patch").inner_text().split(": ")[1].replace("<", ""))
     assert shown == pytest.approx(weights[4, 3].item(), abs=2e-3)  # the browser may resize a pixel at the edge
     again = open_page(page.url.partition("#")[2])
@@ -180,7 +180,7 @@ def test_a_change_that_the_server_refuses_is_told(open_page):
     assert "heads 0 to 2" in page.get_by_test_id("refused").inner_text()
 
 
-def test_pictures_and_numbers_can_be_saved(open_page, page_runs, tmp_path):
+def test_figures_and_values_can_be_saved(open_page, page_runs, tmp_path):
     page = open_page(state("decoder", HOSTILE, view="map", layer=1, head=2))
 
     def save(name: str, file: str) -> Path:
@@ -191,13 +191,13 @@ def test_pictures_and_numbers_can_be_saved(open_page, page_runs, tmp_path):
         return tmp_path / file
 
     look = Inside.open(page_runs / "decoder").look(HOSTILE)
-    numbers = json.loads(save("Numbers (JSON)", "numbers.json").read_text(encoding="utf-8"))
+    numbers = json.loads(save("Values (JSON)", "numbers.json").read_text(encoding="utf-8"))
     wanted = look.parts["decoder"].weights[1][2]
     assert torch.allclose(torch.tensor(numbers["map"]["weights"]), wanted, atol=1e-4)
     assert tuple(numbers["map"]["rows"]) == look.parts["decoder"].rows
     for view in ("Heat map", "Lines", "Whole model", "Step by step", "Positions"):
         page.get_by_role("tab", name=view).click()
         page.wait_for_timeout(300)
-        drawn = ElementTree.parse(save("Picture (SVG)", "figure.svg")).getroot()
+        drawn = ElementTree.parse(save("Figure (SVG)", "figure.svg")).getroot()
         assert drawn.tag.endswith("svg") and not drawn.findall(".//{http://www.w3.org/2000/svg}script")
-    assert save("Picture (PNG)", "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert save("Figure (PNG)", "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

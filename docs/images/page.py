@@ -39,7 +39,7 @@ SHOTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "page-steps": ({**ANIMAL, "view": "steps", "layer": 3, "head": 1, "at.source": 10}, {"height": 1010}),
     "page-positions": ({**ANIMAL, "view": "positions", "layer": 1, "head": 8}, {"height": 880}),
     "page-search": ({**JULY, "view": "search", "changes": OFF}, {"height": 720}),
-    "page-picture": ({"run": "shapes", "view": "picture", "part": "cross", "layer": 1, "head": 2}, {"file": True}),
+    "page-picture": ({"run": "shapes", "view": "image", "part": "cross", "layer": 1, "head": 2}, {"file": True}),
     "page-phone": (
         {**JULY, "view": "lines", "part": "cross", "layer": 1, "head": 2, "at.target": 6, "changes": OFF},
         {"width": 390, "height": 1180, "korean": True, "dark": True},

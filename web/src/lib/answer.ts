@@ -8,7 +8,7 @@ export const ONE = 65535; // the integer that stands for a weight of 1
 
 export type Side = "source" | "read" | "written";
 export type Space = "source" | "target"; // read and written count the same positions
-/** "encoder" reads both ways, "decoder" looks back at what was written, "cross" at what was read. */
+/** "encoder": bidirectional self-attention; "decoder": causal self-attention; "cross": output over input. */
 export type PartName = "encoder" | "decoder" | "cross";
 
 /** The attention of one layer. */
@@ -16,10 +16,10 @@ export interface Part {
   part: PartName;
   layer: number;
   heads: number;
-  rows: Side; // who looks
-  columns: Side; // what is looked at
+  rows: Side; // the queries
+  columns: Side; // the keys
   causal: boolean;
-  whole: boolean; // every weight came along; else an overview, and single maps are asked for
+  whole: boolean; // all weights are included; otherwise an overview, and single maps are requested
 }
 
 /** A token (or class) with its probability before and after the changes; without changes the two are equal. */
@@ -30,18 +30,18 @@ export interface Choice {
   text?: string; // what to add to the text for it, after the last token
 }
 
-/** What is said at one place, after reading `read`. */
-export interface Place {
+/** The distribution at one position, after reading `read`. */
+export interface Position {
   read: string;
-  expected: Choice | null; // what the text really says there
-  choices: Choice[]; // the likeliest before and the likeliest after
+  expected: Choice | null; // the token that the text has there
+  choices: Choice[]; // the most probable before and after the changes
   divergence: number; // KL(before || after) in nats
-  flipped: boolean; // the likeliest is another one now
+  flipped: boolean; // the most probable one has changed
 }
 
 export interface Told {
   loss: number | null;
-  answer: string | null; // what an encoder-decoder writes by itself
+  answer: string | null; // what an encoder-decoder generates by itself
   answers: { text: string; score: number }[];
 }
 
@@ -49,14 +49,14 @@ export interface Output {
   kind: "next" | "target" | "masked" | "classes" | "vector";
   before: Told;
   after: Told;
-  places: Place[];
-  apart: number[]; // kind "vector": 1 - cosine of every state with the untouched one
+  positions: Position[];
+  apart: number[]; // kind "vector": 1 - cosine similarity of every state and the original one
 }
 
 export interface Picture {
   down: number; // rows of patches
   across: number;
-  first: number; // places in front of the patches: 1 where there is a [CLS]
+  first: number; // positions before the patches: 1 with a [CLS] token
 }
 
 interface Stored {
@@ -68,14 +68,14 @@ interface Stored {
 
 export interface Header {
   run: string;
-  shape: "encoder-decoder" | "decoder" | "encoder" | "recurrent";
+  architecture: "encoder-decoder" | "decoder" | "encoder" | "recurrent";
   parameters: number;
-  shuffles: boolean; // it is told positions, which can be shuffled
+  shuffles: boolean; // it has a position encoding, so positions can be shuffled
   labels: Partial<Record<Side, string[]>>;
   parts: Part[];
   output: Output;
   picture: Picture | null;
-  size: number | null; // pixels of a picture, a side
+  size: number | null; // pixels per side of an image
   arrays: Stored[];
 }
 

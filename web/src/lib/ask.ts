@@ -1,4 +1,4 @@
-/* What the reader asks, as a value: it goes to the server, and into the link that shares it.
+/* The request of the user as a value: sent to the server, and stored in the link.
 
    The changes are those of regard.explore.changes, in the same form:
    {"heads": [["decoder", 0, 3]], "future": true, "rows": [["cross", 1, 2, 5, [0.1, 0.9]]]} */
@@ -36,20 +36,20 @@ export function anyChange(changes: Changes): boolean {
   return Object.keys(compact(changes)).length > 0;
 }
 
-export const VIEWS = ["model", "lines", "map", "steps", "positions", "picture", "search"] as const;
+export const VIEWS = ["model", "lines", "map", "steps", "positions", "image", "search"] as const;
 export type View = (typeof VIEWS)[number];
 export type Shown = "after" | "before" | "change";
 
 export interface Ask {
   run: string;
   text: string;
-  target: string | null; // null: what the model itself writes
+  target: string | null; // null: what the model generates itself
   picture: string | null; // the name under which the server keeps it
   view: View;
-  part: PartName | null; // null: the one that tells most
+  part: PartName | null; // null: the default part
   layer: number;
   head: number | null; // null: the mean of the layer's heads
-  query: Record<Space, number | null>; // the position whose looking is shown
+  query: Record<Space, number | null>; // the query whose attention is shown
   show: Shown;
   beam: number;
   changes: Changes;
@@ -72,7 +72,7 @@ export function newAsk(run: string): Ask {
   };
 }
 
-/** The part of an address after #. Short names, and only what differs from the beginning. */
+/** The part of an address after #. Only what differs from the defaults. */
 export function toLink(ask: Ask): string {
   const link = new URLSearchParams();
   const put = (name: string, value: string | number | null, usual: string | number | null = null) => {
@@ -94,7 +94,7 @@ export function toLink(ask: Ask): string {
   return link.toString();
 }
 
-/** The ask in a link; what is missing or makes no sense is left as at the beginning. */
+/** The ask in a link; missing or invalid values keep their defaults. */
 export function fromLink(link: string): Ask {
   const found = new URLSearchParams(link.replace(/^#/, ""));
   const ask = newAsk(found.get("run") ?? "");

@@ -12,10 +12,10 @@ const CHANGES = {
 
 export type Theme = "light" | "dark";
 
-function linear(anchors: string[]): (share: number) => string {
+function linear(anchors: string[]): (fraction: number) => string {
   const stops = anchors.map((colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16)));
-  return (share) => {
-    const place = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
+  return (fraction) => {
+    const place = Math.min(Math.max(fraction, 0), 1) * (stops.length - 1);
     const at = Math.min(Math.floor(place), stops.length - 2);
     const mix = stops[at].map((low, i) => Math.round(low + (stops[at + 1][i] - low) * (place - at)));
     return `rgb(${mix.join(",")})`;
@@ -28,13 +28,13 @@ const scales = {
 };
 
 /** The colour of a weight, 0 to 1. */
-export function weightColour(share: number, theme: Theme): string {
-  return scales.weights[theme](share);
+export function weightColour(fraction: number, theme: Theme): string {
+  return scales.weights[theme](fraction);
 }
 
 /** The colour of a change, -1 to 1. */
-export function changeColour(share: number, theme: Theme): string {
-  return scales.changes[theme](Math.min(Math.max(share, -1), 1) / 2 + 0.5);
+export function changeColour(fraction: number, theme: Theme): string {
+  return scales.changes[theme](Math.min(Math.max(fraction, -1), 1) / 2 + 0.5);
 }
 
 /** 256 colours as pixels, ABGR in one 32-bit word, as canvases on every common machine hold them. */

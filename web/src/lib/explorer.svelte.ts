@@ -5,7 +5,7 @@
 
 import { headMap, meanMap, spaceOf, type Answer, type HeadMap, type Part, type PartName } from "./answer";
 import { anyChange, fromLink, newAsk, noChanges, sameHead, toLink, type Ask, type HeadName } from "./ask";
-import { drawScene, fromPixels, toPixels } from "./picture";
+import { drawScene, fromPixels, toPixels } from "./image";
 import * as server from "./server";
 import type { RunInfo } from "./server";
 
@@ -146,7 +146,7 @@ export class Explorer {
     const { info } = this;
     this.refused = null;
     if (info?.error) return this.#refuse(info.error);
-    if (info?.source === "patches" && !this.ask.picture) return this.takePicture(drawScene(512));
+    if (info?.input === "patches" && !this.ask.picture) return this.takePicture(drawScene(512));
     if (!info) return;
     if (!this.ask.text && !this.ask.picture) return this.#clear();
     try {

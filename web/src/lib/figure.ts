@@ -61,8 +61,8 @@ export function draw(explorer: Explorer, view: View): Figure | null {
       return drawTree(explorer, theme);
     case "steps":
       return drawSteps(explorer, theme);
-    case "picture":
-      return drawPicture(explorer, theme);
+    case "image":
+      return drawImage(explorer, theme);
     case "map":
       return drawHeat(explorer, theme);
   }
@@ -91,8 +91,8 @@ function drawSteps(explorer: Explorer, theme: Theme): Figure | null {
   return frame(740, top + shown.length * high + 16, title(explorer), theme, body);
 }
 
-/** The picture as it is on the page, squares dimmed. */
-function drawPicture(explorer: Explorer, theme: Theme): Figure | null {
+/** The image as it is on the page, its patches dimmed. */
+function drawImage(explorer: Explorer, theme: Theme): Figure | null {
   const canvas = document.querySelector<HTMLCanvasElement>("#view canvas");
   if (!canvas) return null;
   const high = Math.round((480 * canvas.height) / canvas.width);
@@ -125,12 +125,12 @@ function drawHeat(explorer: Explorer, theme: Theme): Figure | null {
     const [x, y] = [left + (at + 0.5) * cell + 4, top - 8];
     if (at % every === 0) body += text(x, y, cut(label), INK[theme], `transform="rotate(-90 ${x} ${y})"`);
   });
-  const colour = change ? (share: number) => changeColour(share * 2 - 1, theme) : (share: number) => weightColour(share, theme);
+  const colour = change ? (fraction: number) => changeColour(fraction * 2 - 1, theme) : (fraction: number) => weightColour(fraction, theme);
   body += legend(left, top + high + 20, change ? -most / ONE : 0, most / ONE, colour, theme);
   return frame(Math.ceil(left + Math.max(wide, 220) + 24), Math.ceil(top + high + 56), title(explorer), theme, body);
 }
 
-function legend(x: number, y: number, from: number, to: number, colour: (share: number) => string, theme: Theme): string {
+function legend(x: number, y: number, from: number, to: number, colour: (fraction: number) => string, theme: Theme): string {
   const bars = Array.from({ length: 24 }, (_, at) => `<rect x="${x + 40 + at * 5}" y="${y}" width="5.2" height="9" fill="${colour(at / 23)}"/>`);
   return text(x, y + 9, number(from, from ? 3 : 0), MUTE[theme]) + bars.join("") + text(x + 168, y + 9, number(to), MUTE[theme]);
 }

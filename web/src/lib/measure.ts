@@ -1,4 +1,4 @@
-/* Numbers about maps: how far two of them are apart, how far one looks, how wide. */
+/* Numbers about maps: the distance between two, and how far and how widely one attends. */
 
 import { blockName, ONE, type Answer, type HeadMap, type Part } from "./answer";
 
@@ -21,7 +21,7 @@ export function shift(before: Answer | null, after: Answer | null, parts: Part[]
   return found;
 }
 
-/** The share of the attention that goes so far, key minus query: [distance, Σ of the weights there / queries]. Over all
+/** The fraction of the attention that goes so far, key minus query: [distance, Σ of the weights there / queries]. Over all
     distances it sums to 1; a mean over the pairs would make much of the few that are farthest apart. */
 export function byDistance(map: HeadMap, farthest: number): [number, number][] {
   const sums = new Float64Array(2 * farthest + 1);

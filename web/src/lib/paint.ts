@@ -1,4 +1,4 @@
-/* Maps onto canvases. A map larger than its place is thinned: each pixel shows the largest weight of its block,
+/* Maps onto canvases. A map larger than its area is downsampled: each pixel shows the largest weight of its block,
    so that a single strong line never disappears between two pixels. */
 
 import type { Palette } from "./colour";

@@ -6,12 +6,12 @@ import { compact, type Ask } from "./ask";
 export interface RunInfo {
   name: string;
   title: string;
-  shape: Answer["shape"] | null; // null: its folder does not say, the answer will
-  source: "tokens" | "patches" | "features" | null;
+  architecture: Answer["architecture"] | null; // null: its folder does not say, the answer will
+  input: "tokens" | "patches" | "features" | null;
   layers: number | null;
   heads: number | null;
   dim: number | null;
-  size: number | null; // pixels of a picture, a side
+  size: number | null; // pixels per side of an image
   examples: string[];
   error: string | null; // why this folder cannot be opened
 }
@@ -30,7 +30,7 @@ export interface Twig {
   total: number; // sum of log probabilities up to here
   kept: boolean; // still followed after its step
   ended: boolean;
-  best: boolean; // on the way of the best one
+  best: boolean; // an ancestor of the best hypothesis
 }
 
 export interface Tree {
@@ -102,7 +102,7 @@ export async function search(asked: Question & { beam: number }): Promise<Tree> 
   return (await post("api/search", asked)).json();
 }
 
-/** Hand a picture over, as size x size x RGB bytes; gives the name under which the server keeps it. */
+/** Upload an image as size x size x RGB bytes; returns the name under which the server keeps it. */
 export async function keepPicture(pixels: Uint8Array): Promise<string> {
   const init = { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: pixels as BodyInit };
   const reply = await send("api/picture", init);

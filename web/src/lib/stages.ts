@@ -28,7 +28,7 @@ export class Stages {
     return this.scores.some((score, key) => Math.abs(score * this.scale - this.scaled[key]) > 1e-3);
   }
 
-  /** An additive score (Bahdanau et al. 2015) is no product of q and k, so there are no products to show. */
+  /** An additive score (Bahdanau et al. 2015) is not a dot product, so there are no elementwise products to show. */
   get dotted(): boolean {
     if (this.#k.length !== this.scores.length * this.q.length) return false;
     const sum = this.q.reduce((total, value, index) => total + value * this.#k[index], 0);
@@ -56,23 +56,23 @@ export class Stages {
     return this.#v.subarray(key * this.#wide, (key + 1) * this.#wide).map((value) => value * weight);
   }
 
-  /** What the head would pass on with these weights. */
+  /** The output of the head with these weights. */
   sum(weights: ArrayLike<number>): Float32Array {
     const total = new Float32Array(this.#wide);
     for (let i = 0; i < this.#v.length; i++) total[i % this.#wide] += this.#v[i] * weights[Math.floor(i / this.#wide)];
     return total;
   }
 
-  /** One weight as the reader wants it; the others share the rest as they did before. */
+  /** Set one weight; the others are rescaled so that the row still sums to 1. */
   rebalance(weights: ArrayLike<number>, key: number, wanted: number): number[] {
-    const share = Math.min(Math.max(wanted, 0), 1);
+    const weightOfKey = Math.min(Math.max(wanted, 0), 1);
     const seen = Array.from(this.masked, (score, index) => index !== key && score !== -Infinity);
     const others = seen.filter(Boolean).length;
     const rest = Array.from(weights).reduce((sum, weight, index) => sum + (index === key ? 0 : weight), 0);
     return Array.from(weights, (weight, index) => {
-      if (index === key) return others ? share : 1;
-      if (rest > 0) return (weight * (1 - share)) / rest;
-      return seen[index] ? (1 - share) / others : 0; // it had everything: the others begin alike
+      if (index === key) return others ? weightOfKey : 1;
+      if (rest > 0) return (weight * (1 - weightOfKey)) / rest;
+      return seen[index] ? (1 - weightOfKey) / others : 0; // it had all the weight: the others start equal
     });
   }
 }

@@ -48,7 +48,7 @@ def answer_look(run: str, plain: Look, touched: Look) -> bytes:
     grid = reading.grid
     header = {
         "run": run,
-        "shape": inside.config.architecture,
+        "architecture": inside.config.architecture,
         "parameters": sum(parameter.numel() for parameter in inside.model.parameters()),
         "shuffles": inside.anatomy.reads is not None,
         "labels": {"source": reading.source_labels, "read": reading.read, "written": reading.written},
@@ -77,7 +77,7 @@ def tell(before: Output, after: Output, decode: Callable[[list[int]], str]) -> d
         "kind": after.kind,
         "before": {"loss": before.loss, "answer": before.answer, "answers": _answers(before)},
         "after": {"loss": after.loss, "answer": after.answer, "answers": _answers(after)},
-        "places": [],
+        "positions": [],
         "apart": list(apart.divergence) if after.kind == "vector" else [],
     }
     if after.kind == "vector":
@@ -97,7 +97,7 @@ def tell(before: Output, after: Output, decode: Callable[[list[int]], str]) -> d
         expected = None
         if old.expected is not None and new.expected is not None:
             expected = _choice(old.expected.label, old.expected.probability, new.expected.probability)
-        told["places"].append(
+        told["positions"].append(
             {
                 "read": old.read,
                 "expected": expected,

@@ -29,7 +29,7 @@ OPEN = 2  # models in memory at a time
 KEPT = 400_000_000  # bytes of weights that stay in memory beside the newest two looks
 PICTURES = 16  # pictures that stay in memory
 HF_CONFIG = "config.json"
-TOLD = ("shape", "source", "layers", "heads", "dim")  # fields of [model] that the page names
+TOLD = ("architecture", "input", "layers", "heads", "dim")  # fields of [model] that the page names
 
 EXAMPLES = (
     "The animal didn't cross the street because it was too tired.",
@@ -85,7 +85,7 @@ class Shelf:
         model, data = tables.get("model"), tables.get("data")
         if isinstance(model, dict):
             told.update({key: model[key] for key in TOLD if key in model})
-            told["size"] = model.get("image_size") if model.get("source") == "patches" else None
+            told["size"] = model.get("image_size") if model.get("input") == "patches" else None
         if isinstance(data, dict) and str(data.get("task", "")).startswith("English dates"):
             told["examples"] = [*([] if self.text is None else [self.text]), *DATES]
         return told

@@ -1,14 +1,14 @@
-/* Pictures: the browser decodes and resizes, the server gets size x size x RGB bytes. */
+/* Images: the browser decodes and resizes, the server gets size x size x RGB bytes. */
 
 export async function readFile(file: File): Promise<CanvasImageSource> {
   try {
     return await createImageBitmap(file);
   } catch {
-    throw new Error(`${file.name}: is not a picture that this browser can read`);
+    throw new Error(`${file.name}: this browser cannot read it as an image`);
   }
 }
 
-/** The middle square of a picture, as bytes for the server and as an address for the page. */
+/** The central square of an image, as bytes for the server and as a URL for the page. */
 export function toPixels(source: CanvasImageSource, size: number): { bytes: Uint8Array; url: string } {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = size;
@@ -23,7 +23,7 @@ export function toPixels(source: CanvasImageSource, size: number): { bytes: Uint
   return { bytes, url: canvas.toDataURL("image/png") };
 }
 
-/** Bytes from the server as an address again. */
+/** Bytes from the server as a URL. */
 export function fromPixels(bytes: Uint8Array, size: number): string {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = size;
@@ -36,7 +36,7 @@ export function fromPixels(bytes: Uint8Array, size: number): string {
   return canvas.toDataURL("image/png");
 }
 
-/** A picture for those who have none at hand: a house, a tree and a sun, drawn here. */
+/** An example image: a house, a tree and a sun, drawn here. */
 export function drawScene(size: number): HTMLCanvasElement {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = size;
