@@ -36,7 +36,7 @@ SHAPES: dict[str, dict[str, object]] = {
     "captions": {"architecture": "encoder-decoder", "input": "patches"},
     "features": {"architecture": "encoder-decoder", "input": "features", "feature_dim": 5},
 }
-TEXTS = [name for name, fields in SHAPES.items() if "source" not in fields]
+TEXTS = [name for name, fields in SHAPES.items() if "input" not in fields]
 
 
 def masked_words() -> Tokenizer:
@@ -63,8 +63,8 @@ def opened(architecture: str = "decoder", seed: int = 0, **changes: object) -> I
 
 def given(architecture: str, text: str = "the animal did not cross") -> dict[str, object]:
     """What that model can be asked to look at."""
-    if SHAPES[architecture].get("source") == "features":
+    if SHAPES[architecture].get("input") == "features":
         return {"picture": torch.rand(6, 5).double()}
-    if "source" in SHAPES[architecture]:
+    if "input" in SHAPES[architecture]:
         return {"picture": torch.rand(3, SIDE, SIDE).double()}
     return {"text": text}

@@ -47,7 +47,7 @@ def test_parameters_of_random_configs():
 
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_of_each_part(name):
-    config = small(name, **({"attention": "reference"} if "score" in CASES[name] else {}))
+    config = small(name, **({"attention": "reference"} if "attention_score" in CASES[name] else {}))
     model, found = build(config), cost(config)
     for part, count in found.parameters.items():
         if "." in part and not part.endswith("norms"):

@@ -91,7 +91,9 @@ def check_kept_on_a_cpu(config: ModelConfig) -> None:
 @pytest.mark.parametrize("path", ["fused", "reference"])
 @pytest.mark.parametrize("name", CASES)
 def test_activations_that_the_backward_pass_keeps(name, path):
-    config = small(name, attention="reference" if "score" in CASES[name] else path, dropout=0.1, embed_dropout=0.1)
+    config = small(
+        name, attention="reference" if "attention_score" in CASES[name] else path, dropout=0.1, embed_dropout=0.1
+    )
     if config.attention == "fused" and (config.value_dim or config.position in ("relative", "t5")):
         pytest.skip("the CPU's fused kernel declines; the GPU's does not")
     check_kept_on_a_cpu(config)
@@ -112,7 +114,7 @@ def test_activations_of_random_configs():
 @pytest.mark.parametrize("name", CASES)
 def test_activations_on_a_gpu(name, dtype):
     """Memory in use after the forward pass, bf16 by autocast; the allocator rounds each tensor up to 512 bytes."""
-    path = "reference" if "score" in CASES[name] else "fused"
+    path = "reference" if "attention_score" in CASES[name] else "fused"
     wide = {"dim": 128, "ff_dim": 256, "image_size": 32, "max_length": 64, "dropout": 0.1, "embed_dropout": 0.1}
     config = small(name, attention=path, **wide)
     if config.head_dim:

@@ -70,7 +70,7 @@ def test_published_models_have_their_published_size(name: str, count: int) -> No
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("tie", [True, False])
 def test_shared_tables_are_one_tensor(share: bool, tie: bool) -> None:
-    model = make(architecture="encoder-decoder", share=share, tie_embeddings=tie)
+    model = make(architecture="encoder-decoder", share_embeddings=share, tie_embeddings=tie)
     assert isinstance(model, EncoderDecoder)
     source, target, output = model.source.table.weight, model.target.table.weight, model.head.project.weight
     assert (source is target) == share and (target is output) == tie
@@ -114,7 +114,7 @@ def test_every_wiring_runs_and_trains(
     kind: str, architecture: str, source: str, head: str, size: tuple[int, ...]
 ) -> None:
     """Logits of the right shape; every parameter gets a gradient."""
-    model = make(architecture=architecture, source=source, head=head, position=kind, classes=3)
+    model = make(architecture=architecture, input=source, output_head=head, position=kind, classes=3)
     out = model(*inputs(model))
     assert out.shape == size and out.isfinite().all()
     out.sin().sum().backward()
@@ -128,7 +128,7 @@ UNUSUAL = [
     {"heads": 1, "dim": 1, "ff_dim": 1, "position": "none", "layers": 1},
     {"experts": 3, "experts_per_token": 1}, {"qk_norm": True, "kv_heads": 1, "position": "rope"},
     {"embed_norm": True, "token_types": 3, "head_layer": True, "logit_bias": True, "logit_scale": 0.3},
-    *({"score": score, "attention": "reference"} for score in ("multiplicative", "additive", "concat")),
+    *({"attention_score": score, "attention": "reference"} for score in ("multiplicative", "additive", "concat")),
 ]  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def test_a_list_of_heads_is_dot_product_self_attention() -> None:
         HeadList.of(MultiHead(config(12, 3), cross=True))
     for score in ("multiplicative", "additive", "concat"):
         with pytest.raises(UserError, match="score"):
-            HeadList.of(MultiHead(config(12, 3, score=score, attention="reference")))
+            HeadList.of(MultiHead(config(12, 3, attention_score=score, attention="reference")))
 
 
 # torch.nn.MultiheadAttention

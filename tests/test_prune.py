@@ -58,7 +58,7 @@ def with_heads_off(model, off: dict[str, list[int]], given: tuple[torch.Tensor, 
 KINDS = [
     {"position": position, "kv_heads": kv_heads, "bias": bias}
     for position, kv_heads, bias in itertools.product(POSITIONS, (None, 2, 1), (True, False))
-] + [{"score": score, "attention": "reference"} for score in ("multiplicative", "additive", "concat")]
+] + [{"attention_score": score, "attention": "reference"} for score in ("multiplicative", "additive", "concat")]
 KINDS.append({"qk_norm": True, "position": "rope", "kv_heads": 2})
 
 

@@ -110,7 +110,9 @@ def by_hand(model: Recurrent, source: Tensor, target: Tensor) -> tuple[Tensor, T
 
 @pytest.mark.parametrize(("cell", "score"), EVERY)
 def test_equals_a_loop_over_torchs_cells(cell: str, score: str) -> None:
-    model = make(cell=cell, score=score, decoder_layers=1 if score == "dot" else None, tie_embeddings=score != "dot")
+    model = make(
+        cell=cell, attention_score=score, decoder_layers=1 if score == "dot" else None, tie_embeddings=score != "dot"
+    )
     source, target = tokens(2, 4), tokens(2, 3)
     expected, weights = by_hand(model, source, target)
     with trace(model) as seen:
@@ -142,7 +144,7 @@ def test_the_encoder_is_torchs(cell: str) -> None:
 
 @pytest.mark.parametrize(("cell", "score"), EVERY)
 def test_stepping_equals_teacher_forcing(cell: str, score: str) -> None:
-    model, source, target = make(cell=cell, score=score), tokens(3, 5), tokens(3, 6)
+    model, source, target = make(cell=cell, attention_score=score), tokens(3, 5), tokens(3, 6)
     valid = torch.tensor(PADDINGS["right"], dtype=torch.bool)
     state = model.start(source, valid, capacity=6)
     parts = [model.step(part, state) for part in target.split([1, 1, 3, 1], dim=1)]

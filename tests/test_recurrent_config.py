@@ -81,7 +81,13 @@ def test_saved_and_loaded_it_is_the_same(cell: str, tmp_path: Path) -> None:
 
 
 SIZES = [
-    {"cell": cell, "score": score, "layers": 1 + (score == "dot"), "decoder_layers": decoder_layers, "bias": bias}
+    {
+        "cell": cell,
+        "attention_score": score,
+        "layers": 1 + (score == "dot"),
+        "decoder_layers": decoder_layers,
+        "bias": bias,
+    }
     for cell, score in EVERY
     for decoder_layers, bias in ((None, True), (3, False))
 ]
