@@ -98,7 +98,7 @@ class Padded:
     def _loss(self, batch: PairBatch) -> Tensor:
         logits = self.model(batch.source, batch.source_valid, batch.target)
         return F.cross_entropy(
-            logits.flatten(0, 1), batch.expected.flatten(), ignore_index=PairBatch.IGNORE, label_smoothing=SMOOTHING
+            logits.flatten(0, 1), batch.labels.flatten(), ignore_index=PairBatch.IGNORE, label_smoothing=SMOOTHING
         )
 
     def step(self, batch: PairBatch) -> None:

@@ -139,7 +139,7 @@ def cnn(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
         model.train()
         for rows in batches.plan(epoch):
             batch = train.batch(rows).to(device)
-            loss = nn.functional.cross_entropy(model(batch.text), batch.expected[:, 0])
+            loss = nn.functional.cross_entropy(model(batch.text), batch.labels[:, 0])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -26,7 +26,7 @@ def same(a: PairBatch, b: PairBatch) -> bool:
     valid = (a.source_valid is None) == (b.source_valid is None)
     if valid and a.source_valid is not None and b.source_valid is not None:
         valid = torch.equal(a.source_valid, b.source_valid)
-    return valid and all(torch.equal(getattr(a, x), getattr(b, x)) for x in ("source", "target", "expected"))
+    return valid and all(torch.equal(getattr(a, x), getattr(b, x)) for x in ("source", "target", "labels"))
 
 
 # --- Ragged
@@ -57,8 +57,8 @@ def test_target_is_shifted_by_one_and_filler_is_never_expected():
     assert batch.source_valid is not None
     assert batch.source_valid.tolist() == [[True, True, True], [True, True, False]]
     assert batch.target[:, :2].tolist() == [[2, 8], [2, 9]]
-    assert batch.expected.tolist() == [[8, 3, ignore, ignore], [9, 10, 11, 3]]
-    assert batch.target.shape == batch.expected.shape
+    assert batch.labels.tolist() == [[8, 3, ignore, ignore], [9, 10, 11, 3]]
+    assert batch.target.shape == batch.labels.shape
 
 
 def test_no_mask_where_there_is_no_filler():
@@ -70,7 +70,7 @@ def test_no_mask_where_there_is_no_filler():
 def test_a_batch_moves_whole():
     batch = make_pairs().batch(torch.tensor([0, 1, 2]))
     moved = batch.to(torch.device("meta"))
-    assert {moved.source.device.type, moved.target.device.type, moved.expected.device.type} == {"meta"}
+    assert {moved.source.device.type, moved.target.device.type, moved.labels.device.type} == {"meta"}
     assert (moved.source_valid is None) == (batch.source_valid is None)
 
 
@@ -161,7 +161,7 @@ def test_seeking_goes_on_as_if_it_had_never_stopped():
 def test_one_row_is_an_epoch():
     batches = Batches(Pairs([[5, 3]], [[2, 6, 3]]), 3, seed=0)
     for batch in islice(batches, 3):
-        assert batch.source.tolist() == [[5, 3]] and batch.expected.tolist() == [[6, 3]]
+        assert batch.source.tolist() == [[5, 3]] and batch.labels.tolist() == [[6, 3]]
     assert batches.position == {"epoch": 2, "index": 1}
 
 

@@ -210,7 +210,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     ("scenes", ["data.scenes.nouns=['bag']"], r"nouns = \['bag'\]: give 2 or more"),
     ("scenes", ["data.scenes.nouns=['bag', 'hat']"], "'hat' is not known"),
     ("scenes", ["data.scenes.language=fr"], "language = 'fr'"),
-    ("scenes", ["data.hide=1.0"], "hide = 1.0: a share"),
+    ("scenes", ["data.word_dropout=1.0"], "word_dropout = 1.0: must be at least 0"),
     ("scenes", ["model.channels=3"], "scenes are grey pictures"),
     ("scenes", ["data.train=['x.jsonl']"], "and not both"),
     ("scenes", ["train.pack=3"], "train.pack = 3"), ("scenes", ["data.max_length=3"], "more than data.max_length = 3"),

@@ -104,7 +104,7 @@ def test_it_learns(here, settings):
     "settings",
     [
         [],
-        ["--set=train.pack=32", "--set=train.r_drop=1.0", "--set=data.hide=0.2"],
+        ["--set=train.pack=32", "--set=train.r_drop=1.0", "--set=data.word_dropout=0.2"],
         ["--set=data.fraction=0.5"],
     ],
     ids=["padded", "packed", "fraction"],
@@ -126,7 +126,7 @@ def test_class_weights_are_those_of_the_formula(here):
     assert weight is not None and torch.allclose(weight, 100 / (2 * counts))
     model = regard.build(run.model_config).eval()
     batch = run.train_texts.batch(torch.arange(30))
-    logits, right = model(batch.text, batch.valid), batch.expected[:, 0]
+    logits, right = model(batch.text, batch.valid), batch.labels[:, 0]
     loss, count = run.objective()(model, batch)
     torch.testing.assert_close(loss, F.cross_entropy(logits, right, weight=100 / (2 * counts), reduction="sum"))
     assert int(count) == 30
@@ -186,7 +186,7 @@ def test_other_forms_of_the_same_data_give_the_same_model(here, form):
         (("mine.toml", "[train]", "[model]\nposition = 'learned'\nmax_length = 8\n[train]"), "learned positions"),
         (("mine.toml", "train.tsv", "gone.tsv"), "Name the folder of the data with  --data DIR.\n"),
         (("mine.toml", "steps = 6", "steps = 6\nloss_chunk = 8"), "leave it out"),
-        (("mine.toml", "[data]", "[data]\nhide = 1.0"), "hide = 1.0"),
+        (("mine.toml", "[data]", "[data]\nword_dropout = 1.0"), "word_dropout = 1.0"),
         (("mine.toml", "[data]", '[data]\nclasses = ["bad", "good", "fair"]'), "has no text of 'fair'"),
     ],
 )  # fmt: skip
@@ -335,4 +335,4 @@ def test_expected_places_of_packed_rows_have_no_more_than_the_texts(here):
     run = ClassificationRun(tables("train.pack=32"), here / "run", torch.device("cpu"))
     run.prepare()
     count, make = run.stream().open(0)
-    assert sum(int((make(i).expected != PairBatch.IGNORE).sum()) for i in range(count)) == 120
+    assert sum(int((make(i).labels != PairBatch.IGNORE).sum()) for i in range(count)) == 120

@@ -44,11 +44,11 @@ def read_back(batch: ClassBatch) -> list[tuple[tuple[int, ...], int]]:
     for row in range(len(batch.text)):
         if batch.document is None:
             real = slice(None) if batch.valid is None else batch.valid[row]
-            found.append((tuple(batch.text[row][real].tolist()), int(batch.expected[row, 0])))
+            found.append((tuple(batch.text[row][real].tolist()), int(batch.labels[row, 0])))
             continue
         for number in range(1, int(batch.document[row].max()) + 1):
             ids = batch.text[row][batch.document[row] == number]
-            found.append((tuple(ids.tolist()), int(batch.expected[row, number - 1])))
+            found.append((tuple(ids.tolist()), int(batch.labels[row, number - 1])))
     return found
 
 
@@ -68,7 +68,7 @@ def test_an_epoch_has_every_text_once_with_its_class(stream, monkeypatch):
         assert Counter(one for batch in seen for one in read_back(batch)) == wanted
         assert sum(int(batch.tokens) for batch in seen) == len(data)
         if stream == "packed":
-            assert {(batch.text.shape, batch.expected.shape) for batch in seen} == {(seen[0].text.shape, (2, 20 // 3))}
+            assert {(batch.text.shape, batch.labels.shape) for batch in seen} == {(seen[0].text.shape, (2, 20 // 3))}
 
 
 def test_a_packed_stream_goes_on_from_any_point(monkeypatch):
@@ -102,7 +102,7 @@ def test_packed_padded_and_alone_give_the_same_classes(pooling, position):
         count, make = batches.open(0)
         for number in range(count):
             batch = make(number)
-            logits = class_logits(model, batch)[batch.expected != PairBatch.IGNORE]
+            logits = class_logits(model, batch)[batch.labels != PairBatch.IGNORE]
             for row, (ids, label) in zip(logits, read_back(batch), strict=True):
                 torch.testing.assert_close(row, alone[ids][0])
                 assert label == alone[ids][1]
@@ -114,7 +114,7 @@ def test_the_loss_is_the_weighted_formula(smoothing):
     model = build(ModelConfig(**TINY, vocab_size=600)).double().eval()
     batch = some().batch(torch.arange(20))
     weight = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
-    logits, right = model(batch.text, batch.valid), batch.expected[:, 0]
+    logits, right = model(batch.text, batch.valid), batch.labels[:, 0]
     loss, count = classification(model, batch, smoothing, weight=weight)
     log = logits.log_softmax(dim=1)
     each = -(1 - smoothing) * log[torch.arange(20), right] - smoothing * log.mean(dim=1)
@@ -147,8 +147,8 @@ def test_a_share_of_the_words_is_hidden_in_training_alone():
     model = build(ModelConfig(**TINY, vocab_size=600, dropout=0.0, embed_dropout=0.0))
     batch = some().batch(torch.arange(10))
     plain = classification(model.eval(), batch)[0]
-    assert torch.equal(classification(model, batch, hide=hide)[0], plain)
-    assert not torch.equal(classification(model.train(), batch, hide=hide)[0], plain)
+    assert torch.equal(classification(model, batch, word_dropout=hide)[0], plain)
+    assert not torch.equal(classification(model.train(), batch, word_dropout=hide)[0], plain)
 
 
 def test_balanced_weights_give_every_class_the_same_part_and_a_mean_of_one():

@@ -123,7 +123,7 @@ def test_the_loss_is_the_sum_over_all_tokens_of_a_batch(here):
     halves = [next_token(model, type(batch)(half)) for half in batch.ids.chunk(2)]
     assert float(loss) == pytest.approx(sum(float(part) for part, _ in halves)) and int(count) == batch.read.numel()
     logits = model(batch.read).log_softmax(-1)
-    expected = -logits.gather(2, batch.expected[..., None]).sum()
+    expected = -logits.gather(2, batch.labels[..., None]).sum()
     assert float(loss) == pytest.approx(float(expected), rel=1e-6)
 
 

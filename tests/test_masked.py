@@ -57,7 +57,7 @@ def test_fifteen_per_cent_of_a_row_are_chosen_and_become_80_10_10(tokenizer):
     plain = plain_rows(packs)
     found = batches(packs)
     ids, document = (torch.cat([getattr(one, name) for one in found]) for name in ("ids", "document"))
-    positions, expected = (torch.cat([getattr(one, name) for one in found]) for name in ("positions", "expected"))
+    positions, expected = (torch.cat([getattr(one, name) for one in found]) for name in ("positions", "labels"))
     chosen = torch.zeros_like(ids, dtype=torch.bool)
     for row in range(len(ids)):
         chosen[row, positions[row][expected[row] != PairBatch.IGNORE]] = True
@@ -123,7 +123,7 @@ def test_what_is_hidden_follows_from_seed_epoch_and_place(tokenizer, monkeypatch
     again = iter(second)
     for batch in seen[7:]:
         other = next(again)
-        assert torch.equal(batch.ids, other.ids) and torch.equal(batch.expected, other.expected)
+        assert torch.equal(batch.ids, other.ids) and torch.equal(batch.labels, other.labels)
     count = make(5).open(0)[0]
     assert not torch.equal(batches(make(5), 0)[0].ids, batches(make(5), 1)[0].ids)
     assert not torch.equal(batches(make(5), 0)[0].ids, batches(make(6), 0)[0].ids)
@@ -142,10 +142,10 @@ def test_the_loss_is_that_of_the_hidden_tokens_and_of_no_other(tokenizer):
     model = build(ModelConfig(**shape, vocab_size=len(tokenizer), dim=16, layers=2, heads=2, ff_dim=32))
     assert isinstance(model, Encoder)
     model = model.double().eval()
-    batch = batches(MaskedPacks(texts(tokenizer, 20), tokenizer, MaskConfig(share=0.3), 4, 48, 1))[0]
+    batch = batches(MaskedPacks(texts(tokenizer, 20), tokenizer, MaskConfig(fraction=0.3), 4, 48, 1))[0]
     loss, count = masked_tokens(model, batch)
     states = model.encode(batch.ids, batch.document > 0, document=batch.document)
-    full = torch.full_like(batch.ids, PairBatch.IGNORE).scatter(1, batch.positions, batch.expected)
+    full = torch.full_like(batch.ids, PairBatch.IGNORE).scatter(1, batch.positions, batch.labels)
     assert model.head is not None
     logits = model.head(states)
     torch.testing.assert_close(
@@ -205,7 +205,7 @@ def test_gaps_are_filled_with_what_the_model_holds_likely(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"), [({"share": 0.0}, "share = 0.0"), ({"mask": 0.9, "random": 0.2}, "together at most 1")]
+    ("settings", "said"), [({"fraction": 0.0}, "fraction = 0.0"), ({"mask": 0.9, "random": 0.2}, "together at most 1")]
 )
 def test_mistakes_in_the_table_are_told(settings, said):
     with pytest.raises(UserError, match=said):

@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_told_and_leaves_nothing(masked, capsys, settings, 
     ("settings", "said"),
     [
         (["train.r_drop=1.0"], "train.r_drop"),
-        (["mask.share=2.0"], "mask.share"),
+        (["mask.fraction=2.0"], "mask.fraction"),
         (["train.pack=3"], "give 4 or more"),
         (["model.architecture=decoder"], "needs architecture = 'encoder'"),
         (["data.column=nope"], "column 'nope' is nowhere"),

@@ -49,16 +49,16 @@ def test_r_drop_is_its_formula(smoothing, alpha):
     first, second = torch.randn(2, *batch.target.shape, 12) * 2
     loss, count = translation(Scripted(first, second), batch, smoothing, alpha)
     torch.testing.assert_close(
-        loss.double(), written_out(first, second, batch.expected, smoothing, alpha), rtol=1e-5, atol=1e-4
+        loss.double(), written_out(first, second, batch.labels, smoothing, alpha), rtol=1e-5, atol=1e-4
     )
-    assert int(count) == int((batch.expected != -100).sum())
+    assert int(count) == int((batch.labels != -100).sum())
 
 
 def test_what_stands_on_filler_does_not_matter():
     batch = reversal_pairs().batch(torch.arange(6))
     first, second = torch.randn(2, *batch.target.shape, 12)
     loss, _ = translation(Scripted(first, second), batch, 0.1, 2.0)
-    filler = batch.expected == -100
+    filler = batch.labels == -100
     assert filler.any()
     other = [torch.where(filler[..., None], torch.randn_like(x) * 9, x) for x in (first, second)]
     torch.testing.assert_close(translation(Scripted(*other), batch, 0.1, 2.0)[0], loss)

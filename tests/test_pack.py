@@ -43,7 +43,7 @@ def unpack(batch: PackedBatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         assert documents == set(range(1, len(documents) + 1))
         for number in documents:
             on, at = batch.source_document[row] == number, batch.target_document[row] == number
-            read, expected = batch.target[row][at].tolist(), batch.expected[row][at].tolist()
+            read, expected = batch.target[row][at].tolist(), batch.labels[row][at].tolist()
             assert read[1:] == expected[:-1]  # what should follow is what is read next
             found.append((tuple(batch.source[row][on].tolist()), (*read, expected[-1])))
     return found
@@ -78,7 +78,7 @@ def test_every_pair_is_there_exactly_once_an_epoch(rows):
     wanted = sorted((tuple(row_of(data.sources, i)), tuple(row_of(data.targets, i))) for i in range(60))
     for epoch in range(2):
         layout = packs.layout(epoch)
-        assert len(layout.source) % rows == 0 and layout.source.shape == layout.expected.shape
+        assert len(layout.source) % rows == 0 and layout.source.shape == layout.labels.shape
         assert sorted(unpack(layout)) == wanted
 
 
@@ -88,7 +88,7 @@ def test_documents_stand_together_and_filler_comes_last():
         real = [number for number in documents if number]
         assert documents == real + [0] * (24 - len(real)) and real == sorted(real)
     filler = layout.target_document == 0
-    assert (layout.expected[filler] == PairBatch.IGNORE).all() and (layout.expected[~filler] > 0).all()
+    assert (layout.labels[filler] == PairBatch.IGNORE).all() and (layout.labels[~filler] > 0).all()
 
 
 def test_rows_are_filled_to_nine_tenths_and_more():

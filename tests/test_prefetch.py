@@ -109,4 +109,4 @@ def test_a_process_that_forgets_to_close_it_still_ends(tmp_path):
 def test_pinned_for_a_gpu():
     with closing(prefetch(stream(), pin=True)) as batches:
         batch = next(batches)
-    assert batch.source.is_pinned() and batch.expected.is_pinned()
+    assert batch.source.is_pinned() and batch.labels.is_pinned()

@@ -265,7 +265,7 @@ def taught(steps: int, edits: dict[str, Any], **changes: Any) -> Recurrent:
 def right(model: Recurrent, batch: PairBatch) -> float:
     """The share of tokens that greedy search gets right."""
     found = greedy(model, batch.source, None, bos=0, eos=1, limit=batch.target.shape[1])
-    wanted = batch.expected[:, :-1].tolist()
+    wanted = batch.labels[:, :-1].tolist()
     hits = sum(a == b for own, want in zip(found, wanted, strict=True) for a, b in zip(own, want, strict=False))
     return hits / sum(map(len, wanted))
 

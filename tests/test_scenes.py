@@ -178,7 +178,7 @@ def test_a_stream_goes_on_from_any_point() -> None:
     other = next(iter(again))
     assert torch.equal(after.source, other.source) and torch.equal(after.target, other.target)
     for row in range(4):
-        ids = [id for id in after.expected[row].tolist() if id >= 0]
+        ids = [id for id in after.labels[row].tolist() if id >= 0]
         assert ids[-1] == tokenizer.eos and tokenizer.decode(ids) in captions
         assert after.target[row, : len(ids)].tolist() == [tokenizer.bos, *ids[:-1]]
 
@@ -193,12 +193,12 @@ def test_words_are_hidden_from_the_decoder_in_training_alone_and_still_expected(
     assert WordDropout.of(0.0, tokenizer) is None
     hide = WordDropout(1.0, *(getattr(WordDropout.of(0.5, tokenizer), name) for name in ("by", "ends")))  # every word
     plain, count = captioning(model.eval(), batch)
-    assert torch.equal(captioning(model, batch, hide=hide)[0], plain)
+    assert torch.equal(captioning(model, batch, word_dropout=hide)[0], plain)
     blank = torch.where(batch.target == tokenizer.bos, batch.target, tokenizer.unk)
     blank = torch.where(batch.target == tokenizer.eos, batch.target, blank)
     expected = captioning(model, replace(batch, target=blank))
     assert not torch.equal(expected[0], plain)
-    hidden = captioning(model.train(), batch, hide=hide)
+    hidden = captioning(model.train(), batch, word_dropout=hide)
     torch.testing.assert_close(hidden, expected)
     assert int(hidden[1]) == int(count)
 

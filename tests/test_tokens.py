@@ -200,7 +200,7 @@ def test_blocks_are_the_same_from_memory_and_from_disk(tmp_path, monkeypatch):
     assert stream.flat is not None and mapped.flat is None
     for a, b in islice(zip(stream, mapped, strict=False), 40):
         assert torch.equal(a.ids, b.ids) and a.ids.dtype == b.ids.dtype == torch.long and a.ids.shape == (4, 17)
-        assert int(a.tokens) == 64 and torch.equal(a.read[:, 1:], a.expected[:, :-1])
+        assert int(a.tokens) == 64 and torch.equal(a.read[:, 1:], a.labels[:, :-1])
 
 
 def test_a_stream_goes_on_from_any_point(tmp_path):
@@ -237,7 +237,7 @@ def test_windows_count_every_token_once_with_enough_before_it(tmp_path_factory, 
     seen = []
     for batch, counted in windows(text, context, stride, rows):
         assert batch.read.shape == counted.shape and len(batch.read) <= rows and batch.read.shape[1] == context
-        for read, expected, count in zip(batch.read.tolist(), batch.expected.tolist(), counted.tolist(), strict=True):
+        for read, expected, count in zip(batch.read.tolist(), batch.labels.tolist(), counted.tolist(), strict=True):
             for at in (at for at in range(context) if count[at]):
                 place = ids.index(expected[at])
                 seen.append(place)

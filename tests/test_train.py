@@ -112,7 +112,7 @@ def test_loss_is_label_smoothed_cross_entropy_written_out(smoothing):
     log_p = model(batch.source, batch.target, batch.source_valid).log_softmax(dim=-1)
     expected, tokens = 0.0, 0
     for row in range(6):
-        for place, right in enumerate(batch.expected[row].tolist()):
+        for place, right in enumerate(batch.labels[row].tolist()):
             if right == PairBatch.IGNORE:
                 continue
             q = torch.full((log_p.shape[-1],), smoothing / log_p.shape[-1], dtype=torch.float64)
@@ -121,9 +121,9 @@ def test_loss_is_label_smoothed_cross_entropy_written_out(smoothing):
             tokens += 1
     assert int(count) == tokens
     assert math.isclose(loss.item(), expected, rel_tol=1e-9)
-    real = batch.expected.flatten() >= 0
+    real = batch.labels.flatten() >= 0
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum")
-    theirs = criterion(log_p.flatten(0, 1)[real], batch.expected.flatten()[real])
+    theirs = criterion(log_p.flatten(0, 1)[real], batch.labels.flatten()[real])
     torch.testing.assert_close(loss, theirs)
 
 
@@ -183,7 +183,7 @@ def test_updates_are_torchs_adamw_on_the_mean_loss(tmp_path):
     for batch, _ in zip(plain.batches, range(8), strict=False):
         optimizer.zero_grad()
         logits = plain.model(batch.source, batch.target, batch.source_valid)
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.expected.flatten(), label_smoothing=0.1)
+        loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), label_smoothing=0.1)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 0.7)
         optimizer.step()

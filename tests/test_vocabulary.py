@@ -43,7 +43,7 @@ def gradients(model: Decoder, loss: torch.Tensor) -> dict[str, torch.Tensor]:
 )
 def test_loss_and_gradients_are_those_of_cross_entropy(chunk, smoothing, changes):
     model, batch = make(**changes)
-    logits, expected = model(batch.read).flatten(0, 1), batch.expected.flatten()
+    logits, expected = model(batch.read).flatten(0, 1), batch.labels.flatten()
     plain = F.cross_entropy(logits, expected, label_smoothing=smoothing, reduction="sum")
     ours, count = next_token(model, batch, smoothing, loss=partial(chunked, chunk=chunk))
     torch.testing.assert_close(ours, plain)
@@ -57,7 +57,7 @@ def test_loss_and_gradients_are_those_of_cross_entropy(chunk, smoothing, changes
 def test_what_is_ignored_teaches_nothing():
     model, batch = make()
     states = model.states(batch.read).detach().requires_grad_()
-    expected = batch.expected.clone()
+    expected = batch.labels.clone()
     expected[0] = -100
     ours = chunked(states, model.head, expected, 0.1, chunk=5)
     plain = F.cross_entropy(

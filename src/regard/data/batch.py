@@ -97,19 +97,19 @@ class Tensors:
 
 @dataclass(frozen=True)
 class PairBatch(Tensors):
-    """Source and shifted target: `target[:, i]` is read, `expected[:, i]` is what should follow."""
+    """Source and shifted target: `target[:, i]` is read, `labels[:, i]` is what should follow."""
 
     source: Tensor  # [B, S]
     source_valid: Tensor | None  # [B, S]; None: no filler
     target: Tensor  # [B, T]
-    expected: Tensor  # [B, T], IGNORE where there is nothing to learn
+    labels: Tensor  # [B, T], IGNORE where there is nothing to learn
 
     IGNORE = -100
 
     @property
     def tokens(self) -> Tensor:
         """How many target tokens are to be learned."""
-        return (self.expected != self.IGNORE).sum()
+        return (self.labels != self.IGNORE).sum()
 
 
 class Pairs:
@@ -151,8 +151,8 @@ class Pairs:
     def batch(self, rows: Tensor) -> PairBatch:
         source, source_valid = self.sources.pad(rows)
         target, valid = self.targets.pad(rows)
-        expected = torch.where(valid[:, 1:], target[:, 1:], PairBatch.IGNORE)
-        return PairBatch(source, None if bool(source_valid.all()) else source_valid, target[:, :-1], expected)
+        labels = torch.where(valid[:, 1:], target[:, 1:], PairBatch.IGNORE)
+        return PairBatch(source, None if bool(source_valid.all()) else source_valid, target[:, :-1], labels)
 
 
 class Stream(ABC):

@@ -5,7 +5,7 @@
               from (seed, e), so a resumed run needs only the epoch and how far it was
     windows   every token of a text exactly once, given as many tokens before it as the context has room for
 
-A row of L + 1 tokens teaches L of them: `read` is all but the last, `expected` all but the first.
+A row of L + 1 tokens teaches L of them: `read` is all but the last, `labels` all but the first.
 
 With `stride` < `context` the windows overlap, and only the last `stride` tokens of each (all of the first) count:
 
@@ -41,13 +41,13 @@ class BlockBatch:
         return self.ids[:, :-1]
 
     @property
-    def expected(self) -> Tensor:
+    def labels(self) -> Tensor:
         return self.ids[:, 1:]
 
     @property
     def tokens(self) -> Tensor:
         """How many tokens are to be learned."""
-        return torch.full((), self.expected.numel(), device=self.ids.device)
+        return torch.full((), self.labels.numel(), device=self.ids.device)
 
     def to(self, device: torch.device) -> BlockBatch:
         return BlockBatch(self.ids.to(device, non_blocking=True))
@@ -98,7 +98,7 @@ class Blocks(Stream):
 
 
 def windows(text: Tokens, context: int, stride: int, rows: int) -> Iterator[tuple[BlockBatch, Tensor]]:
-    """Batches over the whole text, and which of their expected tokens count [R, context].
+    """Batches over the whole text, and which of their labels count [R, context].
 
     The last window is filled up with its first token, and the filler does not count.
     """

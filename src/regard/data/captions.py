@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.data.config import Files, check_hide, check_list, check_tests, expand_all
+from regard.data.config import Files, check_list, check_tests, check_word_dropout, expand_all
 from regard.data.features import open_features
 from regard.data.lines import Notes, Problem, left_out, read_lines, refusal
 from regard.data.pixels import open_pixels
@@ -74,7 +74,7 @@ class CaptionData:
     test: dict[str, Files] = field(default_factory=dict)
     scenes: ScenesData | None = None
     max_length: int = 64  # most tokens of a caption, its end included
-    hide: float = 0.0  # share of a training caption's tokens that the decoder does not read, others in every reading
+    word_dropout: float = 0.0  # probability that a training caption's token is masked
     skip_bad: bool = False  # leave out rows that cannot be used
     folder: str = "."  # where relative names start
 
@@ -83,7 +83,7 @@ class CaptionData:
             check_list(name, files)
         check_tests(self.test, "new.jsonl")
         check_types(self)
-        check_hide(self.hide)
+        check_word_dropout(self.word_dropout)
         if bool(self.train) == (self.scenes is not None):
             raise UserError('train: write  train = ["captions.jsonl"], or a table [data.scenes], and not both')
         if self.scenes is not None and (self.valid or self.test):

@@ -50,10 +50,10 @@ class CaptionSet:
 
 @dataclass(frozen=True)
 class Targets:
-    """Captions as ids: what is read and what is expected, [N, T] each."""
+    """Captions as ids: `target` is read, `labels` are the tokens that follow, [N, T] each."""
 
     target: Tensor
-    expected: Tensor
+    labels: Tensor
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, captions: Sequence[str], max_length: int) -> Targets:
@@ -73,11 +73,11 @@ class Targets:
         return cls(rows[:, :-1], torch.where(real[:, 1:], rows[:, 1:], PairBatch.IGNORE))
 
     def to(self, device: torch.device) -> Targets:
-        return Targets(self.target.to(device), self.expected.to(device))
+        return Targets(self.target.to(device), self.labels.to(device))
 
     def batch(self, rows: Tensor, source: Tensor, valid: Tensor | None) -> PairBatch:
         at = rows.to(self.target.device)
-        return PairBatch(source, valid, self.target[at], self.expected[at])
+        return PairBatch(source, valid, self.target[at], self.labels[at])
 
 
 # --- scenes

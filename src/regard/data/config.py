@@ -72,9 +72,9 @@ def check_list(name: str, files: Any) -> None:
         raise UserError(f'{name} = {files!r}: expected a list of file names, such as ["train.en", "train.de"]')
 
 
-def check_hide(hide: float) -> None:
-    if not 0 <= hide < 1:
-        raise UserError(f"hide = {hide}: a share, so it must be at least 0 and below 1, such as 0.1")
+def check_word_dropout(word_dropout: float) -> None:
+    if not 0 <= word_dropout < 1:
+        raise UserError(f"word_dropout = {word_dropout}: must be at least 0 and below 1, such as 0.1")
 
 
 def check_tests(test: Any, example: str) -> None:

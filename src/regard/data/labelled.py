@@ -4,8 +4,8 @@ A text is framed  <s> … </s>  and cut to `data.max_length` tokens; the first t
 classifier may gather what it has read. On disk they are pairs of a text and the number of its class
 (`regard.data.store`).
 
-    padded   text [B, N], valid [B, N],    expected [B, 1]      texts of similar length side by side
-    packed   text [R, L], document [R, L], expected [R, D]      D texts a row at most, IGNORE where there are fewer
+    padded   text [B, N], valid [B, N],    labels [B, 1]      texts of similar length side by side
+    packed   text [R, L], document [R, L], labels [R, D]      D texts a row at most, IGNORE where there are fewer
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class ClassBatch(Tensors):
     """Texts, one a row or packed, and their classes."""
 
     text: Tensor  # [R, N]
-    expected: Tensor  # [R, D], IGNORE where a packed row has fewer texts
+    labels: Tensor  # [R, D], IGNORE where a packed row has fewer texts
     valid: Tensor | None = None  # [R, N] of padded texts; None: no filler
     document: Tensor | None = None  # [R, N] of packed ones, from 1; 0: filler
 
     @property
     def tokens(self) -> Tensor:
         """How many texts are learned from."""
-        return (self.expected != PairBatch.IGNORE).sum()
+        return (self.labels != PairBatch.IGNORE).sum()
 
 
 class Labelled:
@@ -88,9 +88,9 @@ class ClassPacks(TextPacks):
         self.most = length // int(data.texts.lengths.min())  # texts that a row can hold
 
     def finish(self, ids: Tensor, document: Tensor, plan: Plan, generator: torch.Generator) -> ClassBatch:
-        expected = torch.full((len(ids), self.most), PairBatch.IGNORE)
-        expected[plan.row, plan.document - 1] = self.labels[plan.order]
-        return ClassBatch(ids, expected.to(ids.device), document=document)
+        labels = torch.full((len(ids), self.most), PairBatch.IGNORE)
+        labels[plan.row, plan.document - 1] = self.labels[plan.order]
+        return ClassBatch(ids, labels.to(ids.device), document=document)
 
 
 def draw(labels: Tensor, share: float, seed: int, *, keep: bool) -> Tensor:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from regard.data.config import Files, check_hide, check_list, expand_all
+from regard.data.config import Files, check_list, check_word_dropout, expand_all
 from regard.data.lines import Notes, Problem, refusal
 from regard.data.read import SHOWN, remedy_for
 from regard.data.table import Row, csv_rows, jsonl_rows, parquet_rows, tsv_rows
@@ -48,7 +48,7 @@ class LabelData:
     class_weights: Literal["none", "balanced"] | dict[str, float] = "none"  # of a class in the loss
     fraction: float = 1.0  # share of the training labels that is used, of every class; drawn by train.seed
     max_length: int = 256  # tokens of a text, its two ends included; what is longer is cut
-    hide: float = 0.0  # share of a training text's tokens that the model does not see, others in every reading
+    word_dropout: float = 0.0  # probability that a token of a training text is masked
     skip_bad: bool = False  # leave out rows that cannot be used, instead of asking you to mend them
     folder: str = "."  # where relative names start
 
@@ -85,7 +85,7 @@ class LabelData:
             )
         if not 0 < self.fraction <= 1:
             raise UserError(f"fraction = {self.fraction}: must be above 0 and at most 1, such as 0.1")
-        check_hide(self.hide)
+        check_word_dropout(self.word_dropout)
         if self.max_length < 3:
             raise UserError(f"max_length = {self.max_length}: a token and the two ends make 3; give 3 or more")
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:

@@ -2,15 +2,14 @@
 
     text       <s> 이 영화 정말 재밌다 </s>
     read       <s> 이 영화 <mask> 재밌다 </s>
-    expected               정말
+    labels               정말
 
-Of the tokens of a row, `share` are chosen, or whole words up to as many; of the chosen ones 80 % become <mask>, 10 % a
-random token and 10 % stay as they are, so that a state must be right wherever a token might be wrong (Devlin et al.
-2018, section 3.1). Each epoch chooses anew (Liu et al. 2019), and the choice follows from the seed, the epoch and the
-place: a resumed run sees what it would have seen.
+A `fraction` of the tokens of a row is chosen (or whole words up to as many); of these 80 % become <mask>, 10 % a random
+token and 10 % stay as they are, so the model must encode every position well (Devlin et al. 2018, section 3.1). Each
+epoch samples another choice (Liu et al. 2019), which follows from the seed and the epoch, so a resumed run is exact.
 
 Documents longer than a row are cut; each part is framed  <s> … </s>,  and several share a row (`regard.data.textpack`).
-Only the chosen positions are scored: at most M = share · L per row, so the output matmul over the vocabulary is 1/7
+Only the chosen positions are scored: at most M = fraction · L per row, so the output matmul over the vocabulary is 1/7
 of what all positions would take.
 """
 
@@ -44,21 +43,21 @@ from regard.text.words import WordTable
 class MaskConfig:
     """What is hidden: the [mask] table of a recipe."""
 
-    share: float = 0.15  # of the tokens
+    fraction: float = 0.15  # of the tokens
     whole_words: bool = False  # all tokens of a word or none
     mask: float = 0.8  # of those: become <mask>
     random: float = 0.1  # become another token; the rest stays
 
     def __post_init__(self) -> None:
         check_types(self)
-        if not 0 < self.share < 1:
-            raise UserError(f"share = {self.share}: must be above 0 and below 1, such as 0.15")
+        if not 0 < self.fraction < 1:
+            raise UserError(f"fraction = {self.fraction}: must be above 0 and below 1, such as 0.15")
         if self.mask < 0 or self.random < 0 or self.mask + self.random > 1:
-            raise UserError(f"mask = {self.mask}, random = {self.random}: are shares, together at most 1")
+            raise UserError(f"mask = {self.mask}, random = {self.random}: are fractions, together at most 1")
 
     def most(self, length: int) -> int:
         """Positions of a row that may be chosen."""
-        return max(1, round(self.share * length))
+        return max(1, round(self.fraction * length))
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,12 @@ class MaskedBatch(Tensors):
     ids: Tensor  # [R, L]
     document: Tensor  # [R, L], from 1; 0: filler
     positions: Tensor  # [R, M] where something is to be guessed
-    expected: Tensor  # [R, M] what was there; IGNORE where fewer were chosen
+    labels: Tensor  # [R, M] what was there; IGNORE where fewer were chosen
 
     @property
     def tokens(self) -> Tensor:
         """How many tokens are to be guessed."""
-        return (self.expected != PairBatch.IGNORE).sum()
+        return (self.labels != PairBatch.IGNORE).sum()
 
 
 class MaskedPacks(TextPacks):
@@ -98,11 +97,11 @@ class MaskedPacks(TextPacks):
         alone = torch.arange(1, ids.shape[1] + 1, device=ids.device).expand_as(ids)
         words = self.words.number(ids) if self.config.whole_words else alone
         hidden = torch.where((document > 0) & ~self.words.special[ids], words, 0)
-        chosen = choose(hidden, self.config.share, generator)
+        chosen = choose(hidden, self.config.fraction, generator)
         most = self.config.most(self.length)
         positions = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :most]
-        expected = torch.where(chosen, ids, PairBatch.IGNORE).gather(1, positions)
-        return MaskedBatch(self._hide(ids, chosen, generator), document, positions, expected)
+        labels = torch.where(chosen, ids, PairBatch.IGNORE).gather(1, positions)
+        return MaskedBatch(self._hide(ids, chosen, generator), document, positions, labels)
 
     def _hide(self, ids: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
         lot = torch.rand(ids.shape, generator=generator, device=ids.device)
@@ -112,16 +111,16 @@ class MaskedPacks(TextPacks):
         return torch.where(chosen, torch.where(masked, self.mask, torch.where(moved, other, ids)), ids)
 
 
-def choose(words: Tensor, share: float, generator: torch.Generator) -> Tensor:
+def choose(words: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
     """Which tokens are chosen, of rows [n, L] that say to which word a token belongs, 0: to none.
 
-    Words come in random order until the next would exceed round(share · tokens), at least 1.
+    Words come in random order until the next would exceed round(fraction · tokens), at least 1.
     """
     n, length = words.shape
     lot = torch.rand(n, length + 1, generator=generator, device=words.device).gather(1, words)  # one for each word
     rank = torch.where(words > 0, lot, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
     last = words.new_zeros(n, length + 1).scatter_reduce_(1, words, rank, "amax").gather(1, words)
-    quota = ((words > 0).sum(dim=1, keepdim=True) * share).round().clamp_min(1)
+    quota = ((words > 0).sum(dim=1, keepdim=True) * fraction).round().clamp_min(1)
     return (words > 0) & (last < quota)
 
 

@@ -33,12 +33,12 @@ class PackedBatch(Tensors):
     source_document: Tensor
     target: Tensor
     target_document: Tensor
-    expected: Tensor  # IGNORE on filler
+    labels: Tensor  # IGNORE on filler
 
     @property
     def tokens(self) -> Tensor:
         """How many target tokens are to be learned."""
-        return (self.expected != PairBatch.IGNORE).sum()
+        return (self.labels != PairBatch.IGNORE).sum()
 
 
 def assign(sources: list[int], targets: list[int], length: int) -> list[int]:
@@ -134,9 +134,9 @@ class Packs(Stream):
         plan = plan_rows(sources, targets, width, self.rows, generator)
         source, source_document = lay(data.sources, plan, sources[plan.order], width)
         target, target_document = lay(data.targets, plan, targets[plan.order], width)
-        expected, _ = lay(data.targets, plan, targets[plan.order], width, shift=1)
-        expected = torch.where(target_document > 0, expected, PairBatch.IGNORE)
-        return PackedBatch(source, source_document, target, target_document, expected)
+        labels, _ = lay(data.targets, plan, targets[plan.order], width, shift=1)
+        labels = torch.where(target_document > 0, labels, PairBatch.IGNORE)
+        return PackedBatch(source, source_document, target, target_document, labels)
 
     def open(self, epoch: int) -> tuple[int, Callable[[int], PackedBatch]]:
         laid, step = self.layout(epoch).to(self.device), self.rows

@@ -43,7 +43,14 @@ from regard.samples import sample_folder
 from regard.settings import check_types, from_dict, to_dict
 
 HOLD_OUT = 0  # seed of what `valid_fraction` holds out of labelled texts
-LABELS_ONLY = ("classes", "class_weights", "fraction", "max_length", "hide", "header")  # of a classifier, not of a text
+LABELS_ONLY = (
+    "classes",
+    "class_weights",
+    "fraction",
+    "max_length",
+    "word_dropout",
+    "header",
+)  # of a classifier, not of a text
 
 
 @dataclass(frozen=True)

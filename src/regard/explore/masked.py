@@ -61,7 +61,7 @@ def _texts(batch: MaskedBatch) -> list[tuple[list[int], dict[int, int]]]:
     for row in range(len(batch.ids)):
         hidden = {
             place: right
-            for place, right in zip(batch.positions[row].tolist(), batch.expected[row].tolist(), strict=True)
+            for place, right in zip(batch.positions[row].tolist(), batch.labels[row].tolist(), strict=True)
             if right != PairBatch.IGNORE
         }
         for number in range(1, int(batch.document[row].max()) + 1):

@@ -57,7 +57,7 @@ def perplexity(
         batch, counted = batch.to(device), counted.to(device)
         with torch.autocast(device.type, half, enabled=half is not None):
             logits = model(batch.read)
-        losses = F.cross_entropy(logits.float().flatten(0, 1), batch.expected.flatten(), reduction="none")
+        losses = F.cross_entropy(logits.float().flatten(0, 1), batch.labels.flatten(), reduction="none")
         sums += torch.where(counted, losses.view_as(counted).double(), 0.0).sum(dim=0)
         counts += counted.sum(dim=0)
     total, tokens = sums.sum().item(), int(counts.sum())

@@ -63,10 +63,10 @@ def captioning(
     batch: PairBatch,
     label_smoothing: float = 0.0,
     r_drop: float = 0.0,
-    hide: WordDropout | None = None,
+    word_dropout: WordDropout | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of tokens); the pixels of a batch are bytes."""
-    target = hide(batch.target) if hide is not None and model.training else batch.target
+    target = word_dropout(batch.target) if word_dropout is not None and model.training else batch.target
     ready = dataclasses.replace(batch, source=as_input(batch.source), target=target)
     return translation(model, ready, label_smoothing=label_smoothing, r_drop=r_drop)
 
@@ -206,7 +206,7 @@ class CaptioningRun(TaskRun):
             captioning,
             label_smoothing=self.config.label_smoothing,
             r_drop=self.config.r_drop,
-            hide=WordDropout.of(self.data.hide, self.tokenizer),
+            word_dropout=WordDropout.of(self.data.word_dropout, self.tokenizer),
         )
 
     @property

@@ -57,7 +57,7 @@ def masked_tokens(
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of hidden tokens)."""
     assert model.head is not None
-    total = loss(hidden_states(model, batch), model.head, batch.expected, label_smoothing, 0.0)
+    total = loss(hidden_states(model, batch), model.head, batch.labels, label_smoothing, 0.0)
     return total + balance(model, batch.tokens), batch.tokens
 
 
@@ -188,11 +188,11 @@ class MaskedRun(TextRun):
             assert isinstance(batch, MaskedBatch)
             with torch.autocast(device.type, half, enabled=half is not None):
                 logits = model.head(hidden_states(model, batch))
-            known = batch.expected != PairBatch.IGNORE
-            sums[0] += surprise(logits, batch.expected)
-            sums[1] += (logits.argmax(dim=-1) == batch.expected)[known].sum()
+            known = batch.labels != PairBatch.IGNORE
+            sums[0] += surprise(logits, batch.labels)
+            sums[1] += (logits.argmax(dim=-1) == batch.labels)[known].sum()
             if frequency is not None:
-                sums[2] -= frequency.to(device)[batch.expected[known]].sum()
+                sums[2] -= frequency.to(device)[batch.labels[known]].sum()
             tokens += int(batch.tokens)
         loss, accuracy, unigram = (sums / max(tokens, 1)).tolist()
         figures: Figures = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}

@@ -55,7 +55,7 @@ def class_logits(model: Encoder, batch: ClassBatch) -> Tensor:
         logits: Tensor = model(batch.text, batch.valid)
         return logits[:, None]
     states = model.encode(batch.text, batch.document > 0, document=batch.document)
-    packed: Tensor = model.classify(model.pooled_documents(states, batch.document, batch.expected.shape[1]))
+    packed: Tensor = model.classify(model.pooled_documents(states, batch.document, batch.labels.shape[1]))
     return packed
 
 
@@ -65,12 +65,12 @@ def classification(
     label_smoothing: float = 0.0,
     r_drop: float = 0.0,
     weight: Tensor | None = None,
-    hide: WordDropout | None = None,
+    word_dropout: WordDropout | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of texts); `weight` [classes] is what each class counts."""
     read = twice(batch) if r_drop else batch
-    read = replace(read, text=hide(read.text)) if hide is not None and model.training else read
-    total = surprise(class_logits(model, read), read.expected, label_smoothing, r_drop, weight)
+    read = replace(read, text=word_dropout(read.text)) if word_dropout is not None and model.training else read
+    total = surprise(class_logits(model, read), read.labels, label_smoothing, r_drop, weight)
     return total + balance(model, batch.tokens), batch.tokens
 
 
@@ -226,7 +226,7 @@ class ClassificationRun(TaskRun):
             label_smoothing=self.config.label_smoothing,
             r_drop=self.config.r_drop,
             weight=None if weight is None else weight.to(self.device),
-            hide=WordDropout.of(self.data.hide, self.tokenizer),
+            word_dropout=WordDropout.of(self.data.word_dropout, self.tokenizer),
         )
 
     @property

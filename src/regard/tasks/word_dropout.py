@@ -35,10 +35,10 @@ class WordDropout:
 
     @classmethod
     def of(cls, share: float, tokenizer: Tokenizer) -> WordDropout | None:
-        """That of `data.hide`. <mask> is what a masked language model knows for it; others have <unk>."""
+        """That of `data.word_dropout`. <mask> is what a masked language model knows for it; others have <unk>."""
         if not share:
             return None
         by = tokenizer.unk if tokenizer.mask is None else tokenizer.mask
         if by is None:
-            raise UserError(f"data.hide = {share}: the tokenizer has neither <mask> nor <unk>; leave hide out")
+            raise UserError(f"data.word_dropout = {share}: the tokenizer has neither <mask> nor <unk>; remove it")
         return cls(share, by, (special(tokenizer, "bos"), special(tokenizer, "eos")))

@@ -44,9 +44,9 @@ def _sums(row, right, size: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[
 
 
 @triton.jit
-def _single(scores, expected, losses, size: tl.constexpr, smoothing, ignore, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _single(scores, labels, losses, size: tl.constexpr, smoothing, ignore, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     number = tl.program_id(0).to(tl.int64)
-    row, right = scores + number * size, tl.load(expected + number)
+    row, right = scores + number * size, tl.load(labels + number)
     learned = right != ignore
     right = tl.where(learned, right, 0)
     log_sum, total, chosen = _sums(row, right, size, BLOCK)
@@ -60,9 +60,9 @@ def _single(scores, expected, losses, size: tl.constexpr, smoothing, ignore, BLO
 
 
 @triton.jit
-def _double(scores, expected, losses, rows, size: tl.constexpr, smoothing, weight, ignore, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _double(scores, labels, losses, rows, size: tl.constexpr, smoothing, weight, ignore, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     number = tl.program_id(0).to(tl.int64)
-    first, second, right = scores + number * size, scores + (rows + number) * size, tl.load(expected + number)
+    first, second, right = scores + number * size, scores + (rows + number) * size, tl.load(labels + number)
     learned = right != ignore
     right = tl.where(learned, right, 0)
     log_first, total_first, chosen_first = _sums(first, right, size, BLOCK)
@@ -91,7 +91,7 @@ def _double(scores, expected, losses, rows, size: tl.constexpr, smoothing, weigh
         tl.store(second + at, tl.where(learned, of_second, 0.0).to(second.dtype.element_ty), at < size)
 
 
-def score(logits: Tensor, expected: Tensor, label_smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
+def score(logits: Tensor, labels: Tensor, label_smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
     """As `vocabulary.score`; the gradient stands where the scores [n, V] stood."""
     count, size = logits.shape
     rows = count // 2 if r_drop else count
@@ -99,7 +99,7 @@ def score(logits: Tensor, expected: Tensor, label_smoothing: float, r_drop: floa
     last: dict[str, Any] = {"BLOCK": min(BLOCK, triton.next_power_of_2(size)), "num_warps": WARPS}
     if r_drop:
         given = (rows, size, label_smoothing, r_drop / 4, PairBatch.IGNORE)
-        _double[(rows,)](logits, expected, losses, *given, **last)
+        _double[(rows,)](logits, labels, losses, *given, **last)
     else:
-        _single[(rows,)](logits, expected, losses, size, label_smoothing, PairBatch.IGNORE, **last)
+        _single[(rows,)](logits, labels, losses, size, label_smoothing, PairBatch.IGNORE, **last)
     return losses.sum(), logits

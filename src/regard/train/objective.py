@@ -39,7 +39,7 @@ def translation(
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of target tokens) under teacher forcing; `loss` is `whole`, or `vocabulary.chunked`."""
     read = twice(batch) if r_drop else batch
-    total = (loss or whole)(read_states(model, read), model.head, read.expected, label_smoothing, r_drop)
+    total = (loss or whole)(read_states(model, read), model.head, read.labels, label_smoothing, r_drop)
     return total + balance(model, batch.tokens), batch.tokens
 
 
@@ -51,9 +51,9 @@ def read_states(model: SequenceToSequence, batch: PairBatch | PackedBatch) -> Te
     return model.states(batch.target, model.encode(batch.source, batch.source_valid))
 
 
-def whole(states: Tensor, head: Head, expected: Tensor, label_smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
+def whole(states: Tensor, head: Head, labels: Tensor, label_smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
     """The loss of all scores at once."""
-    return surprise(head(states), expected, label_smoothing, r_drop)
+    return surprise(head(states), labels, label_smoothing, r_drop)
 
 
 def balance(model: nn.Module, tokens: Tensor) -> Tensor | float:
@@ -65,20 +65,20 @@ def balance(model: nn.Module, tokens: Tensor) -> Tensor | float:
 
 
 def surprise(
-    logits: Tensor, expected: Tensor, label_smoothing: float = 0.0, r_drop: float = 0.0, weight: Tensor | None = None
+    logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, r_drop: float = 0.0, weight: Tensor | None = None
 ) -> Tensor:
     """The summed loss of logits [R, T, V]; with `r_drop` the second half of the rows reads what the first does.
 
     `weight` [vocab_size] is how much an answer counts, by what is right.
     """
     chance = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(dim=-1)
-    learned = expected != PairBatch.IGNORE
-    right = chance.gather(-1, torch.where(learned, expected, 0)[..., None])[..., 0]
+    learned = labels != PairBatch.IGNORE
+    right = chance.gather(-1, torch.where(learned, labels, 0)[..., None])[..., 0]
     each = -(1 - label_smoothing) * right
     if label_smoothing:
         each = each - label_smoothing * chance.mean(dim=-1)
     if weight is not None:
-        each = each * weight[torch.where(learned, expected, 0)]
+        each = each * weight[torch.where(learned, labels, 0)]
     total = torch.where(learned, each, 0.0).sum()
     if not r_drop:
         return total

@@ -17,7 +17,7 @@ R-Drop adds, for two rows of scores y, z of the same token with P = softmax(y), 
     apart = KL(P‖Q) + KL(Q‖P) = Σ (P - Q) a
     ∂apart/∂y = P (a - KL(P‖Q)) + P - Q          ∂apart/∂z = -Q (a + KL(Q‖P)) - P + Q
 
-    states [N, dim]   weight [V, dim]   expected [N]   ->   one number; memory: chunk x V
+    states [N, dim]   weight [V, dim]   labels [N]   ->   one number; memory: chunk x V
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Score = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 def chunked(
     states: Tensor,
     head: Head,
-    expected: Tensor,
+    labels: Tensor,
     label_smoothing: float = 0.0,
     r_drop: float = 0.0,
     *,
@@ -55,17 +55,17 @@ def chunked(
     ready, kind = head.ready(states).flatten(0, 1), states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else ready.dtype
     chunk = chunk or CHUNK.get(kind, CHUNK["cuda"])
-    arguments = (expected.flatten(), label_smoothing, r_drop, chunk, dtype)
+    arguments = (labels.flatten(), label_smoothing, r_drop, chunk, dtype)
     return _Chunked.apply(ready, head.project.weight, head.bias, *arguments)  # type: ignore[no-any-return]
 
 
-def score(logits: Tensor, expected: Tensor, label_smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
+def score(logits: Tensor, labels: Tensor, label_smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
     """The summed loss of scores [n, V], and its gradient with respect to them; the scores are overwritten.
 
     With `r_drop` the second half of the rows stands for the same tokens as the first.
     """
-    learned, floor = expected != PairBatch.IGNORE, label_smoothing / logits.shape[1]
-    right = torch.where(learned, expected, 0)[:, None]
+    learned, floor = labels != PairBatch.IGNORE, label_smoothing / logits.shape[1]
+    right = torch.where(learned, labels, 0)[:, None]
     z = logits if logits.dtype == torch.float64 else logits.float()
     total = z.logsumexp(dim=1, keepdim=True)
     each = total - (1 - label_smoothing) * z.gather(1, right)
@@ -101,7 +101,7 @@ def score_on_gpu() -> Score:
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, expected: Tensor, label_smoothing: float,
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, label_smoothing: float,
         r_drop: float, chunk: int, dtype: torch.dtype,
     ) -> Tensor:  # fmt: skip
         large = len(weight) >= LARGE and dtype != torch.float64
@@ -117,7 +117,7 @@ class _Chunked(torch.autograd.Function):
                 end = min(begin + chunk, half) if r_drop else begin + chunk
                 at = [slice(begin, end)] + [slice(half + begin, half + end)] * bool(r_drop)  # the same tokens again
                 part = torch.cat([states[piece] for piece in at]).to(dtype)
-                named = torch.cat([expected[piece] for piece in at])
+                named = torch.cat([labels[piece] for piece in at])
                 some, gradient = run(F.linear(part, narrow, shift), named, label_smoothing, r_drop)
                 loss += some
                 for piece, new in zip(at, F.linear(gradient, narrow.T).chunk(len(at)), strict=True):
