@@ -128,7 +128,7 @@ def here(empty_folder: Path) -> Path:
         model = (
             "[model]\nimage_size = 12\npatch_size = 4\nchannels = 1\n"
             if name == "pictures"
-            else '[model]\nsource = "features"\n'
+            else '[model]\ninput = "features"\n'
         )
         Path(f"{name}.toml").write_text(f'task = "captioning"\n{data}{model}')
     scenes = (
@@ -215,7 +215,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     ("scenes", ["data.train=['x.jsonl']"], "and not both"),
     ("scenes", ["train.pack=3"], "train.pack = 3"), ("scenes", ["data.max_length=3"], "more than data.max_length = 3"),
     ("pictures", ["model.architecture=encoder"], "captions need architecture = 'encoder-decoder'|there are no tokens"),
-    ("pictures", ["model.input=tokens"], "captions need shape"),
+    ("pictures", ["model.input=tokens"], "captions need architecture"),
     ("pictures", ["data.train=['none.jsonl']"], "no such file"),
     ("pictures", ["model.position=learned", "model.max_length=9", "text.kind=char"], "model.max_length = 9"),
     ("features", ["model.feature_dim=2048"], "each region has 6 numbers, but the model reads feature_dim = 2,048"),

@@ -179,7 +179,7 @@ def _other_source(column: str) -> tuple[str, str]:
     """Why a row with the other column cannot be used, and that column."""
     pictures = column == "picture"
     other, reads, source = ("features", "pictures", "features") if pictures else ("picture", "features", "patches")
-    told = f'names "{other}", but the model reads {reads}: set  source = "{source}"  in [model], or write  '
+    told = f'names "{other}", but the model reads {reads}: set  input = "{source}"  in [model], or write  '
     return told + _example(column), other
 
 
