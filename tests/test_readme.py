@@ -245,7 +245,7 @@ SETTINGS = {
     "docs/models.md": ModelConfig,
     "docs/text.md": TextConfig,
     "docs/train.md": TrainConfig,
-    "docs/decode.md": SearchConfig,
+    "docs/predict.md": SearchConfig,
 }
 
 

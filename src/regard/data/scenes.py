@@ -10,7 +10,7 @@ Every scene has one right caption: named first (in English) is the group with fe
 upper one. So the answer can be judged to the letter. Whether a model knows things wherever they are, or has learned
 scenes by heart, shows in combinations that it has never seen: some pairs of noun and place are kept out of training,
 and tested apart (Lake & Baroni 2018, arXiv 1711.00350, ask the same of commands). A place is one of 4 x 4 fields ("bag
-2 3": row 2, column 3) or a whole quarter ("bag top left"), which is much harder: see docs/pictures.md. In HELD_OUT each
+2 3": row 2, column 3) or a whole quarter ("bag top left"), which is much harder: see docs/images.md. In HELD_OUT each
 noun lacks two fields, all of them white if the fields are those of a chessboard; black ones have seen every noun. What
 is new in a test is the picture, never the sentence.
 
