@@ -23,7 +23,6 @@ from torch import Tensor
 from regard.data.batch import Pairs, Ragged
 from regard.data.config import DataConfig
 from regard.data.read import pairs
-from regard.text.frame import framed
 from regard.text.tokenizer import Tokenizer
 
 BOS, EOS, FIRST = 2, 3, 4  # of our tokenizers; ids of pieces begin at FIRST
@@ -107,7 +106,8 @@ def learn_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
 def multi30k(folder: Path, vocab_size: int) -> Corpus:
     tokenizer = learn_tokenizer(folder, vocab_size)
     sources, targets = read_lines(folder, "train")
-    data = Pairs(framed(tokenizer, sources), framed(tokenizer, targets, begin=True))
+    ids = tokenizer.encode_batch(sources, add_eos=True), tokenizer.encode_batch(targets, add_bos=True, add_eos=True)
+    data = Pairs(*ids)
     return Corpus(data, len(tokenizer), f"{len(sources):,} pairs of Multi30k")
 
 

@@ -36,7 +36,6 @@ from regard.metrics.classification import ClassMetrics, evaluate_classes
 from regard.models.recipe import override, read_recipe, smoke
 from regard.samples import sample_folder
 from regard.tasks.text_classification import ClassificationRun
-from regard.text.frame import framed
 from regard.text.tokenizer import Tokenizer
 
 STRENGTHS = (0.3, 1.0, 3.0, 10.0)  # of the linear model: C, the inverse of its regularisation
@@ -151,7 +150,7 @@ def cnn(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
 
 
 def _ids(texts: Texts, rows: Sequence[Example], tokenizer: Tokenizer) -> Labelled:
-    return Labelled(Ragged.of(framed(tokenizer, [one.text for one in rows])), texts.labels(rows))
+    return Labelled(Ragged.of(tokenizer.encode_batch([one.text for one in rows], add_eos=True)), texts.labels(rows))
 
 
 @torch.inference_mode()

@@ -30,7 +30,6 @@ from regard.data.batch import Ragged
 from regard.models import SequenceToSequence
 from regard.predict.config import SearchConfig
 from regard.predict.translator import Translator
-from regard.text.frame import framed, special
 from regard.text.tokenizer import Tokenizer
 
 
@@ -143,11 +142,11 @@ class HuggingFace:
 
         self.tokenizer = Tokenizer.load(folder / "tokenizer.json")
         self.model = MarianMTModel.from_pretrained(folder, dtype=dtype).to(device).eval()
-        self.end = special(self.tokenizer, "eos")
+        self.end = self.tokenizer.special_id("eos")
 
     def translate(self, lines: Sequence[str], search: Search) -> Answers:
         begin = time.perf_counter()
-        table = Ragged.of(ids := framed(self.tokenizer, lines))
+        table = Ragged.of(ids := self.tokenizer.encode_batch(lines, add_eos=True))
         found: list[list[int]] = [[] for _ in lines]
         for rows in by_length(ids, search.batch):
             source, valid = table.pad(torch.tensor(rows))
@@ -184,7 +183,7 @@ class CTranslate2:
 
     def translate(self, lines: Sequence[str], search: Search) -> Answers:
         begin = time.perf_counter()
-        sources = [[self.names[number] for number in ids] for ids in framed(self.tokenizer, lines)]
+        sources = [[self.names[number] for number in ids] for ids in self.tokenizer.encode_batch(lines, add_eos=True)]
         results = self.engine.translate_batch(
             sources, beam_size=search.beam, max_batch_size=search.batch, length_penalty=0.0,
             min_decoding_length=search.least, max_decoding_length=search.most, return_scores=False,
@@ -210,8 +209,8 @@ def _converter(folder: Path, names: list[str], tokenizer: Tokenizer) -> Any:
             with torch.no_grad():
                 spec = loader.get_model_spec(model)
             loader.set_vocabulary(spec, names)
-            spec.config.bos_token = spec.config.decoder_start_token = names[special(tokenizer, "bos")]
-            spec.config.eos_token = names[special(tokenizer, "eos")]
+            spec.config.bos_token = spec.config.decoder_start_token = names[tokenizer.special_id("bos")]
+            spec.config.eos_token = names[tokenizer.special_id("eos")]
             spec.config.unk_token = names[tokenizer.unk or 0]
             return spec
 
@@ -228,6 +227,6 @@ class JoeyNMT:
         self.joey.worker.close()
 
     def translate(self, lines: Sequence[str], search: Search) -> Answers:
-        found, seconds = self.joey.search(framed(self.tokenizer, lines), **vars(search))
+        found, seconds = self.joey.search(self.tokenizer.encode_batch(lines, add_eos=True), **vars(search))
         texts = [self.tokenizer.decode(answer) for answer in found]
         return Answers(texts, count_tokens(map(len, found), search.most), seconds)

@@ -22,7 +22,7 @@ import torch
 from regard.models import ModelConfig
 from regard.predict.config import SearchConfig
 from regard.predict.generator import Generator
-from regard.text.bytes import byte_letters
+from regard.text.bytes import bytes_to_unicode
 from regard.text.gpt2 import read_gpt2
 from regard.text.tokenizer import Tokenizer
 
@@ -58,7 +58,7 @@ def letters_tokenizer() -> tuple[Tokenizer, str]:
 
 def large_tokenizer(folder: Path) -> tuple[Tokenizer, str]:
     """As many tokens as GPT-2's, bytes and pairs of them, and a text."""
-    letters = byte_letters()
+    letters = bytes_to_unicode()
     pairs = [(first, second) for first in letters for second in letters][:50000]
     tokens = [*letters, *(first + second for first, second in pairs), "<|endoftext|>"]
     (folder / "vocab.json").write_text(json.dumps({token: id for id, token in enumerate(tokens)}), encoding="utf-8")

@@ -17,7 +17,6 @@ from regard.errors import UserError
 from regard.models import ModelConfig, build
 from regard.models.folder import save
 from regard.predict import SearchConfig, Translator, greedy
-from regard.predict.translator import framed, special
 from regard.text.tokenizer import Tokenizer
 
 BOS, EOS = 2, 3
@@ -201,9 +200,9 @@ def test_learned_positions_reach_to_their_last_row_and_no_further():
 def test_frames():
     tokenizer = Tokenizer.train(LINES, "word")
     plain = tokenizer.encode_batch(["one two", ""])
-    bos, eos = special(tokenizer, "bos"), special(tokenizer, "eos")
-    assert framed(tokenizer, ["one two", ""]) == [[*plain[0], eos], [eos]]
-    assert framed(tokenizer, ["one two", ""], begin=True) == [[bos, *plain[0], eos], [bos, eos]]
+    bos, eos = tokenizer.special_id("bos"), tokenizer.special_id("eos")
+    assert tokenizer.encode_batch(["one two", ""], add_eos=True) == [[*plain[0], eos], [eos]]
+    assert tokenizer.encode_batch(["one two", ""], add_bos=True, add_eos=True) == [[bos, *plain[0], eos], [bos, eos]]
 
 
 def test_a_tokenizer_without_an_end_is_refused():
@@ -211,7 +210,7 @@ def test_a_tokenizer_without_an_end_is_refused():
     text["added_tokens"] = [token for token in text["added_tokens"] if token["content"] != "</s>"]
     del text["model"]["vocab"]["</s>"]
     with pytest.raises(UserError, match="no eos token"):
-        framed(Tokenizer(json.dumps(text)), ["one"])
+        Tokenizer(json.dumps(text)).encode_batch(["one"], add_eos=True)
 
 
 # --- the command

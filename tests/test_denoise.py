@@ -82,7 +82,7 @@ def test_surrounded_texts_keep_their_inside():
 
 
 def test_an_epoch_of_noise_follows_from_the_seed():
-    tokenizer = Tokenizer.train(["a b c d e f g h"], "word").extended(SENTINELS)
+    tokenizer = Tokenizer.train(["a b c d e f g h"], "word").with_special_tokens(SENTINELS)
     texts = Ragged.of([[2, *range(4, 4 + n), 3] for n in (1, 2, 5, 8)])
     make = lambda seed: Denoised(texts, tokenizer, Noise(0.3, 1.5), [9, 9], seed)  # noqa: E731
     data = make(1)
@@ -106,7 +106,7 @@ def test_too_many_holes_are_told():
 
 @pytest.mark.parametrize("pack", [0, 24])
 def test_a_mixture_has_all_pairs_of_all_tasks_in_every_epoch(pack):
-    tokenizer = Tokenizer.train([" ".join(f"w{i}" for i in range(30))], "word").extended(SENTINELS)
+    tokenizer = Tokenizer.train([" ".join(f"w{i}" for i in range(30))], "word").with_special_tokens(SENTINELS)
     fixed = Pairs([[4, 5, 3], [6, 3]], [[2, 7, 3], [2, 8, 9, 3]])
     texts = Ragged.of([[2, *range(4, 4 + n), 3] for n in (4, 6, 10)])
     mixture = Mixture(fixed, [Denoised(texts, tokenizer, Noise(), [], 1)])

@@ -17,7 +17,7 @@ from regard.models.folder import load_tokenizers, save
 from regard.nn.embedding import Tokens
 from regard.predict import SearchConfig
 from regard.predict.generator import Generator
-from regard.text.bytes import byte_letters
+from regard.text.bytes import bytes_to_unicode
 from regard.text.tokenizer import Tokenizer
 
 LINES = ["To be, or not to be, that is the question.\n", "한국어 텍스트와 😀 이모지\n"]
@@ -97,7 +97,7 @@ def test_the_likeliest_tokens_are_those_of_transformers(tmp_path, capsys):
 
 def test_an_old_folder_with_two_vocabulary_files(tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
-    letters = {letter: id for id, letter in enumerate((*byte_letters(), "he", "<|endoftext|>"))}
+    letters = {letter: id for id, letter in enumerate((*bytes_to_unicode(), "he", "<|endoftext|>"))}
     settings = transformers.GPT2Config(vocab_size=len(letters), n_positions=32, n_embd=16, n_layer=1, n_head=2)
     transformers.GPT2LMHeadModel(settings).save_pretrained(tmp_path / "hf")
     (tmp_path / "hf" / "vocab.json").write_text(json.dumps(letters))

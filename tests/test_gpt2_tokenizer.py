@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import UserError
-from regard.text.bytes import byte_letters
+from regard.text.bytes import bytes_to_unicode
 from regard.text.gpt2 import read_gpt2
-from regard.text.stream import Letters, Until
+from regard.text.stream import StopStrings, StreamDecoder
 from regard.text.tokenizer import Tokenizer
 
 REAL = os.environ.get("REGARD_GPT2_BPE")
@@ -76,7 +76,7 @@ class Published:
     def encode(self, text: str) -> list[int]:
         found = []
         for word in self.pattern.findall(text):
-            parts = [byte_letters()[byte] for byte in word.encode()]
+            parts = [bytes_to_unicode()[byte] for byte in word.encode()]
             while len(parts) > 1:
                 pairs = [*pairwise(parts)]
                 best = min(pairs, key=lambda pair: self.ranks.get(pair, float("inf")))
@@ -94,7 +94,7 @@ class Published:
 
 def test_the_bytes_have_gpt2s_letters():
     transformers = pytest.importorskip("transformers.convert_slow_tokenizer")
-    assert dict(enumerate(byte_letters())) == transformers.bytes_to_unicode()
+    assert dict(enumerate(bytes_to_unicode())) == transformers.bytes_to_unicode()
 
 
 def test_the_same_ids_as_the_published_algorithm(folder):
@@ -143,11 +143,11 @@ def test_openais_names_and_a_saved_copy(tmp_path):
     ("name", "content", "message"),
     [
         ("vocab.json", None, "needs vocab.json or encoder.json"),
-        ("vocab.json", "[1, 2]", "is no vocabulary"),
-        ("vocab.json", '{"a": 0, "b": 7}', "is no vocabulary"),
-        ("vocab.json", '{"a": 0', "is not JSON"),
-        ("vocab.json", '{"a": 0}', "lacks byte 0x00"),
-        ("merges.txt", "#version: 0.2\nqq zz\n", r"line 2: 'qq zz' is no merge"),
+        ("vocab.json", "[1, 2]", "not a vocabulary"),
+        ("vocab.json", '{"a": 0, "b": 7}', "not a vocabulary"),
+        ("vocab.json", '{"a": 0', "not JSON"),
+        ("vocab.json", '{"a": 0}', "byte 0x00 is missing"),
+        ("merges.txt", "#version: 0.2\nqq zz\n", r"line 2: 'qq zz' does not merge"),
         ("merges.txt", b"\xff\xfe", "cannot be read"),
     ],
 )
@@ -196,7 +196,7 @@ def test_streamed_text_is_the_decoded_text(kind):
     @given(st.lists(st.integers(0, len(tokenizer) - 1), max_size=40))
     @settings(max_examples=150, deadline=None)
     def check(ids):
-        letters = Letters(tokenizer)
+        letters = StreamDecoder(tokenizer)
         parts = [letters.add(id) for id in ids]
         assert "".join(parts) + letters.end() == tokenizer.decode(ids)
 
@@ -204,14 +204,14 @@ def test_streamed_text_is_the_decoded_text(kind):
 
 
 def test_a_character_appears_whole():
-    letters = Letters(KINDS["byte"])
+    letters = StreamDecoder(KINDS["byte"])
     parts = [letters.add(id) for id in KINDS["byte"].encode("é한😀")]
     assert [part for part in parts if part] == ["é", "한", "😀"] and letters.end() == ""
 
 
 @given(st.text("ab\n", max_size=30), st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3), st.randoms())
 def test_text_ends_before_the_stop_string_that_is_complete_first(text, stops, random):
-    until, given_out, at = Until(stops), "", 0
+    until, given_out, at = StopStrings(stops), "", 0
     while at < len(text) and not until.stopped:
         size = random.randint(1, 4)
         given_out += until.add(text[at : at + size])

@@ -15,14 +15,14 @@ from regard.models import Encoder, ModelConfig, build
 from regard.predict.mask_predictor import MaskPredictor
 from regard.tasks.masked_language_modeling import masked_tokens
 from regard.text import Tokenizer
-from regard.text.words import WordTable
+from regard.text.words import WordBoundaries
 
 LINES = ["이 영화 정말 재밌다.", "배우들의 연기가 최고였어요!", "시간이 아깝다...", "well, lower lowest 12 slower"] * 5
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.train(LINES, "bpe", 340).extended(["<mask>"])
+    return Tokenizer.train(LINES, "bpe", 340).with_special_tokens(["<mask>"])
 
 
 def texts(tokenizer: Tokenizer, count: int) -> Ragged:
@@ -97,7 +97,7 @@ def test_words_are_chosen_whole_or_not_at_all():
 def test_the_words_of_a_text(tokenizer):
     line = "well, lower lowest 12"
     ids = torch.tensor([[tokenizer.bos, *tokenizer.encode(line), tokenizer.eos]])
-    numbers = WordTable(tokenizer).number(ids)[0].tolist()
+    numbers = WordBoundaries(tokenizer).word_ids(ids)[0].tolist()
     assert numbers[0] == numbers[-1] == 0
     words: dict[int, str] = {}
     for id, number in zip(ids[0].tolist(), numbers, strict=True):
@@ -105,10 +105,10 @@ def test_the_words_of_a_text(tokenizer):
             words[number] = words.get(number, "") + tokenizer.token(id)
     assert list(words.values()) == ["well", ",", "▁lower", "▁lowest", "▁12"]
     korean = torch.tensor([tokenizer.encode("재밌다... 최고")])  # characters of several byte pieces stay whole
-    assert len(set(WordTable(tokenizer).number(korean)[0].tolist())) == 3
+    assert len(set(WordBoundaries(tokenizer).word_ids(korean)[0].tolist())) == 3
     for kind in ("char", "word"):
         plain = Tokenizer.train(["ab cd", "ab."], kind)
-        found = WordTable(plain).number(torch.tensor([plain.encode("ab cd.")]))[0]
+        found = WordBoundaries(plain).word_ids(torch.tensor([plain.encode("ab cd.")]))[0]
         assert len(set(found.tolist())) == (4 if kind == "char" else 3)  # a space is a word where it is a token
 
 
@@ -176,9 +176,9 @@ def test_documents_are_cut_and_framed(tokenizer, tmp_path):
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "word", "byte"])
 def test_special_tokens_are_added_once_and_text_stays_text(kind):
     plain = Tokenizer.train(LINES, kind, {"bpe": 300, "unigram": 120}.get(kind))
-    more = plain.extended(["<mask>", "<extra_id_0>"])
+    more = plain.with_special_tokens(["<mask>", "<extra_id_0>"])
     assert len(more) == len(plain) + 2 and more.mask == len(plain) and plain.mask is None
-    assert more.extended(["<mask>"]).json == more.json
+    assert more.with_special_tokens(["<mask>"]).json == more.json
     for line in (*LINES, "좋다"):
         assert more.encode(line) == plain.encode(line)
     assert not set(more.encode("<mask> <extra_id_0>")) & {more.mask, len(plain) + 1}

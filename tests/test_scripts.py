@@ -10,8 +10,8 @@ import pytest
 
 from corpus import train
 from regard.errors import UserError
-from regard.text.learn import LONGEST_WORD
 from regard.text.tokenizer import Tokenizer
+from regard.text.train import LONGEST_WORD
 from regard.train.trainer import read_metrics
 
 JAPANESE = [

@@ -271,4 +271,4 @@ def test_an_imported_marian_model_translates(tmp_path, monkeypatch, capfd) -> No
     assert main(["translate", "run", "the cat", "--device", "cpu"]) == 0
     (folder / "vocab.json").write_text('{"a": 5}')
     assert main(["import", str(folder), "-o", "other"]) == 2
-    assert "vocab.json: is no vocabulary" in capfd.readouterr().err
+    assert "vocab.json: not a vocabulary" in capfd.readouterr().err

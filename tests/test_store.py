@@ -206,14 +206,14 @@ def test_a_folder_that_is_no_store_is_left_alone(tmp_path) -> None:
 
 
 def test_input_that_changes_meanwhile_is_noticed(config, tokenizer, tmp_path, monkeypatch) -> None:
-    real = module.framed
+    real = Tokenizer.encode_batch
 
     def slow(*args, **options):
         with (tmp_path / "t.tsv").open("a") as file:
             file.write("late\tspät\n")
         return real(*args, **options)
 
-    monkeypatch.setattr(module, "framed", slow)
+    monkeypatch.setattr(Tokenizer, "encode_batch", slow)
     with pytest.raises(UserError, match="changed while being read"):
         prepare(config.train, config, tmp_path / "s", tokenizer, tokenizer)
     assert not (tmp_path / "s").exists()

@@ -77,7 +77,7 @@ def test_all_tasks_in_one_run(here, capsys):
     assert scores["size.valid"]["lines"] == 12  # a quarter of 48
     recipe, tokenizer = read_toml("runs/mine/recipe.toml"), load_tokenizers("runs/mine")["tokenizer"]
     assert set(recipe["data"]["tasks"]) == {"korean", "size", "holes"}
-    assert all(tokenizer.id_of(name) is not None for name in SENTINELS)
+    assert all(tokenizer.token_to_id(name) is not None for name in SENTINELS)
     report = Path("runs/mine/report.html").read_text()
     assert "Task by task" in report and "Answers: korean.test" in report
     assert main(["evaluate", "runs/mine", "--test", "holes.valid", "--json", "--device", "cpu"]) == 0

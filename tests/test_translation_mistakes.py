@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch) -> Path:
         ("model.vocab_size=7", "model.vocab_size = 7: the tokenizer has 300 pieces"),
         ("model.heads=3", "model."),
         ("text.kind=bpee", "text.kind = 'bpee': did you mean 'bpe'?"),
-        ("text.vocab_size=99", "text.vocab_size is 99, too small"),
+        ("text.vocab_size=99", "text.vocab_size = 99: too small"),
         ("text.joint=maybe", "text.joint = 'maybe': expected true or false"),
         ("data.trian=1", "data.trian: unknown setting; did you mean 'train'?"),
         ("data.train=1", "data.train = 1: expected a list"),

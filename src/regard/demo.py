@@ -30,7 +30,6 @@ from regard.models.folder import load_recipe, save
 from regard.models.recipe import RECIPE
 from regard.predict.translator import Translator
 from regard.settings import from_dict, read_toml, to_dict, write_toml
-from regard.text.frame import framed
 from regard.text.tokenizer import Tokenizer
 from regard.train.config import TrainConfig
 from regard.train.objective import translation
@@ -98,8 +97,8 @@ class Setup:
     def trainer(self) -> Trainer:
         torch.manual_seed(self.config.seed)
         model = build(self.model_config)
-        sources = framed(self.source, [pair.source for pair in self.pairs])
-        targets = framed(self.target, [pair.target for pair in self.pairs], begin=True)
+        sources = self.source.encode_batch([pair.source for pair in self.pairs], add_eos=True)
+        targets = self.target.encode_batch([pair.target for pair in self.pairs], add_bos=True, add_eos=True)
         batches = Batches(Pairs(sources, targets), self.config.batch_tokens, self.config.seed)
         objective = partial(translation, label_smoothing=self.config.label_smoothing)
         return Trainer(model, batches, objective, self.config, self.folder)

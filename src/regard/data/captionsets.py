@@ -27,7 +27,6 @@ from regard.data.pixelstore import store_pixels
 from regard.data.rows import Rows
 from regard.data.scenes import Phrase, SceneMaker, Scenes
 from regard.errors import UserError
-from regard.text.frame import framed
 from regard.text.tokenizer import Tokenizer
 
 ROOM = 1 << 30  # bytes of features that are kept in memory
@@ -57,7 +56,7 @@ class Targets:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, captions: Sequence[str], max_length: int) -> Targets:
-        ids = framed(tokenizer, captions, begin=True)
+        ids = tokenizer.encode_batch(captions, add_bos=True, add_eos=True)
         longest = max(map(len, ids)) - 1
         if longest > max_length:
             row = max(range(len(ids)), key=lambda at: len(ids[at]))

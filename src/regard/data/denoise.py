@@ -21,7 +21,6 @@ from torch import Tensor
 
 from regard.data.batch import PairBatch, Pairs, Ragged, steps
 from regard.errors import UserError
-from regard.text.frame import special
 from regard.text.tokenizer import Tokenizer
 
 SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))
@@ -37,7 +36,7 @@ class Noise:
 
 def find_sentinels(tokenizer: Tokenizer) -> Tensor:
     """The ids of the sentinels, in their order."""
-    found = [tokenizer.id_of(name) for name in SENTINELS]
+    found = [tokenizer.token_to_id(name) for name in SENTINELS]
     if any(id is None for id in found):
         raise UserError(
             f"the tokenizer has no {SENTINELS[0]} … {SENTINELS[-1]}, which stand for holes in a text: "
@@ -118,7 +117,7 @@ class Denoised:
             raise UserError("no text of 2 tokens or more: there is nothing to take out")
         self.texts, self.noise, self.prefix, self.seed = inner, noise, list(prefix), seed
         self.sentinels = find_sentinels(tokenizer)
-        self.bos, self.eos = special(tokenizer, "bos"), special(tokenizer, "eos")
+        self.bos, self.eos = tokenizer.special_id("bos"), tokenizer.special_id("eos")
 
     def __len__(self) -> int:
         return len(self.texts)

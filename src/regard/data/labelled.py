@@ -28,7 +28,6 @@ from regard.data.pack import Plan
 from regard.data.store import CHUNK, VERSION, Ids, Store, digest_of, is_whole
 from regard.data.textpack import TextPacks
 from regard.errors import UserError
-from regard.text.frame import framed, special
 from regard.text.tokenizer import Tokenizer
 
 
@@ -132,7 +131,7 @@ def prepare_labelled(
         stream = examples(files, config, classes)
         with tqdm(desc="tokenising", unit="text", disable=not sys.stderr.isatty(), leave=False) as bar:
             while chunk := list(islice(stream, CHUNK)):
-                texts = framed(tokenizer, [one.text for one in chunk], begin=True)
+                texts = tokenizer.encode_batch([one.text for one in chunk], add_bos=True, add_eos=True)
                 notes["cut"] += sum(len(ids) > config.max_length for ids in texts)
                 for one, ids in zip(chunk, texts, strict=True):
                     yield _shortened(ids, config.max_length), [numbers[one.label]]
@@ -156,6 +155,6 @@ def _fingerprint(files: Sequence[str], config: LabelData, tokenizer: Tokenizer, 
         "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths],
         "reading": (config.columns, config.header, config.names, config.skip_bad, config.max_length, list(classes)),
         "tokenizer": digest_of(tokenizer),
-        "framing": (special(tokenizer, "bos"), special(tokenizer, "eos")),
+        "framing": (tokenizer.special_id("bos"), tokenizer.special_id("eos")),
     }
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

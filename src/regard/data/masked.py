@@ -34,9 +34,8 @@ from regard.data.textpack import TextPacks
 from regard.data.tokens import text_chunks
 from regard.errors import UserError
 from regard.settings import check_types
-from regard.text.frame import special
 from regard.text.tokenizer import Tokenizer
-from regard.text.words import WordTable
+from regard.text.words import WordBoundaries
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,12 @@ class MaskedPacks(TextPacks):
     ) -> None:
         super().__init__(texts, rows, length, seed, device)
         assert tokenizer.mask is not None
-        self.mask, self.config, self.words = tokenizer.mask, config, WordTable(tokenizer).to(self.device)
+        self.mask, self.config, self.words = tokenizer.mask, config, WordBoundaries(tokenizer).to(self.device)
         self.ordinary = (~self.words.special).nonzero()[:, 0]  # what a random token may be
 
     def finish(self, ids: Tensor, document: Tensor, plan: Plan, generator: torch.Generator) -> MaskedBatch:
         alone = torch.arange(1, ids.shape[1] + 1, device=ids.device).expand_as(ids)
-        words = self.words.number(ids) if self.config.whole_words else alone
+        words = self.words.word_ids(ids) if self.config.whole_words else alone
         hidden = torch.where((document > 0) & ~self.words.special[ids], words, 0)
         chosen = choose(hidden, self.config.fraction, generator)
         most = self.config.most(self.length)
@@ -137,7 +136,7 @@ def prepare_texts(
 
     `fingerprint` stands for the text. A store of the same making is used as it is.
     """
-    frame = special(tokenizer, "bos"), special(tokenizer, "eos")
+    frame = tokenizer.special_id("bos"), tokenizer.special_id("eos")
     parts = [VERSION, fingerprint, digest_of(tokenizer), frame, length]
     whole = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     if is_whole(Path(folder), whole):

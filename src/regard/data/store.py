@@ -42,7 +42,6 @@ from regard.data.config import DataConfig, find
 from regard.data.read import Pair, pairs
 from regard.errors import UserError
 from regard.files import make_folder
-from regard.text.frame import framed, special
 from regard.text.tokenizer import Tokenizer
 
 INDEX = "index.json"
@@ -156,8 +155,8 @@ def prepare_pairs(
         kept = dropped = 0
         with tqdm(total=count, desc="tokenising", unit="pair", disable=not sys.stderr.isatty(), leave=False) as bar:
             for chunk in _chunks(read()):
-                sources = framed(source, [pair.source for pair in chunk])
-                targets = framed(target, [pair.target for pair in chunk], begin=True)
+                sources = source.encode_batch([pair.source for pair in chunk], add_eos=True)
+                targets = target.encode_batch([pair.target for pair in chunk], add_bos=True, add_eos=True)
                 for pair, *row in zip(chunk, sources, targets, strict=True):
                     # A decoder reads its target without the last token, so both sides count one special token.
                     if max_length is None or max(len(row[0]), len(row[1]) - 1) <= max_length:
@@ -193,7 +192,7 @@ def fingerprint(
         "skip_bad": config.skip_bad,
         "max_length": max_length,
         "tokenizers": [digest_of(source), digest_of(target)],
-        "framing": (special(source, "eos"), special(target, "bos"), special(target, "eos")),
+        "framing": (source.special_id("eos"), target.special_id("bos"), target.special_id("eos")),
     }
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

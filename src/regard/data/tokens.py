@@ -32,7 +32,6 @@ from tqdm import tqdm
 from regard.data.documents import Piece, utf8
 from regard.errors import Unfinished, UserError
 from regard.files import make_folder, write_whole
-from regard.text.frame import special
 from regard.text.tokenizer import Tokenizer
 
 INDEX, PROGRESS = "index.json", "progress.json"
@@ -193,7 +192,7 @@ class _Writer:
             begins = not self.open_document
             if begins and text:
                 if self.counts["documents"]:
-                    rows.append(special(self.tokenizer, "eos"))
+                    rows.append(self.tokenizer.special_id("eos"))
                 elif ids:
                     self.first = _size(self.tokenizer, ids[0])
             rows += ids

@@ -32,7 +32,6 @@ from regard.explore.svg import heat_map
 from regard.explore.translation import curves
 from regard.files import make_folder, write_whole
 from regard.predict.captioner import Captioner, as_input
-from regard.text.frame import framed
 
 LOOKED_AT = 256  # scenes whose attention is measured
 TOGETHER = 64
@@ -80,7 +79,7 @@ def noun_attention(captioner: Captioner, data: CaptionSet) -> dict[str, float]:
 
 def _attention(captioner: Captioner, data: CaptionSet, rows: Tensor) -> tuple[list[list[int]], Tensor]:
     """The right captions as ids, and cross attention [layers, B, heads, T, places] while they are written."""
-    ids = framed(captioner.tokenizer, [data.captions[row] for row in rows.tolist()])
+    ids = captioner.tokenizer.encode_batch([data.captions[row] for row in rows.tolist()], add_eos=True)
     target = torch.zeros(len(ids), max(map(len, ids)), dtype=torch.long)
     for at, one in enumerate(ids):
         target[at, : len(one)] = torch.tensor(one)

@@ -16,7 +16,6 @@ from regard.explore.svg import head_grid
 from regard.explore.translation import curves
 from regard.nn.trace import trace
 from regard.predict.text_classifier import TextClassifier
-from regard.text.frame import framed
 
 MISTAKES = 20  # listed, the most certain first
 PICTURED = 24  # tokens whose attention is drawn
@@ -62,7 +61,7 @@ def _mistakes(answers: Sequence[Answer]) -> list[Section]:
 def _attention(classifier: TextClassifier, answers: Sequence[Answer]) -> list[Section]:
     """Every head of the last layer over a text that is neither very short nor too long to draw."""
     texts = [one.text for one in answers]
-    rows = framed(classifier.tokenizer, texts[:1000], begin=True)
+    rows = classifier.tokenizer.encode_batch(texts[:1000], add_bos=True, add_eos=True)
     ids = next((row for row in rows if 8 <= len(row) <= PICTURED), None)
     if ids is None:
         return []

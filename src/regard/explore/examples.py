@@ -172,7 +172,7 @@ def _of_line(inside: Inside, readings: Readings, line: str, generator: torch.Gen
     if inside.config.output_head != "tokens":
         return Example(ids)
     tokenizer = readings.source
-    mask = next((id for name in ("[MASK]", "<mask>") if tokenizer and (id := tokenizer.id_of(name)) is not None), None)
+    mask = None if tokenizer is None else tokenizer.mask
     if mask is None:
         raise UserError("the tokenizer has no [MASK] or <mask>, which the loss of masked tokens needs")
     special = torch.tensor([tokenizer is not None and int(id) in (tokenizer.bos, tokenizer.eos, mask) for id in ids])

@@ -20,10 +20,7 @@ from regard.errors import UserError
 from regard.explore.changes import PartName
 from regard.explore.picture import Grid, grid_of, read_features, read_picture
 from regard.models.config import ModelConfig
-from regard.text.frame import special
 from regard.text.tokenizer import Tokenizer
-
-MASKS = ("[MASK]", "<mask>")
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ class Readings:
         """The ids with which a target begins and ends."""
         target = self._tokenizer(self.target, "target")
         start = self.notes.get("decoder_start_token_id")
-        return (special(target, "bos") if start is None else int(start)), special(target, "eos")
+        return (target.special_id("bos") if start is None else int(start)), target.special_id("eos")
 
     def read(self, text: str | None, picture: Any = None, *, cut: bool = False) -> Reading:
         """A text or a picture; `cut` shortens a text that is too long for learned positions, which is refused else."""
@@ -117,7 +114,7 @@ class Readings:
                     ids = [*ids[: self.limit - 1], ids[-1]]
                 expected = [None if at in masked else id for at, id in enumerate(ids)]
             case _:
-                ids, expected = [*tokenizer.encode(text), special(tokenizer, "eos")], []
+                ids, expected = [*tokenizer.encode(text), tokenizer.special_id("eos")], []
         self._check_length(len(ids))
         labels = tuple(tokenizer.token(id) for id in ids)
         source = torch.tensor([ids], device=self.device)
@@ -125,8 +122,8 @@ class Readings:
 
     def _with_masks(self, tokenizer: Tokenizer, text: str) -> tuple[list[int], tuple[int, ...]]:
         """<s> … </s>, where [MASK] in the text is the token of that name, if there is one."""
-        name, mask = next(((name, id) for name in MASKS if (id := tokenizer.id_of(name)) is not None), (None, None))
-        pieces = [text] if name is None else text.split(name)
+        mask = tokenizer.mask
+        pieces = [text] if mask is None else text.split(tokenizer.token(mask))
         ids = [] if tokenizer.bos is None else [tokenizer.bos]
         masked = []
         for number, piece in enumerate(pieces):

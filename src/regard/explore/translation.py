@@ -30,7 +30,6 @@ from regard.explore.svg import head_grid, heat_map
 from regard.metrics.bleu import Scores
 from regard.nn.trace import trace
 from regard.predict.translator import Translator
-from regard.text.frame import framed, special
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,8 @@ class Attention:
 def attention_of(translator: Translator, line: str, answer: str) -> Attention:
     """Where every head looks while `line` is turned into `answer`."""
     source, target = translator.source, translator.target
-    begin = special(target, "bos") if translator.start is None else translator.start
-    ids, (*tokens, end) = framed(source, [line])[0], framed(target, [answer])[0]
+    begin = target.special_id("bos") if translator.start is None else translator.start
+    ids, (*tokens, end) = source.encode_batch([line], add_eos=True)[0], target.encode_batch([answer], add_eos=True)[0]
     read = [begin, *tokens]
     with trace(translator.model, only="*.weights") as seen:
         translator.model(torch.tensor([ids], device=translator.device), torch.tensor([read], device=translator.device))

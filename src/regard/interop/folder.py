@@ -99,7 +99,7 @@ def _read_tokenizers(folder: Path, kind: str) -> dict[str, Tokenizer]:
 def _read_ids(path: Path) -> dict[str, int]:
     ids = read_json(path)
     if not ids or sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str) or "<unk>" not in ids:
-        raise UserError(f"{path}: is no vocabulary, in which every piece has one of the ids from 0 on; copy it again")
+        raise UserError(f"{path}: not a vocabulary, which maps tokens to the ids 0, 1, 2, …; copy it again")
     return ids
 
 

@@ -22,7 +22,6 @@ from regard.predict.beam import beam
 from regard.predict.config import SearchConfig
 from regard.predict.sampling import sample
 from regard.predict.translator import Translation, decode_config
-from regard.text.frame import special
 from regard.text.tokenizer import Tokenizer
 
 
@@ -56,7 +55,8 @@ class Captioner:
         self, source: Tensor, valid: Tensor | None = None, batch: int = 64, first: int = 0
     ) -> list[list[Translation]]:
         """Up to `n_best` captions of each, best first; `first` is the number of the first one, for sampling."""
-        bos, eos, config, answers = special(self.tokenizer, "bos"), special(self.tokenizer, "eos"), self._reach(), []
+        bos, eos = self.tokenizer.special_id("bos"), self.tokenizer.special_id("eos")
+        config, answers = self._reach(), []
         for at in range(0, len(source), batch):
             part = as_input(source[at : at + batch].to(self.device))
             real = None if valid is None else valid[at : at + batch].to(self.device)
@@ -83,7 +83,7 @@ class Captioner:
         """Cross attention [layers, N, heads, T, positions] while `target` [N, T] is written; row t writes token t."""
         from regard.nn.trace import trace
 
-        read = torch.cat((torch.full_like(target[:, :1], special(self.tokenizer, "bos")), target[:, :-1]), dim=1)
+        read = torch.cat((torch.full_like(target[:, :1], self.tokenizer.special_id("bos")), target[:, :-1]), dim=1)
         with trace(self.model, only="decoder.*.cross.weights") as seen:
             self.model(as_input(source.to(self.device)), read.to(self.device))
         return seen.stack("decoder.*.cross.weights").float().cpu()

@@ -30,7 +30,7 @@ from regard.predict.lean_text import LeanDecoder, lean_decoder
 from regard.predict.replay import FixedDrawing, Replays
 from regard.predict.sampling import Chance, draw
 from regard.predict.search import check_scores, forbid, log_probabilities
-from regard.text.stream import Letters, Until
+from regard.text.stream import StopStrings, StreamDecoder
 from regard.text.tokenizer import Tokenizer
 
 Overflow = Literal["stop", "slide"]
@@ -141,7 +141,7 @@ class Generator:
         self, ids: list[int], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int
     ) -> Iterator[Token]:
         limit = config.max_length or LIMIT
-        writers = [_Writer(Letters(self.tokenizer), Until(stops)) for _ in range(config.n_best)]
+        writers = [_Writer(StreamDecoder(self.tokenizer), StopStrings(stops)) for _ in range(config.n_best)]
         with self._drawing(ids, config, context, limit) as drawing:
             for count in range(1, limit + 1):
                 full = overflow == "stop" and len(ids) + count > context
@@ -265,17 +265,17 @@ class Drawing:
 class _Writer:
     """A sample's text: whole characters, up to a stop string."""
 
-    letters: Letters
-    until: Until
+    decoder: StreamDecoder
+    stops: StopStrings
 
     def add(self, id: int, is_end: bool) -> tuple[str, str | None]:
         if is_end:
             return "", "end"
-        text = self.until.add(self.letters.add(id))
-        return text, "stop" if self.until.stopped else None
+        text = self.stops.add(self.decoder.add(id))
+        return text, "stop" if self.stops.stopped else None
 
     def end(self) -> str:
-        return "" if self.until.stopped else self.until.add(self.letters.end()) + self.until.end()
+        return "" if self.stops.stopped else self.stops.add(self.decoder.end()) + self.stops.end()
 
 
 def lay_columns(model: nn.Module) -> None:

@@ -14,7 +14,6 @@ import torch
 from regard.errors import UserError
 from regard.models import Encoder
 from regard.models.folder import load, load_recipe, load_tokenizers
-from regard.text.frame import special
 from regard.text.tokenizer import MASK_NAMES, Tokenizer
 
 
@@ -66,10 +65,10 @@ class MaskPredictor:
             raise UserError(f"{text!r}: has no gap; write {MASK_NAMES[0]} where a word is to be found")
         if self.spaced:
             parts = [part.removesuffix(" ") for part in parts[:-1]] + parts[-1:]
-        ids = [special(self.tokenizer, "bos")]
+        ids = [self.tokenizer.special_id("bos")]
         for number, part in enumerate(self.tokenizer.encode_batch(parts)):
             ids += [self.mask, *part] if number else part
-        ids.append(special(self.tokenizer, "eos"))
+        ids.append(self.tokenizer.special_id("eos"))
         if len(ids) > self.longest:
             raise UserError(f"{text[:40]!r} …: has {len(ids)} tokens, and the model reads {self.longest}; shorten it")
         return ids

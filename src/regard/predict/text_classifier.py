@@ -21,7 +21,6 @@ from regard.errors import UserError
 from regard.models import Encoder
 from regard.models.folder import load, load_recipe, load_tokenizers
 from regard.models.recipe import RECIPE
-from regard.text.frame import framed
 from regard.text.tokenizer import Tokenizer
 
 TOKENS = 2**14  # of a batch, filler included
@@ -52,7 +51,7 @@ class TextClassifier:
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[str], tokens: int = TOKENS) -> Tensor:
         """[texts, classes], in float32 on the CPU; batches of about `tokens` tokens."""
-        ids = [self._within(row) for row in framed(self.tokenizer, texts, begin=True)]
+        ids = [self._within(row) for row in self.tokenizer.encode_batch(texts, add_bos=True, add_eos=True)]
         table, found = Ragged.of(ids), torch.empty(len(ids), len(self.classes))
         for rows in _batches(table.lengths, tokens):
             text, valid = table.pad(rows)

@@ -27,7 +27,6 @@ from regard.predict.lean import lean, traced
 from regard.predict.sampling import sample
 from regard.predict.search import TURN, Hypothesis, length_limits
 from regard.predict.workers import side_by_side
-from regard.text.frame import framed, special
 from regard.text.tokenizer import Tokenizer
 
 TOKENS = 2**15  # source tokens of a batch, filler and beams included: long sentences come in smaller batches
@@ -98,9 +97,9 @@ class Translator:
         `first` is the number of the first line, by which a sample tells lines apart. `tell` hears which were done.
         """
         config = self._within_reach(config or self.config)
-        bos = special(self.target, "bos") if self.start is None else self.start
-        eos = special(self.target, "eos")
-        ids = framed(self.source, lines)
+        bos = self.target.special_id("bos") if self.start is None else self.start
+        eos = self.target.special_id("eos")
+        ids = self.source.encode_batch(lines, add_eos=True)
         self._check_reach(ids, first)
         answers = [[Translation("", 0.0, 0.0)] for _ in ids]
         for rows, found in self._found(ids, batch, config, (bos, eos), first):

@@ -103,7 +103,7 @@ class MaskedRun(TextRun):
 
     def make_tokenizers(self) -> dict[str, Tokenizer]:
         tokenizer = super().make_tokenizers()["tokenizer"]
-        return {"tokenizer": tokenizer if tokenizer.mask is not None else tokenizer.extended(MASK_NAMES[:1])}
+        return {"tokenizer": tokenizer if tokenizer.mask is not None else tokenizer.with_special_tokens(MASK_NAMES[:1])}
 
     def _store(self, name: str) -> Store:
         """A set as a store in the run's folder."""

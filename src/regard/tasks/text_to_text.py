@@ -37,7 +37,6 @@ from regard.predict.translator import Translator
 from regard.settings import from_dict, to_dict
 from regard.tasks.translation import TranslationRun, score_of, tell_dropped, try_pairs
 from regard.text.config import TextConfig
-from regard.text.frame import framed
 from regard.text.tokenizer import Tokenizer
 from regard.train.run import Figures
 from regard.train.trainer import read_metrics
@@ -98,7 +97,7 @@ class TextToTextRun(TranslationRun):
         pairs = (side for pair in self.lines("train") for side in (pair.source, pair.target))
         texts = (piece.text for one in self.noisy for piece in one.texts("train"))
         tokenizer = self.learn_tokenizer(chain(pairs, texts), self.text, self.common.folder)
-        return {"tokenizer": tokenizer.extended(SENTINELS) if self.noisy else tokenizer}
+        return {"tokenizer": tokenizer.with_special_tokens(SENTINELS) if self.noisy else tokenizer}
 
     def prepare_data(self) -> None:
         if self.noisy:
@@ -164,8 +163,8 @@ class TextToTextRun(TranslationRun):
                 scores[name] = self._figures(model, self._denoised(self.tasks[task], part, JUDGING).at(0))
                 continue
             lines = list(self.lines(name))
-            sources = framed(self.source, [pair.source for pair in lines])
-            targets = framed(self.target, [pair.target for pair in lines], begin=True)
+            sources = self.source.encode_batch([pair.source for pair in lines], add_eos=True)
+            targets = self.target.encode_batch([pair.target for pair in lines], add_bos=True, add_eos=True)
             self.results[name] = try_pairs(translator, lines)
             written = dataclasses.asdict(score_of(self.results[name], self.splitting))
             scores[name] = {**self._figures(model, Pairs(sources, targets)), **written}

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.text.frame import special
 from regard.text.tokenizer import Tokenizer
 
 
@@ -41,4 +40,4 @@ class WordDropout:
         by = tokenizer.unk if tokenizer.mask is None else tokenizer.mask
         if by is None:
             raise UserError(f"data.word_dropout = {share}: the tokenizer has neither <mask> nor <unk>; remove it")
-        return cls(share, by, (special(tokenizer, "bos"), special(tokenizer, "eos")))
+        return cls(share, by, (tokenizer.special_id("bos"), tokenizer.special_id("eos")))

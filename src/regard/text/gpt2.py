@@ -1,12 +1,12 @@
-"""GPT-2's own byte-level BPE, from its vocabulary files.
+"""GPT-2's byte-level BPE, from its vocabulary files.
 
-    vocab.json, also encoder.json      {"piece": id, …}; 50,257 of them, the last is <|endoftext|>
-    merges.txt, also vocab.bpe         "a b" a line: piece a before piece b become one, the first line first
+    vocab.json, or encoder.json      {"token": id, …}; 50,257 tokens, the last is <|endoftext|>
+    merges.txt, or vocab.bpe         one merge "a b" per line, in the order in which they are applied
 
-A text is cut into words by GPT-2's pattern (contractions, letters, digits, signs, white space), each word is turned
-into bytes, and the merges are applied in their order (Radford et al. 2019, section 2.2). Any Unicode text gets the
-same ids as from `tiktoken` and `transformers`, and back. As everywhere in Regard, text is only text: whoever types
-"<|endoftext|>" gets its letters (tiktoken's `encode_ordinary`), never the token that ends a document.
+A text is split into words by GPT-2's pattern (contractions, letters, digits, punctuation, white space), each word is
+turned into bytes, and the merges are applied in order (Radford et al. 2019, section 2.2). The ids are the same as those
+of `tiktoken` and `transformers`. The string "<|endoftext|>" in a text is encoded as ordinary characters (tiktoken's
+`encode_ordinary`), never as the token that ends a document.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from regard.errors import UserError
-from regard.text.bytes import byte_letters
+from regard.text.bytes import bytes_to_unicode
 from regard.text.tokenizer import Tokenizer
 
 END = "<|endoftext|>"
@@ -28,12 +28,12 @@ MERGES = ("merges.txt", "vocab.bpe")
 
 
 def find_files(folder: str | os.PathLike[str]) -> tuple[Path, Path] | None:
-    """The two vocabulary files in `folder`, under either of their names."""
-    found = [
+    """The vocabulary and the merges file in `folder`, under either of their names; None if one is missing."""
+    vocabulary, merges = (
         next((path for name in names if (path := Path(folder) / name).is_file()), None)
         for names in (VOCABULARIES, MERGES)
-    ]
-    return None if found[0] is None or found[1] is None else (found[0], found[1])
+    )
+    return None if vocabulary is None or merges is None else (vocabulary, merges)
 
 
 def read_gpt2(folder: str | os.PathLike[str]) -> Tokenizer:
@@ -41,7 +41,7 @@ def read_gpt2(folder: str | os.PathLike[str]) -> Tokenizer:
     files = find_files(folder)
     if files is None:
         raise UserError(
-            f"{folder}: GPT-2's vocabulary needs {' or '.join(VOCABULARIES)} and {' or '.join(MERGES)} there; "
+            f"{folder}: GPT-2's vocabulary needs {' or '.join(VOCABULARIES)} and {' or '.join(MERGES)} in this folder; "
             "download them with  regard data get gpt2-bpe"
         )
     vocabulary = _read_vocabulary(files[0])
@@ -64,12 +64,12 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
     try:
         content = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not JSON ({error}); copy or download it again") from None
-    whole = isinstance(content, dict) and all(type(id) is int for id in content.values())
-    if not whole or sorted(content.values()) != [*range(len(content))]:
-        raise UserError(f"{path}: is no vocabulary, in which every piece has one of the ids from 0 on; copy it again")
-    if missing := [byte for byte, letter in enumerate(byte_letters()) if letter not in content]:
-        raise UserError(f"{path}: lacks byte {missing[0]:#04x} of 256, so it is no byte-level vocabulary like GPT-2's")
+        raise UserError(f"{path}: not JSON ({error}); copy or download it again") from None
+    integers = isinstance(content, dict) and all(type(id) is int for id in content.values())
+    if not integers or sorted(content.values()) != [*range(len(content))]:
+        raise UserError(f"{path}: not a vocabulary, which maps tokens to the ids 0, 1, 2, …; copy it again")
+    if missing := [byte for byte, char in enumerate(bytes_to_unicode()) if char not in content]:
+        raise UserError(f"{path}: byte {missing[0]:#04x} is missing, so this is not a byte-level vocabulary")
     return dict(content)
 
 
@@ -79,10 +79,10 @@ def _read_merges(path: Path, vocabulary: dict[str, int]) -> list[tuple[str, str]
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
         parts = line.removesuffix("\r").split(" ")
-        if len(parts) != 2 or any(piece not in vocabulary for piece in (*parts, "".join(parts))):
+        if len(parts) != 2 or any(token not in vocabulary for token in (*parts, "".join(parts))):
             raise UserError(
-                f"{path}, line {number:,}: {line!r} is no merge of two pieces of the vocabulary: do the files belong "
-                "together?"
+                f"{path}, line {number:,}: {line!r} does not merge two tokens of the vocabulary; check that both "
+                "files belong to the same tokenizer"
             )
         merges.append((parts[0], parts[1]))
     return merges

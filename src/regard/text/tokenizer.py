@@ -1,23 +1,23 @@
 """Text to ids and back: one small class over the Hugging Face `tokenizers` library.
 
-A model sees integers. A tokenizer fixes which pieces of text they stand for, in four steps: normalise the
-text, cut it (pre-tokenise), look up or assemble pieces (the model), and join the pieces again (decode).
+A tokenizer turns text into token ids in three steps, normalisation, pre-tokenisation (splitting into words) and
+segmentation into tokens of its vocabulary; decoding turns ids back into text.
 
-    kind      a piece is                          unseen text         decode(encode(text)) gives
-    word      a word, a punctuation mark, a digit <unk>               the words with spaces between them
-    char      one Unicode character, spaces too   <unk>               NFC(text)
-    byte      one byte of UTF-8                   cannot occur        text, whatever it is
-    bpe       merged UTF-8 bytes                  smaller pieces      text, whatever it is
-    unigram   the likeliest run of characters     <unk>               NFC(text), with U+2581 read as a space
+    kind      a token is                            unseen text         decode(encode(text)) gives
+    word      a word, a punctuation mark, a digit   <unk>               the words with spaces between them
+    char      one Unicode character, also a space   <unk>               NFC(text)
+    byte      one byte of UTF-8                     cannot occur        any text unchanged
+    bpe       merged UTF-8 bytes                    smaller tokens      any text unchanged
+    unigram   a frequent substring                  <unk>               NFC(text), with U+2581 read as a space
 
-`bpe` starts from 256 bytes and repeatedly merges the most frequent neighbours (Sennrich et al. 2016,
-arXiv 1508.07909; on bytes as in GPT-2). `unigram` starts from many candidate pieces, removes those whose loss
-hurts the likelihood of the text least, and cuts a sentence into the pieces that maximise sum_i log p(piece_i)
-(Kudo 2018, arXiv 1804.10959); spaces are written as U+2581 "▁" inside the pieces. NFC joins a letter and its
-accent, or the letters of a Hangul syllable, into one character; nothing else is changed, no case is folded.
+`bpe` starts from 256 bytes and repeatedly merges the most frequent adjacent pair (Sennrich et al. 2016,
+arXiv 1508.07909; on bytes as in GPT-2). `unigram` starts from many candidates, repeatedly removes those that reduce
+the likelihood of the text least, and segments a sentence into the tokens that maximise sum_i log p(token_i)
+(Kudo 2018, arXiv 1804.10959); a space is written as U+2581 "▁" inside tokens. NFC composes a letter and its accent, or
+the jamo of a Hangul syllable, into one character; nothing else is normalised, and case is kept.
 
-Ids 0 to 3 are <pad>, <unk>, <s>, </s>. Plain text never turns into <pad>, <s> or </s>: someone who types
-"<s>" gets the pieces "<", "s", ">" (or <unk>), so no text from outside can end a sentence or fake its start.
+Ids 0 to 3 are <pad>, <unk>, <s>, </s>. Text is never encoded as <pad>, <s> or </s>: the string "<s>" becomes the tokens
+"<", "s", ">" (or <unk>), so untrusted text cannot end a sequence or start a new one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from regard.errors import UserError
 from regard.files import write_whole
-from regard.text.bytes import byte_letters
-from regard.text.learn import Kind, check_text, keep_apart, learn
+from regard.text.bytes import bytes_to_unicode
 from regard.text.normalizer import sentencepiece_normalizer
+from regard.text.train import Kind, check_text, split_specials, train_tokenizer
 
-# The names that well-known models give the four roles; the first one present in a file counts.
+# Names of special tokens in well-known models; the first one in the vocabulary is used.
 PAD_NAMES = ("<pad>", "[PAD]")
 UNK_NAMES = ("<unk>", "[UNK]")
 BOS_NAMES = ("<s>", "<bos>", "[CLS]", "<|endoftext|>")
@@ -51,16 +51,16 @@ class Tokenizer:
     """
 
     def __init__(self, text: str) -> None:
-        """From the text of a `tokenizer.json` file, which `save` writes back unchanged."""
+        """From the content of a `tokenizer.json` file, which `save` writes back unchanged."""
         self.json = text
         try:
             self._raw = RawTokenizer.from_str(text)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # the library has no narrower class for a wrong file, and panics at some
-            raise UserError(f"this is not a tokenizer in the `tokenizers` JSON format: {error}") from error
-        # A file may ask for padding, for cutting, or for "<s>" in the text to become the special token.
-        # Here padding and cutting belong to the batch, and text is only text.
+        except BaseException as error:  # the library raises no narrower class, and panics on some files
+            raise UserError(f"not a tokenizer in the `tokenizers` JSON format: {error}") from error
+        # A file may ask for padding, for truncation, or for "<s>" in the text to become the special token.
+        # Here padding and truncation are done when batching, and text never becomes a special token.
         self._raw.no_padding()
         self._raw.no_truncation()
         self._raw.encode_special_tokens = True
@@ -70,28 +70,27 @@ class Tokenizer:
         self.bos, self.eos = self._find(BOS_NAMES), self._find(EOS_NAMES)
         self.mask = self._find(MASK_NAMES)
         self._size = 1 + max(self._raw.get_vocab().values(), default=-1)
-        self._known: set[int] = set()  # ids that were looked up and are there
+        self._checked: set[int] = set()  # ids known to be in the vocabulary
         if isinstance(self._raw.model, models.Unigram):
-            keep_apart(self._raw, [token.content for token in self._added.values() if token.special])
+            split_specials(self._raw, [token.content for token in self._added.values() if token.special])
         self._normalize = sentencepiece_normalizer(self._raw)  # of the whole text, before symbols are split off
         if self._normalize is not None:
             self._raw.normalizer = None  # type: ignore[assignment]
 
     @classmethod
     def train(cls, lines: Iterable[str], kind: Kind, vocab_size: int | None = None, min_count: int = 1) -> Tokenizer:
-        """Learn the pieces from `lines`, any iterable of strings, read once.
+        """Train a tokenizer on `lines`, any iterable of strings, which is read once.
 
-        `vocab_size` counts the four special tokens. `word` keeps the most frequent words within it; the other
-        kinds need room for every character, `bpe` for every byte. None means no limit for `word` and `char`,
-        8,000 for `bpe` and `unigram`, which stay below it when the text has no more to offer.
-        `min_count` is how often a word, a character or a pair to merge must occur; `unigram` has no such
-        rule. The same lines give the same tokenizer.
+        `vocab_size` includes the four special tokens. `word` keeps the most frequent words; the other kinds need an
+        entry for every character, `bpe` for every byte. None means no limit for `word` and `char` and at most 8,000
+        for `bpe` and `unigram`. `min_count` is the minimum frequency of a word, a character or a merged pair;
+        `unigram` does not use it. The same lines give the same tokenizer.
         """
-        return cls(learn(lines, kind, vocab_size, min_count).to_str(pretty=True))
+        return cls(train_tokenizer(lines, kind, vocab_size, min_count).to_str(pretty=True))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """Read a `tokenizer.json`, ours or anybody's."""
+        """Read a `tokenizer.json` file, written by Regard or another program."""
         try:
             return cls(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -102,82 +101,93 @@ class Tokenizer:
                 "copy it again or train a new one"
             ) from error
 
-    def extended(self, names: Sequence[str]) -> Tokenizer:
-        """The same with these special tokens at the end of its vocabulary; those that are there stay where they are."""
+    def with_special_tokens(self, names: Sequence[str]) -> Tokenizer:
+        """A copy with these special tokens appended to its vocabulary; those that exist keep their ids."""
         raw = RawTokenizer.from_str(self.json)
         raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
         return Tokenizer(raw.to_str(pretty=True))
 
     @property
     def specials(self) -> set[int]:
-        """The ids that no text turns into."""
+        """The ids of special tokens, which text is never encoded as."""
         return {id for id, token in self._added.items() if token.special}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `tokenizer.json`: the old file or the whole new one is there, never half of one."""
+        """Save as `tokenizer.json`, atomically: a reader sees the old file or the complete new one."""
         write_whole(path, self.json.encode())
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without <s> and </s>."""
         return self.encode_batch([text])[0]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts at once, in parallel threads."""
+    def encode_batch(self, texts: Sequence[str], *, add_bos: bool = False, add_eos: bool = False) -> list[list[int]]:
+        """The ids of many texts at once, in parallel threads; optionally after <s> and before </s>."""
+        before = [self.special_id("bos")] if add_bos else []
+        after = [self.special_id("eos")] if add_eos else []
         try:
             if self._normalize is not None:
                 texts = [self._normalize(text) for text in texts]
             encodings = self._raw.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError:
+        except (TypeError, UnicodeEncodeError):
             for text in texts:
                 check_text(text, "text")
             raise
-        return [encoding.ids for encoding in encodings]
+        return [before + encoding.ids + after for encoding in encodings]
+
+    def special_id(self, role: str) -> int:
+        """The id of the special token `role`, such as "bos" or "eos"; an error if the vocabulary has none."""
+        id: int | None = getattr(self, role)
+        if id is None:
+            raise UserError(
+                f"the tokenizer has no {role} token, which is required here: use the one the model was trained with"
+            )
+        return id
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; special tokens are left out, and what follows </s> is not."""
-        return str(self._raw.decode(self._numbers(ids), skip_special_tokens=True))
+        """The text of `ids` without special tokens; decoding continues after </s>."""
+        return str(self._raw.decode(self._check_ids(ids), skip_special_tokens=True))
 
     def decode_batch(self, many: Iterable[Iterable[int]]) -> list[str]:
         """The texts of many sequences of ids at once, in parallel threads."""
-        return list(self._raw.decode_batch([self._numbers(ids) for ids in many], skip_special_tokens=True))
+        return list(self._raw.decode_batch([self._check_ids(ids) for ids in many], skip_special_tokens=True))
 
-    def _numbers(self, ids: Iterable[int]) -> list[int]:
-        """The ids as a list, each of them known."""
+    def _check_ids(self, ids: Iterable[int]) -> list[int]:
+        """The ids as a list; an error if one is not in the vocabulary."""
         numbers = [int(id) for id in ids]
-        for id in {*numbers} - self._known:
+        for id in {*numbers} - self._checked:
             self._check_id(id)
-            self._known.add(id)
+            self._checked.add(id)
         return numbers
 
     def tokens(self, text: str) -> list[str]:
-        """`text` cut into readable pieces, one per id, as labels for tables and figures."""
+        """The tokens of `text` in readable form, one per id, as labels for tables and figures."""
         return [self.token(id) for id in self.encode(text)]
 
     def token(self, id: int) -> str:
-        """The piece with this id, readable: a space is "▁", the byte of a cut character "\\xea"."""
-        piece = self._check_id(id)
+        """The token with this id in readable form: a space is "▁", a byte of an incomplete character "\\xea"."""
+        token = self._check_id(id)
         if self.byte_level and id not in self._added:
-            piece = self.token_bytes(id).decode("utf-8", errors="backslashreplace")
-        visible = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in piece)
+            token = self.token_bytes(id).decode("utf-8", errors="backslashreplace")
+        visible = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in token)
         return "".join(visible).replace(" ", "▁")
 
     def token_bytes(self, id: int) -> bytes:
-        """What a token of a `byte_level` vocabulary adds to a text, perhaps part of a character; b"" if special."""
-        piece, table = self._check_id(id), _byte_of()
+        """The bytes of a token of a `byte_level` vocabulary, possibly part of a character; b"" if special."""
+        token, table = self._check_id(id), _unicode_to_bytes()
         if id in self._added and self._added[id].special:
             return b""
-        return bytes(table[char] for char in piece) if all(char in table for char in piece) else piece.encode()
+        return bytes(table[char] for char in token) if all(char in table for char in token) else token.encode()
 
-    def id_of(self, name: str) -> int | None:
+    def token_to_id(self, name: str) -> int | None:
         """The id of a token by its name in the vocabulary, such as "[MASK]"; None where there is none."""
         return self._find((name,))
 
     def __len__(self) -> int:
-        """The rows an embedding needs: ids run from 0 to `len(tokenizer) - 1`."""
+        """The vocabulary size: ids are 0 to `len(tokenizer) - 1`."""
         return self._size
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[str]]:
-        # Copies, also in worker processes, are rebuilt from JSON: the library's own copies would forget
+        # Copies, also in worker processes, are rebuilt from JSON: copies made by the library lose
         # `encode_special_tokens`.
         return Tokenizer, (self.json,)
 
@@ -186,13 +196,12 @@ class Tokenizer:
         return next((id for id in ids if id is not None), None)
 
     def _check_id(self, id: int) -> str:
-        piece = self._raw.id_to_token(id) if 0 <= id < len(self) else None
-        if piece is None:
-            raise UserError(f"token id {id} is not in the vocabulary; ids run from 0 to {len(self) - 1}")
-        return str(piece)
+        token = self._raw.id_to_token(id) if 0 <= id < len(self) else None
+        if token is None:
+            raise UserError(f"token id {id} is not in the vocabulary; ids are 0 to {len(self) - 1}")
+        return str(token)
 
 
 @functools.cache
-def _byte_of() -> dict[str, int]:
-    """GPT-2's table backwards: printable bytes stand for themselves, the others for U+0100 onwards."""
-    return {letter: byte for byte, letter in enumerate(byte_letters())}
+def _unicode_to_bytes() -> dict[str, int]:
+    return {char: byte for byte, char in enumerate(bytes_to_unicode())}

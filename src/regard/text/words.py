@@ -1,13 +1,13 @@
-"""Which tokens make up a word, by their ids alone.
+"""Word boundaries from token ids, for whole-word masking (Cui et al. 2019, arXiv 1906.08101).
 
-A piece may be a part of a word, and a model that shall guess half a word can often tell it from the other half. To hide
-whole words (Cui et al. 2019, arXiv 1906.08101) one must know where they begin. A token begins a word if
+A token may be part of a word, and a masked half of a word is often easy to predict from the other half. Whole-word
+masking needs to know where words begin. A token begins a word if
 
-    it starts with a space ("▁영화", GPT-2 and SentencePiece), or, of a WordPiece vocabulary, not with ##
-    what stands before it ends with a space, or is special
-    one of the two has letters or digits and the other has not: punctuation is a word of its own
+    it starts with a space ("▁영화" in GPT-2 and SentencePiece), or, in a WordPiece vocabulary, not with ##
+    the previous token ends with a space, or is special
+    exactly one of the two has letters or digits: punctuation is a word of its own
 
-Where no piece of a vocabulary has a space, every token is a word.
+If no token of a vocabulary has a space, every token is a word.
 """
 
 from __future__ import annotations
@@ -18,38 +18,39 @@ from torch import Tensor
 from regard.text.tokenizer import Tokenizer
 
 
-class WordTable:
-    """What is known of each id of a vocabulary; all [V]."""
+class WordBoundaries:
+    """Properties of every token of a vocabulary, each a tensor [V]."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        pieces = [tokenizer.token(id) for id in range(len(tokenizer))]
-        special = [id in tokenizer.specials for id in range(len(pieces))]
-        continued = any(piece.startswith("##") and len(piece) > 2 for piece in pieces)
-        spaced = any(piece.startswith("▁") for piece in pieces)
+        tokens = [tokenizer.token(id) for id in range(len(tokenizer))]
+        specials = tokenizer.specials
+        wordpiece = any(token.startswith("##") and len(token) > 2 for token in tokens)
+        spaced = any(token.startswith("▁") for token in tokens)
         self.begins = torch.tensor(
-            [not piece.startswith("##") if continued else piece.startswith("▁") or not spaced for piece in pieces]
+            [not token.startswith("##") if wordpiece else token.startswith("▁") or not spaced for token in tokens]
         )
-        self.ends = torch.tensor([piece.endswith("▁") for piece in pieces]) | torch.tensor(special)
-        self.special = torch.tensor(special)
-        self.letters = torch.tensor([_has_letters(tokenizer, id, piece) for id, piece in enumerate(pieces)])
+        self.special = torch.tensor([id in specials for id in range(len(tokens))])
+        self.ends = torch.tensor([token.endswith("▁") for token in tokens]) | self.special
+        self.alphanumeric = torch.tensor([_is_alphanumeric(tokenizer, id, token) for id, token in enumerate(tokens)])
 
-    def to(self, device: torch.device) -> WordTable:
+    def to(self, device: torch.device) -> WordBoundaries:
         self.begins, self.ends = self.begins.to(device), self.ends.to(device)
-        self.special, self.letters = self.special.to(device), self.letters.to(device)
+        self.special, self.alphanumeric = self.special.to(device), self.alphanumeric.to(device)
         return self
 
-    def number(self, ids: Tensor) -> Tensor:
-        """The number of the word of each token in its row, from 1; 0 for special tokens. ids [R, L]"""
-        before = ids[:, :-1]
+    def word_ids(self, ids: Tensor) -> Tensor:
+        """The index of each token's word in its row, from 1; 0 for special tokens. ids [R, L]"""
+        previous, current = ids[:, :-1], ids[:, 1:]
         begins = torch.ones_like(ids, dtype=torch.bool)
-        begins[:, 1:] = self.begins[ids[:, 1:]] | self.ends[before] | (self.letters[ids[:, 1:]] != self.letters[before])
+        begins[:, 1:] = self.begins[current] | self.ends[previous]
+        begins[:, 1:] |= self.alphanumeric[current] != self.alphanumeric[previous]
         return torch.where(self.special[ids], 0, begins.cumsum(dim=1))
 
 
-def _has_letters(tokenizer: Tokenizer, id: int, piece: str) -> bool:
-    """Whether a piece is part of a word rather than a sign; bytes of a character that others complete are."""
+def _is_alphanumeric(tokenizer: Tokenizer, id: int, token: str) -> bool:
+    """Whether a token has letters or digits; the bytes of an incomplete character count as such."""
     if not tokenizer.byte_level:
-        return any(map(str.isalnum, piece))
+        return any(map(str.isalnum, token))
     raw = tokenizer.token_bytes(id)
     text = raw.decode("utf-8", errors="ignore")
     return len(text.encode()) < len(raw) or any(map(str.isalnum, text))
