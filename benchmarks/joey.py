@@ -120,12 +120,12 @@ class JoeySearch:
 def joey_weights(model: Any) -> dict[str, Tensor]:
     """Our tensors under JoeyNMT's names; rows 0 and 1 of the table, <pad> and <unk>, change places."""
     ours = {name: tensor.detach().float().cpu() for name, tensor in weights_of(model).items()}
-    table = ours["source.table.weight"]
+    table = ours["source_embedding.tokens.weight"]
     table = torch.cat((table[1:2], table[:1], table[2:]))
     found = {name: table for name in ("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight")}
     for stack, own, parts in (
-        ("encoder", "src_src_att", {"layer_norm": "around_attention"}),
-        ("decoder", "trg_trg_att", {"x_layer_norm": "around_attention", "dec_layer_norm": "around_cross"}),
+        ("encoder", "src_src_att", {"layer_norm": "attention_norm"}),
+        ("decoder", "trg_trg_att", {"x_layer_norm": "attention_norm", "dec_layer_norm": "cross_norm"}),
     ):
         for layer in range(len(getattr(model, stack).blocks)):
             here, there = f"{stack}.blocks.{layer}", f"{stack}.layers.{layer}"
@@ -138,7 +138,7 @@ def joey_weights(model: Any) -> dict[str, Tensor]:
                     names = (f"{there}.src_trg_att.{name}_layer.{end}" for name in "qkv")
                     found |= dict(zip(names, cross, strict=True))
                     found[f"{there}.src_trg_att.output_layer.{end}"] = ours[f"{here}.cross.out.{end}"]
-                norms = {**parts, "feed_forward.layer_norm": "around_feedforward"}
+                norms = {**parts, "feed_forward.layer_norm": "feedforward_norm"}
                 found |= {f"{there}.{name}.{end}": ours[f"{here}.{norm}.norm.{end}"] for name, norm in norms.items()}
                 found[f"{there}.feed_forward.pwff_layer.0.{end}"] = ours[f"{here}.feedforward.up.{end}"]
                 found[f"{there}.feed_forward.pwff_layer.3.{end}"] = ours[f"{here}.feedforward.down.{end}"]

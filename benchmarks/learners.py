@@ -96,7 +96,7 @@ class Padded:
         self.filled = self.tokens / sum(batch.target.numel() for batch in self.batches)
 
     def _loss(self, batch: PairBatch) -> Tensor:
-        logits = self.model(batch.source, batch.source_valid, batch.target)
+        logits = self.model(batch.source, batch.source_is_real, batch.target)
         return F.cross_entropy(
             logits.flatten(0, 1), batch.labels.flatten(), ignore_index=PairBatch.IGNORE, label_smoothing=SMOOTHING
         )
@@ -188,8 +188,8 @@ class Ours:
 
 def with_mask(batch: PairBatch) -> PairBatch:
     """The batch with a mask of the source in any case, so that a compiled model sees one kind of batch."""
-    valid = torch.ones_like(batch.source, dtype=torch.bool) if batch.source_valid is None else batch.source_valid
-    return replace(batch, source_valid=valid)
+    is_real = torch.ones_like(batch.source, dtype=torch.bool) if batch.source_is_real is None else batch.source_is_real
+    return replace(batch, source_is_real=is_real)
 
 
 def clock(device: str) -> float:
@@ -206,5 +206,5 @@ def padded_ids(task: Task) -> Sequence[tuple[list[list[int]], list[list[int]]]]:
 
 
 def ids_of(side: Any, rows: Tensor) -> list[list[int]]:
-    ids, valid = side.pad(rows)
-    return [line[real].tolist() for line, real in zip(ids, valid, strict=True)]
+    ids, is_real = side.pad(rows)
+    return [line[real].tolist() for line, real in zip(ids, is_real, strict=True)]

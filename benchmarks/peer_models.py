@@ -1,4 +1,4 @@
-"""The same encoder-decoder in other libraries, behind one call:  model(source, valid, target) -> logits [B, T, V].
+"""The same encoder-decoder in other libraries, behind one call:  model(source, is_real, target) -> logits [B, T, V].
 
     torch            nn.Transformer, with the embedding, positions and output layer that it leaves to its user
     marian           transformers.MarianMTModel: Marian is the Transformer of 2017, and so is ours
@@ -51,11 +51,11 @@ class TorchTransformer(nn.Module):
         hidden = nn.Transformer.generate_square_subsequent_mask(config.max_length, dtype=torch.bool)
         self.register_buffer("future", hidden, persistent=False)
 
-    def forward(self, source: Tensor, valid: Tensor, target: Tensor) -> Tensor:
+    def forward(self, source: Tensor, is_real: Tensor, target: Tensor) -> Tensor:
         length = target.shape[1]
         states = self.stacks(
             self._embed(source), self._embed(target), tgt_mask=self.future[:length, :length], tgt_is_causal=True,
-            src_key_padding_mask=~valid, memory_key_padding_mask=~valid,
+            src_key_padding_mask=~is_real, memory_key_padding_mask=~is_real,
         )  # fmt: skip
         return F.linear(states, self.table.weight)
 
@@ -71,8 +71,8 @@ class Marian(nn.Module):
         ids = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2}
         self.model = MarianMTModel(MarianConfig.from_dict(config_to_hf(config, ids)))
 
-    def forward(self, source: Tensor, valid: Tensor, target: Tensor) -> Tensor:
-        found = self.model(input_ids=source, attention_mask=valid, decoder_input_ids=target, use_cache=False)
+    def forward(self, source: Tensor, is_real: Tensor, target: Tensor) -> Tensor:
+        found = self.model(input_ids=source, attention_mask=is_real, decoder_input_ids=target, use_cache=False)
         logits: Tensor = found.logits
         return logits
 
@@ -99,9 +99,9 @@ class XTransformers(nn.Module):
             attn_layers=decoder, token_emb=self.encoder.token_emb, tie_embedding=True, **around
         )
 
-    def forward(self, source: Tensor, valid: Tensor, target: Tensor) -> Tensor:
-        memory = self.encoder(source, mask=valid)
-        logits: Tensor = self.decoder(target, context=memory, context_mask=valid)
+    def forward(self, source: Tensor, is_real: Tensor, target: Tensor) -> Tensor:
+        memory = self.encoder(source, mask=is_real)
+        logits: Tensor = self.decoder(target, context=memory, context_mask=is_real)
         return logits
 
 

@@ -149,18 +149,18 @@ class HuggingFace:
         table = Ragged.of(ids := self.tokenizer.encode_batch(lines, add_eos=True))
         found: list[list[int]] = [[] for _ in lines]
         for rows in by_length(ids, search.batch):
-            source, valid = table.pad(torch.tensor(rows))
-            for row, answer in zip(rows, self._generate(source, valid, search).tolist(), strict=True):
+            source, is_real = table.pad(torch.tensor(rows))
+            for row, answer in zip(rows, self._generate(source, is_real, search).tolist(), strict=True):
                 found[row] = until_end(answer[1:], self.end)  # the first is <s>
         texts = [self.tokenizer.decode(answer) for answer in found]
         return Answers(texts, count_tokens(map(len, found), search.most), time.perf_counter() - begin)
 
-    def _generate(self, source: Tensor, valid: Tensor, search: Search) -> Tensor:
+    def _generate(self, source: Tensor, is_real: Tensor, search: Search) -> Tensor:
         device = self.model.device
         beams = {"length_penalty": 0.0, "early_stopping": False} if search.beam > 1 else {}
         with torch.inference_mode():
             answers: Tensor = self.model.generate(
-                source.to(device), attention_mask=valid.long().to(device), num_beams=search.beam, do_sample=False,
+                source.to(device), attention_mask=is_real.long().to(device), num_beams=search.beam, do_sample=False,
                 max_new_tokens=search.most, min_new_tokens=search.least or None, use_cache=True, **beams,
             )  # fmt: skip
         return answers

@@ -62,29 +62,29 @@ def shapes(count: int, seed: int = 0) -> list[Shape]:
     return found
 
 
-def draw_valid(batch: int, length: int, first: bool = False) -> Tensor:
+def draw_is_real(batch: int, length: int, first: bool = False) -> Tensor:
     """MaskPredictor anywhere, but a real token in every row; `first`: at its start, so that causal queries see one."""
-    valid = torch.rand(batch, length) < 0.6
+    is_real = torch.rand(batch, length) < 0.6
     at = torch.zeros(batch, dtype=torch.long) if first else torch.randint(length, (batch,))
-    valid[torch.arange(batch), at] = True
-    return valid
+    is_real[torch.arange(batch), at] = True
+    return is_real
 
 
 def hide(kind: str, batch: int, length: int) -> tuple[Mask, Tensor | None, Tensor | None]:
     """One of `HIDDEN`: our mask, who is real, and torch's attention mask (True = hidden)."""
     future = kind in ("causal", "both")
-    valid = draw_valid(batch, length, first=future) if kind in ("padding", "both") else None
-    return causal if future else everything, valid, torch.ones(length, length).triu(1).bool() if future else None
+    is_real = draw_is_real(batch, length, first=future) if kind in ("padding", "both") else None
+    return causal if future else everything, is_real, torch.ones(length, length).triu(1).bool() if future else None
 
 
-def filler(valid: Tensor | None) -> Tensor | None:
+def filler(is_real: Tensor | None) -> Tensor | None:
     """torch's key_padding_mask: True = filler."""
-    return None if valid is None else ~valid
+    return None if is_real is None else ~is_real
 
 
-def keep_real(x: Tensor, valid: Tensor | None) -> Tensor:
+def keep_real(x: Tensor, is_real: Tensor | None) -> Tensor:
     """What stands at filler is anybody's choice."""
-    return x if valid is None else x * valid[..., None]
+    return x if is_real is None else x * is_real[..., None]
 
 
 def slopes(output: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -23,10 +23,10 @@ def make_pairs(count: int = 57, longest: int = 9) -> Pairs:
 
 
 def same(a: PairBatch, b: PairBatch) -> bool:
-    valid = (a.source_valid is None) == (b.source_valid is None)
-    if valid and a.source_valid is not None and b.source_valid is not None:
-        valid = torch.equal(a.source_valid, b.source_valid)
-    return valid and all(torch.equal(getattr(a, x), getattr(b, x)) for x in ("source", "target", "labels"))
+    is_real = (a.source_is_real is None) == (b.source_is_real is None)
+    if is_real and a.source_is_real is not None and b.source_is_real is not None:
+        is_real = torch.equal(a.source_is_real, b.source_is_real)
+    return is_real and all(torch.equal(getattr(a, x), getattr(b, x)) for x in ("source", "target", "labels"))
 
 
 # --- Ragged
@@ -38,10 +38,10 @@ def test_padding_gives_each_sequence_back(sequences, data):
     table = Ragged.of(sequences)
     assert len(table) == len(sequences)
     rows = data.draw(st.lists(st.sampled_from(range(len(sequences))), max_size=6)) if sequences else []
-    ids, valid = table.pad(torch.tensor(rows, dtype=torch.long))
-    assert ids.dtype == torch.long and valid.dtype == torch.bool
-    assert ids.shape == valid.shape == (len(rows), max((len(sequences[row]) for row in rows), default=0))
-    for row, line, real in zip(rows, ids, valid, strict=True):
+    ids, is_real = table.pad(torch.tensor(rows, dtype=torch.long))
+    assert ids.dtype == torch.long and is_real.dtype == torch.bool
+    assert ids.shape == is_real.shape == (len(rows), max((len(sequences[row]) for row in rows), default=0))
+    for row, line, real in zip(rows, ids, is_real, strict=True):
         assert line[real].tolist() == sequences[row]
         assert real.tolist() == sorted(real.tolist(), reverse=True)  # real tokens first
         assert not line[~real].any()
@@ -54,8 +54,8 @@ def test_target_is_shifted_by_one_and_filler_is_never_expected():
     batch = Pairs([[5, 6, 3], [7, 3]], [[2, 8, 3], [2, 9, 10, 11, 3]]).batch(torch.tensor([0, 1]))
     ignore = PairBatch.IGNORE
     assert batch.source.tolist() == [[5, 6, 3], [7, 3, 0]]
-    assert batch.source_valid is not None
-    assert batch.source_valid.tolist() == [[True, True, True], [True, True, False]]
+    assert batch.source_is_real is not None
+    assert batch.source_is_real.tolist() == [[True, True, True], [True, True, False]]
     assert batch.target[:, :2].tolist() == [[2, 8], [2, 9]]
     assert batch.labels.tolist() == [[8, 3, ignore, ignore], [9, 10, 11, 3]]
     assert batch.target.shape == batch.labels.shape
@@ -63,15 +63,15 @@ def test_target_is_shifted_by_one_and_filler_is_never_expected():
 
 def test_no_mask_where_there_is_no_filler():
     pairs = Pairs([[5, 3], [6, 3], [5, 6, 3]], [[2, 3]] * 3)
-    assert pairs.batch(torch.tensor([1, 0])).source_valid is None
-    assert pairs.batch(torch.tensor([0, 2])).source_valid is not None
+    assert pairs.batch(torch.tensor([1, 0])).source_is_real is None
+    assert pairs.batch(torch.tensor([0, 2])).source_is_real is not None
 
 
 def test_a_batch_moves_whole():
     batch = make_pairs().batch(torch.tensor([0, 1, 2]))
     moved = batch.to(torch.device("meta"))
     assert {moved.source.device.type, moved.target.device.type, moved.labels.device.type} == {"meta"}
-    assert (moved.source_valid is None) == (batch.source_valid is None)
+    assert (moved.source_is_real is None) == (batch.source_is_real is None)
 
 
 @pytest.mark.parametrize(

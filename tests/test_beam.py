@@ -44,8 +44,8 @@ class Minimal(nn.Module):
         self.table, self.cell = nn.Embedding(vocab_size, dim), nn.GRUCell(dim, dim)
         self.out, self.sharpness = nn.Linear(dim, vocab_size), sharpness
 
-    def start(self, source: Tensor, valid: Tensor | None = None) -> Hidden:
-        real = torch.ones_like(source) if valid is None else valid.long()
+    def start(self, source: Tensor, is_real: Tensor | None = None) -> Hidden:
+        real = torch.ones_like(source) if is_real is None else is_real.long()
         total = (self.table(source) * real[..., None]).sum(dim=1)
         return Hidden(total / real.sum(dim=1, keepdim=True).clamp_min(1))
 
@@ -80,13 +80,13 @@ def padded(rows: int = 6, longest: int = 9, vocab_size: int = 20) -> tuple[Tenso
 
 
 @torch.inference_mode()
-def log_probability(model: nn.Module, source: Tensor, valid: Tensor | None, tokens: list[int]) -> float:
+def log_probability(model: nn.Module, source: Tensor, is_real: Tensor | None, tokens: list[int]) -> float:
     """Σ log p by teacher forcing, without a cache where the model has a forward pass; `tokens` with </s>, if any."""
     read = torch.tensor([[BOS, *tokens[:-1]]])
     if isinstance(model, EncoderDecoder | Recurrent):
-        logits = model(source, read, valid)[0]
+        logits = model(source, read, is_real)[0]
     else:
-        state = model.start(source, valid)
+        state = model.start(source, is_real)
         logits = torch.cat([model.step(read[:, at : at + 1], state)[0] for at in range(len(tokens))])
     return logits.log_softmax(dim=-1)[torch.arange(len(tokens)), torch.tensor(tokens)].sum().item()
 
@@ -122,10 +122,10 @@ def test_a_beam_that_holds_everything_finds_what_brute_force_finds(kind: str, al
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_beam_one_is_greedy(dtype: torch.dtype, alpha: float) -> None:
     model = transformer(dtype=dtype)
-    source, valid = padded(16)
+    source, is_real = padded(16)
     config = SearchConfig(max_length=12, length_penalty=alpha)
-    found = [one.tokens for (one,) in beam(model, source, valid, config, BOS, EOS)]
-    assert found == greedy(model, source, valid, bos=BOS, eos=EOS, limit=12)
+    found = [one.tokens for (one,) in beam(model, source, is_real, config, BOS, EOS)]
+    assert found == greedy(model, source, is_real, bos=BOS, eos=EOS, limit=12)
     assert len({len(tokens) for tokens in found}) > 1  # some end early, so that rows left the batch
 
 
@@ -134,12 +134,12 @@ def test_beam_one_is_greedy(dtype: torch.dtype, alpha: float) -> None:
 )
 def test_scores_are_the_models_own_probabilities(model) -> None:  # type: ignore[no-untyped-def]
     model = model().double()
-    source, valid = padded()
+    source, is_real = padded()
     config = SearchConfig(beam=5, n_best=5, length_penalty=0.6, max_length=10)
-    for row, found in enumerate(beam(model, source, valid, config, BOS, EOS)):
+    for row, found in enumerate(beam(model, source, is_real, config, BOS, EOS)):
         for one in found:
             length = len(with_end(one))
-            total = log_probability(model, source[row : row + 1], valid[row : row + 1], with_end(one))
+            total = log_probability(model, source[row : row + 1], is_real[row : row + 1], with_end(one))
             assert one.log_probability == pytest.approx(total, abs=1e-9)
             assert one.score == pytest.approx(total / penalty(length, 0.6), abs=1e-9)
             assert one.finished or length == 10
@@ -147,14 +147,14 @@ def test_scores_are_the_models_own_probabilities(model) -> None:  # type: ignore
 
 @pytest.mark.parametrize("early", [True, False])
 def test_n_best_is_sorted_distinct_and_begins_with_the_best(early: bool) -> None:
-    model, (source, valid) = transformer(), padded()
+    model, (source, is_real) = transformer(), padded()
     config = SearchConfig(beam=6, n_best=6, early_stopping=early, max_length=15)
-    found = beam(model, source, valid, config, BOS, EOS)
+    found = beam(model, source, is_real, config, BOS, EOS)
     for some in found:
         scores = [one.score for one in some]
         assert scores == sorted(scores, reverse=True)
         assert len({tuple(with_end(one)) for one in some}) == len(some) == 6
-    fewer = beam(model, source, valid, SearchConfig(beam=6, n_best=2, early_stopping=early, max_length=15), BOS, EOS)
+    fewer = beam(model, source, is_real, SearchConfig(beam=6, n_best=2, early_stopping=early, max_length=15), BOS, EOS)
     assert fewer == [some[:2] for some in found]
 
 
@@ -186,10 +186,10 @@ def uncached(model: EncoderDecoder, source: Tensor, config: SearchConfig, limit:
 @pytest.mark.parametrize(("size", "alpha", "early"), [(4, 0.0, False), (3, 0.8, False), (4, 0.8, True)])
 def test_cached_batches_equal_a_slow_uncached_search(position: str, size: int, alpha: float, early: bool) -> None:
     model = transformer(position=position, max_length=16)
-    source, valid = padded(5)
+    source, is_real = padded(5)
     config = SearchConfig(beam=size, n_best=size, length_penalty=alpha, early_stopping=early, max_length=8)
-    for row, found in enumerate(beam(model, source, valid, config, BOS, EOS)):
-        expected = uncached(model, source[row : row + 1, valid[row]], config, 8)
+    for row, found in enumerate(beam(model, source, is_real, config, BOS, EOS)):
+        expected = uncached(model, source[row : row + 1, is_real[row]], config, 8)
         assert [with_end(one) for one in found] == [tokens for _, tokens in expected]
         assert [one.score for one in found] == pytest.approx([score for score, _ in expected], abs=1e-9)
 
@@ -197,12 +197,12 @@ def test_cached_batches_equal_a_slow_uncached_search(position: str, size: int, a
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_neighbours_and_order_do_not_matter(dtype: torch.dtype) -> None:
     model = transformer(dtype=dtype)
-    source, valid = padded(12)
+    source, is_real = padded(12)
     config = SearchConfig(beam=4, n_best=4, length_penalty=0.6, max_length=14)
-    whole = beam(model, source, valid, config, BOS, EOS)
+    whole = beam(model, source, is_real, config, BOS, EOS)
     order = torch.randperm(12)
-    mixed = beam(model, source[order], valid[order], config, BOS, EOS)
-    single = [beam(model, source[row : row + 1, valid[row]], None, config, BOS, EOS)[0] for row in range(12)]
+    mixed = beam(model, source[order], is_real[order], config, BOS, EOS)
+    single = [beam(model, source[row : row + 1, is_real[row]], None, config, BOS, EOS)[0] for row in range(12)]
     exact = dtype == torch.float64
     for row in range(12):
         for other in (mixed[order.tolist().index(row)], single[row]):
@@ -216,19 +216,19 @@ def test_neighbours_and_order_do_not_matter(dtype: torch.dtype) -> None:
 def test_default_limit_follows_from_the_own_source_not_from_the_padding() -> None:
     model = transformer(logit_bias=True)
     with torch.no_grad():
-        model.head.bias[EOS] = -1e4  # never ends
+        model.output_head.bias[EOS] = -1e4  # never ends
     source = torch.randint(4, 20, (2, 9))
-    valid = torch.arange(9) < torch.tensor([[2], [9]])
-    found = beam(model, source, valid, SearchConfig(beam=2, n_best=2), BOS, EOS)
+    is_real = torch.arange(9) < torch.tensor([[2], [9]])
+    found = beam(model, source, is_real, SearchConfig(beam=2, n_best=2), BOS, EOS)
     assert [[len(one.tokens) for one in some] for some in found] == [[54, 54], [68, 68]]  # 2 · source + 50
     assert not any(one.finished for some in found for one in some)
-    shorter = beam(model, source, valid, SearchConfig(max_ratio=0.5, max_length=53), BOS, EOS)
+    shorter = beam(model, source, is_real, SearchConfig(max_ratio=0.5, max_length=53), BOS, EOS)
     assert [len(some[0].tokens) for some in shorter] == [51, 53]
 
 
 def test_equal_scores_are_decided_by_token_id() -> None:
     class Uniform:
-        def start(self, source: Tensor, valid: Tensor | None = None) -> Hidden:
+        def start(self, source: Tensor, is_real: Tensor | None = None) -> Hidden:
             return Hidden(torch.zeros(len(source)))
 
         def step(self, tokens: Tensor, state: Hidden) -> Tensor:
@@ -251,47 +251,47 @@ def test_largest_orders_ties_by_column() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("width", [1, 4])
 def test_no_ngram_repeats(size: int, width: int) -> None:
-    model, (source, valid) = transformer(), padded()
+    model, (source, is_real) = transformer(), padded()
     config = SearchConfig(beam=width, n_best=width, no_repeat_ngram=size, max_length=15)
-    free = beam(model, source, valid, SearchConfig(beam=width, n_best=width, max_length=15), BOS, EOS)
+    free = beam(model, source, is_real, SearchConfig(beam=width, n_best=width, max_length=15), BOS, EOS)
 
     def repeats(tokens: list[int]) -> bool:
         grams = [tuple(tokens[at : at + size]) for at in range(len(tokens) - size + 1)]
         return len(set(grams)) < len(grams)
 
-    found = beam(model, source, valid, config, BOS, EOS)
+    found = beam(model, source, is_real, config, BOS, EOS)
     assert not any(repeats(one.tokens) for some in found for one in some)
     assert any(repeats(one.tokens) for some in free for one in some)  # the rule had something to do
 
 
 def test_length_bounds_hold_and_what_no_rule_allows_ends() -> None:
-    model, (source, valid) = transformer(), padded()
-    found = beam(model, source, valid, SearchConfig(beam=3, n_best=3, min_length=4, max_length=6), BOS, EOS)
+    model, (source, is_real) = transformer(), padded()
+    found = beam(model, source, is_real, SearchConfig(beam=3, n_best=3, min_length=4, max_length=6), BOS, EOS)
     assert {len(one.tokens) for some in found for one in some} <= {4, 5, 6}
     # five tokens besides </s>, none twice, at least ten: impossible, so it ends after five
     stuck = SearchConfig(beam=2, n_best=2, min_length=10, no_repeat_ngram=1, max_length=20)
-    for some in beam(transformer(6), source % 6, valid, stuck, BOS, EOS):
+    for some in beam(transformer(6), source % 6, is_real, stuck, BOS, EOS):
         assert [sorted(one.tokens) for one in some] == [[0, 1, 2, 4, 5]] * 2 and some[0].finished
 
 
 @pytest.mark.parametrize("name", ["decoder.1.cross.weights", "decoder.cross.weights"])
 def test_coverage_penalty_is_that_of_the_traced_attention(name: str) -> None:
-    model, (source, valid) = transformer() if "1" in name else recurrent(), padded()
+    model, (source, is_real) = transformer() if "1" in name else recurrent(), padded()
     config = SearchConfig(beam=4, n_best=4, coverage_penalty=0.3, length_penalty=0.5, max_length=9)
-    plain = beam(model, source, valid, SearchConfig(beam=4, n_best=4, length_penalty=0.5, max_length=9), BOS, EOS)
-    found = beam(model, source, valid, config, BOS, EOS)
+    plain = beam(model, source, is_real, SearchConfig(beam=4, n_best=4, length_penalty=0.5, max_length=9), BOS, EOS)
+    found = beam(model, source, is_real, config, BOS, EOS)
     assert found != plain
     for row, some in enumerate(found):
         for one in some:
             read = torch.tensor([[BOS, *with_end(one)[:-1]]])
             with torch.inference_mode(), trace(model, only=name) as seen:
-                model(source[row : row + 1, valid[row]], read)
+                model(source[row : row + 1, is_real[row]], read)
             looked = seen[name][0].mean(dim=0).sum(dim=0)  # [S]
             coverage = looked.clamp_max(1).log().sum().item()
             expected = one.log_probability / penalty(read.shape[1], 0.5) + 0.3 * coverage
             assert one.score == pytest.approx(expected, abs=1e-9)
     with pytest.raises(UserError, match="coverage_penalty: Minimal has no cross attention"):
-        beam(Minimal(20), source, valid, config, BOS, EOS)
+        beam(Minimal(20), source, is_real, config, BOS, EOS)
 
 
 @pytest.mark.parametrize("width", [1, 7])
@@ -322,7 +322,7 @@ def test_beam_larger_than_the_vocabulary(vocab_size: int) -> None:
 def test_broken_weights_are_an_error_not_an_answer() -> None:
     model = transformer()
     with torch.no_grad():
-        model.head.project.weight.fill_(float("nan"))
+        model.output_head.project.weight.fill_(float("nan"))
     with pytest.raises(UserError, match="NaN"):
         beam(model, *padded(), SearchConfig(beam=2), BOS, EOS)
 
@@ -336,23 +336,23 @@ def test_transformers_finds_the_same(width: int, early: bool, seed: int) -> None
     torch.manual_seed(seed)
     ours = transformer(30, tie_embeddings=True, logit_bias=True, logit_scale=1.0, activation="silu")
     with torch.no_grad():
-        for weight in (ours.target.table.weight, ours.head.bias):
+        for weight in (ours.target_embedding.tokens.weight, ours.output_head.bias):
             weight.normal_(std=0.6)
-        ours.head.bias[EOS] = 4.0  # so that some end early and some never
+        ours.output_head.bias[EOS] = 4.0  # so that some end early and some never
     notes = {"pad_token_id": 0, "eos_token_id": EOS, "decoder_start_token_id": BOS}
     theirs = transformers.MarianMTModel(transformers.MarianConfig(**config_to_hf(ours.config, notes))).double().eval()
     missing, unexpected = theirs.load_state_dict(weights_to_hf(ours.config, weights_of(ours)), strict=False)
     assert not unexpected and all("embed_positions" in name or "embed_tokens" in name or "lm_head" in name
                                   for name in missing)  # fmt: skip
     theirs.tie_weights()
-    source, valid = padded(6, vocab_size=30)
+    source, is_real = padded(6, vocab_size=30)
     config = SearchConfig(beam=width, n_best=width, early_stopping=early, max_length=12)
     expected = theirs.generate(
-        source, attention_mask=valid.long(), num_beams=width, num_return_sequences=width, do_sample=False,
+        source, attention_mask=is_real.long(), num_beams=width, num_return_sequences=width, do_sample=False,
         max_new_tokens=12, length_penalty=0.0, early_stopping=early if width > 1 else None,
         return_dict_in_generate=True, output_scores=True,
     )  # fmt: skip
-    found = [one for some in beam(ours, source, valid, config, BOS, EOS) for one in some]
+    found = [one for some in beam(ours, source, is_real, config, BOS, EOS) for one in some]
     for one, row in zip(found, expected.sequences[:, 1:].tolist(), strict=True):
         assert with_end(one) == (row[: row.index(EOS) + 1] if EOS in row else row)
     if width > 1:

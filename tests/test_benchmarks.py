@@ -117,8 +117,8 @@ def test_generated_sentences_have_the_promised_lengths() -> None:
         assert tokens.mean() == pytest.approx(wanted.mean, rel=0.03)
         assert tokens.log().std() == pytest.approx(wanted.spread, rel=0.1)
         assert int(tokens.max()) <= wanted.longest
-        ids, valid = pairs.targets.pad(torch.arange(50))
-        assert bool((ids[:, 0] == sentences.BOS).all()) and bool((ids[valid] == sentences.EOS).sum() == 50)
+        ids, is_real = pairs.targets.pad(torch.arange(50))
+        assert bool((ids[:, 0] == sentences.BOS).all()) and bool((ids[is_real] == sentences.EOS).sum() == 50)
 
 
 def test_made_up_lines_are_words_that_the_tokenizer_knows() -> None:
@@ -147,17 +147,17 @@ def test_a_peer_sees_neither_filler_nor_the_future(name: str) -> None:
     model = peer_models.MODELS[name](CONFIG).eval()
     data = sentences.generate(sentences.MULTI30K, 6, 50).pairs
     batch = data.batch(torch.arange(6))
-    assert batch.source_valid is not None
+    assert batch.source_is_real is not None
     with torch.no_grad():
-        logits = model(batch.source, batch.source_valid, batch.target)
+        logits = model(batch.source, batch.source_is_real, batch.target)
         for row in range(6):
             alone = data.batch(torch.tensor([row]))
-            valid = torch.ones_like(alone.source, dtype=torch.bool)
-            expected = model(alone.source, valid, alone.target)[0]
+            is_real = torch.ones_like(alone.source, dtype=torch.bool)
+            expected = model(alone.source, is_real, alone.target)[0]
             torch.testing.assert_close(logits[row, : len(expected)], expected, atol=1e-4, rtol=1e-4)
         other = batch.target.clone()
         other[:, 4:] = 7
-        changed = model(batch.source, batch.source_valid, other)
+        changed = model(batch.source, batch.source_is_real, other)
     torch.testing.assert_close(changed[:, :4], logits[:, :4])
     assert not torch.equal(changed[:, 4:], logits[:, 4:])
 
@@ -219,6 +219,6 @@ def test_turns_begin_with_another_tool_each_round() -> None:
 
 def test_a_peer_gets_a_mask_in_any_case() -> None:
     whole = Pairs([[9, 3]], [[2, 9, 3]]).batch(torch.tensor([0]))
-    assert whole.source_valid is None
+    assert whole.source_is_real is None
     masked = learners.with_mask(whole)
-    assert isinstance(masked, PairBatch) and masked.source_valid is not None and bool(masked.source_valid.all())
+    assert isinstance(masked, PairBatch) and masked.source_is_real is not None and bool(masked.source_is_real.all())

@@ -40,21 +40,21 @@ def start(model: Decoder | EncoderDecoder, rows: int, capacity: int = 0) -> tupl
     if isinstance(model, Decoder):
         return model.start(capacity), ()
     source = torch.randint(VOCAB, (rows, 6))
-    valid = torch.ones(rows, 6, dtype=torch.bool)
-    valid[0, 4:] = False
-    return model.start(source, valid, capacity), (source, valid)
+    is_real = torch.ones(rows, 6, dtype=torch.bool)
+    is_real[0, 4:] = False
+    return model.start(source, is_real, capacity), (source, is_real)
 
 
 def whole(
     model: Decoder | EncoderDecoder,
     tokens: Tensor,
     given: tuple[Tensor, ...],
-    valid: Tensor | None = None,
+    is_real: Tensor | None = None,
     mask: Mask = everything,
 ) -> Tensor:
     if isinstance(model, Decoder):
-        return model(tokens, valid, mask=mask)
-    return model.decode(tokens, model.encode(*given), valid, mask=mask)
+        return model(tokens, is_real, mask=mask)
+    return model.decode(tokens, model.encode(*given), is_real, mask=mask)
 
 
 def pieces(total: int, sizes: tuple[int, ...]) -> list[slice]:
@@ -88,12 +88,12 @@ def test_in_pieces_as_at_once(
         stepped = torch.cat([model.step(tokens[:, piece], state) for piece in pieces(9, sizes)], dim=1)
         assert_close(stepped, whole(model, tokens, given))
 
-    valid = torch.ones(3, 9, dtype=torch.bool)
-    valid[0, :3], valid[2, :1] = False, False
+    is_real = torch.ones(3, 9, dtype=torch.bool)
+    is_real[0, :3], is_real[2, :1] = False, False
     state, given = start(model, 3)
-    stepped = [model.step(tokens[:, :5], state, valid[:, :5])]
+    stepped = [model.step(tokens[:, :5], state, is_real[:, :5])]
     stepped += [model.step(tokens[:, piece], state) for piece in (slice(5, 6), slice(6, 9))]
-    assert_close(torch.cat(stepped, dim=1)[valid], whole(model, tokens, given, valid)[valid])
+    assert_close(torch.cat(stepped, dim=1)[is_real], whole(model, tokens, given, is_real)[is_real])
 
 
 @torch.no_grad()
@@ -114,11 +114,11 @@ def test_rows_of_different_length_are_as_alone(kind: str) -> None:
     """A left-padded batch continues each row as if it were by itself."""
     model = make(position=kind, kv_heads=2)
     rows = [torch.randint(VOCAB, (n,)) for n in (5, 2, 1)]
-    prompt, valid = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, 5, dtype=torch.bool)
+    prompt, is_real = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, 5, dtype=torch.bool)
     for b, row in enumerate(rows):
-        prompt[b, 5 - len(row) :], valid[b, 5 - len(row) :] = row, True
+        prompt[b, 5 - len(row) :], is_real[b, 5 - len(row) :] = row, True
     state, more = model.start(), torch.randint(VOCAB, (3, 4))
-    found = [model.step(prompt, state, valid)[:, -1:]] + [model.step(more[:, i : i + 1], state) for i in range(4)]
+    found = [model.step(prompt, state, is_real)[:, -1:]] + [model.step(more[:, i : i + 1], state) for i in range(4)]
     for b, row in enumerate(rows):
         alone = model(torch.cat((row, more[b]))[None])
         assert_close(torch.cat(found, dim=1)[b], alone[0, len(row) - 1 :])
@@ -194,12 +194,12 @@ def test_a_mask_in_pieces_as_at_once(name: str, path: str, kind: str, architectu
         assert_close(stepped, expected)
         assert (expected - whole(model, tokens, given)).abs().max() > 1e-3  # the mask does hide something
 
-    valid = torch.ones(3, 9, dtype=torch.bool)
-    valid[0, :3], valid[2, :1], valid[1, 6] = False, False, False
+    is_real = torch.ones(3, 9, dtype=torch.bool)
+    is_real[0, :3], is_real[2, :1], is_real[1, 6] = False, False, False
     for sizes in ((1,), (5, 1, 3)):
         state, given = start(model, 3)
-        steps = [model.step(tokens[:, piece], state, valid[:, piece], mask=mask) for piece in pieces(9, sizes)]
-        assert_close(torch.cat(steps, dim=1)[valid], whole(model, tokens, given, valid, mask)[valid])
+        steps = [model.step(tokens[:, piece], state, is_real[:, piece], mask=mask) for piece in pieces(9, sizes)]
+        assert_close(torch.cat(steps, dim=1)[is_real], whole(model, tokens, given, is_real, mask)[is_real])
 
 
 @torch.no_grad()
@@ -241,17 +241,17 @@ def test_a_table_that_ends_before_the_sequence_is_refused() -> None:
 def test_reordered_rows_are_recomputed_rows(architecture: str, kind: str, padded: bool) -> None:
     """Rows repeated, dropped and swapped, twice: the same as reading the chosen histories afresh."""
     model = make(architecture=architecture, position=kind, window=4)
-    tokens, valid = torch.randint(VOCAB, (3, 4)), torch.ones(3, 4, dtype=torch.bool)
-    valid[1, : 2 if padded else 0] = False
+    tokens, is_real = torch.randint(VOCAB, (3, 4)), torch.ones(3, 4, dtype=torch.bool)
+    is_real[1, : 2 if padded else 0] = False
     state, given = start(model, 3)
-    model.step(tokens, state, valid if padded else None)
+    model.step(tokens, state, is_real if padded else None)
     for rows in (torch.tensor([2, 0, 0, 1]), torch.tensor([3, 3, 0])):
         state.reorder(rows)
         new = torch.randint(VOCAB, (len(rows), 2))
         tokens, given = torch.cat((tokens[rows], new), dim=1), tuple(x[rows] for x in given)
-        valid = torch.cat((valid[rows], torch.ones_like(new, dtype=torch.bool)), dim=1)
+        is_real = torch.cat((is_real[rows], torch.ones_like(new, dtype=torch.bool)), dim=1)
         out = model.step(new, state)
-        assert_close(out, whole(model, tokens, given, valid)[:, -2:])
+        assert_close(out, whole(model, tokens, given, is_real)[:, -2:])
 
 
 @torch.no_grad()
@@ -259,10 +259,10 @@ def test_reordered_rows_are_recomputed_rows(architecture: str, kind: str, padded
 @pytest.mark.parametrize("padded", [False, True])
 def test_one_row_becomes_many_beams(architecture: str, padded: bool) -> None:
     model, tokens = make(architecture=architecture, position="learned"), torch.randint(VOCAB, (1, 4))
-    valid = torch.tensor([[not padded, True, True, True]])
+    is_real = torch.tensor([[not padded, True, True, True]])
     source = torch.randint(VOCAB, (1, 5))
     state = model.start(source) if isinstance(model, EncoderDecoder) else model.start()
-    model.step(tokens, state, valid if padded else None)
+    model.step(tokens, state, is_real if padded else None)
     state.reorder(torch.zeros(4, dtype=torch.long))
     new = torch.randint(VOCAB, (4, 3))
     out = model.step(new, state)
@@ -316,8 +316,8 @@ def test_values_of_another_size_than_keys() -> None:
 
 def test_places_go_on_where_they_stopped() -> None:
     cache = Cache()
-    valid = torch.tensor([[False, True, True], [True, True, True]])
-    cache.add(cache.next_positions(3, CPU, valid))
+    is_real = torch.tensor([[False, True, True], [True, True, True]])
+    cache.add(cache.next_positions(3, CPU, is_real))
     assert cache.next_positions(2, CPU).pos.tolist() == [[2, 3], [3, 4]]
     plain = Cache()
     plain.add(plain.next_positions(3, CPU))
@@ -340,11 +340,11 @@ def test_a_full_learned_table_is_refused_before_anything_is_stored() -> None:
 def test_filler_takes_no_row_of_a_learned_table() -> None:
     """A left-padded row may be longer than the table, in steps as at once: its texts fit."""
     model, tokens = make(position="learned", max_length=5), torch.randint(VOCAB, (2, 8))
-    valid = torch.ones(2, 8, dtype=torch.bool)
-    valid[0, :3], valid[1, :4] = False, False
+    is_real = torch.ones(2, 8, dtype=torch.bool)
+    is_real[0, :3], is_real[1, :4] = False, False
     state = model.start()
-    stepped = [model.step(tokens[:, :5], state, valid[:, :5])]
+    stepped = [model.step(tokens[:, :5], state, is_real[:, :5])]
     stepped += [model.step(tokens[:, i : i + 1], state) for i in range(5, 8)]
-    assert_close(torch.cat(stepped, dim=1)[valid], model(tokens, valid)[valid])
+    assert_close(torch.cat(stepped, dim=1)[is_real], model(tokens, is_real)[is_real])
     with pytest.raises(UserError, match="max_length = 5"):
         model.step(tokens[:, :1], state)

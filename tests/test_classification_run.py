@@ -126,7 +126,7 @@ def test_class_weights_are_those_of_the_formula(here):
     assert weight is not None and torch.allclose(weight, 100 / (2 * counts))
     model = regard.build(run.model_config).eval()
     batch = run.train_texts.batch(torch.arange(30))
-    logits, right = model(batch.text, batch.valid), batch.labels[:, 0]
+    logits, right = model(batch.text, batch.is_real), batch.labels[:, 0]
     loss, count = run.objective()(model, batch)
     torch.testing.assert_close(loss, F.cross_entropy(logits, right, weight=100 / (2 * counts), reduction="sum"))
     assert int(count) == 30

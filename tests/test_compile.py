@@ -18,8 +18,8 @@ def test_a_batch_with_filler_after_one_without(position):
     sizes = {"vocab_size": 30, "dim": 16, "layers": 2, "heads": 2, "ff_dim": 32, "dropout": 0.0, "embed_dropout": 0.0}
     model = build(ModelConfig(**sizes, position=position)).train()
     source, target, expected = (torch.randint(4, 30, (3, length)) for length in (7, 6, 6))
-    valid = torch.arange(7) < torch.tensor([7, 4, 2])[:, None]
-    batches = [PairBatch(source, some, target, expected) for some in (None, valid, None, valid)]
+    is_real = torch.arange(7) < torch.tensor([7, 4, 2])[:, None]
+    batches = [PairBatch(source, some, target, expected) for some in (None, is_real, None, is_real)]
 
     def learned(batch: PairBatch) -> tuple[torch.Tensor, ...]:
         loss, _ = translation(model, batch)

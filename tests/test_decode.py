@@ -49,15 +49,15 @@ def make_model(**changes: object):
 def make_sources(count: int = 9) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     lengths = torch.randint(1, 8, (count,), generator=generator)
-    valid = torch.arange(7) < lengths[:, None]
-    return torch.randint(4, 14, (count, 7), generator=generator) * valid, valid
+    is_real = torch.arange(7) < lengths[:, None]
+    return torch.randint(4, 14, (count, 7), generator=generator) * is_real, is_real
 
 
 @torch.no_grad()
-def slow_greedy(model, source: Tensor, valid: Tensor, limit: int) -> list[int]:
+def slow_greedy(model, source: Tensor, is_real: Tensor, limit: int) -> list[int]:
     """One row, everything computed again for every token."""
     written: list[int] = []
-    source = source[valid][None]
+    source = source[is_real][None]
     while len(written) < limit:
         token = int(model(source, torch.tensor([[BOS, *written]]))[0, -1].argmax())
         if token == EOS:
@@ -71,44 +71,44 @@ def slow_greedy(model, source: Tensor, valid: Tensor, limit: int) -> list[int]:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_cache_and_the_batch_change_nothing(name):
-    source, valid = make_sources()
+    source, is_real = make_sources()
     different = set()
     for _ in range(3):
         model = make_model(**VARIANTS[name])
-        expected = [slow_greedy(model, row, real, 12) for row, real in zip(source, valid, strict=True)]
-        assert greedy(model, source, valid, bos=BOS, eos=EOS, limit=12) == expected
-        alone = source[4:5, : int(valid[4].sum())]
+        expected = [slow_greedy(model, row, real, 12) for row, real in zip(source, is_real, strict=True)]
+        assert greedy(model, source, is_real, bos=BOS, eos=EOS, limit=12) == expected
+        alone = source[4:5, : int(is_real[4].sum())]
         assert greedy(model, alone, None, bos=BOS, eos=EOS, limit=12) == expected[4:5]
         different.update(map(tuple, expected))
     assert len(different) > 5  # the question matters to the answer
 
 
 def test_a_limit_ends_every_row_and_the_end_is_not_part_of_it():
-    model, (source, valid) = make_model(), make_sources()
-    long = greedy(model, source, valid, bos=BOS, eos=EOS, limit=25)
+    model, (source, is_real) = make_model(), make_sources()
+    long = greedy(model, source, is_real, bos=BOS, eos=EOS, limit=25)
     assert all(EOS not in line for line in long)
     for limit in (0, 1, 5):
-        short = greedy(model, source, valid, bos=BOS, eos=EOS, limit=limit)
+        short = greedy(model, source, is_real, bos=BOS, eos=EOS, limit=limit)
         assert short == [line[:limit] for line in long]
 
 
 def test_a_row_that_has_ended_stays_as_it_was():
     """Some rows end, the others go on: what the ended ones would say next must not show."""
-    model, (source, valid) = make_model(), make_sources()
+    model, (source, is_real) = make_model(), make_sources()
     for eos in range(4, 14):  # any token may play the end
-        together = greedy(model, source, valid, bos=BOS, eos=eos, limit=15)
-        free = greedy(model, source, valid, bos=BOS, eos=EOS, limit=15)
+        together = greedy(model, source, is_real, bos=BOS, eos=eos, limit=15)
+        free = greedy(model, source, is_real, bos=BOS, eos=EOS, limit=15)
         for cut, line in zip(together, free, strict=True):
             assert cut == (line[: line.index(eos)] if eos in line else cut)
 
 
 def test_nothing_is_recorded_for_gradients():
-    model, (source, valid) = make_model(), make_sources()
+    model, (source, is_real) = make_model(), make_sources()
     calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     step = model.step
     model.step = lambda *arguments: calls.append(torch.is_inference_mode_enabled()) or step(*arguments)
-    greedy(model, source, valid, bos=BOS, eos=EOS, limit=3)
+    greedy(model, source, is_real, bos=BOS, eos=EOS, limit=3)
     assert calls == [True] * 3
 
 

@@ -52,8 +52,8 @@ def test_the_answers_are_those_of_beam_search(changes, position):
     model, config = transformer(position=position), SearchConfig(**changes)
     searches = FixedSearches(model, BOS, EOS)
     for rows in (6, 5, 8):  # the same shape again: nothing of the search before may be left
-        source, valid = padded(rows)
-        same(searches.search(source, valid, config), beam(model, source, valid, config, BOS, EOS))
+        source, is_real = padded(rows)
+        same(searches.search(source, is_real, config), beam(model, source, is_real, config, BOS, EOS))
     assert len(searches.ready) == 1
 
 
@@ -66,8 +66,8 @@ def test_no_filler_is_no_difference():
 @pytest.mark.parametrize("changes", [{"kv_heads": 1}, {"window": 3}, {"decoder_layers": 1}, {"norm_order": "pre"}])
 def test_other_models(changes):
     model, config = transformer(**changes), SearchConfig(beam=3)
-    source, valid = padded()
-    same(FixedSearches(model, BOS, EOS).search(source, valid, config), beam(model, source, valid, config, BOS, EOS))
+    source, is_real = padded()
+    same(FixedSearches(model, BOS, EOS).search(source, is_real, config), beam(model, source, is_real, config, BOS, EOS))
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -79,8 +79,8 @@ def test_a_step_depends_on_no_value(position, beams):
     with FakeTensorMode(), torch.inference_mode():
         model = EncoderDecoder(sizes).eval()
         search = (FixedGreedy if beams == 1 else FixedBeam)(model, config, 4, 16, 32, BOS, EOS)
-        source, valid = torch.ones(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.bool)
-        search.start(source, valid, [32] * 4)
+        source, is_real = torch.ones(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.bool)
+        search.start(source, is_real, [32] * 4)
         with pytest.raises(DataDependentOutputException):
             bool(search.closed.all())
 
@@ -146,7 +146,7 @@ def test_weights_that_are_no_numbers_are_named():
     model = transformer()
     with torch.no_grad():
         model.decoder.norm = torch.nn.Identity()
-        model.head.project.weight.fill_(float("nan"))
+        model.output_head.project.weight.fill_(float("nan"))
     with pytest.raises(UserError, match="not numbers"):
         FixedSearches(model, BOS, EOS).search(torch.randint(4, 20, (2, 4)), None, SearchConfig(beam=2))
 
@@ -180,6 +180,6 @@ def test_recorded_as_a_graph(changes):
     searches = FixedSearches(model, BOS, EOS)
     batches = [tuple(x.cuda() for x in padded(6)) for _ in range(3 * LANES)]  # the third of a lane is all replayed
     found = dict(searches.search_all([(number, *batch) for number, batch in enumerate(batches)], config))
-    for number, (source, valid) in enumerate(batches):
-        same(found[number], beam(model, source, valid, config, BOS, EOS), 1e-6)
+    for number, (source, is_real) in enumerate(batches):
+        same(found[number], beam(model, source, is_real, config, BOS, EOS), 1e-6)
     assert all(None not in search.graphs.values() for search in searches.ready.values())

@@ -145,7 +145,7 @@ def test_streamed_parts_are_the_text():
 
 def certain(token: int, generator: Generator) -> Generator:
     """A model that always writes the same token."""
-    head = generator.model.head
+    head = generator.model.output_head
     head.bias = torch.nn.Parameter(torch.zeros(generator.model.config.vocab_size, dtype=torch.float64))
     head.bias.data[token] = 1e4
     return generator
@@ -210,7 +210,7 @@ def test_other_mistakes():
             generator.generate(settings.pop("prompt"), **settings)
     assert generator.generate("", begin=True, config=LIKELIEST)[0].ids == uncached(generator, [BYTES.eos], 8)
     with torch.no_grad():
-        generator.model.head.project.weight.fill_(float("nan"))
+        generator.model.output_head.project.weight.fill_(float("nan"))
     with pytest.raises(UserError, match="not numbers"):
         generator.generate("a")
 

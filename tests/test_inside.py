@@ -54,7 +54,7 @@ def test_a_map_is_the_softmax_computed_by_hand() -> None:
     inside = opened("decoder", position="none")
     look = inside.look(SENTENCE)
     block, ids = inside.model.decoder.blocks[0], look.reading.source[0]
-    x = F.layer_norm(inside.model.source.table.weight[ids] * 4, (16,), *block.around_attention.norm.parameters())
+    x = F.layer_norm(inside.model.embedding.tokens.weight[ids] * 4, (16,), *block.attention_norm.parameters())
     q, k, v = (x @ block.attention.qkv.weight.T + block.attention.qkv.bias).split(16, dim=-1)
     for head in range(4):
         own = slice(4 * head, 4 * head + 4)
@@ -168,8 +168,8 @@ def test_without_the_causal_mask_a_decoder_is_an_encoder() -> None:
     both_ways.load_state_dict(inside.model.decoder.state_dict())
     ids = look.reading.source
     with torch.no_grad():
-        states = both_ways(inside.model.source(ids), Positions.of(ids.shape[1], ids.device))
-        torch.testing.assert_close(look.output.logits, inside.model.head(states)[0].float())
+        states = both_ways(inside.model.embedding(ids), Positions.of(ids.shape[1], ids.device))
+        torch.testing.assert_close(look.output.logits, inside.model.output_head(states)[0].float())
 
 
 @pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder", "vit"])
@@ -190,7 +190,7 @@ def test_shuffled_positions_are_a_shuffled_table(architecture: str) -> None:
     count = len(look.reading.source_labels)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(7))
     assert order.tolist() != list(range(count))
-    table = getattr(inside.model, inside.anatomy.reads).position.table.weight
+    table = getattr(inside.model, inside.anatomy.reads).position.embedding.weight
     table.data[:count] = table.data[order]
     torch.testing.assert_close(look.output.logits, torch.atleast_2d(logits_of(inside, look)).float())
 

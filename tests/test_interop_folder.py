@@ -254,13 +254,13 @@ def test_minilm_embeds_sentences_as_transformers_does():
     tokenizer = found.tokenizers["tokenizer"]
     rows = [[tokenizer.bos, *ids, tokenizer.eos] for ids in tokenizer.encode_batch(SENTENCES)]
     batch = transformers.AutoTokenizer.from_pretrained(folder)(SENTENCES, padding=True, return_tensors="pt")
-    valid = batch.attention_mask.bool()
-    assert [ids[real].tolist() for ids, real in zip(batch.input_ids, valid, strict=True)] == rows
+    is_real = batch.attention_mask.bool()
+    assert [ids[real].tolist() for ids, real in zip(batch.input_ids, is_real, strict=True)] == rows
     peer = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
-        real = valid[..., None].float()
+        real = is_real[..., None].float()
         theirs = F.normalize((peer(**batch).last_hidden_state * real).sum(1) / real.sum(1), dim=-1)
-        states = found.model.encode(batch.input_ids, valid)
+        states = found.model.encode(batch.input_ids, is_real)
         ours = F.normalize((states * real).sum(1) / real.sum(1), dim=-1)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     near, far = ours[0] @ ours[1], ours[0] @ ours[2]

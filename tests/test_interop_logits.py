@@ -98,8 +98,8 @@ def make_peer(name: str, **changes):
 
 def tokens(vocab_size: int, length: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
     """ids [3, N] and which are real: rows of full length, of about half and of one token."""
-    valid = torch.arange(length) < torch.tensor([length, (length + 1) // 2, 1])[:, None]
-    return torch.randint(vocab_size, (3, length)), valid
+    is_real = torch.arange(length) < torch.tensor([length, (length + 1) // 2, 1])[:, None]
+    return torch.randint(vocab_size, (3, length)), is_real
 
 
 @torch.no_grad()
@@ -110,17 +110,17 @@ def answers(model, peer, length: int = 9) -> list[tuple[torch.Tensor, torch.Tens
         images = torch.randn(3, config.channels, config.image_size, config.image_size, dtype=dtype)
         out, given, real = peer(pixel_values=images), (images,), slice(None)
     elif config.architecture == "encoder-decoder":
-        (source, source_valid), (target, real) = (
+        (source, source_is_real), (target, real) = (
             tokens(config.vocab_size, length),
             tokens(config.target_size, length - 2),
         )
         out = peer(
             input_ids=source,
-            attention_mask=source_valid.long(),
+            attention_mask=source_is_real.long(),
             decoder_input_ids=target,
             decoder_attention_mask=real.long(),
         )
-        given = (source, target, source_valid, real)
+        given = (source, target, source_is_real, real)
     elif config.architecture == "decoder":
         ids, real = tokens(config.vocab_size, length)
         out, given = peer(input_ids=ids, attention_mask=real.long()), (ids, real)

@@ -43,7 +43,7 @@ def read_back(batch: ClassBatch) -> list[tuple[tuple[int, ...], int]]:
     found = []
     for row in range(len(batch.text)):
         if batch.document is None:
-            real = slice(None) if batch.valid is None else batch.valid[row]
+            real = slice(None) if batch.is_real is None else batch.is_real[row]
             found.append((tuple(batch.text[row][real].tolist()), int(batch.labels[row, 0])))
             continue
         for number in range(1, int(batch.document[row].max()) + 1):
@@ -114,7 +114,7 @@ def test_the_loss_is_the_weighted_formula(smoothing):
     model = build(ModelConfig(**TINY, vocab_size=600)).double().eval()
     batch = some().batch(torch.arange(20))
     weight = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
-    logits, right = model(batch.text, batch.valid), batch.labels[:, 0]
+    logits, right = model(batch.text, batch.is_real), batch.labels[:, 0]
     loss, count = classification(model, batch, smoothing, weight=weight)
     log = logits.log_softmax(dim=1)
     each = -(1 - smoothing) * log[torch.arange(20), right] - smoothing * log.mean(dim=1)

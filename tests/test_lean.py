@@ -50,9 +50,9 @@ def make(dtype: torch.dtype = torch.float64, **changes: object) -> EncoderDecode
 
 
 def sources(count: int, length: int) -> tuple[Tensor, Tensor]:
-    source, valid = torch.randint(4, 30, (count, length)), torch.ones(count, length, dtype=torch.bool)
-    valid[1, length // 2 :] = valid[2, 1:] = False
-    return source, valid
+    source, is_real = torch.randint(4, 30, (count, length)), torch.ones(count, length, dtype=torch.bool)
+    is_real[1, length // 2 :] = is_real[2, 1:] = False
+    return source, is_real
 
 
 @torch.inference_mode()
@@ -62,8 +62,8 @@ def test_every_step_gives_the_models_logits(kind: str, length: int) -> None:
     model = make(**KINDS[kind])
     thin = lean(model)
     assert isinstance(thin, Lean)
-    source, valid = sources(4, length)
-    own, other = model.start(source, valid), thin.start(source, valid)
+    source, is_real = sources(4, length)
+    own, other = model.start(source, is_real), thin.start(source, is_real)
     tokens, beams, groups = torch.full((4, 1), 2), 3, 4
     for step in range(36):
         torch.testing.assert_close(thin.step(tokens, other), model.step(tokens, own), rtol=1e-9, atol=1e-9)
@@ -80,8 +80,8 @@ def test_every_step_gives_the_models_logits(kind: str, length: int) -> None:
 def test_single_precision_and_its_packed_head_stay_close() -> None:
     model = make(torch.float32, dim=64, vocab_size=300)
     thin = lean(model)
-    source, valid = sources(5, 9)
-    own, other = model.start(source, valid), thin.start(source, valid)
+    source, is_real = sources(5, 9)
+    own, other = model.start(source, is_real), thin.start(source, is_real)
     for _ in range(20):
         tokens = torch.randint(0, 300, (5, 1))
         torch.testing.assert_close(thin.step(tokens, other), model.step(tokens, own), rtol=1e-4, atol=1e-4)
@@ -90,10 +90,10 @@ def test_single_precision_and_its_packed_head_stay_close() -> None:
 @torch.inference_mode()
 def test_a_source_without_tokens_and_rows_without_groups() -> None:
     model = make()
-    source, valid = sources(3, 6)
-    valid[0] = False
+    source, is_real = sources(3, 6)
+    is_real[0] = False
     thin = lean(model)
-    own, other = model.start(source, valid), thin.start(source, valid)
+    own, other = model.start(source, is_real), thin.start(source, is_real)
     for rows in (torch.tensor([2, 0, 0, 1]), torch.tensor([3, 1])):
         tokens = torch.randint(0, 30, (3 if len(rows) == 4 else 4, 1))
         torch.testing.assert_close(thin.step(tokens, other), model.step(tokens, own))
@@ -139,10 +139,10 @@ def test_what_is_looked_at_or_trained_is_left_to_the_model() -> None:
 )
 def test_a_search_finds_the_same(config: SearchConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(logit_scale=3.0)
-    source, valid = sources(6, 11)
-    found = beam(model, source, valid, config, 2, 3)
+    source, is_real = sources(6, 11)
+    found = beam(model, source, is_real, config, 2, 3)
     monkeypatch.setattr(sys.modules["regard.predict.beam"], "lean", lambda model: model)
-    plain = beam(model, source, valid, config, 2, 3)
+    plain = beam(model, source, is_real, config, 2, 3)
     assert [[one.tokens for one in some] for some in found] == [[one.tokens for one in some] for some in plain]
     scores = [[one.score for some in answers for one in some] for answers in (found, plain)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-8)

@@ -47,7 +47,7 @@ def by_loop(mask: Mask, q: Positions, k: Positions, batch: int) -> Tensor:
 
         pos = at(of.pos)
         assert pos is not None
-        return Token(torch.tensor(b), torch.tensor(i), pos, at(of.valid), at(of.document))
+        return Token(torch.tensor(b), torch.tensor(i), pos, at(of.is_real), at(of.document))
 
     rows = range(batch)
     cells = [
@@ -143,25 +143,25 @@ def test_a_window_below_one_is_refused() -> None:
 
 
 def test_positions_count_real_tokens() -> None:
-    valid = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()
-    pos = Positions.of(5, CPU, valid).pos
-    assert [pos[b][valid[b]].tolist() for b in range(4)] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3, 4], []]
+    is_real = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()
+    pos = Positions.of(5, CPU, is_real).pos
+    assert [pos[b][is_real[b]].tolist() for b in range(4)] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3, 4], []]
     assert Positions.of(3, CPU, start=4).pos.tolist() == [[4, 5, 6]]
 
 
 def test_positions_restart_with_each_document() -> None:
     document = torch.tensor([[0, 0, 0, 1, 1, 2], [5, 5, 7, 7, 7, 7]])
     assert Positions.of(6, CPU, document=document).pos.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 3]]
-    valid = torch.tensor([[0, 1, 1, 1, 0, 0], [1, 1, 0, 0, 1, 1]]).bool()
-    pos = Positions.of(6, CPU, valid, document).pos
-    assert pos[0][valid[0]].tolist() == [0, 1, 0] and pos[1][valid[1]].tolist() == [0, 1, 0, 1]
+    is_real = torch.tensor([[0, 1, 1, 1, 0, 0], [1, 1, 0, 0, 1, 1]]).bool()
+    pos = Positions.of(6, CPU, is_real, document).pos
+    assert pos[0][is_real[0]].tolist() == [0, 1, 0] and pos[1][is_real[1]].tolist() == [0, 1, 0, 1]
 
 
 def test_padding_and_documents_hide_by_themselves() -> None:
     """Whatever mask is asked for: filler is never seen, and neither is another document."""
-    valid = torch.tensor([[False, True, True], [True, True, False]])
-    seen = AttentionMask(everything, Positions.of(3, CPU), Positions.of(3, CPU, valid)).dense()
-    assert torch.equal(seen.expand(2, 1, 3, 3)[:, 0], valid[:, None].expand(2, 3, 3))
+    is_real = torch.tensor([[False, True, True], [True, True, False]])
+    seen = AttentionMask(everything, Positions.of(3, CPU), Positions.of(3, CPU, is_real)).dense()
+    assert torch.equal(seen.expand(2, 1, 3, 3)[:, 0], is_real[:, None].expand(2, 3, 3))
     packed = Positions.of(4, CPU, document=torch.tensor([[0, 0, 1, 1]]))
     expected = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
     assert torch.equal(AttentionMask(causal, packed, packed).dense()[0, 0], torch.tensor(expected).bool())
@@ -176,7 +176,7 @@ def test_documents_are_needed_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("valid", "document", "word"),
+    ("is_real", "document", "word"),
     [
         (torch.ones(2, 3), None, "float32"),  # 1 and 0 would be added to the scores
         (torch.ones(2, 3).long(), None, "int64"),
@@ -186,9 +186,9 @@ def test_documents_are_needed_on_both_sides() -> None:
         (None, torch.zeros(2, 5).long(), r"\(2, 5\)"),
     ],
 )
-def test_marks_of_a_wrong_kind_are_refused(valid: Tensor | None, document: Tensor | None, word: str) -> None:
+def test_marks_of_a_wrong_kind_are_refused(is_real: Tensor | None, document: Tensor | None, word: str) -> None:
     with pytest.raises(UserError, match=word):
-        Positions.of(3, CPU, valid, document)
+        Positions.of(3, CPU, is_real, document)
 
 
 def test_from_tensor_reads_by_index() -> None:

@@ -129,14 +129,14 @@ EDITS: dict[str, Callable[[Mask], Mask]] = {
 }
 
 
-def check(made: nn.Module, edit: Callable[[Mask], Mask], run: Callable[[], object], valid: dict[str, Tensor]) -> None:
-    """`valid` says for each kind of attention who is real among its keys."""
+def check(made: nn.Module, edit: Callable[[Mask], Mask], run: Callable[[], object], is_real: dict[str, Tensor]) -> None:
+    """`is_real` says for each kind of attention who is real among its keys."""
     with trace(made, {"*.mask": edit}) as seen:
         run()
     names = [name for name in seen if name.endswith(".weights")]
     assert names
     for name in names:
-        real = next(mark for part, mark in valid.items() if part in name)
+        real = next(mark for part, mark in is_real.items() if part in name)
         assert (seen[name].movedim(-1, 1)[~real] == 0).all(), name
     assert any((seen[name] > 0).any() for name in names)
 
@@ -154,11 +154,11 @@ def test_no_intervention_shows_filler(architecture: str, edit: Callable[[Mask], 
 def test_no_intervention_shows_filler_of_a_source(edit: Callable[[Mask], Mask]) -> None:
     """Encoder, decoder and cross attention, at once and in cached steps."""
     made, source, target = model("encoder-decoder"), torch.randint(11, (2, 6)), torch.randint(11, (2, 6))
-    valid = {"encoder": VALID, "cross": VALID, "decoder": VALID.flip(0)}
-    check(made, edit, lambda: made(source, target, VALID, VALID.flip(0)), valid)
+    is_real = {"encoder": VALID, "cross": VALID, "decoder": VALID.flip(0)}
+    check(made, edit, lambda: made(source, target, VALID, VALID.flip(0)), is_real)
     state = made.start(source, VALID)
     made.step(target[:, :5], state, VALID.flip(0)[:, :5])
-    check(made, edit, lambda: made.step(target[:, 5:], state, VALID.flip(0)[:, 5:]), valid)
+    check(made, edit, lambda: made.step(target[:, 5:], state, VALID.flip(0)[:, 5:]), is_real)
 
 
 @torch.no_grad()

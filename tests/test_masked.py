@@ -146,8 +146,8 @@ def test_the_loss_is_that_of_the_hidden_tokens_and_of_no_other(tokenizer):
     loss, count = masked_tokens(model, batch)
     states = model.encode(batch.ids, batch.document > 0, document=batch.document)
     full = torch.full_like(batch.ids, PairBatch.IGNORE).scatter(1, batch.positions, batch.labels)
-    assert model.head is not None
-    logits = model.head(states)
+    assert model.output_head is not None
+    logits = model.output_head(states)
     torch.testing.assert_close(
         loss, F.cross_entropy(logits.flatten(0, 1), full.flatten(), ignore_index=PairBatch.IGNORE, reduction="sum")
     )

@@ -138,9 +138,9 @@ def test_fill_writes_nothing_before_a_mistake(masked, capsys, monkeypatch, optio
 
 def test_a_classifier_begins_with_the_encoder_and_the_tokenizer(masked, capsys):
     assert train("classes", "-o", "run", "--set=train.lr=1e-30", settings=["model.dropout=0.3"]) == 0
-    assert "tensors taken over; new: classify.weight, classify.bias" in capsys.readouterr().err
+    assert "tensors taken over; new: classifier.weight, classifier.bias" in capsys.readouterr().err
     before, after = read_weights(masked / "model.safetensors"), read_weights(Path("run/model.safetensors"))
-    taken = [name for name in after if name.startswith(("source.", "encoder."))]
+    taken = [name for name in after if name.startswith(("embedding.", "encoder."))]
     assert taken and all(torch.equal(before[name], after[name]) for name in taken)  # the rate is too small to move them
     assert (masked / "tokenizer.json").read_text() == Path("run/tokenizer.json").read_text()
     theirs, ours = (read_toml(run / "recipe.toml")["model"] for run in (masked, Path("run")))

@@ -72,11 +72,15 @@ def test_published_models_have_their_published_size(name: str, count: int) -> No
 def test_shared_tables_are_one_tensor(share: bool, tie: bool) -> None:
     model = make(architecture="encoder-decoder", share_embeddings=share, tie_embeddings=tie)
     assert isinstance(model, EncoderDecoder)
-    source, target, output = model.source.table.weight, model.target.table.weight, model.head.project.weight
+    source, target, output = (
+        model.source_embedding.tokens.weight,
+        model.target_embedding.tokens.weight,
+        model.output_head.project.weight,
+    )
     assert (source is target) == share and (target is output) == tie
     assert (source.data_ptr() == output.data_ptr()) == (share and tie)
     decoder = make(tie_embeddings=tie)
-    assert (decoder.source.table.weight is decoder.head.project.weight) == tie
+    assert (decoder.embedding.tokens.weight is decoder.output_head.project.weight) == tie
     apart = make(architecture="encoder-decoder", share_embeddings=False, target_vocab_size=9, tie_embeddings=tie)
     assert apart(tokens(2, 4), torch.randint(9, (2, 3))).shape == (2, 3, 9)
 
@@ -88,13 +92,13 @@ def test_sources_are_their_formulas() -> None:
     """E[id] · sqrt(dim); the pixels of each patch, row by row, times one matrix; W · vector + b."""
     reader = make().source
     given = tokens()
-    torch.testing.assert_close(reader(given), reader.table.weight[given] * math.sqrt(12))
+    torch.testing.assert_close(reader(given), reader.tokens.weight[given] * math.sqrt(12))
     image, eye = torch.randn(2, 3, 6, 6), make(architecture="encoder-decoder", input="patches").source
     patches = torch.stack(
         [image[:, :, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2].flatten(1) for y in range(3) for x in range(3)], dim=1
     )
     torch.testing.assert_close(eye(image), patches @ eye.project.weight.flatten(1).T + eye.project.bias)
-    with_cls = make(architecture="encoder", input="patches", output_head="none").source
+    with_cls = make(architecture="encoder", input="patches", output_head="none").embedding
     torch.testing.assert_close(with_cls(image)[:, :1], with_cls.cls.expand(2, 1, 12))
 
 
@@ -189,7 +193,7 @@ def test_initial_spreads_are_those_of_the_papers() -> None:
         assert spread[f"decoder.blocks.0.{name}.weight"] == pytest.approx(0.02 / math.sqrt(4), rel=0.05)
     model = make(dim=128, ff_dim=256)
     assert model.decoder.blocks[0].feedforward.up.weight.std().item() == pytest.approx(math.sqrt(2 / 384), rel=0.05)
-    assert model.source.table.weight.std().item() == pytest.approx(128**-0.5, rel=0.05)
+    assert model.embedding.tokens.weight.std().item() == pytest.approx(128**-0.5, rel=0.05)
     zeros = [p for name, p in model.named_parameters() if name.endswith("bias")]
     assert zeros and all((p == 0).all() for p in zeros)
 
@@ -205,9 +209,9 @@ def test_compiles_without_graph_breaks(changes: dict) -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     given = inputs(model)
     torch.testing.assert_close(compiled(*given), model(*given))
-    valid = torch.ones_like(given[0], dtype=torch.bool)
-    valid[0, :2] = False
-    padded = (*given, valid)
+    is_real = torch.ones_like(given[0], dtype=torch.bool)
+    is_real[0, :2] = False
+    padded = (*given, is_real)
     torch.testing.assert_close(compiled(*padded), model(*padded))
     torch._dynamo.reset()
 
@@ -247,7 +251,7 @@ def test_copies_and_saved_weights_compute_the_same() -> None:
     for twin in (copy.deepcopy(model), other):
         assert torch.equal(twin(given), model(given))
     twin = copy.deepcopy(model)
-    assert twin.head.project.weight is twin.source.table.weight is not model.source.table.weight
+    assert twin.output_head.project.weight is twin.embedding.tokens.weight is not model.embedding.tokens.weight
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -265,15 +269,15 @@ def test_a_model_made_on_the_meta_device_can_be_filled(kind: str) -> None:
 def test_half_precision(kind: str, dtype: torch.dtype) -> None:
     """Fused and traced, with a row that is all padding; near what float32 gives."""
     model = make(position=kind, experts=2).eval()
-    given, valid = tokens(3, 5), torch.tensor([[True] * 5, [False, True, True, True, True], [False] * 5])
-    exact = model(given, valid)[valid]
+    given, is_real = tokens(3, 5), torch.tensor([[True] * 5, [False, True, True, True, True], [False] * 5])
+    exact = model(given, is_real)[is_real]
     half = copy.deepcopy(model).to(dtype)
-    plain = half(given, valid)
+    plain = half(given, is_real)
     with trace(half):
-        traced = half(given, valid)
+        traced = half(given, is_real)
     assert plain.dtype == traced.dtype == dtype and plain.isfinite().all() and traced.isfinite().all()
-    assert (plain[valid].float() - exact).abs().mean() < 0.1 * exact.abs().mean()
-    assert (traced[valid].float() - exact).abs().mean() < 0.1 * exact.abs().mean()
+    assert (plain[is_real].float() - exact).abs().mean() < 0.1 * exact.abs().mean()
+    assert (traced[is_real].float() - exact).abs().mean() < 0.1 * exact.abs().mean()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -294,9 +298,9 @@ def test_autocast_trains(kind: str) -> None:
 @pytest.mark.parametrize(("batch", "length"), [(0, 4), (2, 0), (0, 0)])
 def test_nothing_in_nothing_out(kind: str, batch: int, length: int) -> None:
     """An empty batch or empty rows are no error; there is just nothing to say about them."""
-    nothing, valid = tokens(batch, length), torch.ones(batch, length, dtype=torch.bool)
+    nothing, is_real = tokens(batch, length), torch.ones(batch, length, dtype=torch.bool)
     model = make(position=kind, experts=2)
-    assert model(nothing).shape == model(nothing, valid).shape == (batch, length, VOCAB)
+    assert model(nothing).shape == model(nothing, is_real).shape == (batch, length, VOCAB)
     both = make(position=kind, architecture="encoder-decoder")
     assert both(nothing, tokens(batch, 3)).shape == (batch, 3, VOCAB)
     assert both(nothing, tokens(batch, 3)).isfinite().all()  # nothing to look at: cross attention adds its bias
@@ -320,7 +324,7 @@ def test_input_of_a_wrong_shape_is_refused() -> None:
         make(architecture="encoder", input="patches", output_head="none")(torch.randn(2, 3, 6, 7))
     with pytest.raises(UserError, match=r"\(2, 5, 8\): give \[batch, regions, 7\]"):
         make(architecture="encoder", input="features", output_head="none")(torch.randn(2, 5, 8))
-    with pytest.raises(UserError, match=r"valid has dtype torch\.int64"):
+    with pytest.raises(UserError, match=r"is_real has dtype torch\.int64"):
         make()(tokens(), torch.ones(2, 5).long())
     with pytest.raises(UserError, match="too small for 5 queries"):
         make()(tokens(), mask=from_tensor(torch.ones(3, 3).bool()))

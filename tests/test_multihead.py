@@ -16,7 +16,7 @@ from odd_shapes import (
     assert_same,
     attention_pairs,
     copy_pairs,
-    draw_valid,
+    draw_is_real,
     filler,
     hide,
     keep_real,
@@ -45,13 +45,13 @@ def randomised(module: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Modu
     return module
 
 
-def within(length: int, mask: Mask = everything, valid: Tensor | None = None) -> Context:
-    positions = Positions.of(length, CPU, valid)
+def within(length: int, mask: Mask = everything, is_real: Tensor | None = None) -> Context:
+    positions = Positions.of(length, CPU, is_real)
     return Context(AttentionMask(mask, positions, positions))
 
 
-def across(memory: Tensor, length: int, valid: Tensor | None = None) -> Context:
-    q, k = Positions.of(length, CPU), Positions.of(memory.shape[1], CPU, valid)
+def across(memory: Tensor, length: int, is_real: Tensor | None = None) -> Context:
+    q, k = Positions.of(length, CPU), Positions.of(memory.shape[1], CPU, is_real)
     return Context(AttentionMask(everything, q, q), memory=memory, memory_mask=AttentionMask(everything, q, k))
 
 
@@ -77,8 +77,8 @@ def test_fused_projections_are_a_list_of_heads(shape: Shape, dtype: torch.dtype)
     spelled = HeadList.of(fused)
     x = torch.randn(shape.batch, shape.length, shape.dim, dtype=dtype, requires_grad=True)
     for kind in HIDDEN:
-        mask, valid, _ = hide(kind, shape.batch, shape.length)
-        context = within(shape.length, mask & window(5) if kind == "causal" else mask, valid)
+        mask, is_real, _ = hide(kind, shape.batch, shape.length)
+        context = within(shape.length, mask & window(5) if kind == "causal" else mask, is_real)
         one, other = fused(x, context), spelled(x, context.attention_mask.dense())
         assert_close([one], [other], VALUES)
         own = slopes(one, [x, *fused.out.parameters(), *fused.qkv.parameters()])
@@ -117,10 +117,10 @@ def test_self_attention_is_torch(shape: Shape, dtype: torch.dtype, path: str) ->
     theirs = torch_form(ours)
     x = torch.randn(shape.batch, shape.length, shape.dim, dtype=dtype, requires_grad=True)
     for kind in HIDDEN:
-        mask, valid, hidden = hide(kind, shape.batch, shape.length)
-        other, _ = theirs(x, x, x, attn_mask=hidden, key_padding_mask=filler(valid), need_weights=False)
-        one = ours(x, within(shape.length, mask, valid))
-        assert_same(keep_real(one, valid), keep_real(other, valid), [x], attention_pairs(ours, theirs))
+        mask, is_real, hidden = hide(kind, shape.batch, shape.length)
+        other, _ = theirs(x, x, x, attn_mask=hidden, key_padding_mask=filler(is_real), need_weights=False)
+        one = ours(x, within(shape.length, mask, is_real))
+        assert_same(keep_real(one, is_real), keep_real(other, is_real), [x], attention_pairs(ours, theirs))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -131,9 +131,9 @@ def test_cross_attention_is_torch(shape: Shape, dtype: torch.dtype) -> None:
     theirs = torch_form(ours)
     x = torch.randn(shape.batch, shape.length, shape.dim, dtype=dtype, requires_grad=True)
     memory = torch.randn(shape.batch, shape.memory, shape.dim, dtype=dtype, requires_grad=True)
-    for valid in (None, draw_valid(shape.batch, shape.memory)):
-        other, _ = theirs(x, memory, memory, key_padding_mask=filler(valid), need_weights=False)
-        one = ours(x, across(memory, shape.length, valid))
+    for is_real in (None, draw_is_real(shape.batch, shape.memory)):
+        other, _ = theirs(x, memory, memory, key_padding_mask=filler(is_real), need_weights=False)
+        one = ours(x, across(memory, shape.length, is_real))
         assert_same(one, other, [x, memory], attention_pairs(ours, theirs))
 
 
@@ -168,8 +168,8 @@ def test_a_row_of_padding_gives_the_output_bias(dtype: torch.dtype) -> None:
         randomised(layer)
         layer.to(dtype)
         x = torch.randn(2, 4, 12, dtype=dtype, requires_grad=True)
-        valid = torch.tensor([[True] * 4, [False] * 4])
-        out = layer(x, within(4, causal, valid))
+        is_real = torch.tensor([[True] * 4, [False] * 4])
+        out = layer(x, within(4, causal, is_real))
         torch.testing.assert_close(out[1], layer.out.bias.expand(4, 12))
         out.float().sum().backward()
         assert x.grad is not None and x.grad.isfinite().all() and (x.grad[1] == 0).all()

@@ -60,7 +60,7 @@ def test_half_precision_trains_on_a_cpu(tmp_path, precision):
     kinds = set()
 
     def objective(model, batch):
-        logits = model.head(read_states(model, batch))
+        logits = model.output_head(read_states(model, batch))
         kinds.add(logits.dtype)
         return translation(model, batch)
 

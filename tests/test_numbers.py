@@ -43,13 +43,13 @@ def test_a_rule_makes_other_sequences_for_every_set() -> None:
     scale, seen = Scale.of(sets.data), set()
     for batch in sets.rows.values():
         source, target = scale.widen(batch.source), scale.widen(batch.target)
-        assert torch.allclose(target[batch.target_valid], 3 * source[batch.source_valid] - 1, atol=1e-4)
-        assert source[batch.source_valid].abs().max() <= 5 and batch.source_valid.sum(dim=1).min() >= 2
+        assert torch.allclose(target[batch.target_is_real], 3 * source[batch.source_is_real] - 1, atol=1e-4)
+        assert source[batch.source_is_real].abs().max() <= 5 and batch.source_is_real.sum(dim=1).min() >= 2
         rows = {tuple(row.flatten().tolist()) for row in batch.source}
         assert not rows & seen
         seen |= rows
     learned = sets.rows["train"]
-    numbers = torch.cat((learned.source[learned.source_valid], learned.target[learned.target_valid]))
+    numbers = torch.cat((learned.source[learned.source_is_real], learned.target[learned.target_is_real]))
     assert abs(float(numbers.mean())) < 1e-3 and abs(float(numbers.std(correction=0)) - 1) < 1e-3
     assert make_sets(sets.data).data == sets.data  # as a resumed run reads it
 

@@ -21,7 +21,7 @@ class Scripted(torch.nn.Module):
 
     head = torch.nn.Identity()
 
-    def encode(self, source, valid=None):
+    def encode(self, source, is_real=None):
         return source
 
     def states(self, target, source):
@@ -105,4 +105,4 @@ def test_packed_and_padded_agree():
 
 def test_dropout_makes_two_passes_differ():
     model, batch = build(MODEL).train(), reversal_pairs().batch(torch.arange(6))
-    assert not torch.equal(model.head(read_states(model, batch)), model.head(read_states(model, batch)))
+    assert not torch.equal(model.output_head(read_states(model, batch)), model.output_head(read_states(model, batch)))

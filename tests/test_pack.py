@@ -151,7 +151,7 @@ def model(position: str, **changes):
 def test_a_packed_sentence_has_the_logits_it_has_alone(small, position):
     network = model(position)
     layout = Packs(small, 4, 16, seed=1).layout(0)
-    logits = network.head(read_states(network, layout))
+    logits = network.output_head(read_states(network, layout))
     assert logits.isfinite().all()  # on filler, too
     for row in range(len(layout.source)):
         for number in range(1, int(layout.source_document[row].max()) + 1):

@@ -14,7 +14,7 @@ from odd_shapes import (
     assert_same,
     attention_pairs,
     copy_pairs,
-    draw_valid,
+    draw_is_real,
     filler,
     hide,
     keep_real,
@@ -55,10 +55,10 @@ def shaken(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 def block_pairs(ours: Block, theirs: nn.Module) -> list[Pair]:
     """Our parameters beside those of torch that hold the same numbers."""
     same = [(ours.feedforward.up, theirs.linear1), (ours.feedforward.down, theirs.linear2)]
-    norms = [ours.around_attention.norm, ours.around_feedforward.norm]
+    norms = [ours.attention_norm, ours.feedforward_norm]
     pairs = attention_pairs(ours.attention, theirs.self_attn)
     if ours.cross is not None:
-        norms.insert(1, ours.around_cross.norm)
+        norms.insert(1, ours.cross_norm)
         pairs += attention_pairs(ours.cross, theirs.multihead_attn)
     same += zip(norms, (theirs.norm1, theirs.norm2, getattr(theirs, "norm3", None)), strict=False)
     return pairs + [([a.get_parameter(n)], b.get_parameter(n)) for a, b in same for n in ("weight", "bias")]
@@ -104,11 +104,11 @@ def test_one_layer_is_torch(shape: Shape, dtype: torch.dtype, order: str) -> Non
     copy_pairs(pairs)
     x = random_states(shape, shape.length, dtype)
     for kind in HIDDEN:
-        mask, valid, hidden = hide(kind, shape.batch, shape.length)
-        positions = Positions.of(shape.length, CPU, valid)
+        mask, is_real, hidden = hide(kind, shape.batch, shape.length)
+        positions = Positions.of(shape.length, CPU, is_real)
         one = ours(x, Context(AttentionMask(mask, positions, positions)))
-        other = theirs(x, src_mask=hidden, src_key_padding_mask=filler(valid))
-        assert_same(keep_real(one, valid), keep_real(other, valid), [x], pairs)
+        other = theirs(x, src_mask=hidden, src_key_padding_mask=filler(is_real))
+        assert_same(keep_real(one, is_real), keep_real(other, is_real), [x], pairs)
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])
@@ -121,13 +121,13 @@ def test_a_stack_is_the_encoder_of_torch(shape: Shape, dtype: torch.dtype, order
     theirs = nn.TransformerEncoder(layer, c.layers, final_norm(c, dtype), enable_nested_tensor=False)
     x = random_states(shape, shape.length, dtype)
     for kind in HIDDEN:
-        _, valid, hidden = hide(kind, shape.batch, shape.length)
+        _, is_real, hidden = hide(kind, shape.batch, shape.length)
         ours = shaken(Stack(c, causal=hidden is not None), dtype)
         pairs = stack_pairs(ours, theirs)
         copy_pairs(pairs)
-        one = ours(x, Positions.of(shape.length, CPU, valid))
-        other = theirs(x, mask=hidden, src_key_padding_mask=filler(valid))
-        assert_same(keep_real(one, valid), keep_real(other, valid), [x], pairs)
+        one = ours(x, Positions.of(shape.length, CPU, is_real))
+        other = theirs(x, mask=hidden, src_key_padding_mask=filler(is_real))
+        assert_same(keep_real(one, is_real), keep_real(other, is_real), [x], pairs)
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])
@@ -139,21 +139,21 @@ def test_a_stack_is_the_decoder_of_torch(shape: Shape, dtype: torch.dtype, order
     theirs = nn.TransformerDecoder(nn.TransformerDecoderLayer(**sizes(c, dtype)), c.layers, final_norm(c, dtype))
     x, memory = random_states(shape, shape.length, dtype), random_states(shape, shape.memory, dtype)
     for kind in HIDDEN:
-        _, valid, hidden = hide(kind, shape.batch, shape.length)
-        memory_valid = None if valid is None else draw_valid(shape.batch, shape.memory)
+        _, is_real, hidden = hide(kind, shape.batch, shape.length)
+        memory_is_real = None if is_real is None else draw_is_real(shape.batch, shape.memory)
         ours = shaken(Stack(c, causal=hidden is not None, memory=True), dtype)
         pairs = stack_pairs(ours, theirs)
         copy_pairs(pairs)
-        known = Memory(memory, Positions.of(shape.memory, CPU, memory_valid))
-        one = ours(x, Positions.of(shape.length, CPU, valid), memory=known)
+        known = Memory(memory, Positions.of(shape.memory, CPU, memory_is_real))
+        one = ours(x, Positions.of(shape.length, CPU, is_real), memory=known)
         other = theirs(
             x,
             memory,
             tgt_mask=hidden,
-            tgt_key_padding_mask=filler(valid),
-            memory_key_padding_mask=filler(memory_valid),
+            tgt_key_padding_mask=filler(is_real),
+            memory_key_padding_mask=filler(memory_is_real),
         )
-        assert_same(keep_real(one, valid), keep_real(other, valid), [x, memory], pairs)
+        assert_same(keep_real(one, is_real), keep_real(other, is_real), [x, memory], pairs)
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
@@ -170,17 +170,17 @@ def test_both_stacks_are_the_transformer_of_torch(shape: Shape, dtype: torch.dty
     copy_pairs(pairs)
     source, target = random_states(shape, shape.memory, dtype), random_states(shape, shape.length, dtype)
     for kind in ("causal", "both"):
-        _, valid, hidden = hide(kind, shape.batch, shape.length)
-        source_valid = None if valid is None else draw_valid(shape.batch, shape.memory)
-        positions = Positions.of(shape.memory, CPU, source_valid)
+        _, is_real, hidden = hide(kind, shape.batch, shape.length)
+        source_is_real = None if is_real is None else draw_is_real(shape.batch, shape.memory)
+        positions = Positions.of(shape.memory, CPU, source_is_real)
         known = Memory(encoder(source, positions), positions)
-        one = decoder(target, Positions.of(shape.length, CPU, valid), memory=known)
+        one = decoder(target, Positions.of(shape.length, CPU, is_real), memory=known)
         other = theirs(
             source,
             target,
             tgt_mask=hidden,
-            src_key_padding_mask=filler(source_valid),
-            memory_key_padding_mask=filler(source_valid),
-            tgt_key_padding_mask=filler(valid),
+            src_key_padding_mask=filler(source_is_real),
+            memory_key_padding_mask=filler(source_is_real),
+            tgt_key_padding_mask=filler(is_real),
         )
-        assert_same(keep_real(one, valid), keep_real(other, valid), [source, target], pairs)
+        assert_same(keep_real(one, is_real), keep_real(other, is_real), [source, target], pairs)

@@ -72,8 +72,8 @@ def test_a_block_with_squares_is_a_layer_of_swin() -> None:
         parts = {
             "attention.qkv": ["attention.q_proj", "attention.k_proj", "attention.v_proj"],
             "attention.out": ["attention.o_proj"],
-            "around_attention.norm": ["layernorm_before"],
-            "around_feedforward.norm": ["layernorm_after"],
+            "attention_norm": ["layernorm_before"],
+            "feedforward_norm": ["layernorm_after"],
             "feedforward.up": ["mlp.fc1"],
             "feedforward.down": ["mlp.fc2"],
         }
@@ -168,7 +168,7 @@ def test_pixels_are_normalised_by_channel() -> None:
     torch.testing.assert_close(told(picture), plain(ready))
     grey = build(config(pixel_mean=(0.3,), pixel_std=(0.4,)))
     grey.load_state_dict(build(config()).state_dict())
-    assert grey.source.mean == (0.3,)
+    assert grey.embedding.mean == (0.3,)
 
 
 def test_means_must_fit_the_channels() -> None:
@@ -182,13 +182,13 @@ def test_a_stem_is_convolutions_then_a_matrix() -> None:
     model = build(config(stem="conv", patch_size=4)).double().eval()
     assert config(stem="conv", patch_size=4).stem_widths == (8, 16)
     x = picture = torch.rand(2, 1, 12, 12, dtype=torch.float64)
-    for conv, norm, _ in model.source.stem:
+    for conv, norm, _ in model.embedding.stem:
         x = F.conv2d(x, conv.weight, conv.bias, stride=2, padding=1)
         centred = x - x.mean(dim=(1, 2, 3), keepdim=True)
         x = centred / (centred.square().mean(dim=(1, 2, 3), keepdim=True) + norm.eps).sqrt()
         x = (x * norm.weight[:, None, None] + norm.bias[:, None, None]).relu()
-    expected = x.flatten(2).transpose(1, 2) @ model.source.project.weight.flatten(1).T + model.source.project.bias
-    torch.testing.assert_close(model.source(picture), expected)
+    expected = x.flatten(2).transpose(1, 2) @ model.embedding.project.weight.flatten(1).T + model.embedding.project.bias
+    torch.testing.assert_close(model.embedding(picture), expected)
     assert expected.shape == (2, 9, 16)
 
 

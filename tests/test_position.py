@@ -67,7 +67,7 @@ def test_sinusoidal_has_no_end_and_shifts_linearly() -> None:
 def test_learned_is_a_row_per_position() -> None:
     scheme = Learned(config())
     pos = positions([3, 0, 15], [1, 1, 2])
-    torch.testing.assert_close(scheme.embed(pos), scheme.table.weight[pos])
+    torch.testing.assert_close(scheme.embed(pos), scheme.embedding.weight[pos])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -181,7 +181,7 @@ def test_t5_bias_is_a_table_lookup_by_distance_and_head() -> None:
     assert table.shape == (2, 4, 2, 3)
     for b, h, i, j in torch.cartesian_prod(*(torch.arange(n) for n in table.shape)).tolist():
         bucket = scheme.bucket(k_pos[b, j] - q_pos[b, i])
-        assert table[b, h, i, j] == scheme.table.weight[bucket, h]
+        assert table[b, h, i, j] == scheme.embedding.weight[bucket, h]
 
 
 # Relative (Shaw)
@@ -190,13 +190,13 @@ def test_t5_bias_is_a_table_lookup_by_distance_and_head() -> None:
 def test_relative_is_the_paper_formula() -> None:
     """Shaw et al. 2018, eq. 4: (x_i W_Q)(a_ij)ᵀ / sqrt(d) is added, a_ij = w[clip(j - i, ±k)]."""
     scheme = Relative(config(position="relative", position_distance=2)).double()
-    nn.init.normal_(scheme.table.weight)
+    nn.init.normal_(scheme.embedding.weight)
     q = torch.randn(2, 4, 3, 4, dtype=torch.float64)
     q_pos, k_pos = positions([0, 1, 7], [2, 3, 4]), positions([0, 1, 2, 3, 7], [0, 1, 2, 3, 4])
     table = scheme.bias(q_pos, k_pos).dense(q)
     for b, h, i, j in torch.cartesian_prod(*(torch.arange(n) for n in (2, 4, 3, 5))).tolist():
         distance = max(-2, min(2, (k_pos[b, j] - q_pos[b, i]).item()))
-        expected = q[b, h, i] @ scheme.table.weight[distance + 2] / math.sqrt(4)
+        expected = q[b, h, i] @ scheme.embedding.weight[distance + 2] / math.sqrt(4)
         torch.testing.assert_close(table[b, h, i, j], expected)
 
 
@@ -235,14 +235,14 @@ def test_relative_schemes_see_only_distances(kind: str, shift: int) -> None:
 def test_every_path_computes_every_scheme(kind: str) -> None:
     """Values by all three paths, gradients by two; one row is padded on the left."""
     x = torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True)
-    valid = torch.ones(2, 7, dtype=torch.bool)
-    valid[1, :3] = False
+    is_real = torch.ones(2, 7, dtype=torch.bool)
+    is_real[1, :3] = False
     outputs, slopes = {}, {}
     for path in ("reference", "fused", "flex"):
         torch.manual_seed(1)
         stack = Stack(config(position=kind, attention=path, layers=1, kv_heads=2), causal=True).double().eval()
         with torch.set_grad_enabled(path != "flex"):
-            outputs[path] = stack(x, Positions.of(7, CPU, valid))[valid]
+            outputs[path] = stack(x, Positions.of(7, CPU, is_real))[is_real]
         if path != "flex":
             parameters = [x, *stack.parameters()]
             slopes[path] = torch.autograd.grad(outputs[path].sin().sum(), parameters)
@@ -258,13 +258,13 @@ def test_every_path_computes_every_scheme(kind: str) -> None:
 def test_every_scheme_trains_on_a_gpu(kind: str, path: str) -> None:
     """Values and gradients by the fast paths, near those of the formula; flex multiplies in TF32."""
     torch._dynamo.reset()  # past 8 kinds of graph in one process, flex would no longer be compiled
-    valid = torch.ones(2, 130, dtype=torch.bool, device="cuda")
-    valid[1, :3] = False
+    is_real = torch.ones(2, 130, dtype=torch.bool, device="cuda")
+    is_real[1, :3] = False
     x, found = torch.randn(2, 130, 64, device="cuda", requires_grad=True), {}
     for way in (path, "reference"):
         torch.manual_seed(1)
         stack = Stack(config(position=kind, attention=way, dim=64, max_length=130), causal=True).cuda().eval()
-        out = stack(x, Positions.of(130, x.device, valid))[valid]
+        out = stack(x, Positions.of(130, x.device, is_real))[is_real]
         found[way] = [out, *torch.autograd.grad(out.sin().sum(), [x, *stack.parameters()])]
     for ours, theirs in zip(found[path], found["reference"], strict=True):
         assert (ours - theirs).norm() <= 2e-2 * theirs.norm() + 1e-4

@@ -114,7 +114,7 @@ def test_pruning_leaves_the_model_and_the_seed_alone() -> None:
     model = make("decoder").float()
     before, state = [parameter.clone() for parameter in model.parameters()], torch.get_rng_state()
     small = prune(model, OFF["decoder"])
-    assert torch.equal(torch.get_rng_state(), state) and small.head.project.weight.dtype == torch.float32
+    assert torch.equal(torch.get_rng_state(), state) and small.output_head.project.weight.dtype == torch.float32
     assert all(torch.equal(own, old) for own, old in zip(model.parameters(), before, strict=True))
 
 

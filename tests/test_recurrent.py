@@ -77,7 +77,7 @@ def by_hand(model: Recurrent, source: Tensor, target: Tensor) -> tuple[Tensor, T
 
     rows, looks = [], []
     for words, given in zip(source, target, strict=True):
-        h = [model.source.table.weight[word] * scale for word in words]
+        h = [model.source_embedding.tokens.weight[word] * scale for word in words]
         for layer in range(c.layers):
             ahead, back = direction(h, layer, ""), direction(h[::-1], layer, "_reverse")[::-1]
             h = [torch.cat(pair) for pair in zip(ahead, back, strict=True)]
@@ -85,8 +85,8 @@ def by_hand(model: Recurrent, source: Tensor, target: Tensor) -> tuple[Tensor, T
         states = [(s, torch.zeros_like(s)) if c.cell == "lstm" else s for s in begin]
         cross, logits, weights = model.decoder.cross, [], []
         for word in given:
-            s, y = hidden(states[-1]), model.target.table.weight[word] * scale
-            match c.score:
+            s, y = hidden(states[-1]), model.target_embedding.tokens.weight[word] * scale
+            match c.attention_score:
                 case "additive":
                     e = [cross.v[0] @ torch.tanh(cross.q.weight @ s + cross.k.weight @ one) for one in h]
                 case "multiplicative":
@@ -101,7 +101,7 @@ def by_hand(model: Recurrent, source: Tensor, target: Tensor) -> tuple[Tensor, T
                 x = hidden(states[layer])
             read = model.decoder.readout.weight @ torch.cat((x, context, y)) + model.decoder.readout.bias
             t = torch.maximum(read[: c.token_dim], read[c.token_dim :])
-            logits.append(model.head.project.weight @ t)
+            logits.append(model.output_head.project.weight @ t)
             weights.append(alpha)
         rows.append(torch.stack(logits))
         looks.append(torch.stack(weights))
@@ -134,7 +134,7 @@ def test_the_encoder_is_torchs(cell: str) -> None:
     kind = {"gru": nn.GRU, "lstm": nn.LSTM}[cell]
     theirs = kind(6, 8, num_layers=2, bidirectional=True, batch_first=True).double()
     theirs.load_state_dict(model.encoder.layers.state_dict())
-    expected, _ = theirs(model.source(source))
+    expected, _ = theirs(model.source_embedding(source))
     torch.testing.assert_close(model.encode(source).states, expected)
     torch.testing.assert_close(model.encode(source, torch.ones(3, 5, dtype=torch.bool)).states, expected)
 
@@ -145,57 +145,57 @@ def test_the_encoder_is_torchs(cell: str) -> None:
 @pytest.mark.parametrize(("cell", "score"), EVERY)
 def test_stepping_equals_teacher_forcing(cell: str, score: str) -> None:
     model, source, target = make(cell=cell, attention_score=score), tokens(3, 5), tokens(3, 6)
-    valid = torch.tensor(PADDINGS["right"], dtype=torch.bool)
-    state = model.start(source, valid, capacity=6)
+    is_real = torch.tensor(PADDINGS["right"], dtype=torch.bool)
+    state = model.start(source, is_real, capacity=6)
     parts = [model.step(part, state) for part in target.split([1, 1, 3, 1], dim=1)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), model(source, target, valid))
+    torch.testing.assert_close(torch.cat(parts, dim=1), model(source, target, is_real))
 
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("side", PADDINGS)
 def test_filler_changes_nothing(cell: str, side: str) -> None:
     model = make(cell=cell)
-    source, target, valid = tokens(3, 5), tokens(3, 4), torch.tensor(PADDINGS[side], dtype=torch.bool)
+    source, target, is_real = tokens(3, 5), tokens(3, 4), torch.tensor(PADDINGS[side], dtype=torch.bool)
     with trace(model) as seen:
-        together = model(source, target, valid)
+        together = model(source, target, is_real)
     weights = seen["decoder.cross.weights"]
     assert weights.shape == (3, 1, 4, 5)
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones_like(weights[..., 0]))
-    assert not weights.masked_select(~valid[:, None, None]).any()
+    assert not weights.masked_select(~is_real[:, None, None]).any()
     for row in range(3):
-        alone = model(source[row, valid[row]][None], target[row : row + 1])
+        alone = model(source[row, is_real[row]][None], target[row : row + 1])
         torch.testing.assert_close(together[row : row + 1], alone)
-    other = torch.where(valid, source, tokens(3, 5))
-    torch.testing.assert_close(model(other, target, valid), together, rtol=0, atol=0)
+    other = torch.where(is_real, source, tokens(3, 5))
+    torch.testing.assert_close(model(other, target, is_real), together, rtol=0, atol=0)
 
 
 def test_filler_in_the_target_is_passed_over() -> None:
     model, source, target = make(), tokens(3, 4), tokens(3, 5)
-    valid = torch.tensor(PADDINGS["left"], dtype=torch.bool)
-    logits = model(source, target, target_valid=valid)
+    is_real = torch.tensor(PADDINGS["left"], dtype=torch.bool)
+    logits = model(source, target, target_is_real=is_real)
     for row in range(3):
-        alone = model(source[row : row + 1], target[row, valid[row]][None])
-        torch.testing.assert_close(logits[row, valid[row]][None], alone)
+        alone = model(source[row : row + 1], target[row, is_real[row]][None])
+        torch.testing.assert_close(logits[row, is_real[row]][None], alone)
 
 
 def test_a_source_of_filler_alone_gives_finite_numbers_that_ignore_it() -> None:
     model, target = make(), tokens(2, 3)
-    valid = torch.tensor([[True, True], [False, False]])
-    first, second = (model(torch.stack((torch.tensor([1, 2]), filler)), target, valid) for filler in tokens(2, 2))
+    is_real = torch.tensor([[True, True], [False, False]])
+    first, second = (model(torch.stack((torch.tensor([1, 2]), filler)), target, is_real) for filler in tokens(2, 2))
     assert first.isfinite().all()
     assert torch.equal(first, second)
 
 
 def test_rows_can_be_reordered_and_repeated() -> None:
     model, source, target = make(cell="lstm"), tokens(2, 5), tokens(3, 4)
-    valid = torch.tensor(PADDINGS["right"][:2], dtype=torch.bool)
+    is_real = torch.tensor(PADDINGS["right"][:2], dtype=torch.bool)
     rows = torch.tensor([1, 0, 1])
     begun = tokens(2, 2)
-    state = model.start(source, valid)
+    state = model.start(source, is_real)
     model.step(begun, state)
     state.reorder(rows)
     logits = model.step(target, state)
-    whole = model(source[rows], torch.cat((begun[rows], target), dim=1), valid[rows])
+    whole = model(source[rows], torch.cat((begun[rows], target), dim=1), is_real[rows])
     torch.testing.assert_close(logits, whole[:, 2:])
 
 

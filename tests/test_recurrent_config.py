@@ -64,7 +64,7 @@ def test_inputs_that_cannot_be_read_are_refused() -> None:
         model(tokens(2, 0), source)
     with pytest.raises(UserError, match=r"target has shape \(2, 0\)"):
         model(source, tokens(2, 0))
-    with pytest.raises(UserError, match="valid has dtype"):
+    with pytest.raises(UserError, match="is_real has dtype"):
         model(source, source, torch.ones(2, 5))
     with pytest.raises(UserError, match=r"no Hugging Face family.*architecture = 'recurrent'"):
         config_to_hf(model.config)

@@ -114,7 +114,7 @@ def test_few_are_kept_and_other_weights_are_noticed():
 def test_numbers_that_are_none_are_named_and_leave_nothing_behind():
     generator = make()
     generator.fixed = True
-    config, weight = SearchConfig(sample=True, max_length=9), generator.model.head.project.weight
+    config, weight = SearchConfig(sample=True, max_length=9), generator.model.output_head.project.weight
     kept, expected = weight.detach().clone(), generator.generate("a", config=config)
     for changes in ({}, {"top_k": 1}, {"top_k": 3, "top_p": 0.5}):
         weight.data.fill_(float("nan"))
@@ -228,7 +228,9 @@ def test_matrices_by_column_are_the_same_model():
     generator, other = make(), make()
     lay_columns(other.model)
     assert other.model.decoder.blocks[0].attention.qkv.weight.stride(0) == 1
-    assert other.model.source.table.weight.is_contiguous() and other.model.head.project.weight.is_contiguous()
+    assert (
+        other.model.embedding.tokens.weight.is_contiguous() and other.model.output_head.project.weight.is_contiguous()
+    )
     config = SearchConfig(sample=True, max_length=20, n_best=2)
     assert told(other.generate("To be", config=config)) == told(generator.generate("To be", config=config))
 

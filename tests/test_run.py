@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from regard.errors import UserError
+from regard.files import staged
 from regard.models import folder as run
 from regard.models.presets import preset
 from regard.models.transformer import build
@@ -61,7 +62,10 @@ def test_tied_tables_are_stored_once_and_stay_tied(model, folder):
     assert sum(tensor.shape == (31, 12) for tensor in stored.values()) == 1
     assert sum(tensor.numel() for tensor in stored.values()) == sum(tensor.numel() for tensor in model.parameters())
     again = run.load(folder)
-    assert again.head.project.weight is again.source.table.weight and again.target.table is again.source.table
+    assert (
+        again.output_head.project.weight is again.source_embedding.tokens.weight
+        and again.target_embedding.tokens is again.source_embedding.tokens
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -157,8 +161,8 @@ def test_a_missing_or_wrong_model_table(folder):
     write_toml(folder / "recipe.toml", {"data": {}})
     with pytest.raises(UserError, match=r"recipe\.toml: has no table \[model\]"):
         run.load(folder)
-    write_toml(folder / "recipe.toml", {"model": {"vocab_size": 31, "head": 3}})
-    with pytest.raises(UserError, match=r"recipe\.toml: model\.head = 3"):
+    write_toml(folder / "recipe.toml", {"model": {"vocab_size": 31, "output_head": 3}})
+    with pytest.raises(UserError, match=r"recipe\.toml: model\.output_head = 3"):
         run.load(folder)
     (folder / "recipe.toml").write_text("[model\n")
     with pytest.raises(UserError, match="not readable as TOML"):
@@ -198,7 +202,7 @@ def test_weights_of_another_model_name_the_tensor(folder):
         ({"layers": 3}, r"lacks encoder\.blocks\.2"),
         ({"layers": 1}, r"has no place for decoder\.blocks\.1\."),
         ({"ff_dim": 11}, r"encoder\.blocks\.0\.feedforward\.up\.weight has shape \(10, 12\).*\(11, 12\)"),
-        ({"tie_embeddings": False}, r"lacks head\.project\.weight"),
+        ({"tie_embeddings": False}, r"lacks output_head\.project\.weight"),
     ):
         write_toml(folder / "recipe.toml", {"model": {**tables["model"], **changes}})
         with pytest.raises(UserError, match=words):
@@ -224,7 +228,7 @@ def test_filling_changes_nothing_when_something_does_not_fit(model):
 
 
 def stage(folder, **options):
-    return run.staged(folder, **{"marker": "recipe.toml", "force": False, "keep": "elsewhere", **options})
+    return staged(folder, **{"marker": "recipe.toml", "force": False, "keep": "elsewhere", **options})
 
 
 def test_a_staged_folder_appears_whole_or_not_at_all(tmp_path):

@@ -105,13 +105,13 @@ def test_draws_have_the_models_frequencies() -> None:
 
 
 def test_a_line_does_not_depend_on_its_neighbours() -> None:
-    model, (source, valid) = make_model(), padded()
+    model, (source, is_real) = make_model(), padded()
     config = SearchConfig(sample=True, n_best=3, max_length=12, top_p=0.95, seed=4)
-    whole = sample(model, source, valid, config, BOS, EOS)
+    whole = sample(model, source, is_real, config, BOS, EOS)
     order = torch.randperm(7)
-    mixed = sample(model, source[order], valid[order], config, BOS, EOS, lines=order.tolist())
+    mixed = sample(model, source[order], is_real[order], config, BOS, EOS, lines=order.tolist())
     for row in range(7):
-        alone = sample(model, source[row : row + 1, valid[row]], None, config, BOS, EOS, lines=[row])[0]
+        alone = sample(model, source[row : row + 1, is_real[row]], None, config, BOS, EOS, lines=[row])[0]
         for other in (alone, mixed[order.tolist().index(row)]):
             assert [one.tokens for one in other] == [one.tokens for one in whole[row]]
             assert [one.score for one in other] == pytest.approx([one.score for one in whole[row]], abs=1e-9)
@@ -136,30 +136,30 @@ def test_seed_line_and_draw_each_change_the_numbers() -> None:
 
 
 def test_one_token_to_choose_from_is_greedy_search() -> None:
-    model, (source, valid) = make_model(), padded()
-    found = sample(model, source, valid, SearchConfig(sample=True, top_k=1, max_length=9), BOS, EOS)
-    expected = greedy(model, source, valid, bos=BOS, eos=EOS, limit=9)
+    model, (source, is_real) = make_model(), padded()
+    found = sample(model, source, is_real, SearchConfig(sample=True, top_k=1, max_length=9), BOS, EOS)
+    expected = greedy(model, source, is_real, bos=BOS, eos=EOS, limit=9)
     assert [some[0].tokens for some in found] == expected
 
 
 def test_samples_are_scored_by_the_model_and_sorted() -> None:
-    model, (source, valid) = make_model(), padded()
+    model, (source, is_real) = make_model(), padded()
     config = SearchConfig(sample=True, n_best=4, temperature=0.7, top_k=9, length_penalty=0.6, max_length=9)
-    for row, some in enumerate(sample(model, source, valid, config, BOS, EOS)):
+    for row, some in enumerate(sample(model, source, is_real, config, BOS, EOS)):
         assert [one.score for one in some] == sorted((one.score for one in some), reverse=True)
         for one in some:
             tokens = [*one.tokens, EOS] if one.finished else one.tokens
             with torch.inference_mode():
-                logits = model(source[row : row + 1, valid[row]], torch.tensor([[BOS, *tokens[:-1]]]))[0]
+                logits = model(source[row : row + 1, is_real[row]], torch.tensor([[BOS, *tokens[:-1]]]))[0]
             total = logits.log_softmax(-1)[torch.arange(len(tokens)), torch.tensor(tokens)].sum().item()
             assert one.log_probability == pytest.approx(total, abs=1e-9)
             assert one.score == pytest.approx(total / ((5 + len(tokens)) / 6) ** 0.6, abs=1e-9)
 
 
 def test_rules_bind_samples_too() -> None:
-    model, (source, valid) = make_model(), padded()
+    model, (source, is_real) = make_model(), padded()
     config = SearchConfig(sample=True, n_best=3, min_length=3, max_length=8, no_repeat_ngram=1)
-    for some in sample(model, source, valid, config, BOS, EOS):
+    for some in sample(model, source, is_real, config, BOS, EOS):
         for one in some:
             assert 3 <= len(one.tokens) <= 8 and len(set(one.tokens)) == len(one.tokens)
     assert sample(model, source[:0], None, config, BOS, EOS) == []
@@ -168,7 +168,7 @@ def test_rules_bind_samples_too() -> None:
 def test_broken_weights_are_an_error() -> None:
     model = make_model()
     with torch.no_grad():
-        model.target.table.weight.fill_(float("nan"))
+        model.target_embedding.tokens.weight.fill_(float("nan"))
     with pytest.raises(UserError, match="NaN"):
         sample(model, *padded(), SearchConfig(sample=True), BOS, EOS)
 

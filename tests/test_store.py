@@ -69,7 +69,7 @@ def test_mapped_and_in_memory_give_the_same_batches(tmp_path_factory, rows) -> N
     mapped = Store.write(tmp_path_factory.mktemp("store") / "s", rows, vocab_size=(100, 100)).pairs()
     plain = Pairs([source for source, _ in rows], [target for _, target in rows])
     for one, other in zip(*(Batches(data, 1000, seed=3) for data in (mapped, plain)), strict=True):
-        for name in ("source", "source_valid", "target", "labels"):
+        for name in ("source", "source_is_real", "target", "labels"):
             a, b = getattr(one, name), getattr(other, name)
             assert (a is None and b is None) or (torch.equal(a, b) and a.dtype == b.dtype)
         break

@@ -268,8 +268,8 @@ def test_dropping_the_causal_mask_makes_a_two_way_stack() -> None:
         edited = model(given)
     both_ways = Stack(model.config, causal=False).double().eval()
     both_ways.load_state_dict(model.decoder.state_dict())
-    states = both_ways(model.source(given), Positions.of(6, given.device))
-    torch.testing.assert_close(edited, model.head(states))
+    states = both_ways(model.embedding(given), Positions.of(6, given.device))
+    torch.testing.assert_close(edited, model.output_head(states))
     assert (edited - model(given)).abs().max() > 1e-3
 
 
@@ -299,7 +299,7 @@ def test_an_edited_activation_is_what_later_layers_see() -> None:
     assert torch.equal(after["decoder.0.output"], patch)
     positions = Positions.of(6, given.device)
     context, *_ = model.decoder._contexts(positions, positions.pos, None, None, everything, len(given))
-    torch.testing.assert_close(out, model.head(model.decoder.blocks[1](patch, context)))
+    torch.testing.assert_close(out, model.output_head(model.decoder.blocks[1](patch, context)))
 
 
 def test_edits_apply_in_the_order_given() -> None:

@@ -109,7 +109,7 @@ def test_loss_is_label_smoothed_cross_entropy_written_out(smoothing):
     model = build(MODEL).double().eval()
     batch = reversal_pairs().batch(torch.arange(6))
     loss, count = translation(model, batch, smoothing)
-    log_p = model(batch.source, batch.target, batch.source_valid).log_softmax(dim=-1)
+    log_p = model(batch.source, batch.target, batch.source_is_real).log_softmax(dim=-1)
     expected, tokens = 0.0, 0
     for row in range(6):
         for place, right in enumerate(batch.labels[row].tolist()):
@@ -159,8 +159,8 @@ def test_a_tiny_model_overfits_twenty_pairs(tmp_path):
     assert trainer.run() and not trainer.model.training
     assert read_metrics(tmp_path)[-1]["loss"] < 0.05
     pairs = reversal_pairs()
-    source, valid = pairs.sources.pad(torch.arange(20))
-    answers = greedy(trainer.model, source, valid, bos=BOS, eos=EOS, limit=10)
+    source, is_real = pairs.sources.pad(torch.arange(20))
+    answers = greedy(trainer.model, source, is_real, bos=BOS, eos=EOS, limit=10)
     target, real = pairs.targets.pad(torch.arange(20))
     assert answers == [line[keep][1:-1].tolist() for line, keep in zip(target, real, strict=True)]
 
@@ -182,7 +182,7 @@ def test_updates_are_torchs_adamw_on_the_mean_loss(tmp_path):
     losses = []
     for batch, _ in zip(plain.batches, range(8), strict=False):
         optimizer.zero_grad()
-        logits = plain.model(batch.source, batch.target, batch.source_valid)
+        logits = plain.model(batch.source, batch.target, batch.source_is_real)
         loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), label_smoothing=0.1)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 0.7)

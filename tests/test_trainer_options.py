@@ -51,7 +51,7 @@ def weights(trainer):
 
 def surprise(model, batch):
     """The loss in the precision of the model: float64 here."""
-    logits = model.head(read_states(model, batch)).flatten(0, 1)
+    logits = model.output_head(read_states(model, batch)).flatten(0, 1)
     return F.cross_entropy(logits, batch.labels.flatten(), ignore_index=-100, reduction="sum"), batch.tokens
 
 

@@ -63,7 +63,7 @@ def test_long_lines_come_in_small_batches(run: Path, monkeypatch: pytest.MonkeyP
     translator, seen = Translator.load(run), []
     start = translator.model.start
     monkeypatch.setattr(
-        translator.model, "start", lambda source, valid: seen.append(source.shape) or start(source, valid)
+        translator.model, "start", lambda source, is_real: seen.append(source.shape) or start(source, is_real)
     )
     translator.translate(["one " * 5000, *["two"] * 9, "two " * 4000], config=SearchConfig(beam=4, max_length=2))
     assert sorted(seen) == [(1, 4001), (1, 5001), (9, 2)]

@@ -59,9 +59,13 @@ def test_what_is_ignored_teaches_nothing():
     states = model.states(batch.read).detach().requires_grad_()
     expected = batch.labels.clone()
     expected[0] = -100
-    ours = chunked(states, model.head, expected, 0.1, chunk=5)
+    ours = chunked(states, model.output_head, expected, 0.1, chunk=5)
     plain = F.cross_entropy(
-        model.head(states).flatten(0, 1), expected.flatten(), label_smoothing=0.1, reduction="sum", ignore_index=-100
+        model.output_head(states).flatten(0, 1),
+        expected.flatten(),
+        label_smoothing=0.1,
+        reduction="sum",
+        ignore_index=-100,
     )
     torch.testing.assert_close(ours, plain)
     (found,) = torch.autograd.grad(ours, states)
@@ -106,9 +110,9 @@ def test_r_drop_in_chunks(chunk, alpha):
     model, _ = make(logit_bias=True)
     states = torch.randn(6, 8, 16, dtype=torch.float64, requires_grad=True)
     expected = torch.randint(50, (3, 8)).masked_fill(torch.rand(3, 8) < 0.3, -100).repeat(2, 1)
-    given = [states, *model.head.parameters()]
-    plain = surprise(model.head(states), expected, 0.1, alpha)
-    ours = chunked(states, model.head, expected, 0.1, alpha, chunk=chunk)
+    given = [states, *model.output_head.parameters()]
+    plain = surprise(model.output_head(states), expected, 0.1, alpha)
+    ours = chunked(states, model.output_head, expected, 0.1, alpha, chunk=chunk)
     torch.testing.assert_close(ours, plain)
     for found, wanted in zip(*(torch.autograd.grad(loss, given) for loss in (ours, plain)), strict=True):
         torch.testing.assert_close(found, wanted)

@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         for told in (told for _, told in read if told):
             print(f"note: {told}", file=sys.stderr)
         parts = [one for one, _ in read]
-        source, valid = pad_features(parts) if config.input == "features" else (torch.stack(parts), None)
-        found = captioner.search(source, valid, batch=TOGETHER, first=at)
+        source, is_real = pad_features(parts) if config.input == "features" else (torch.stack(parts), None)
+        found = captioner.search(source, is_real, batch=TOGETHER, first=at)
         for number, (file, answers) in enumerate(zip(some, found, strict=True), start=at + 1):
             _write(number, file, answers, args.json, captioner.config.n_best > 1)
     return 0

@@ -60,10 +60,10 @@ class Ragged:
         """ids [B, longest], filled up with 0 on the right, and which of them are real (the rest is never seen)."""
         lengths = self.lengths[rows]
         column = torch.arange(int(lengths.max()) if len(rows) else 0)
-        valid = column < lengths[:, None]
+        is_real = column < lengths[:, None]
         at = (self.starts[rows][:, None] + column).clamp_max(max(len(self.flat) - 1, 0))
         ids = torch.from_numpy(self.flat.numpy()[at.numpy()])  # flat[at] would wake all threads for a few numbers
-        return torch.where(valid, ids.long(), 0), valid
+        return torch.where(is_real, ids.long(), 0), is_real
 
 
 def steps(lengths: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class PairBatch(Tensors):
     """Source and shifted target: `target[:, i]` is read, `labels[:, i]` is what should follow."""
 
     source: Tensor  # [B, S]
-    source_valid: Tensor | None  # [B, S]; None: no filler
+    source_is_real: Tensor | None  # [B, S]; None: no filler
     target: Tensor  # [B, T]
     labels: Tensor  # [B, T], IGNORE where there is nothing to learn
 
@@ -149,10 +149,10 @@ class Pairs:
         return torch.maximum(self.sources.lengths, self.targets.lengths)
 
     def batch(self, rows: Tensor) -> PairBatch:
-        source, source_valid = self.sources.pad(rows)
-        target, valid = self.targets.pad(rows)
-        labels = torch.where(valid[:, 1:], target[:, 1:], PairBatch.IGNORE)
-        return PairBatch(source, None if bool(source_valid.all()) else source_valid, target[:, :-1], labels)
+        source, source_is_real = self.sources.pad(rows)
+        target, is_real = self.targets.pad(rows)
+        labels = torch.where(is_real[:, 1:], target[:, 1:], PairBatch.IGNORE)
+        return PairBatch(source, None if bool(source_is_real.all()) else source_is_real, target[:, :-1], labels)
 
 
 class Stream(ABC):

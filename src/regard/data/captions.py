@@ -187,11 +187,11 @@ def pad_features(found: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """Features of several pictures side by side, [B, regions, size], and which are real; None: all."""
     longest = max(len(one) for one in found)
     rows = torch.zeros(len(found), longest, found[0].shape[1])
-    valid = torch.zeros(len(found), longest, dtype=torch.bool)
+    is_real = torch.zeros(len(found), longest, dtype=torch.bool)
     for at, one in enumerate(found):
         rows[at, : len(one)] = one
-        valid[at, : len(one)] = True
-    return rows, None if bool(valid.all()) else valid
+        is_real[at, : len(one)] = True
+    return rows, None if bool(is_real.all()) else is_real
 
 
 def open_source(

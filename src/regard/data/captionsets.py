@@ -74,9 +74,9 @@ class Targets:
     def to(self, device: torch.device) -> Targets:
         return Targets(self.target.to(device), self.labels.to(device))
 
-    def batch(self, rows: Tensor, source: Tensor, valid: Tensor | None) -> PairBatch:
+    def batch(self, rows: Tensor, source: Tensor, is_real: Tensor | None) -> PairBatch:
         at = rows.to(self.target.device)
-        return PairBatch(source, valid, self.target[at], self.labels[at])
+        return PairBatch(source, is_real, self.target[at], self.labels[at])
 
 
 # --- scenes

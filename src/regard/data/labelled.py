@@ -4,7 +4,7 @@ A text is framed  <s> … </s>  and cut to `data.max_length` tokens; the first t
 classifier may gather what it has read. On disk they are pairs of a text and the number of its class
 (`regard.data.store`).
 
-    padded   text [B, N], valid [B, N],    labels [B, 1]      texts of similar length side by side
+    padded   text [B, N], is_real [B, N],  labels [B, 1]      texts of similar length side by side
     packed   text [R, L], document [R, L], labels [R, D]      D texts a row at most, IGNORE where there are fewer
 """
 
@@ -37,7 +37,7 @@ class ClassBatch(Tensors):
 
     text: Tensor  # [R, N]
     labels: Tensor  # [R, D], IGNORE where a packed row has fewer texts
-    valid: Tensor | None = None  # [R, N] of padded texts; None: no filler
+    is_real: Tensor | None = None  # [R, N] of padded texts; None: no filler
     document: Tensor | None = None  # [R, N] of packed ones, from 1; 0: filler
 
     @property
@@ -74,8 +74,8 @@ class Labelled:
         return self.texts.lengths
 
     def batch(self, rows: Tensor) -> ClassBatch:
-        text, valid = self.texts.pad(rows)
-        return ClassBatch(text, self.labels[rows][:, None], None if bool(valid.all()) else valid)
+        text, is_real = self.texts.pad(rows)
+        return ClassBatch(text, self.labels[rows][:, None], None if bool(is_real.all()) else is_real)
 
 
 class ClassPacks(TextPacks):

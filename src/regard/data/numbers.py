@@ -143,17 +143,17 @@ class NumbersData:
 
 @dataclass(frozen=True)
 class NumberBatch(Tensors):
-    """Scaled numbers; what is not `valid` is filler."""
+    """Scaled numbers; what is not real (`is_real` False) is padding."""
 
     source: Tensor  # [B, S, channels]
-    source_valid: Tensor | None  # [B, S]
+    source_is_real: Tensor | None  # [B, S]
     target: Tensor  # [B, T, channels]
-    target_valid: Tensor | None  # [B, T]
+    target_is_real: Tensor | None  # [B, T]
 
     @property
     def tokens(self) -> Tensor:
         """How many numbers are to be learned."""
-        steps = self.target.shape[:2].numel() if self.target_valid is None else self.target_valid.sum()
+        steps = self.target.shape[:2].numel() if self.target_is_real is None else self.target_is_real.sum()
         return torch.as_tensor(steps * self.target.shape[2], device=self.target.device)
 
     @property
@@ -167,11 +167,11 @@ def padded(pairs: Sequence[Pair], longest: int) -> NumberBatch:
     sides = []
     for side in zip(*pairs, strict=True):
         rows = torch.zeros(len(side), longest, 1)
-        valid = torch.zeros(len(side), longest, dtype=torch.bool)
+        is_real = torch.zeros(len(side), longest, dtype=torch.bool)
         for row, numbers in enumerate(side):
             rows[row, : len(numbers), 0] = torch.tensor(numbers)
-            valid[row, : len(numbers)] = True
-        sides += [rows, valid]
+            is_real[row, : len(numbers)] = True
+        sides += [rows, is_real]
     return NumberBatch(*sides)
 
 

@@ -90,7 +90,7 @@ def _pairs(data: NumbersData) -> NumberSets:
         pairs = {name: read_pairs(names, data) for name, names in files.items() if names}
     sets = {name: padded(found, data.longest) for name, found in pairs.items()}
     learned = sets["train"]
-    numbers = torch.cat((learned.source[learned.source_valid], learned.target[learned.target_valid]))
+    numbers = torch.cat((learned.source[learned.source_is_real], learned.target[learned.target_is_real]))
     data = _with_scale(data, numbers, ("number",))
     scale = Scale.of(data)
     rows = {

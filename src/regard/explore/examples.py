@@ -43,17 +43,17 @@ class Batch:
     """Rows that are computed together; `*_valid` is None where there is no filler."""
 
     source: Tensor  # [B, S] ids, or pictures [B, C, H, W], or features [B, R, F]
-    source_valid: Tensor | None
+    source_is_real: Tensor | None
     target: Tensor | None  # [B, T] what is read, of an encoder-decoder
-    target_valid: Tensor | None  # [B, T]
+    target_is_real: Tensor | None  # [B, T]
     expected: Tensor | None  # [B, N] ids or IGNORE, or classes [B]; None: no loss
 
     def output(self, model: Any) -> Tensor:
         given = (self.source,) if self.target is None else (self.source, self.target)
-        valid = (self.source_valid,) if self.target is None else (self.source_valid, self.target_valid)
+        is_real = (self.source_is_real,) if self.target is None else (self.source_is_real, self.target_is_real)
         if self.source.dim() > 2:  # pictures have no filler
-            return model(*given) if self.target is None else model(*given, None, self.target_valid)
-        out: Tensor = model(*given, *valid)
+            return model(*given) if self.target is None else model(*given, None, self.target_is_real)
+        out: Tensor = model(*given, *is_real)
         return out
 
     def losses(self, model: Any) -> tuple[Tensor, Tensor]:
@@ -202,15 +202,15 @@ def _pad(rows: Sequence[Example], device: torch.device) -> Batch:
     def side(sequences: Sequence[Tensor], filler: int = 0) -> tuple[Tensor, Tensor | None]:
         lengths = torch.tensor([len(sequence) for sequence in sequences])
         table = pad_sequence(list(sequences), batch_first=True, padding_value=filler)
-        valid = torch.arange(table.shape[1]) < lengths[:, None]
-        return table.to(device), None if bool(valid.all()) else valid.to(device)
+        is_real = torch.arange(table.shape[1]) < lengths[:, None]
+        return table.to(device), None if bool(is_real.all()) else is_real.to(device)
 
     sources = [row.source.cpu() for row in rows]
-    source, valid = side(sources) if sources[0].dim() == 1 else (torch.stack(sources).to(device), None)
-    target, target_valid, expected = None, None, None
+    source, is_real = side(sources) if sources[0].dim() == 1 else (torch.stack(sources).to(device), None)
+    target, target_is_real, expected = None, None, None
     if rows[0].target is not None:
-        target, target_valid = side([row.target.cpu() for row in rows if row.target is not None])
+        target, target_is_real = side([row.target.cpu() for row in rows if row.target is not None])
     labels = [row.expected.cpu() for row in rows if row.expected is not None]
     if labels:
         expected = torch.stack(labels).to(device) if labels[0].dim() == 0 else side(labels, IGNORE)[0]
-    return Batch(source, valid, target, target_valid, expected)
+    return Batch(source, is_real, target, target_is_real, expected)

@@ -187,10 +187,10 @@ def _view(inside: Inside, batch: Batch, part: PartName, lexicon: Lexicon | None)
     rows = batch.source.shape[0]
     places = config.source_length if grid is not None else batch.source.shape[1]
     source = torch.ones(rows, places, dtype=torch.bool, device=device)
-    source = source if batch.source_valid is None else batch.source_valid
+    source = source if batch.source_is_real is None else batch.source_is_real
     own = source
     if batch.target is not None and part != "encoder":
-        own = torch.ones_like(batch.target, dtype=torch.bool) if batch.target_valid is None else batch.target_valid
+        own = torch.ones_like(batch.target, dtype=torch.bool) if batch.target_is_real is None else batch.target_is_real
     keys = source if part == "cross" else own
     ids = batch.target if part == "decoder" and batch.target is not None else batch.source
     signs = None
@@ -219,7 +219,7 @@ def _sequences(batch: Batch) -> Iterable[tuple[list[int], list[int]]]:
     """Source and written ids of every row, without filler."""
     assert batch.expected is not None
     for row in range(batch.source.shape[0]):
-        source = batch.source[row] if batch.source_valid is None else batch.source[row][batch.source_valid[row]]
+        source = batch.source[row] if batch.source_is_real is None else batch.source[row][batch.source_is_real[row]]
         expected = batch.expected[row]
         yield source.tolist(), expected[expected >= 0].tolist()
 

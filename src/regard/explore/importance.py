@@ -82,8 +82,8 @@ def output_change(inside: Inside, batches: Sequence[Batch], changes: Changes) ->
             with trace(inside.model, edits(changes, inside.anatomy), only=_little(inside)):
                 after = batch.output(inside.model)
         apart = 1 - torch.cosine_similarity(before.double(), after.double(), dim=-1)  # [B] or [B, N]
-        if apart.dim() == 2 and batch.source_valid is not None:
-            apart = apart[batch.source_valid]
+        if apart.dim() == 2 and batch.source_is_real is not None:
+            apart = apart[batch.source_is_real]
         total, count = total + float(apart.sum()), count + apart.numel()
     return total / max(1, count)
 

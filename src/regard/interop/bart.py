@@ -1,13 +1,13 @@
 """BART (Lewis et al. 2019): an encoder-decoder, post-LN, learned positions, a norm on the embeddings.
 
-    shared                                          source.table, and target.table and head.project with it
-    encoder.embed_positions[2:]                     encoder.position.table: the first two rows are never read
+    shared                                       source_embedding.tokens, target_embedding.tokens, output_head.project
+    encoder.embed_positions[2:]                     encoder.position.embedding: the first two rows are never read
     encoder.layernorm_embedding                     encoder.embed_norm
     encoder.layers.N.self_attn.q_, k_, v_, out_proj encoder.blocks.N.attention.qkv, out
     decoder.layers.N.encoder_attn.…                 decoder.blocks.N.cross.q, kv, out
-    …self_attn_, encoder_attn_, final_layer_norm    around_attention., around_cross., around_feedforward.norm
+    …self_attn_, encoder_attn_, final_layer_norm    attention_norm, cross_norm, feedforward_norm
     …fc1, fc2                                       feedforward.up, down
-    final_logits_bias  [1, vocab_size]                   head.bias  [vocab_size]
+    final_logits_bias  [1, vocab_size]                   output_head.bias  [vocab_size]
 
 Marian has the same layers; `layers`, `tables` and what surrounds them serve both.
 """
@@ -26,13 +26,13 @@ SOURCE, TARGET = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 
 
 def tables(config: ModelConfig) -> Iterator[Rule]:
-    yield same("source.table.weight", SHARED if config.share_embeddings else SOURCE)
+    yield same("source_embedding.tokens.weight", SHARED if config.share_embeddings else SOURCE)
     if not config.share_embeddings:
-        yield same("target.table.weight", TARGET)
+        yield same("target_embedding.tokens.weight", TARGET)
     if not config.tie_embeddings:
-        yield same("head.project.weight", OUTPUT)
+        yield same("output_head.project.weight", OUTPUT)
     if config.logit_bias:
-        yield batch("head.bias", BIAS)
+        yield batch("output_head.bias", BIAS)
 
 
 def layers(config: ModelConfig) -> Iterator[Rule]:
@@ -41,21 +41,21 @@ def layers(config: ModelConfig) -> Iterator[Rule]:
             ours, theirs = f"{stack}.blocks.{layer}", f"{stack}.layers.{layer}"
             yield from linear(f"{ours}.attention.qkv", *(f"{theirs}.self_attn.{part}_proj" for part in "qkv"))
             yield from linear(f"{ours}.attention.out", f"{theirs}.self_attn.out_proj")
-            yield from norm(f"{ours}.around_attention.norm", f"{theirs}.self_attn_layer_norm")
+            yield from norm(f"{ours}.attention_norm", f"{theirs}.self_attn_layer_norm")
             if stack == "decoder":
                 yield from linear(f"{ours}.cross.q", f"{theirs}.encoder_attn.q_proj")
                 yield from linear(f"{ours}.cross.kv", *(f"{theirs}.encoder_attn.{part}_proj" for part in "kv"))
                 yield from linear(f"{ours}.cross.out", f"{theirs}.encoder_attn.out_proj")
-                yield from norm(f"{ours}.around_cross.norm", f"{theirs}.encoder_attn_layer_norm")
+                yield from norm(f"{ours}.cross_norm", f"{theirs}.encoder_attn_layer_norm")
             yield from linear(f"{ours}.feedforward.up", f"{theirs}.fc1")
             yield from linear(f"{ours}.feedforward.down", f"{theirs}.fc2")
-            yield from norm(f"{ours}.around_feedforward.norm", f"{theirs}.final_layer_norm")
+            yield from norm(f"{ours}.feedforward_norm", f"{theirs}.final_layer_norm")
 
 
 def rules(config: ModelConfig) -> Iterator[Rule]:
     yield from tables(config)
     for stack in ("encoder", "decoder"):
-        yield rows(f"{stack}.position.table.weight", f"{stack}.embed_positions.weight", before=2)
+        yield rows(f"{stack}.position.embedding.weight", f"{stack}.embed_positions.weight", before=2)
         yield from norm(f"{stack}.embed_norm", f"{stack}.layernorm_embedding")
     yield from layers(config)
 

@@ -1,12 +1,12 @@
 """BERT (Devlin et al. 2018): an encoder, post-LN, learned positions, segment types, a norm on the embeddings.
 
-embeddings.word_, position_, token_type_embeddings    source.table, encoder.position.table, source.types
+embeddings.word_, position_, token_type_embeddings  embedding.tokens, encoder.position.embedding, embedding.token_types
 embeddings.LayerNorm                                  encoder.embed_norm
 encoder.layer.N.attention.self.query, key, value      encoder.blocks.N.attention.qkv
-encoder.layer.N.attention.output.dense, LayerNorm     attention.out, around_attention.norm
+encoder.layer.N.attention.output.dense, LayerNorm     attention.out, attention_norm
 encoder.layer.N.intermediate.dense, output.dense      feedforward.up, down
-pooler.dense, classifier                              pooler, classify
-cls.predictions.transform.dense, LayerNorm, bias      head.layer, head.norm, head.bias
+pooler.dense, classifier                              pooler, classifier
+cls.predictions.transform.dense, LayerNorm, bias      output_head.layer, output_head.norm, output_head.bias
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ BIAS, OUTPUT_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"  # on
 
 
 def rules(config: ModelConfig) -> Iterator[Rule]:
-    yield same("source.table.weight", TABLE)
-    yield same("encoder.position.table.weight", "embeddings.position_embeddings.weight")
+    yield same("embedding.tokens.weight", TABLE)
+    yield same("encoder.position.embedding.weight", "embeddings.position_embeddings.weight")
     if config.token_types:
-        yield same("source.types.weight", "embeddings.token_type_embeddings.weight")
+        yield same("embedding.token_types.weight", "embeddings.token_type_embeddings.weight")
     yield from norm("encoder.embed_norm", "embeddings.LayerNorm")
     for layer in range(config.layers):
         ours, theirs = f"encoder.blocks.{layer}", f"encoder.layer.{layer}"
         q_k_v = (f"{theirs}.attention.self.{part}" for part in ("query", "key", "value"))
         yield from linear(f"{ours}.attention.qkv", *q_k_v)
         yield from linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense")
-        yield from norm(f"{ours}.around_attention.norm", f"{theirs}.attention.output.LayerNorm")
+        yield from norm(f"{ours}.attention_norm", f"{theirs}.attention.output.LayerNorm")
         yield from linear(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
         yield from linear(f"{ours}.feedforward.down", f"{theirs}.output.dense")
-        yield from norm(f"{ours}.around_feedforward.norm", f"{theirs}.output.LayerNorm")
+        yield from norm(f"{ours}.feedforward_norm", f"{theirs}.output.LayerNorm")
     if config.pooler:
         yield from linear("pooler", "pooler.dense")
     if config.output_head == "classes":
-        yield from linear("classify", "classifier")
+        yield from linear("classifier", "classifier")
     if config.output_head == "tokens":
-        yield from linear("head.layer", "cls.predictions.transform.dense")
-        yield from norm("head.norm", "cls.predictions.transform.LayerNorm")
+        yield from linear("output_head.layer", "cls.predictions.transform.dense")
+        yield from norm("output_head.norm", "cls.predictions.transform.LayerNorm")
         if config.logit_bias:
-            yield same("head.bias", BIAS if config.tie_embeddings else OUTPUT_BIAS)
+            yield same("output_head.bias", BIAS if config.tie_embeddings else OUTPUT_BIAS)
         if not config.tie_embeddings:
-            yield same("head.project.weight", OUTPUT)
+            yield same("output_head.project.weight", OUTPUT)
 
 
 def open_fields(hf: Json, tensors: Tensors | None) -> Json:

@@ -80,26 +80,31 @@ def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[
 
     match model:
         case EncoderDecoder() | Recurrent():
-            source, source_valid = tokens(config.vocab_size or 0)
-            target, target_valid = tokens(config.target_size)
+            source, source_is_real = tokens(config.vocab_size or 0)
+            target, target_is_real = tokens(config.target_size)
             out = peer(
-                input_ids=source, attention_mask=source_valid.long(),
-                decoder_input_ids=target, decoder_attention_mask=target_valid.long(),
+                input_ids=source, attention_mask=source_is_real.long(),
+                decoder_input_ids=target, decoder_attention_mask=target_is_real.long(),
             )  # fmt: skip
-            return [(model(source, target, source_valid, target_valid)[target_valid], _logits(out, peer)[target_valid])]
+            return [
+                (
+                    model(source, target, source_is_real, target_is_real)[target_is_real],
+                    _logits(out, peer)[target_is_real],
+                )
+            ]
         case Decoder():
-            ids, valid = tokens(config.vocab_size or 0)
-            out = peer(input_ids=ids, attention_mask=valid.long())
-            return [(model(ids, valid)[valid], _logits(out, peer)[valid])]
+            ids, is_real = tokens(config.vocab_size or 0)
+            out = peer(input_ids=ids, attention_mask=is_real.long())
+            return [(model(ids, is_real)[is_real], _logits(out, peer)[is_real])]
         case Encoder() if config.input == "patches":
             shape = (3, config.channels, config.image_size, config.image_size)
             images = torch.randn(shape, generator=generator)
             return _encoded(model, (images,), peer(pixel_values=images), None)
         case Encoder():
-            ids, valid = tokens(config.vocab_size or 0)
+            ids, is_real = tokens(config.vocab_size or 0)
             types = torch.randint(max(1, config.token_types), ids.shape, generator=generator)
-            out = peer(input_ids=ids, attention_mask=valid.long(), token_type_ids=types)
-            return _encoded(model, (ids, valid, types if config.token_types else None), out, valid)
+            out = peer(input_ids=ids, attention_mask=is_real.long(), token_type_ids=types)
+            return _encoded(model, (ids, is_real, types if config.token_types else None), out, is_real)
 
 
 def _logits(out: Any, peer: Any) -> Tensor:
@@ -111,8 +116,8 @@ def _logits(out: Any, peer: Any) -> Tensor:
     return states @ peer.get_input_embeddings().weight.T
 
 
-def _encoded(model: Encoder, given: tuple[Any, ...], out: Any, valid: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    real: Any = slice(None) if valid is None else valid
+def _encoded(model: Encoder, given: tuple[Any, ...], out: Any, is_real: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    real: Any = slice(None) if is_real is None else is_real
     logits = out.get("logits", out.get("prediction_logits"))  # the second in BertForPreTraining
     if logits is not None:
         keep = real if model.config.output_head == "tokens" else slice(None)

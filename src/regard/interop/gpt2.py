@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019): a decoder, pre-LN, learned positions, the tanh form of GELU.
 
-wte                          source.table             wpe                 decoder.position.table
-h.N.ln_1, ln_2               around_attention.norm, around_feedforward.norm
+wte                          embedding.tokens             wpe                 decoder.position.embedding
+h.N.ln_1, ln_2               attention_norm, feedforward_norm
 h.N.attn.c_attn, c_proj      attention.qkv, out       [in, out] there, [out, in] here
 h.N.mlp.c_fc, c_proj         feedforward.up, down     ln_f                decoder.norm
 """
@@ -17,19 +17,19 @@ from regard.models.config import ModelConfig
 
 
 def rules(config: ModelConfig) -> Iterator[Rule]:
-    yield same("source.table.weight", "wte.weight")
-    yield same("decoder.position.table.weight", "wpe.weight")
+    yield same("embedding.tokens.weight", "wte.weight")
+    yield same("decoder.position.embedding.weight", "wpe.weight")
     for layer in range(config.layers):
         ours, theirs = f"decoder.blocks.{layer}", f"h.{layer}"
-        yield from norm(f"{ours}.around_attention.norm", f"{theirs}.ln_1")
+        yield from norm(f"{ours}.attention_norm", f"{theirs}.ln_1")
         yield from conv1d(f"{ours}.attention.qkv", f"{theirs}.attn.c_attn")
         yield from conv1d(f"{ours}.attention.out", f"{theirs}.attn.c_proj")
-        yield from norm(f"{ours}.around_feedforward.norm", f"{theirs}.ln_2")
+        yield from norm(f"{ours}.feedforward_norm", f"{theirs}.ln_2")
         yield from conv1d(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc")
         yield from conv1d(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj")
     yield from norm("decoder.norm", "ln_f")
     if not config.tie_embeddings:
-        yield same("head.project.weight", "lm_head.weight")
+        yield same("output_head.project.weight", "lm_head.weight")
 
 
 def open_fields(hf: Json, tensors: Tensors | None) -> Json:

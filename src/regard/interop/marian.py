@@ -41,8 +41,8 @@ from regard.nn.position import Sinusoidal
 
 # The axis along which a tensor touches the residual stream, by the end of its name.
 STREAM = {
-    ".table.weight": 1, ".project.weight": 1, ".qkv.weight": 1, ".q.weight": 1, ".kv.weight": 1, ".up.weight": 1,
-    ".out.weight": 0, ".out.bias": 0, ".down.weight": 0, ".down.bias": 0, ".norm.weight": 0, ".norm.bias": 0,
+    ".tokens.weight": 1, ".project.weight": 1, ".qkv.weight": 1, ".q.weight": 1, ".kv.weight": 1, ".up.weight": 1,
+    ".out.weight": 0, ".out.bias": 0, ".down.weight": 0, ".down.bias": 0, "norm.weight": 0, "norm.bias": 0,
 }  # fmt: skip
 
 

@@ -1,12 +1,12 @@
 """T5 (Raffel et al. 2020): an encoder-decoder, pre-RMSNorm, no biases, unscaled scores, bucketed distances.
 
-    shared                                       source.table, target.table
+    shared                                       source_embedding.tokens, target_embedding.tokens
     encoder.block.N.layer.0.SelfAttention.q, k, v, o         encoder.blocks.N.attention.qkv, out
     decoder.block.N.layer.1.EncDecAttention.q, k, v, o       decoder.blocks.N.cross.q, kv, out
     …layer.M.layer_norm                          the norm around that sub-layer
     …layer.last.DenseReluDense.wi, wo            feedforward.up, down; gated: wi_0 (gate) and wi_1 in one product
-    …block.0.layer.0.SelfAttention.relative_attention_bias   position.table of the stack: all its layers use it
-    …final_layer_norm, lm_head                   norm of the stack, head.project
+    …block.0.layer.0.SelfAttention.relative_attention_bias   position.embedding of the stack: all its layers use it
+    …final_layer_norm, lm_head                   norm of the stack, output_head.project
 
 Version 1.0 has ReLU and one table for everything, its logits divided by sqrt(dim); version 1.1 has gated GELU
 and an output layer of its own, not divided.
@@ -28,12 +28,12 @@ GATED_NAMES = {"geglu": "gated-gelu", "swiglu": "gated-silu"}
 
 
 def rules(config: ModelConfig) -> Iterator[Rule]:
-    yield same("source.table.weight", "shared.weight")
+    yield same("source_embedding.tokens.weight", "shared.weight")
     if not config.tie_embeddings:
-        yield same("head.project.weight", "lm_head.weight")
+        yield same("output_head.project.weight", "lm_head.weight")
     for stack, count in (("encoder", config.layers), ("decoder", config.decoder_layers or config.layers)):
         first = f"{stack}.block.0.layer.0.SelfAttention"
-        yield same(f"{stack}.position.table.weight", f"{first}.relative_attention_bias.weight")
+        yield same(f"{stack}.position.embedding.weight", f"{first}.relative_attention_bias.weight")
         for layer in range(count):
             ours, theirs = f"{stack}.blocks.{layer}", f"{stack}.block.{layer}.layer"
             yield from block_rules(config, ours, theirs, memory=stack == "decoder")
@@ -44,18 +44,18 @@ def block_rules(config: ModelConfig, ours: str, theirs: str, memory: bool) -> It
     q_k_v = (f"{theirs}.0.SelfAttention.{part}" for part in "qkv")
     yield from linear(f"{ours}.attention.qkv", *q_k_v, bias=False)
     yield from linear(f"{ours}.attention.out", f"{theirs}.0.SelfAttention.o", bias=False)
-    yield from norm(f"{ours}.around_attention.norm", f"{theirs}.0.layer_norm", bias=False)
+    yield from norm(f"{ours}.attention_norm", f"{theirs}.0.layer_norm", bias=False)
     if memory:
         cross = f"{theirs}.1.EncDecAttention"
         yield from linear(f"{ours}.cross.q", f"{cross}.q", bias=False)
         yield from linear(f"{ours}.cross.kv", f"{cross}.k", f"{cross}.v", bias=False)
         yield from linear(f"{ours}.cross.out", f"{cross}.o", bias=False)
-        yield from norm(f"{ours}.around_cross.norm", f"{theirs}.1.layer_norm", bias=False)
+        yield from norm(f"{ours}.cross_norm", f"{theirs}.1.layer_norm", bias=False)
     last = f"{theirs}.{2 if memory else 1}"
     wide = ("wi_0", "wi_1") if config.activation in GATED_NAMES else ("wi",)
     yield from linear(f"{ours}.feedforward.up", *(f"{last}.DenseReluDense.{part}" for part in wide), bias=False)
     yield from linear(f"{ours}.feedforward.down", f"{last}.DenseReluDense.wo", bias=False)
-    yield from norm(f"{ours}.around_feedforward.norm", f"{last}.layer_norm", bias=False)
+    yield from norm(f"{ours}.feedforward_norm", f"{last}.layer_norm", bias=False)
 
 
 def open_fields(hf: Json, tensors: Tensors | None) -> Json:

@@ -1,12 +1,12 @@
 """ViT (Dosovitskiy et al. 2021): an encoder over patches of a picture, pre-LN, [CLS] in front.
 
 embeddings.patch_embeddings.projection, cls_token         source.project, source.cls
-embeddings.position_embeddings  [1, N, dim]               encoder.position.table  [N, dim]
+embeddings.position_embeddings  [1, N, dim]               encoder.position.embedding  [N, dim]
 encoder.layer.N.attention.attention.query, key, value     encoder.blocks.N.attention.qkv
 encoder.layer.N.attention.output.dense                    attention.out
-encoder.layer.N.layernorm_before, layernorm_after         around_attention.norm, around_feedforward.norm
+encoder.layer.N.layernorm_before, layernorm_after         attention_norm, feedforward_norm
 encoder.layer.N.intermediate.dense, output.dense          feedforward.up, down
-layernorm, pooler.dense, classifier                       encoder.norm, pooler, classify
+layernorm, pooler.dense, classifier                       encoder.norm, pooler, classifier
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from regard.models.config import ModelConfig
 
 
 def rules(config: ModelConfig) -> Iterator[Rule]:
-    yield from linear("source.project", "embeddings.patch_embeddings.projection")
-    yield same("source.cls", "embeddings.cls_token")
-    yield batch("encoder.position.table.weight", "embeddings.position_embeddings", config.source_length)
+    yield from linear("embedding.project", "embeddings.patch_embeddings.projection")
+    yield same("embedding.cls", "embeddings.cls_token")
+    yield batch("encoder.position.embedding.weight", "embeddings.position_embeddings", config.source_length)
     for layer in range(config.layers):
         ours, theirs = f"encoder.blocks.{layer}", f"encoder.layer.{layer}"
-        yield from norm(f"{ours}.around_attention.norm", f"{theirs}.layernorm_before")
+        yield from norm(f"{ours}.attention_norm", f"{theirs}.layernorm_before")
         q_k_v = (f"{theirs}.attention.attention.{part}" for part in ("query", "key", "value"))
         yield from linear(f"{ours}.attention.qkv", *q_k_v)
         yield from linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense")
-        yield from norm(f"{ours}.around_feedforward.norm", f"{theirs}.layernorm_after")
+        yield from norm(f"{ours}.feedforward_norm", f"{theirs}.layernorm_after")
         yield from linear(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
         yield from linear(f"{ours}.feedforward.down", f"{theirs}.output.dense")
     yield from norm("encoder.norm", "layernorm")
     if config.pooler:
         yield from linear("pooler", "pooler.dense")
     if config.output_head == "classes":
-        yield from linear("classify", "classifier")
+        yield from linear("classifier", "classifier")
 
 
 def open_fields(hf: Json, tensors: Tensors | None) -> Json:

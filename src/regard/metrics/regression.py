@@ -30,10 +30,10 @@ def evaluate_regression(
     written, forced = [], []
     for at in range(0, len(batch.source), TOGETHER):
         part = batch.rows(slice(at, at + TOGETHER)).to(device)
-        written.append(write_numbers(model, part.source, part.source_valid, part.target.shape[1]).cpu())
+        written.append(write_numbers(model, part.source, part.source_is_real, part.target.shape[1]).cpu())
         if not data.context:
             with torch.inference_mode():
-                forced.append(model(part.source, part.read, part.source_valid).cpu())
+                forced.append(model(part.source, part.read, part.source_is_real).cpu())
     if data.context:
         return judge_series(batch, torch.cat(written), data, channels)
     return judge_pairs(batch, torch.cat(written), torch.cat(forced), data)
@@ -57,11 +57,11 @@ def judge_series(batch: NumberBatch, written: Tensor, data: NumbersData, channel
 
 def judge_pairs(batch: NumberBatch, written: Tensor, forced: Tensor, data: NumbersData) -> dict[str, Any]:
     """Of padded sequences, in the units of the data; `forced` was written while the true numbers were read."""
-    assert batch.source_valid is not None and batch.target_valid is not None
-    valid, unit = batch.target_valid, data.std[0]
-    error, led = (((found - batch.target)[valid] * unit).double().abs() for found in (written, forced))
-    same = torch.equal(batch.source_valid, valid)
-    naive = (batch.source - batch.target)[valid] if same else batch.target[valid]  # scaled numbers: their mean is 0
+    assert batch.source_is_real is not None and batch.target_is_real is not None
+    is_real, unit = batch.target_is_real, data.std[0]
+    error, led = (((found - batch.target)[is_real] * unit).double().abs() for found in (written, forced))
+    same = torch.equal(batch.source_is_real, is_real)
+    naive = (batch.source - batch.target)[is_real] if same else batch.target[is_real]  # scaled numbers: their mean is 0
     return {
         "sequences": len(batch.source),
         "mae": error.mean().item(),

@@ -61,20 +61,20 @@ class RecurrentEncoder(Traceable):
             bidirectional=True,
         )
 
-    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, is_real: Tensor | None = None) -> Tensor:
         x = self.mark("embedded", _dropout(self, x, self.config.embed_dropout))
-        states = self.layers(x)[0] if valid is None else self._real(x, valid)
+        states = self.layers(x)[0] if is_real is None else self._real(x, is_real)
         return self.mark("output", _dropout(self, states, self.config.dropout))
 
-    def _real(self, x: Tensor, valid: Tensor) -> Tensor:
+    def _real(self, x: Tensor, is_real: Tensor) -> Tensor:
         """Only real tokens are read, wherever filler stands; its states are zero."""
-        order = (~valid).int().argsort(dim=1, stable=True)[..., None]  # real tokens first, in their order
-        lengths = valid.sum(dim=1).clamp_min(1).cpu()  # a row without any still has to be a row
+        order = (~is_real).int().argsort(dim=1, stable=True)[..., None]  # real tokens first, in their order
+        lengths = is_real.sum(dim=1).clamp_min(1).cpu()  # a row without any still has to be a row
         front = x.gather(1, order.expand_as(x))
         packed = pack_padded_sequence(front, lengths, batch_first=True, enforce_sorted=False)
         states, _ = pad_packed_sequence(self.layers(packed)[0], batch_first=True, total_length=x.shape[1])
         back = torch.empty_like(states).scatter(1, order.expand_as(states), states)
-        return back.masked_fill(~valid[..., None], 0.0)
+        return back.masked_fill(~is_real[..., None], 0.0)
 
 
 @dataclass
@@ -149,15 +149,15 @@ class RecurrentDecoder(Traceable):
         self.readout = nn.Linear(3 * dim + width, 2 * width, bias=config.bias)
 
     def start(self, memory: Memory) -> RecurrentState:
-        states, valid = memory.states, memory.positions.valid
-        first = torch.zeros_like(states[:, 0, 0], dtype=torch.long) if valid is None else valid.int().argmax(dim=1)
+        states, is_real = memory.states, memory.positions.is_real
+        first = torch.zeros_like(states[:, 0, 0], dtype=torch.long) if is_real is None else is_real.int().argmax(dim=1)
         backward = states[torch.arange(states.shape[0], device=states.device), first, self.config.dim :]  # h←_1
         begin = torch.tanh(self.first(backward)).chunk(len(self.cells), dim=-1)
         lstm = self.config.cell == "lstm"
         layers: list[Layer] = [(h, torch.zeros_like(h)) if lstm else (h,) for h in begin]
         return RecurrentState(layers, *self.cross.keys(states), memory.positions)
 
-    def forward(self, x: Tensor, state: RecurrentState, valid: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, state: RecurrentState, is_real: Tensor | None = None) -> Tensor:
         """x: embeddings [B, T, embed_dim] of what is read; `state` moves on. Gives t [B, T, embed_dim]."""
         x = self.mark("embedded", _dropout(self, x, self.config.embed_dropout))
         visible = self.cross.visible(Positions.of(x.shape[1], x.device, start=state.length), state.positions)
@@ -167,8 +167,8 @@ class RecurrentDecoder(Traceable):
                 row = visible if visible is None or visible.shape[2] == 1 else visible[:, :, at : at + 1]
                 contexts.append(self.cross(state.layers[-1][0], state.k, state.v, row))
                 layers = self._move(torch.cat((token, contexts[-1]), dim=-1), state.layers)
-                if valid is not None:  # filler is passed over
-                    real = valid[:, at, None]
+                if is_real is not None:  # filler is passed over
+                    real = is_real[:, at, None]
                     layers = [
                         tuple(torch.where(real, new, old) for new, old in zip(*pair, strict=True))
                         for pair in zip(layers, state.layers, strict=True)
@@ -198,51 +198,51 @@ class Recurrent(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, width = config, config.token_dim
-        self.source = Tokens(config.vocab_size or 0, width, scaled=config.embed_scale)
-        self.target = Tokens(config.target_size, width, scaled=config.embed_scale)
+        self.source_embedding = Tokens(config.vocab_size or 0, width, scaled=config.embed_scale)
+        self.target_embedding = Tokens(config.target_size, width, scaled=config.embed_scale)
         if config.share_embeddings:
-            self.target.table = self.source.table
+            self.target_embedding.tokens = self.source_embedding.tokens
         self.encoder = RecurrentEncoder(config)
         self.decoder = RecurrentDecoder(config)
-        table = self.target.table if config.tie_embeddings else None
-        self.head = Head(replace(config, dim=width, head_layer=False), config.target_size, table)
+        table = self.target_embedding.tokens if config.tie_embeddings else None
+        self.output_head = Head(replace(config, dim=width, head_layer=False), config.target_size, table)
         initialise(self)
 
-    def encode(self, source: Tensor, valid: Tensor | None = None, document: Tensor | None = None) -> Memory:
+    def encode(self, source: Tensor, is_real: Tensor | None = None, document: Tensor | None = None) -> Memory:
         _refuse_documents(document)
-        x = _some("source", self.source(source))
-        positions = Positions.of(x.shape[1], x.device, valid)
-        return Memory(self.encoder(x, valid), positions)
+        x = _some("source", self.source_embedding(source))
+        positions = Positions.of(x.shape[1], x.device, is_real)
+        return Memory(self.encoder(x, is_real), positions)
 
     def decode(
-        self, target: Tensor, memory: Memory, valid: Tensor | None = None, document: Tensor | None = None
+        self, target: Tensor, memory: Memory, is_real: Tensor | None = None, document: Tensor | None = None
     ) -> Tensor:
-        """Teacher forcing: logits for the token after each one of `target`. Padding on the right needs no `valid`."""
-        return self.head(self.states(target, memory, valid, document))
+        """Teacher forcing: logits for the token after each one of `target`. Padding on the right needs no `is_real`."""
+        return self.output_head(self.states(target, memory, is_real, document))
 
     def states(
-        self, target: Tensor, memory: Memory, valid: Tensor | None = None, document: Tensor | None = None
+        self, target: Tensor, memory: Memory, is_real: Tensor | None = None, document: Tensor | None = None
     ) -> Tensor:
         """What the logits of `decode` are made from, [B, T, embed_dim]."""
         _refuse_documents(document)
-        return self.decoder(_some("target", self.target(target)), self.decoder.start(memory), valid)
+        return self.decoder(_some("target", self.target_embedding(target)), self.decoder.start(memory), is_real)
 
     def forward(
         self,
         source: Tensor,
         target: Tensor,
-        source_valid: Tensor | None = None,
-        target_valid: Tensor | None = None,
+        source_is_real: Tensor | None = None,
+        target_is_real: Tensor | None = None,
     ) -> Tensor:
-        return self.decode(target, self.encode(source, source_valid), target_valid)
+        return self.decode(target, self.encode(source, source_is_real), target_is_real)
 
-    def start(self, source: Tensor, valid: Tensor | None = None, capacity: int = 0) -> RecurrentState:
+    def start(self, source: Tensor, is_real: Tensor | None = None, capacity: int = 0) -> RecurrentState:
         """Read the source. The state never grows, so `capacity` changes nothing."""
-        return self.decoder.start(self.encode(source, valid))
+        return self.decoder.start(self.encode(source, is_real))
 
-    def step(self, tokens: Tensor, state: RecurrentState, valid: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: RecurrentState, is_real: Tensor | None = None) -> Tensor:
         """Read `tokens` [B, n] after what was read before; logits [B, n, vocab_size] of what follows each."""
-        logits: Tensor = self.head(self.decoder(_some("target", self.target(tokens)), state, valid))
+        logits: Tensor = self.output_head(self.decoder(_some("target", self.target_embedding(tokens)), state, is_real))
         return logits
 
 
@@ -274,7 +274,7 @@ def initialise(model: Recurrent) -> None:
         elif "weight_ih" in name:
             for gate in parameter.data.split(config.dim):
                 nn.init.xavier_uniform_(gate)
-        elif name.endswith("table.weight") or name == "head.project.weight":
+        elif name.endswith("tokens.weight") or name == "output_head.project.weight":
             nn.init.normal_(parameter, std=config.token_dim**-0.5 if config.embed_scale else 0.02)
         elif name == "decoder.cross.v":
             nn.init.normal_(parameter, std=config.dim**-0.5)

@@ -6,7 +6,7 @@
     Encoder          source -> encoder -> states, a pooled vector, classes or token logits Devlin et al. 2018
 
 `build(config)` chooses, and knows the `Recurrent` baseline of 2015 besides. Logits have shape [B, N, vocab_size],
-classes [B, classes]. `valid` is True for real tokens. A model that generates offers `start` (read what is
+classes [B, classes]. `is_real` is True for real tokens. A model that generates offers `start` (read what is
 given) and `step` (one more token), both with a cache that stands beside it.
 """
 
@@ -71,98 +71,110 @@ class EncoderDecoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.source = make_source(config)
-        self.target = make_target(config)
-        if config.share_embeddings and isinstance(self.source, Tokens) and isinstance(self.target, Tokens):
-            self.target.table = self.source.table
+        self.source_embedding = make_source(config)
+        self.target_embedding = make_target(config)
+        if (
+            config.share_embeddings
+            and isinstance(self.source_embedding, Tokens)
+            and isinstance(self.target_embedding, Tokens)
+        ):
+            self.target_embedding.tokens = self.source_embedding.tokens
         self.encoder = Stack(config, causal=False)
         layers = config.layers if config.decoder_layers is None else config.decoder_layers
         self.decoder = Stack(
             replace(config, layers=layers, pruned=config.pruned_in("decoder")), causal=True, memory=True
         )
-        table = self.target.table if config.tie_embeddings and isinstance(self.target, Tokens) else None
-        self.head = Head(config, config.feature_dim if config.output_head == "values" else config.target_size, table)
+        table = (
+            self.target_embedding.tokens
+            if config.tie_embeddings and isinstance(self.target_embedding, Tokens)
+            else None
+        )
+        self.output_head = Head(
+            config, config.feature_dim if config.output_head == "values" else config.target_size, table
+        )
         initialise(self)
 
-    def encode(self, source: Tensor, valid: Tensor | None = None, document: Tensor | None = None) -> Memory:
-        x = self.source(source)
-        positions = Positions.of(x.shape[1], x.device, valid, document)
+    def encode(self, source: Tensor, is_real: Tensor | None = None, document: Tensor | None = None) -> Memory:
+        x = self.source_embedding(source)
+        positions = Positions.of(x.shape[1], x.device, is_real, document)
         return Memory(self.encoder(x, positions), positions)
 
     def decode(
         self,
         target: Tensor,
         memory: Memory,
-        valid: Tensor | None = None,
+        is_real: Tensor | None = None,
         document: Tensor | None = None,
         mask: Mask = everything,
     ) -> Tensor:
-        """Teacher forcing: logits for the token after each one of `target`. Padding on the right needs no `valid`.
+        """Teacher forcing: logits for the token after each one of `target`. Padding on the right needs no `is_real`.
 
         A model of values reads and writes [B, T, feature_dim]; what it reads first is zeros, as others read <s>.
         """
-        return self.head(self.states(target, memory, valid, document, mask))
+        return self.output_head(self.states(target, memory, is_real, document, mask))
 
     def states(
         self,
         target: Tensor,
         memory: Memory,
-        valid: Tensor | None = None,
+        is_real: Tensor | None = None,
         document: Tensor | None = None,
         mask: Mask = everything,
     ) -> Tensor:
         """What the logits of `decode` are made from, [B, T, dim]."""
-        x = self.target(target)
-        positions = Positions.of(x.shape[1], x.device, valid, document)
+        x = self.target_embedding(target)
+        positions = Positions.of(x.shape[1], x.device, is_real, document)
         return self.decoder(x, positions, memory=memory, mask=mask)
 
     def forward(
         self,
         source: Tensor,
         target: Tensor,
-        source_valid: Tensor | None = None,
-        target_valid: Tensor | None = None,
+        source_is_real: Tensor | None = None,
+        target_is_real: Tensor | None = None,
     ) -> Tensor:
-        return self.decode(target, self.encode(source, source_valid), target_valid)
+        return self.decode(target, self.encode(source, source_is_real), target_is_real)
 
-    def start(self, source: Tensor, valid: Tensor | None = None, capacity: int = 0) -> State:
-        return State(Cache(capacity), self.encode(source, valid))
+    def start(self, source: Tensor, is_real: Tensor | None = None, capacity: int = 0) -> State:
+        return State(Cache(capacity), self.encode(source, is_real))
 
-    def step(self, tokens: Tensor, state: State, valid: Tensor | None = None, mask: Mask = everything) -> Tensor:
+    def step(self, tokens: Tensor, state: State, is_real: Tensor | None = None, mask: Mask = everything) -> Tensor:
         """Read `tokens` [B, n] after what was read before; logits [B, n, vocab_size] of what follows each."""
-        x = self.target(tokens)
-        positions = state.cache.next_positions(x.shape[1], x.device, valid)
-        return self.head(self.decoder(x, positions, memory=state.memory, cache=state.cache, mask=mask))
+        x = self.target_embedding(tokens)
+        positions = state.cache.next_positions(x.shape[1], x.device, is_real)
+        return self.output_head(self.decoder(x, positions, memory=state.memory, cache=state.cache, mask=mask))
 
 
 class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.source = Tokens(config.vocab_size or 0, config.dim, scaled=config.embed_scale)
+        self.embedding = Tokens(config.vocab_size or 0, config.dim, scaled=config.embed_scale)
         self.decoder = Stack(config, causal=True)
-        self.head = Head(config, config.vocab_size or 0, self.source.table if config.tie_embeddings else None)
+        self.output_head = Head(
+            config, config.vocab_size or 0, self.embedding.tokens if config.tie_embeddings else None
+        )
         initialise(self)
 
     def forward(
         self,
         tokens: Tensor,
-        valid: Tensor | None = None,
+        is_real: Tensor | None = None,
         document: Tensor | None = None,
         mask: Mask = everything,
     ) -> Tensor:
-        return self.head(self.states(tokens, valid, document, mask))
+        return self.output_head(self.states(tokens, is_real, document, mask))
 
     def states(
         self,
         tokens: Tensor,
-        valid: Tensor | None = None,
+        is_real: Tensor | None = None,
         document: Tensor | None = None,
         mask: Mask = everything,
     ) -> Tensor:
         """What the head reads: [B, N, dim]."""
-        x = self.source(tokens)
-        return self.decoder(x, Positions.of(x.shape[1], x.device, valid, document), mask=mask)
+        x = self.embedding(tokens)
+        return self.decoder(x, Positions.of(x.shape[1], x.device, is_real, document), mask=mask)
 
     def start(self, capacity: int = 0) -> State:
         return State(Cache(capacity))
@@ -171,58 +183,58 @@ class Decoder(nn.Module):
         self,
         tokens: Tensor,
         state: State,
-        valid: Tensor | None = None,
+        is_real: Tensor | None = None,
         mask: Mask = everything,
         last: bool = False,
     ) -> Tensor:
         """As that of EncoderDecoder; with `last` only what follows the last token is scored, [B, 1, vocab_size]."""
-        x = self.source(tokens)
-        positions = state.cache.next_positions(x.shape[1], x.device, valid)
+        x = self.embedding(tokens)
+        positions = state.cache.next_positions(x.shape[1], x.device, is_real)
         x = self.decoder(x, positions, cache=state.cache, mask=mask)
-        return self.head(x[:, -1:] if last else x)
+        return self.output_head(x[:, -1:] if last else x)
 
 
 class Encoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.source = make_source(config)
+        self.embedding = make_source(config)
         self.encoder = Stack(config, causal=False)
         self.pooler = nn.Linear(config.dim, config.dim) if config.pooler else None
-        self.classify = (
+        self.classifier = (
             nn.Linear(config.dim, config.classes)
             if config.classes is not None and config.output_head == "classes"
             else None
         )
-        table = self.source.table if isinstance(self.source, Tokens) and config.tie_embeddings else None
-        self.head = Head(config, config.vocab_size or 0, table) if config.output_head == "tokens" else None
+        table = self.embedding.tokens if isinstance(self.embedding, Tokens) and config.tie_embeddings else None
+        self.output_head = Head(config, config.vocab_size or 0, table) if config.output_head == "tokens" else None
         initialise(self)
 
     def encode(
         self,
         source: Tensor,
-        valid: Tensor | None = None,
+        is_real: Tensor | None = None,
         types: Tensor | None = None,
         mask: Mask = everything,
         document: Tensor | None = None,
     ) -> Tensor:
         """States [B, N, dim]."""
-        x = self.source(source) if types is None else self.source(source, types)
-        return self.encoder(x, Positions.of(x.shape[1], x.device, valid, document), mask=mask)
+        x = self.embedding(source) if types is None else self.embedding(source, types)
+        return self.encoder(x, Positions.of(x.shape[1], x.device, is_real, document), mask=mask)
 
-    def pooled(self, states: Tensor, valid: Tensor | None = None) -> Tensor:
+    def pooled(self, states: Tensor, is_real: Tensor | None = None) -> Tensor:
         """One vector for the whole: the first real state, or the mean of the real ones. [B, dim]"""
         if states.shape[1] == 0:
             raise UserError("pool: the sequence has no tokens: give at least one")
         if self.config.pooling == "cls":
             x = states[:, 0]
-            if valid is not None:  # padding may stand in front
-                first = valid.int().argmax(dim=1)
+            if is_real is not None:  # padding may stand in front
+                first = is_real.int().argmax(dim=1)
                 x = states[torch.arange(first.shape[0], device=first.device), first]
-        elif valid is None:
+        elif is_real is None:
             x = states.mean(dim=1)
         else:
-            real = valid[..., None].to(states.dtype)
+            real = is_real[..., None].to(states.dtype)
             x = (states * real).sum(dim=1) / real.sum(dim=1).clamp_min(1)
         return x if self.pooler is None else torch.tanh(self.pooler(x))
 
@@ -240,18 +252,18 @@ class Encoder(nn.Module):
     def forward(
         self,
         source: Tensor,
-        valid: Tensor | None = None,
+        is_real: Tensor | None = None,
         types: Tensor | None = None,
         mask: Mask = everything,
     ) -> Tensor:
-        states = self.encode(source, valid, types, mask)
-        if self.head is not None:
-            logits: Tensor = self.head(states)
+        states = self.encode(source, is_real, types, mask)
+        if self.output_head is not None:
+            logits: Tensor = self.output_head(states)
             return logits
         if self.config.output_head == "none":
             return states
-        pooled = self.pooled(states, valid)
-        return pooled if self.classify is None else self.classify(pooled)
+        pooled = self.pooled(states, is_real)
+        return pooled if self.classifier is None else self.classifier(pooled)
 
 
 SequenceToSequence = EncoderDecoder | Recurrent  # source in, target out: what translates
@@ -278,7 +290,7 @@ def initialise(model: EncoderDecoder | Decoder | Encoder) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=config.dim**-0.5 if config.embed_scale else 0.02)
-        elif isinstance(module, nn.Linear | nn.Conv2d) and not name.startswith("head.project"):
+        elif isinstance(module, nn.Linear | nn.Conv2d) and not name.startswith("output_head.project"):
             if config.init == "normal":
                 inner = name.endswith(("attention.out", "cross.out", ".down"))
                 nn.init.normal_(module.weight, std=0.02 * (2 * depth) ** -0.5 if inner else 0.02)
@@ -287,6 +299,6 @@ def initialise(model: EncoderDecoder | Decoder | Encoder) -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     if (config.output_head == "values" or not config.tie_embeddings) and (
-        head := getattr(model, "head", None)
+        head := getattr(model, "output_head", None)
     ) is not None:
         nn.init.normal_(head.project.weight, std=config.dim**-0.5)

@@ -40,42 +40,42 @@ def narrow(x: Tensor) -> Tensor:
     return x.to(torch.bfloat16) if half else x
 
 
-class Residual(nn.Module):
-    """One sub-layer's surroundings: norm, dropout and the way around, in the order asked for."""
-
-    def __init__(self, config: StackConfig) -> None:
-        super().__init__()
-        self.norm = make_norm(config)
-        self.pre, self.residual, self.dropout = config.norm_order == "pre", config.residual, config.dropout
-
-    def forward(self, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        out = layer(self.norm(x) if self.pre else x)
-        if self.training and self.dropout:
-            out = dropout(out, self.dropout)
-        if self.residual:
-            out = x + out
-        return out if self.pre else self.norm(out)
-
-
 class Block(Traceable):
+    """Self-attention, optionally cross-attention, and feed-forward, each with norm, dropout and residual connection."""
+
     stages = ("output",)
 
     def __init__(self, config: StackConfig, *, layer: int = 0, memory: bool = False, stack: str = "encoder") -> None:
         super().__init__()
+        self.pre_norm, self.residual, self.dropout = config.norm_order == "pre", config.residual, config.dropout
         within, across = (config.kept_heads(f"{stack}.{layer}.{part}") for part in ("attention", "cross"))
         self.attention = MultiHead(config, layer=layer, kept=within)
-        self.around_attention = Residual(config)
+        self.attention_norm = make_norm(config)
         self.cross = MultiHead(config, layer=layer, cross=True, kept=across) if memory else None
-        self.around_cross = Residual(config) if memory else None
+        self.cross_norm = make_norm(config) if memory else None
         self.feedforward = make_feedforward(config)
-        self.around_feedforward = Residual(config)
+        self.feedforward_norm = make_norm(config)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        x = self.around_attention(x, lambda h: self.attention(h, context))
-        if self.cross is not None and self.around_cross is not None:
-            cross = self.cross
-            x = self.around_cross(x, lambda h: cross(h, context))
-        return self.mark("output", self.around_feedforward(x, self.feedforward))
+        out = self.attention(self._before(x, self.attention_norm), context)
+        x = self._after(x, out, self.attention_norm)
+        if self.cross is not None and self.cross_norm is not None:
+            out = self.cross(self._before(x, self.cross_norm), context)
+            x = self._after(x, out, self.cross_norm)
+        out = self.feedforward(self._before(x, self.feedforward_norm))
+        return self.mark("output", self._after(x, out, self.feedforward_norm))
+
+    def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """The input of a sub-layer: normalised in a pre-LN block."""
+        return norm(x) if self.pre_norm else x  # type: ignore[no-any-return]
+
+    def _after(self, x: Tensor, out: Tensor, norm: nn.Module) -> Tensor:
+        """Dropout on the output of a sub-layer, the residual connection, and the norm of a post-LN block."""
+        if self.training and self.dropout:
+            out = dropout(out, self.dropout)
+        if self.residual:
+            out = x + out
+        return out if self.pre_norm else norm(out)  # type: ignore[no-any-return]
 
 
 def run_block(block: nn.Module, x: Tensor, context: Context) -> Tensor:

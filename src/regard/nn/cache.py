@@ -30,16 +30,16 @@ class Cache:
     def __len__(self) -> int:
         return 0 if self.positions is None else len(self.positions)
 
-    def next_positions(self, count: int, device: torch.device, valid: Tensor | None = None) -> Positions:
+    def next_positions(self, count: int, device: torch.device, is_real: Tensor | None = None) -> Positions:
         """Positions of `count` new tokens after those that are here."""
         known = self.positions
         if known is None:
-            return Positions.of(count, device, valid)
-        if known.start is not None and valid is None:
+            return Positions.of(count, device, is_real)
+        if known.start is not None and is_real is None:
             return Positions.of(count, device, start=len(known))
-        seen = known.pos + 1 if known.valid is None else torch.where(known.valid, known.pos + 1, 0)
-        fresh = Positions.of(count, device, valid)
-        return Positions(seen.amax(dim=1, keepdim=True) + fresh.pos, valid)
+        seen = known.pos + 1 if known.is_real is None else torch.where(known.is_real, known.pos + 1, 0)
+        fresh = Positions.of(count, device, is_real)
+        return Positions(seen.amax(dim=1, keepdim=True) + fresh.pos, is_real)
 
     def add(self, new: Positions) -> Positions:
         """Take in the positions of new tokens; gives those of all keys. Called once a forward pass."""
@@ -51,7 +51,7 @@ class Cache:
         else:
             rows = max(known.rows, new.rows)
             pos = torch.cat((known.pos.expand(rows, -1), new.pos.expand(rows, -1)), dim=1)
-            self.positions = Positions(pos, torch.cat((_valid(known, rows), _valid(new, rows)), dim=1))
+            self.positions = Positions(pos, torch.cat((_is_real(known, rows), _is_real(new, rows)), dim=1))
         return self.positions
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ class FixedCache(Cache):
         self.read = torch.zeros((), dtype=torch.long, device=device)  # tokens read so far
         self.slots = torch.arange(capacity, device=device)[None]
 
-    def next_positions(self, count: int, device: torch.device, valid: Tensor | None = None) -> Positions:
+    def next_positions(self, count: int, device: torch.device, is_real: Tensor | None = None) -> Positions:
         return Positions(self.read + self.slots[:, :count])
 
     def add(self, new: Positions) -> Positions:
@@ -168,6 +168,6 @@ def _words(x: Tensor) -> Tensor:
     return x.view(torch.complex128) if x.shape[-1] * x.element_size() % 16 == 0 else x
 
 
-def _valid(positions: Positions, rows: int) -> Tensor:
-    valid = torch.ones_like(positions.pos, dtype=torch.bool) if positions.valid is None else positions.valid
-    return valid.expand(rows, -1)
+def _is_real(positions: Positions, rows: int) -> Tensor:
+    is_real = torch.ones_like(positions.pos, dtype=torch.bool) if positions.is_real is None else positions.is_real
+    return is_real.expand(rows, -1)

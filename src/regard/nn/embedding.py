@@ -24,8 +24,8 @@ class Tokens(nn.Module):
 
     def __init__(self, vocab_size: int, dim: int, *, scaled: bool, types: int = 0) -> None:
         super().__init__()
-        self.table = nn.Embedding(vocab_size, dim)
-        self.types = nn.Embedding(types, dim) if types else None
+        self.tokens = nn.Embedding(vocab_size, dim)
+        self.token_types = nn.Embedding(types, dim) if types else None
         self.scale = dim**0.5 if scaled else 1.0
 
     def forward(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
@@ -33,11 +33,11 @@ class Tokens(nn.Module):
             raise UserError(
                 f"token ids have dtype {ids.dtype} and shape {tuple(ids.shape)}: give whole numbers [batch, length]"
             )
-        x: Tensor = self.table(ids)
+        x: Tensor = self.tokens(ids)
         if self.scale != 1.0:
             x = x * self.scale
-        if self.types is not None:
-            x = x + self.types(torch.zeros_like(ids) if types is None else types)
+        if self.token_types is not None:
+            x = x + self.token_types(torch.zeros_like(ids) if types is None else types)
         return x
 
 

@@ -4,7 +4,7 @@ A mask is a predicate over two positions, the query's and the key's: True means 
 
     causal            q.pos >= k.pos                     the future stays hidden
     window(n)         |q.pos - k.pos| < n                only near tokens (Longformer, 2020)
-    padding           k.valid                            filler is never looked at
+    padding           k.is_real                          filler is never looked at
     same_document     q.document == k.document           packed texts stay apart
     tiles(n, grid)    both in one square of n x n        patches of a picture (Swin: Liu et al. 2021)
     everything        True
@@ -39,14 +39,14 @@ class Positions:
     """Where the tokens of a sequence stand.
 
     pos       [B|1, N]  position of each token in its own text
-    valid     [B, N]    True for real tokens; None: all are
+    is_real   [B, N]    True for real tokens; None: all are
     document  [B, N]    number of the text a token belongs to in a packed row; None: one text a row
     start               not None promises pos == start, start+1, … in every row, so that exact shortcuts
                         can be chosen without reading a tensor
     """
 
     pos: Tensor
-    valid: Tensor | None = None
+    is_real: Tensor | None = None
     document: Tensor | None = None
     start: int | None = None
 
@@ -60,7 +60,7 @@ class Positions:
 
     @property
     def rows(self) -> int:
-        return max(x.shape[0] for x in (self.pos, self.valid, self.document) if x is not None)
+        return max(x.shape[0] for x in (self.pos, self.is_real, self.document) if x is not None)
 
     def reorder(self, rows: Tensor) -> Positions:
         """Keep these rows in this order; what all rows share stays shared."""
@@ -68,36 +68,36 @@ class Positions:
         def pick(x: Tensor) -> Tensor:
             return x if x.shape[0] == 1 else x.index_select(0, rows)
 
-        valid = None if self.valid is None else pick(self.valid)
+        is_real = None if self.is_real is None else pick(self.is_real)
         document = None if self.document is None else pick(self.document)
-        return Positions(pick(self.pos), valid, document, self.start)
+        return Positions(pick(self.pos), is_real, document, self.start)
 
     @classmethod
     def of(
         cls,
         length: int,
         device: torch.device,
-        valid: Tensor | None = None,
+        is_real: Tensor | None = None,
         document: Tensor | None = None,
         start: int = 0,
     ) -> Positions:
         """Positions of a sequence; positions count the real tokens (per document) from `start`."""
-        if valid is None and document is None:
+        if is_real is None and document is None:
             return cls(torch.arange(start, start + length, device=device)[None], start=start)
-        _check_marks(length, valid, document)
-        real = torch.ones_like(document) if valid is None else valid.long()  # type: ignore[arg-type]
+        _check_marks(length, is_real, document)
+        real = torch.ones_like(document) if is_real is None else is_real.long()  # type: ignore[arg-type]
         before = real.cumsum(dim=1) - real  # [B, N] real tokens in front of each one
         if document is not None:
             fresh = torch.ones_like(document, dtype=torch.bool)
             fresh[:, 1:] = document[:, 1:] != document[:, :-1]
             before = before - torch.where(fresh, before, 0).cummax(dim=1).values
-        return cls(before + start, valid, document)
+        return cls(before + start, is_real, document)
 
 
-def _check_marks(length: int, valid: Tensor | None, document: Tensor | None) -> None:
-    if valid is not None and (valid.dtype != torch.bool or valid.dim() != 2 or valid.shape[1] != length):
+def _check_marks(length: int, is_real: Tensor | None, document: Tensor | None) -> None:
+    if is_real is not None and (is_real.dtype != torch.bool or is_real.dim() != 2 or is_real.shape[1] != length):
         raise UserError(
-            f"valid has dtype {valid.dtype} and shape {tuple(valid.shape)}: "
+            f"is_real has dtype {is_real.dtype} and shape {tuple(is_real.shape)}: "
             f"give booleans (True = real token) of shape [batch, {length}]"
         )
     if document is not None and (document.is_floating_point() or document.dim() != 2 or document.shape[1] != length):
@@ -114,7 +114,7 @@ class Token:
     batch: Tensor
     index: Tensor
     pos: Tensor
-    valid: Tensor | None
+    is_real: Tensor | None
     document: Tensor | None
 
 
@@ -190,7 +190,7 @@ class Mask:
 
 
 def _padding(q: Token, k: Token) -> Tensor:
-    return torch.ones_like(k.pos, dtype=torch.bool) if k.valid is None else k.valid
+    return torch.ones_like(k.pos, dtype=torch.bool) if k.is_real is None else k.is_real
 
 
 def _same_document(q: Token, k: Token) -> Tensor:
@@ -266,7 +266,7 @@ class AttentionMask:
 
     def __init__(self, mask: Mask, q: Positions, k: Positions, first: int = 0) -> None:
         """`first` is the index of the first query among the keys, where a cache holds those before it."""
-        for part, given in ((padding, k.valid), (same_document, k.document)):
+        for part, given in ((padding, k.is_real), (same_document, k.document)):
             if given is not None and not mask.demands(part):
                 mask = mask & part
         self.mask, self.q, self.k, self.first = mask, q, k, first
@@ -331,9 +331,9 @@ def _spread(positions: Positions, rows: int, axis: int, first: int = 0) -> Token
     device = positions.pos.device
     batch = torch.arange(max(rows, positions.rows), device=device).view(-1, 1, 1, 1)
     index = lay(torch.arange(first, first + positions.length, device=device)[None])
-    valid = None if positions.valid is None else lay(positions.valid)
+    is_real = None if positions.is_real is None else lay(positions.is_real)
     document = None if positions.document is None else lay(positions.document)
-    return Token(batch, index, lay(positions.pos), valid, document)
+    return Token(batch, index, lay(positions.pos), is_real, document)
 
 
 def _pick(positions: Positions, b: Tensor, i: Tensor, first: int = 0) -> Token:
@@ -342,6 +342,6 @@ def _pick(positions: Positions, b: Tensor, i: Tensor, first: int = 0) -> Token:
     def at(x: Tensor) -> Tensor:
         return x[b, i] if x.shape[0] > 1 else x[0, i]
 
-    valid = None if positions.valid is None else at(positions.valid)
+    is_real = None if positions.is_real is None else at(positions.is_real)
     document = None if positions.document is None else at(positions.document)
-    return Token(b, i + first, at(positions.pos), valid, document)
+    return Token(b, i + first, at(positions.pos), is_real, document)

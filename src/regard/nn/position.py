@@ -130,11 +130,11 @@ class Sinusoidal(Position):
 class Learned(Position):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
-        self.table = nn.Embedding(config.max_length, config.dim)
+        self.embedding = nn.Embedding(config.max_length, config.dim)
 
     def embed(self, pos: Tensor) -> Tensor:
-        last = self.table.num_embeddings - 1  # only filler stands behind it, see `check_length`
-        out: Tensor = self.table(pos.clamp_max(last))
+        last = self.embedding.num_embeddings - 1  # only filler stands behind it, see `check_length`
+        out: Tensor = self.embedding(pos.clamp_max(last))
         return out
 
 
@@ -163,11 +163,11 @@ class Relative(Position):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         self.reach, self.heads, self.scale = config.position_distance, config.heads, config.scale
-        self.table = nn.Embedding(2 * self.reach + 1, config.key_dim)
+        self.embedding = nn.Embedding(2 * self.reach + 1, config.key_dim)
 
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Bias:
         def at(q: Tensor) -> At:
-            content = q @ self.table.weight.T * self.scale  # [B, H, Nq, 2 reach + 1]
+            content = q @ self.embedding.weight.T * self.scale  # [B, H, Nq, 2 reach + 1]
 
             def value(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
                 distance = _at(k_pos, b, j) - _at(q_pos, b, i)
@@ -183,7 +183,7 @@ class T5(Position):
         super().__init__()
         self.heads, self.causal = config.heads, causal
         self.buckets, self.reach = config.position_buckets, config.position_distance
-        self.table = nn.Embedding(self.buckets, config.heads)
+        self.embedding = nn.Embedding(self.buckets, config.heads)
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Near distances have a bucket each, far ones share logarithmic ones; two-way stacks split by sign."""
@@ -201,7 +201,7 @@ class T5(Position):
 
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Bias:
         def value(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return self.table.weight[self.bucket(_at(k_pos, b, j) - _at(q_pos, b, i)), h]
+            return self.embedding.weight[self.bucket(_at(k_pos, b, j) - _at(q_pos, b, i)), h]
 
         return Bias(lambda q: value, self.heads, q_pos, k_pos, content=False)
 
@@ -262,7 +262,7 @@ def check_length(config: StackConfig, positions: Positions, before: int = 0) -> 
             positions.pos.is_cuda and torch.cuda.is_current_stream_capturing()
         ):  # no tensor can be read now; the steps before were checked
             return
-        pos = positions.pos if positions.valid is None else torch.where(positions.valid, positions.pos, -1)
+        pos = positions.pos if positions.is_real is None else torch.where(positions.is_real, positions.pos, -1)
         length = int(pos.max()) + 1
     if length > config.max_length:
         raise UserError(

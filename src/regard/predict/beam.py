@@ -48,7 +48,7 @@ Watch = Callable[[Tensor, Tensor, Tensor], None]
 def beam(
     model: Steps,
     source: Tensor,
-    valid: Tensor | None,
+    is_real: Tensor | None,
     config: SearchConfig,
     bos: int,
     eos: int,
@@ -58,22 +58,22 @@ def beam(
 
     `watch` sees at every step what is weighed: total, token and the row it extends, [n, 2 · beam] each, best first.
     """
-    limits = length_limits(source, valid, config)
+    limits = length_limits(source, is_real, config)
     if not limits:
         return []
     beams = Beams(config, limits, eos, source.device, watch)
     cross = cross_attention(model) if config.coverage_penalty else None
     model = lean(model) if cross is None else model  # what a step looks at is only seen in the model itself
     if config.beam == 1 and watch is None and cross is None and source.device.type == "cpu":
-        return likeliest(model, source, valid, config, limits, (bos, eos))
+        return likeliest(model, source, is_real, config, limits, (bos, eos))
     # The first step reads <s> once a sentence, not once a beam: what it reads from the memory is computed once.
-    state = model.start(source, valid)
+    state = model.start(source, is_real)
     tokens = torch.full((len(limits), 1), bos, device=source.device)
     while True:
         with nullcontext() if cross is None else trace(cross, only="weights") as seen:
             logits = model.step(tokens, state)[:, -1]  # [rows, vocab_size]
         if seen is not None:
-            beams.cover(seen["weights"], valid)
+            beams.cover(seen["weights"], is_real)
         rows, sources = beams.advance(logits)
         if not beams.open:
             return [found[: config.n_best] for found in beams.found]
@@ -83,14 +83,14 @@ def beam(
 
 
 def likeliest(
-    model: Steps, source: Tensor, valid: Tensor | None, config: SearchConfig, limits: list[int], ends: tuple[int, int]
+    model: Steps, source: Tensor, is_real: Tensor | None, config: SearchConfig, limits: list[int], ends: tuple[int, int]
 ) -> list[list[Hypothesis]]:
     """Beam 1, which needs no ranking: a row takes its likeliest token until that is </s>.
 
     Rows that have ended are carried along until an eighth has: taking them out moves the whole cache.
     """
     found: list[list[Hypothesis]] = [[] for _ in limits]
-    state, reach, sentences = model.start(source, valid), torch.tensor(limits), torch.arange(len(limits))
+    state, reach, sentences = model.start(source, is_real), torch.tensor(limits), torch.arange(len(limits))
     tokens, written = torch.full((len(limits), 1), ends[0]), torch.zeros(len(limits), 0, dtype=torch.long)
     totals, done = torch.zeros(len(limits)), torch.zeros(len(limits), dtype=torch.bool)
     for length in range(1, max(limits) + 1):
@@ -205,11 +205,11 @@ class Beams:
         self.written = torch.cat((self.written, tokens), dim=1)
         return None if same else rows
 
-    def cover(self, weights: Tensor, valid: Tensor | None) -> None:
+    def cover(self, weights: Tensor, is_real: Tensor | None) -> None:
         """Add what every row has just looked at: weights [n, H, width, S] or [n · width, H, 1, S], mean of heads."""
         looked = (weights if weights.dtype == torch.float64 else weights.float()).mean(dim=1).flatten(0, 1)
         if self.covered is None:
-            self.covered, self.filler = torch.zeros_like(looked), None if valid is None else ~valid
+            self.covered, self.filler = torch.zeros_like(looked), None if is_real is None else ~is_real
         self.covered = self.covered + looked
 
     def _coverage(self, rows: Tensor) -> Tensor:

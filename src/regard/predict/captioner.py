@@ -47,19 +47,19 @@ class Captioner:
         assert isinstance(model, EncoderDecoder)
         return cls(model, tokenizer, config)
 
-    def caption(self, source: Tensor, valid: Tensor | None = None, batch: int = 64) -> list[str]:
+    def caption(self, source: Tensor, is_real: Tensor | None = None, batch: int = 64) -> list[str]:
         """One caption for each of pictures [N, C, side, side] (bytes, or 0 to 1) or features [N, regions, size]."""
-        return [found[0].text for found in self.search(source, valid, batch)]
+        return [found[0].text for found in self.search(source, is_real, batch)]
 
     def search(
-        self, source: Tensor, valid: Tensor | None = None, batch: int = 64, first: int = 0
+        self, source: Tensor, is_real: Tensor | None = None, batch: int = 64, first: int = 0
     ) -> list[list[Translation]]:
         """Up to `n_best` captions of each, best first; `first` is the number of the first one, for sampling."""
         bos, eos = self.tokenizer.special_id("bos"), self.tokenizer.special_id("eos")
         config, answers = self._reach(), []
         for at in range(0, len(source), batch):
             part = as_input(source[at : at + batch].to(self.device))
-            real = None if valid is None else valid[at : at + batch].to(self.device)
+            real = None if is_real is None else is_real[at : at + batch].to(self.device)
             if config.sample:
                 numbers = range(first + at, first + at + len(part))
                 found = sample(self.model, part, real, config, bos, eos, lines=numbers)

@@ -61,9 +61,9 @@ class FixedSearches:
         plain = not (config.sample or config.coverage_penalty or config.no_repeat_ngram)
         return plain and max(limits) <= LONGEST and self.model.config.recordable and self.model.decoder.tap is None
 
-    def search(self, source: Tensor, valid: Tensor | None, config: SearchConfig) -> list[list[Hypothesis]]:
+    def search(self, source: Tensor, is_real: Tensor | None, config: SearchConfig) -> list[list[Hypothesis]]:
         """As `beam`, for token ids [B, S]."""
-        return next(self.search_all([(None, source, valid)], config))[1]
+        return next(self.search_all([(None, source, is_real)], config))[1]
 
     def search_all(
         self, batches: Iterable[tuple[Name, Tensor, Tensor | None]], config: SearchConfig
@@ -74,11 +74,11 @@ class FixedSearches:
         try:
             while True:
                 while free and (given := next(waiting, None)) is not None:
-                    name, source, valid = given
+                    name, source, is_real = given
                     with TURN:
-                        limits = length_limits(source, valid, config)
+                        limits = length_limits(source, is_real, config)
                         key, search = self._taken(source, limits, config, free.pop())
-                        search.start(source, valid, limits)
+                        search.start(source, is_real, limits)
                     live.append((name, key, search))
                 if not live:
                     return
@@ -133,11 +133,11 @@ class FixedSearch(ABC):
         rows, device = sentences * config.beam, self.device
         self.cache = FixedCache(capacity, device)
         self.source = torch.zeros(sentences, length, dtype=torch.long, device=device)
-        self.valid = torch.zeros(sentences, length, dtype=torch.bool, device=device)
+        self.is_real = torch.zeros(sentences, length, dtype=torch.bool, device=device)
         # what cross attention needs of the memory stands in the cache, once a sentence
         nothing = torch.empty(sentences, length, 0, device=device)
         self.state = State(
-            self.cache, Memory(nothing, Positions(torch.arange(length, device=device)[None], self.valid))
+            self.cache, Memory(nothing, Positions(torch.arange(length, device=device)[None], self.is_real))
         )
         self.t = torch.zeros(1, dtype=torch.long, device=device)
         self.tokens = torch.zeros(rows, 1, dtype=torch.long, device=device)
@@ -154,7 +154,7 @@ class FixedSearch(ABC):
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     @torch.inference_mode()
-    def start(self, source: Tensor, valid: Tensor | None, limits: list[int]) -> None:
+    def start(self, source: Tensor, is_real: Tensor | None, limits: list[int]) -> None:
         """Read token ids [B, S] and begin; no answer shall be longer than its limit."""
         count, length = source.shape
         self.count, self.steps, self.most = count, 0, max(limits)
@@ -163,9 +163,9 @@ class FixedSearch(ABC):
         with self._here():
             self.source.zero_()
             self.source[:count, :length] = source.to(self.device)
-            self.valid.zero_()
-            self.valid[:, 0] = True  # a row without a sentence has something to look at, too
-            self.valid[:count, :length] = True if valid is None else valid.to(self.device)
+            self.is_real.zero_()
+            self.is_real[:, 0] = True  # a row without a sentence has something to look at, too
+            self.is_real[:count, :length] = True if is_real is None else is_real.to(self.device)
             self.limits.fill_(self.capacity)
             self.limits[:count] = torch.tensor(limits, device=self.device)
             self.closed.fill_(True)
@@ -206,7 +206,7 @@ class FixedSearch(ABC):
 
     def read(self) -> None:
         """The memory of the sources, and empty tables. No shape depends on a value, and nothing is read back."""
-        memory = self.model.encode(self.source, self.valid)
+        memory = self.model.encode(self.source, self.is_real)
         for layer, block in enumerate(self.model.decoder.blocks):
             new = block.cross.remember(memory.states)  # type: ignore[union-attr, operator]
             if layer not in self.cache.memory:

@@ -32,7 +32,7 @@ class ImageClassifier:
     def load(cls, folder: str | Path, device: str = "cpu") -> ImageClassifier:
         """The model in `folder`."""
         model, data = load(folder, device), load_recipe(folder).get("data")
-        if not isinstance(model, Encoder) or model.classify is None or model.config.input != "patches":
+        if not isinstance(model, Encoder) or model.classifier is None or model.config.input != "patches":
             raise UserError(
                 f"{folder}: architecture = {model.config.architecture!r}, output_head = "
                 f"{model.config.output_head!r}, source = "

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.models.transformer import EncoderDecoder
-from regard.nn.block import Block, Residual
+from regard.nn.block import Block
 from regard.nn.embedding import Tokens
 from regard.nn.feedforward import FeedForward, activate
 from regard.nn.mask import Positions
@@ -43,14 +43,14 @@ def lean(model: Steps) -> Steps:
 
 def serves(model: EncoderDecoder) -> bool:
     """Whether the lean form computes what the model does."""
-    config, weight = model.decoder.config, model.head.project.weight
+    config, weight = model.decoder.config, model.output_head.project.weight
     usual = config.attention_score == "dot" and not config.qk_norm and config.window is None and config.experts == 0
     exact = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
     return (
         (usual and exact and not model.training and not torch.is_autocast_enabled("cpu"))
         and config.attention == "fused"
         and config.position in ("sinusoidal", "learned", "none")
-        and isinstance(model.target, Tokens)
+        and isinstance(model.target_embedding, Tokens)
         and not traced(model)
         and not any(part.uneven for part in model.decoder.modules() if isinstance(part, MultiHead))
     )
@@ -79,16 +79,16 @@ class Lean:
         self.layers = [Layer(block) for block in model.decoder.blocks]  # type: ignore[arg-type]
         self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
         self.positions: Tensor | None = None  # what the positions add, [positions, dim]
-        self.packed = pack(model.head.project.weight)
+        self.packed = pack(model.output_head.project.weight)
 
-    def start(self, source: Tensor, valid: Tensor | None = None) -> LeanState:
-        memory = self.model.start(source, valid).memory
+    def start(self, source: Tensor, is_real: Tensor | None = None) -> LeanState:
+        memory = self.model.start(source, is_real).memory
         assert memory is not None
-        return LeanState([layer.remember(memory.states) for layer in self.layers], memory.positions.valid)
+        return LeanState([layer.remember(memory.states) for layer in self.layers], memory.positions.is_real)
 
     def step(self, tokens: Tensor, state: LeanState) -> Tensor:
         """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of what follows."""
-        x = self.first(self._placed(self.model.target(tokens)[:, 0], state.length))
+        x = self.first(self._placed(self.model.target_embedding(tokens)[:, 0], state.length))
         state.make_room(self.layers, x)
         for layer, within, across in zip(self.layers, state.within, state.across, strict=True):
             x = layer.step(x, state, within, across)
@@ -97,7 +97,7 @@ class Lean:
 
     def _score(self, x: Tensor) -> Tensor:
         """Logits [rows, vocab_size]: the largest product of a step, by far."""
-        head = self.model.head
+        head = self.model.output_head
         if self.packed is None:
             logits: Tensor = head(x)
             return logits
@@ -122,13 +122,13 @@ class Lean:
 class LeanState:
     """What has been read, and the memory; see the module's docstring for the shapes."""
 
-    def __init__(self, across: list[tuple[Tensor, Tensor]], valid: Tensor | None) -> None:
+    def __init__(self, across: list[tuple[Tensor, Tensor]], is_real: Tensor | None) -> None:
         sources, _, length, _ = across[0][0].shape
         more = -length % LANE if length else LANE
         self.across = [longer(pair, more) for pair in across]
         hidden = (torch.arange(length + more) >= length).repeat(sources, 1)
-        if valid is not None:
-            hidden[:, :length] = ~valid
+        if is_real is not None:
+            hidden[:, :length] = ~is_real
         blind = hidden.all(dim=1)  # a source without a token gives zeros
         for _, v in self.across:
             v[blind] = 0
@@ -180,20 +180,20 @@ class Layer:
     """One block: attention to what was written, attention to the memory, feed-forward, each with its surroundings."""
 
     def __init__(self, block: Block) -> None:
-        assert block.cross is not None and block.around_cross is not None
+        assert block.cross is not None and block.cross_norm is not None
         assert isinstance(block.feedforward, FeedForward)
         self.attention, self.cross = Attention(block.attention), Attention(block.cross)
         self.work = partial(work, block.feedforward)
-        around = (block.around_attention, block.around_cross, block.around_feedforward)
-        self.around_attention, self.around_cross, self.around_feedforward = map(surroundings, around)
+        norms = (block.attention_norm, block.cross_norm, block.feedforward_norm)
+        self.add_attention, self.add_cross, self.add_feedforward = (residual(block, norm) for norm in norms)
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         return self.cross.part.remember(memory)
 
     def step(self, x: Tensor, state: LeanState, within: tuple[Tensor, Tensor], across: tuple[Tensor, Tensor]) -> Tensor:
-        x = self.around_attention(x, lambda h: self.attention.within(h, *within, state.mask, state.length))
-        x = self.around_cross(x, lambda h: self.cross.across(h, *across, state.shown(self.cross.key_heads)))
-        return self.around_feedforward(x, self.work)
+        x = self.add_attention(x, lambda h: self.attention.within(h, *within, state.mask, state.length))
+        x = self.add_cross(x, lambda h: self.cross.across(h, *across, state.shown(self.cross.key_heads)))
+        return self.add_feedforward(x, self.work)
 
 
 class Attention:
@@ -234,15 +234,15 @@ class Attention:
         return F.linear(heads.transpose(1, 2).reshape(len(q), -1), out.weight, out.bias)
 
 
-def surroundings(around: Residual) -> Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]:
-    """norm and the way around, as `Residual` has them, without dropout."""
-    norm = norm_of(around.norm)
+def residual(block: Block, norm: nn.Module) -> Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]:
+    """Norm and residual connection around a sub-layer, as `Block` has them, without dropout."""
+    normalise, pre_norm, has_residual = norm_of(norm), block.pre_norm, block.residual
 
     def apply(x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        out = layer(norm(x) if around.pre else x)
-        if around.residual:
+        out = layer(normalise(x) if pre_norm else x)
+        if has_residual:
             out = out.add_(x)
-        return out if around.pre else norm(out)
+        return out if pre_norm else normalise(out)
 
     return apply
 
@@ -259,5 +259,7 @@ def norm_of(module: Any) -> Callable[[Tensor], Tensor]:
             return lambda x: F.layer_norm(x, shape, weight, bias, eps)
         case nn.RMSNorm():
             return partial(F.rms_norm, normalized_shape=module.normalized_shape, weight=module.weight, eps=module.eps)
-        case _:
+        case nn.Identity():
             return lambda x: x
+        case _:
+            raise TypeError(f"norm {type(module).__name__}: the lean decoder does not know it")

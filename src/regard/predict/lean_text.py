@@ -21,7 +21,7 @@ from regard.nn.block import Block
 from regard.nn.cache import Cache
 from regard.nn.feedforward import FeedForward
 from regard.nn.position import Rotation, check_length, rotate
-from regard.predict.lean import norm_of, surroundings, traced, work
+from regard.predict.lean import norm_of, residual, traced, work
 
 
 def lean_decoder(model: Decoder) -> Decoder | LeanDecoder:
@@ -61,14 +61,14 @@ class LeanDecoder:
         positions = cache.next_positions(1, tokens.device)
         check_length(stack.config, positions, len(cache))
         cache.add(positions)
-        x = self.model.source(tokens)[:, 0]
+        x = self.model.embedding(tokens)[:, 0]
         embedded, rotation = stack.position.embed(positions.pos), stack.position.rotation(positions.pos)  # type: ignore[operator]
         if embedded is not None:
             x = x + embedded[0].to(x.dtype)
         x = self.first(x)
         for layer in self.layers:
             x = layer.step(x, cache, rotation)
-        logits: Tensor = self.model.head(self.final(x))
+        logits: Tensor = self.model.output_head(self.final(x))
         return logits[:, None]
 
 
@@ -78,13 +78,12 @@ class Layer:
     def __init__(self, block: Block) -> None:
         assert isinstance(block.feedforward, FeedForward)
         self.attention, self.work = block.attention, partial(work, block.feedforward)
-        self.around_attention, self.around_feedforward = map(
-            surroundings, (block.around_attention, block.around_feedforward)
-        )
+        self.add_attention = residual(block, block.attention_norm)
+        self.add_feedforward = residual(block, block.feedforward_norm)
 
     def step(self, x: Tensor, cache: Cache, rotation: Rotation | None) -> Tensor:
-        x = self.around_attention(x, lambda h: self._attend(h, cache, rotation))
-        return self.around_feedforward(x, self.work)
+        x = self.add_attention(x, lambda h: self._attend(h, cache, rotation))
+        return self.add_feedforward(x, self.work)
 
     def _attend(self, x: Tensor, cache: Cache, rotation: Rotation | None) -> Tensor:
         part = self.attention

@@ -29,7 +29,7 @@ class MaskPredictor:
     """An encoder with a head over tokens, and its tokenizer, which knows <mask>."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, longest: int) -> None:
-        if model.head is None or tokenizer.mask is None:
+        if model.output_head is None or tokenizer.mask is None:
             raise UserError(
                 f"output_head = {model.config.output_head!r}, with "
                 f"{'a' if tokenizer.mask is not None else 'no'} <mask> token: "

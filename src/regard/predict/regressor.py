@@ -28,9 +28,9 @@ DEVIATIONS = 4  # from the mean of the training data: hardly any number of it li
 
 
 @torch.inference_mode()
-def write_numbers(model: EncoderDecoder, source: Tensor, valid: Tensor | None, steps: int) -> Tensor:
+def write_numbers(model: EncoderDecoder, source: Tensor, is_real: Tensor | None, steps: int) -> Tensor:
     """[B, S, channels] -> [B, steps, channels], free-running, in the scale of the model."""
-    state = model.start(source, valid, capacity=steps)
+    state = model.start(source, is_real, capacity=steps)
     value = torch.zeros_like(source[:, :1])
     written = []
     for _ in range(steps):

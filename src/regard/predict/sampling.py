@@ -28,7 +28,7 @@ from regard.predict.search import Hypothesis, Steps, check_scores, forbid, lengt
 def sample(
     model: Steps,
     source: Tensor,
-    valid: Tensor | None,
+    is_real: Tensor | None,
     config: SearchConfig,
     bos: int,
     eos: int,
@@ -36,7 +36,7 @@ def sample(
 ) -> list[list[Hypothesis]]:
     """`config.n_best` draws for each row of `source`, best score first; `lines` are the rows' numbers (0, 1, …)."""
     draws, device = config.n_best, source.device
-    limits = [limit for limit in length_limits(source, valid, config) for _ in range(draws)]  # row: line, draw
+    limits = [limit for limit in length_limits(source, is_real, config) for _ in range(draws)]  # row: line, draw
     if not limits:
         return []
     numbers = range(source.shape[0]) if lines is None else lines
@@ -46,7 +46,7 @@ def sample(
     totals = torch.zeros(len(limits), dtype=torch.float64, device=device)
     written = torch.zeros(len(limits), 0, dtype=torch.long, device=device)
     most = torch.tensor(limits, device=device)
-    state = model.start(source, valid)
+    state = model.start(source, is_real)
     tokens, parents = torch.full((source.shape[0], 1), bos, device=device), live // draws
     while len(live):
         logits = model.step(tokens, state)[:, -1]

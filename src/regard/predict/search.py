@@ -52,7 +52,7 @@ class Kept(Protocol):
 class Steps(Protocol):
     """A model that generates."""
 
-    def start(self, source: Tensor, valid: Tensor | None = None) -> Any:
+    def start(self, source: Tensor, is_real: Tensor | None = None) -> Any:
         """Read the source [B, …]; gives a `Kept` of B rows."""
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
@@ -70,9 +70,9 @@ class Hypothesis:
 
 
 @torch.inference_mode()
-def greedy(model: Steps, source: Tensor, valid: Tensor | None, *, bos: int, eos: int, limit: int) -> list[list[int]]:
+def greedy(model: Steps, source: Tensor, is_real: Tensor | None, *, bos: int, eos: int, limit: int) -> list[list[int]]:
     """The most probable token at each step, until </s> or `limit` tokens; without <s> and </s>."""
-    state = model.start(source, valid)
+    state = model.start(source, is_real)
     rows = source.shape[0]
     token = torch.full((rows, 1), bos, device=source.device)
     ended = torch.zeros(rows, dtype=torch.bool, device=source.device)
@@ -87,10 +87,10 @@ def greedy(model: Steps, source: Tensor, valid: Tensor | None, *, bos: int, eos:
     return [sequence[: sequence.index(eos)] if eos in sequence else sequence for sequence in sequences]
 
 
-def length_limits(source: Tensor, valid: Tensor | None, config: SearchConfig) -> list[int]:
+def length_limits(source: Tensor, is_real: Tensor | None, config: SearchConfig) -> list[int]:
     """The most tokens each row may get. It follows from the row alone, not from the padding beside it."""
-    if valid is not None:
-        lengths = valid.sum(dim=1).tolist()
+    if is_real is not None:
+        lengths = is_real.sum(dim=1).tolist()
     else:  # an image [B, C, H, W] has no length to be a multiple of
         lengths = [source.shape[1] if source.dim() < 4 else 0] * source.shape[0]
     return [config.limit(length) for length in lengths]

@@ -39,7 +39,7 @@ class TextClassifier:
     def load(cls, folder: str | Path, device: str = "cpu") -> TextClassifier:
         """The model in `folder`."""
         model, tokenizers, data = load(folder, device), load_tokenizers(folder), load_recipe(folder).get("data")
-        if not isinstance(model, Encoder) or model.classify is None or "tokenizer" not in tokenizers:
+        if not isinstance(model, Encoder) or model.classifier is None or "tokenizer" not in tokenizers:
             raise UserError(
                 f"{folder}: architecture = {model.config.architecture!r}, output_head = "
                 f"{model.config.output_head!r}: is no classifier of texts; "
@@ -54,8 +54,8 @@ class TextClassifier:
         ids = [self._within(row) for row in self.tokenizer.encode_batch(texts, add_bos=True, add_eos=True)]
         table, found = Ragged.of(ids), torch.empty(len(ids), len(self.classes))
         for rows in _batches(table.lengths, tokens):
-            text, valid = table.pad(rows)
-            real = None if bool(valid.all()) else valid.to(self.device)
+            text, is_real = table.pad(rows)
+            real = None if bool(is_real.all()) else is_real.to(self.device)
             found[rows] = self.model(text.to(self.device), real).float().softmax(dim=-1).cpu()
         return found
 

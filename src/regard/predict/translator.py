@@ -123,11 +123,11 @@ class Translator:
             fixed, others = self._fixed, []
 
             def fitting() -> Iterator[tuple[list[int], Tensor, Tensor]]:
-                for rows, source, valid in padded:
-                    if fixed.fits(config, length_limits(source, valid, config)):
-                        yield rows, source, valid
+                for rows, source, is_real in padded:
+                    if fixed.fits(config, length_limits(source, is_real, config)):
+                        yield rows, source, is_real
                     else:
-                        others.append((rows, source, valid))
+                        others.append((rows, source, is_real))
 
             yield from fixed.search_all(fitting(), config)
             padded = iter(others)
@@ -135,8 +135,8 @@ class Translator:
         model = self.model if config.sample or looked_at else lean(self.model)
 
         def search(given: tuple[list[int], Tensor, Tensor]) -> tuple[list[int], list[list[Hypothesis]]]:
-            rows, source, valid = given
-            whole = None if bool(valid.all()) else valid.to(self.device)
+            rows, source, is_real = given
+            whole = None if bool(is_real.all()) else is_real.to(self.device)
             asked = (model, source.to(self.device), whole, config, *ends)
             return rows, sample(*asked, lines=[first + row for row in rows]) if config.sample else beam(*asked)
 

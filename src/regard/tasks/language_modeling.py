@@ -51,7 +51,7 @@ def next_token(
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of tokens): each token of a row from those before it."""
     rows = BlockBatch(torch.cat((batch.ids, batch.ids))) if r_drop else batch  # two ways to drop: see `objective`
-    total = loss(model.states(rows.read), model.head, rows.labels, label_smoothing, r_drop)
+    total = loss(model.states(rows.read), model.output_head, rows.labels, label_smoothing, r_drop)
     return total + balance(model, batch.tokens), batch.tokens
 
 

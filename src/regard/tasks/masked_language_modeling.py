@@ -56,8 +56,8 @@ def masked_tokens(
     model: Encoder, batch: MaskedBatch, label_smoothing: float = 0.0, loss: Loss = whole
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of hidden tokens)."""
-    assert model.head is not None
-    total = loss(hidden_states(model, batch), model.head, batch.labels, label_smoothing, 0.0)
+    assert model.output_head is not None
+    total = loss(hidden_states(model, batch), model.output_head, batch.labels, label_smoothing, 0.0)
     return total + balance(model, batch.tokens), batch.tokens
 
 
@@ -187,7 +187,7 @@ class MaskedRun(TextRun):
             batch = make(number)
             assert isinstance(batch, MaskedBatch)
             with torch.autocast(device.type, half, enabled=half is not None):
-                logits = model.head(hidden_states(model, batch))
+                logits = model.output_head(hidden_states(model, batch))
             known = batch.labels != PairBatch.IGNORE
             sums[0] += surprise(logits, batch.labels)
             sums[1] += (logits.argmax(dim=-1) == batch.labels)[known].sum()

@@ -40,9 +40,9 @@ MATERIAL = [10.0, 20.0, 30.0, 40.0, 50.0]  # a sequence that every report of pai
 
 def squared_error(model: EncoderDecoder, batch: NumberBatch) -> tuple[Tensor, Tensor]:
     """(summed squared error, how many numbers) under teacher forcing."""
-    error = (model(batch.source, batch.read, batch.source_valid).float() - batch.target).square()
-    if batch.target_valid is not None:
-        error = error * batch.target_valid[..., None]
+    error = (model(batch.source, batch.read, batch.source_is_real).float() - batch.target).square()
+    if batch.target_is_real is not None:
+        error = error * batch.target_is_real[..., None]
     return error.sum(), batch.tokens
 
 
@@ -205,8 +205,8 @@ class NumbersRun(TaskRun):
             shown.append(self._material(predictor))
         for row in range(min(8, len(batch.source))):
             source, target = (
-                scale.widen(part[row])[:, 0][valid[row]].tolist()  # type: ignore[index]
-                for part, valid in ((batch.source, batch.source_valid), (batch.target, batch.target_valid))
+                scale.widen(part[row])[:, 0][is_real[row]].tolist()  # type: ignore[index]
+                for part, is_real in ((batch.source, batch.source_is_real), (batch.target, batch.target_is_real))
             )
             shown.append(Shown("", source, target, predictor.predict([source], len(target))[0]))
         return shown

@@ -50,12 +50,12 @@ HOLD_OUT = 0  # seed of what `data.valid_fraction` holds out: the same whatever 
 
 def class_logits(model: Encoder, batch: ClassBatch) -> Tensor:
     """[R, D, classes] for the D texts of a row."""
-    assert model.classify is not None
+    assert model.classifier is not None
     if batch.document is None:
-        logits: Tensor = model(batch.text, batch.valid)
+        logits: Tensor = model(batch.text, batch.is_real)
         return logits[:, None]
     states = model.encode(batch.text, batch.document > 0, document=batch.document)
-    packed: Tensor = model.classify(model.pooled_documents(states, batch.document, batch.labels.shape[1]))
+    packed: Tensor = model.classifier(model.pooled_documents(states, batch.document, batch.labels.shape[1]))
     return packed
 
 

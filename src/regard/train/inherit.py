@@ -33,7 +33,7 @@ FREE = {
     "output_head", "classes", "pooling", "pooler", "head_layer", "logit_bias", "init",
     "dropout", "attention_dropout", "embed_dropout", "attention",
 }  # fmt: skip
-HEADS = ("classify.", "pooler.", "head.")  # names of weights that may begin anew
+HEADS = ("classifier.", "pooler.", "output_head.")  # names of weights that may begin anew
 
 
 def inherit(

@@ -39,7 +39,7 @@ def translation(
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of target tokens) under teacher forcing; `loss` is `whole`, or `vocabulary.chunked`."""
     read = twice(batch) if r_drop else batch
-    total = (loss or whole)(read_states(model, read), model.head, read.labels, label_smoothing, r_drop)
+    total = (loss or whole)(read_states(model, read), model.output_head, read.labels, label_smoothing, r_drop)
     return total + balance(model, batch.tokens), batch.tokens
 
 
@@ -48,7 +48,7 @@ def read_states(model: SequenceToSequence, batch: PairBatch | PackedBatch) -> Te
     if isinstance(batch, PackedBatch):
         source, target = batch.source_document, batch.target_document  # 0 is filler
         return model.states(batch.target, model.encode(batch.source, source > 0, source), target > 0, target)
-    return model.states(batch.target, model.encode(batch.source, batch.source_valid))
+    return model.states(batch.target, model.encode(batch.source, batch.source_is_real))
 
 
 def whole(states: Tensor, head: Head, labels: Tensor, label_smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
