@@ -90,10 +90,10 @@ def test_shared_tables_are_one_tensor(share: bool, tie: bool) -> None:
 
 def test_sources_are_their_formulas() -> None:
     """E[id] · sqrt(dim); the pixels of each patch, row by row, times one matrix; W · vector + b."""
-    reader = make().source
+    reader = make().embedding
     given = tokens()
     torch.testing.assert_close(reader(given), reader.tokens.weight[given] * math.sqrt(12))
-    image, eye = torch.randn(2, 3, 6, 6), make(architecture="encoder-decoder", input="patches").source
+    image, eye = torch.randn(2, 3, 6, 6), make(architecture="encoder-decoder", input="patches").source_embedding
     patches = torch.stack(
         [image[:, :, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2].flatten(1) for y in range(3) for x in range(3)], dim=1
     )
