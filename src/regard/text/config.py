@@ -20,9 +20,7 @@ class TextConfig:
     def __post_init__(self) -> None:
         check_types(self)
         if self.vocab_size is not None and self.vocab_size < 5:
-            raise UserError(
-                f"vocab_size = {self.vocab_size}: must be 5 or more, since four entries are special tokens"
-            )
+            raise UserError(f"vocab_size = {self.vocab_size}: must be 5 or more, since four entries are special tokens")
         if self.vocab_size is not None and self.kind in ("byte", "gpt2"):
             raise UserError(
                 f"vocab_size = {self.vocab_size}: kind = {self.kind!r} has a fixed vocabulary; remove vocab_size"
