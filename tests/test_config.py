@@ -60,7 +60,7 @@ BAD = [
     ({"norm": "batch"}, ["layer"]),
     ({"norm_order": "middle"}, ["pre", "post"]),
     ({"attention": "flash"}, ["fused"]),
-    ({"score": "dots"}, ["did you mean 'dot'"]),
+    ({"attention_score": "dots"}, ["did you mean 'dot'"]),
     ({"architecture": "gpt"}, ["decoder"]),
     ({"pairs": "both"}, ["halves"]),
     ({"bias": 1}, ["true or false"]),
@@ -83,7 +83,7 @@ BAD = [
     ({"target_vocab_size": 200}, ["share"]),
     ({"token_types": -1}, []),
     ({"input": "patches", "architecture": "decoder"}, ["encoder"]),
-    ({"source": "audio"}, ["features"]),
+    ({"input": "audio"}, ["features"]),
     ({"patch_size": 15, "input": "patches"}, ["image_size = 224"]),
     ({"position_axes": 2}, ["input = 'tokens'"]),
     ({"position_axes": 3, "input": "patches"}, ["2"]),
@@ -287,7 +287,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("regard.settings.os.replace", fail)
+    monkeypatch.setattr("regard.files.os.replace", fail)
     with pytest.raises(UserError, match=r"model\.toml: cannot be written: disk full"):
         write_toml(path, {"heads": 4})
     assert read_toml(path) == {"heads": 8} and list(tmp_path.iterdir()) == [path]

@@ -142,7 +142,7 @@ def test_visible_pairs_are_those_of_the_mask(name, reach):
     positions = Positions.of(7, torch.device("cpu"))
     mask = (causal if name == "decoder" else everything) & (everything if reach is None else window(reach))
     visible = AttentionMask(mask, positions, positions).dense().expand(1, 1, 7, 7).sum().item()
-    config = ModelConfig(vocab_size=9, window=reach, attention="flex", shape=name, layers=1)
+    config = ModelConfig(vocab_size=9, window=reach, attention="flex", architecture=name, layers=1)
     assert visible_pairs(config, StackShape(name, 1, 7)) == visible
     full, sparse = (cost(replace(config, attention=path), seq=7) for path in ("fused", "flex"))
     per_pair = 2 * config.heads * (config.key_dim + config.val_dim)

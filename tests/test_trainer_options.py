@@ -83,7 +83,7 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch(tmp_path):
     stream = Batches(pairs, TRAIN.batch_tokens, 1)
     parts = stream.plan(0)
     assert len(parts) > 2 and len({int(pairs.batch(rows).tokens) for rows in parts}) > 1
-    many = gradients(tmp_path / "many", replace(config, accumulate=len(parts)), stream)
+    many = gradients(tmp_path / "many", replace(config, gradient_accumulation=len(parts)), stream)
     one = gradients(tmp_path / "one", config, Batches(pairs, 10_000, 1))
     for name in one:
         torch.testing.assert_close(many[name], one[name], rtol=1e-9, atol=1e-12)
@@ -247,8 +247,8 @@ def test_patience_runs_on_over_a_stop(tmp_path, monkeypatch):
         ({"average": 5}, r"average = 5: .* keep = 5"),
         ({"pack": 5000}, r"pack = 5000: .* batch_tokens = 4096"),
         ({"patience": 2}, r"patience = 2: .* evaluate_every"),
-        ({"graph": True}, r"cuda_graph = true .* pack > 0"),
-        ({"graph": True, "pack": 64, "gradient_accumulation": 2}, r"gradient_accumulation = 1"),
+        ({"cuda_graph": True}, r"cuda_graph = true .* pack > 0"),
+        ({"cuda_graph": True, "pack": 64, "gradient_accumulation": 2}, r"gradient_accumulation = 1"),
         ({"gradient_accumulation": 0}, r"gradient_accumulation = 0"),
         ({"r_drop": -1.0}, r"r_drop = -1.0"),
         ({"precision": "half"}, r"precision = 'half'.*bf16"),
