@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,29 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of its own, in which the commands of a test run."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """`once(name, make)`: the folder `name`, filled by `make(folder)` in one test process and read by all of them.
+
+    Use it for what takes seconds to make, such as trained models. Tests must not change the folder.
+    """
+    from filelock import FileLock
+
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    shared.mkdir(exist_ok=True)
+
+    def folder(name: str, make: Callable[[Path], object]) -> Path:
+        path, done = shared / name, shared / f"{name}.done"
+        with FileLock(shared / f"{name}.lock"):
+            if not done.exists():
+                make(path)
+                done.touch()
+        return path
+
+    return folder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

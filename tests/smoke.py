@@ -12,7 +12,12 @@ ROOT = Path(__file__).parent.parent
 
 
 def smoke_run(recipe: str, folder: Path, *options: str) -> dict[str, Any]:
-    """Train it in `folder` on the CPU; the figures of its sets."""
+    """Train it in `folder` on the CPU; the metrics of its sets."""
     assert main(["train", str(ROOT / recipe), "--smoke", "-o", str(folder), "--device", "cpu", *options]) == 0
-    figures: dict[str, Any] = json.loads((folder / "scores.json").read_text())
-    return figures
+    return results(folder)
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """The metrics of every set that a run was evaluated on."""
+    metrics: dict[str, Any] = json.loads((folder / "scores.json").read_text())
+    return metrics

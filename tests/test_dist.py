@@ -30,11 +30,9 @@ def call(*words: object, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(once) -> Path:
     """The folder with the sdist and the wheel, as `make dist` builds them."""
-    folder = tmp_path_factory.mktemp("dist")
-    call(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=ROOT)
-    return folder
+    return once("dist", lambda folder: call(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=ROOT))
 
 
 @pytest.fixture(scope="module")

@@ -49,14 +49,16 @@ def alone(config):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(once) -> Path:
     """All scenes that end well; what one process does, it does here."""
-    folder = tmp_path_factory.mktemp("distributed")
-    for name, config in CASES.items():
-        make(folder / f"{name}-one", alone(config)).run()
-    done = play(folder, "curves", "resumed", "stopped", "diverged", "full_disk")
-    assert done.returncode == 0, done.stderr
-    return folder
+
+    def fill(folder: Path) -> None:
+        for name, config in CASES.items():
+            make(folder / f"{name}-one", alone(config)).run()
+        done = play(folder, "curves", "resumed", "stopped", "diverged", "full_disk")
+        assert done.returncode == 0, done.stderr
+
+    return once("distributed", fill)
 
 
 def curve(folder: Path) -> torch.Tensor:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import math
 from collections import Counter
@@ -23,7 +24,7 @@ from regard.models.recipe import read_recipe, smoke
 from regard.samples import HERE, sample_folder
 from regard.tasks.registry import task_of
 from regard.tasks.text_to_text import TextToTextRun
-from smoke import ROOT, smoke_run
+from smoke import ROOT, results, smoke_run
 
 CLASSIFIED, MASKED, DENOISED = 0.12, 0.25, 0.6  # margins: share of right answers, nats a token
 TRANSLATED, CHRF, FORESEEN = 0.5, 30, 0.25  # share of right answers, chrF, bits a character
@@ -99,16 +100,14 @@ def remembered():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Train a recipe's small form; those whose small forms are alike share one run."""
-    done = {}
+def trained(once):
+    """Train a recipe's small form; recipes with the same small form share one run."""
 
     def train(name):
         path = ROOT / "recipes" / f"{name}.toml"
-        form = json.dumps(smoke(read_recipe(path), path), sort_keys=True)
-        if form not in done:
-            done[form] = smoke_run(f"recipes/{name}.toml", tmp_path_factory.mktemp(name) / "run")
-        return done[form]
+        form = hashlib.sha256(json.dumps(smoke(read_recipe(path), path), sort_keys=True).encode()).hexdigest()
+        folder = once(f"smoke-{form[:16]}", lambda folder: smoke_run(f"recipes/{name}.toml", folder))
+        return results(folder)
 
     return train
 
