@@ -145,7 +145,7 @@ def curve(args: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
 def token_times(tool: Ours, prompt: str, count: int) -> list[float]:
     """When each token was there, and before them when the first was asked for."""
     config = SearchConfig(sample=True, min_length=count, max_length=count)
-    stream = tool.generator.stream(prompt, config=config)
+    stream = tool.generator.stream([prompt], config=config)
     return [writers.clock(torch.device("cpu")), *(writers.clock(torch.device("cpu")) for _ in stream)]
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from regard.data.batch import Ragged
 from regard.models import SequenceToSequence
+from regard.predict.bundle import Bundle
 from regard.predict.config import SearchConfig
 from regard.predict.translator import Translator
 from regard.text.tokenizer import Tokenizer
@@ -93,7 +94,7 @@ class Ours:
         """`folder` holds tokenizer.json."""
         self.source = Tokenizer.load(folder / "tokenizer.json")
         self.target = Counting((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        self.translator = Translator(model, self.source, self.target)
+        self.translator = Translator(Bundle(model, {"source": self.source, "target": self.target}))
 
     def translate(self, lines: Sequence[str], search: Search) -> Answers:
         config = SearchConfig(beam=search.beam, min_length=search.least, max_length=search.most)

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+import regard
 from regard.models import ModelConfig
 from regard.predict.config import SearchConfig
-from regard.predict.generator import Generator
 from regard.text.bytes import bytes_to_unicode
 from regard.text.gpt2 import read_gpt2
 from regard.text.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ def clock(device: torch.device) -> float:
 
 class Ours:
     def __init__(self, folder: Path, device: str) -> None:
-        self.generator = Generator.load(folder, device)
+        self.generator = regard.load(folder, device).predictor
 
     def __call__(self, wish: Wish) -> Written:
         settings = {"n_best": wish.rows, "min_length": wish.count, "max_length": wish.count}

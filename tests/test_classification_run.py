@@ -17,7 +17,6 @@ from regard.cli import main
 from regard.data.batch import PairBatch
 from regard.data.labels import examples
 from regard.models.recipe import override, read_recipe
-from regard.predict.text_classifier import TextClassifier
 from regard.settings import read_toml
 from regard.tasks.text_classification import ClassificationRun
 from regard.train.trainer import read_metrics
@@ -80,9 +79,9 @@ def test_a_few_lines_make_a_complete_run(here, capsys):
     assert recipe["task"] == "classification" and recipe["data"]["classes"] == ["bad", "good"]
     assert recipe["model"]["classes"] == 2 and recipe["model"]["pooling"] == "mean"
     # the figures are those of the weights that are kept
-    classifier = TextClassifier.load(run)
+    classifier = regard.load(run).predictor
     rows = list(examples(("test.tsv",), ClassificationRun(tables(), run, torch.device("cpu")).data))
-    given = [label for label, _ in classifier.classify([one.text for one in rows])]
+    given = [one.label for one in classifier.predict([one.text for one in rows])]
     right = sum(label == one.label for label, one in zip(given, rows, strict=True))
     assert told["scores"]["test"]["accuracy"] == pytest.approx(right / len(rows))
     judged = [line for line in read_metrics(run) if "accuracy" in line]
@@ -293,7 +292,7 @@ def test_classify_writes_nothing_before_a_mistake(run, capsys, monkeypatch, plac
 
 
 def test_classify_answers_in_any_batches(run):
-    classifier = TextClassifier.load(run)
+    classifier = regard.load(run).predictor
     texts = [line.split("\t")[0] for line in Path("train.tsv").read_text().splitlines()[1:]] + ["", "최고 " * 500]
     together = classifier.probabilities(texts)
     alone = torch.cat([classifier.probabilities([text]) for text in texts])

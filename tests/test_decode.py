@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import regard
 from regard import cli
 from regard.errors import UserError
 from regard.models import ModelConfig, build
 from regard.models.folder import save
 from regard.predict import SearchConfig, Translator, greedy
+from regard.predict.bundle import Bundle
 from regard.text.tokenizer import Tokenizer
 
 BOS, EOS = 2, 3
@@ -145,7 +147,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def translator(folder) -> Translator:
-    return Translator.load(folder)
+    return regard.load(folder).predictor
 
 
 def test_neither_batch_size_nor_order_nor_neighbours_change_a_translation(translator):
@@ -190,7 +192,7 @@ def test_half_a_character_is_an_error_with_words(translator):
 def test_learned_positions_reach_to_their_last_row_and_no_further():
     tokenizer = Tokenizer.train(LINES, "word")
     model = make_model(vocab_size=len(tokenizer), position="learned", max_length=6)
-    translator = Translator(model, tokenizer, tokenizer)
+    translator = Translator(Bundle(model, {"tokenizer": tokenizer}))
     answer = translator.translate(["one " * 5])[0]  # and </s> makes six
     assert len(answer.split()) <= 6
     with pytest.raises(UserError, match=r"line 2 has 7 tokens.*max_length = 6"):

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import regard
 import regard.demo
 from regard import cli
 from regard.commands import program
 from regard.data.korean import examples
 from regard.models.folder import load_recipe
-from regard.predict import Translator
 
 SMALL = ["--set", "dim=16", "--set", "ff_dim=32", "--set", "layers=1", "--set", "heads=2"]
 OWN = {"recipe.toml", "source.json", "target.json", "model.safetensors", "metrics.jsonl", "report.html", "checkpoints"}
@@ -67,7 +67,7 @@ def test_it_writes_its_files_and_nothing_else(done):
     assert set(os.listdir(folder)) == OWN
     tables = load_recipe(folder)
     assert tables["train"]["steps"] == 3 and tables["model"]["dim"] == 16 and tables["data"]["train"] == 40_000
-    assert len(Translator.load(folder).translate(["March 3rd, 2021", "seven"])) == 2
+    assert len(regard.load(folder).predictor.translate(["March 3rd, 2021", "seven"])) == 2
 
 
 def test_the_page_holds_curve_examples_alignment_and_the_heads(done):
@@ -105,7 +105,7 @@ def test_json_is_all_that_standard_output_holds(tmp_path, capsys):
     figures = json.loads(captured.out)
     assert figures["steps"] == 1 and figures["tried"] == 30 and figures["run"] == str(tmp_path / "run")
     assert figures["right"] / 30 == figures["exact_match"] and Path(figures["report"]).is_file()
-    assert figures["parameters"] == sum(p.numel() for p in Translator.load(tmp_path / "run").model.parameters())
+    assert figures["parameters"] == sum(p.numel() for p in regard.load(tmp_path / "run").predictor.model.parameters())
     assert list(figures["examples"]) == list(regard.demo.SHOWN)
     assert "step 1/1" in captured.err
 
@@ -114,7 +114,7 @@ def test_the_figure_is_the_share_of_exactly_right_answers(tmp_path, capsys):
     assert demo(tmp_path / "run", "--steps", "1", "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     unseen = examples("test", 30, 1)
-    answers = Translator.load(tmp_path / "run").translate([example.source for example in unseen])
+    answers = regard.load(tmp_path / "run").predictor.translate([example.source for example in unseen])
     right = sum(example.target == answer for example, answer in zip(unseen, answers, strict=True))
     assert figures["right"] == right
 

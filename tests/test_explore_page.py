@@ -16,10 +16,10 @@ pytest.importorskip("uvicorn")
 
 from playwright import sync_api
 
+import regard
 from explorer import HOSTILE, TEXT, choices, hover_cell, served, settle, state
 from regard.explore.changes import Changes
 from regard.explore.inside import Inside
-from regard.predict import Translator
 
 pytest_plugins = ["browser"]
 
@@ -117,7 +117,7 @@ def test_a_bar_dragged_is_an_edited_row(open_page, page_runs):
 def test_the_search_tree_ends_in_what_the_model_generates(open_page, page_runs):
     page = open_page(state("translator", view="search", beam=3))
     page.get_by_test_id("tree").wait_for()
-    wanted = Translator.load(page_runs / "translator", changes={"beam": 3, "n_best": 3}).search([TEXT])[0]
+    wanted = regard.load(page_runs / "translator").predict([TEXT], beam=3, n_best=3)[0].n_best
     assert page.locator("ol li bdi").all_inner_texts() == [one.text for one in wanted]
     assert page.locator("text.best").count() >= len(wanted[0].text)
 

@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
+import regard
 from explorer import TEXT, ask, ask_frame, make_captioner, make_decoder, make_translator, refusal, served
 from regard.errors import UserError
 from regard.explore.changes import Changes, Row
@@ -23,7 +24,6 @@ from regard.explore.server import app as app_module
 from regard.explore.server.shelf import Shelf, find_runs
 from regard.models.folder import load, load_tokenizers, save
 from regard.nn.trace import trace, zero_heads
-from regard.predict import Translator
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +143,7 @@ def test_the_search_tree_is_the_beam_search(address, runs):
     status, content = ask(address, "api/search", {"run": "translator", "text": TEXT, "beam": 3})
     assert status == 200
     tree = json.loads(content)
-    translator = Translator.load(runs / "translator", changes={"beam": 3, "n_best": 3})
-    found = translator.search([TEXT])[0]
+    found = regard.load(runs / "translator").predict([TEXT], beam=3, n_best=3)[0].n_best
     assert [one["text"] for one in tree["found"]] == [one.text for one in found]
     assert [one["score"] for one in tree["found"]] == pytest.approx([one.score for one in found], abs=1e-5)
     twigs = {twig["id"]: twig for twig in tree["twigs"]}

@@ -16,6 +16,7 @@ from regard.models import Decoder, ModelConfig
 from regard.models.folder import load_tokenizers, save
 from regard.nn.embedding import Tokens
 from regard.predict import SearchConfig
+from regard.predict.bundle import Bundle
 from regard.predict.generator import Generator
 from regard.text.bytes import bytes_to_unicode
 from regard.text.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ def make(tokenizer: Tokenizer = BYTES, **changes) -> Generator:
     torch.manual_seed(3)
     settings = {**SHAPE, "vocab_size": len(tokenizer), "position": "rope", **changes}
     model = Decoder(ModelConfig(**settings)).double()
-    return Generator(model, tokenizer)
+    return Generator(Bundle(model, {"tokenizer": tokenizer}))
 
 
 @torch.no_grad()
@@ -134,7 +135,7 @@ def test_streamed_parts_are_the_text():
     generator = make()
     config = SearchConfig(sample=True, n_best=3, max_length=30, min_length=30)
     parts: dict[int, str] = {}
-    for token in generator.stream("한", config=config, overflow="slide"):
+    for token in generator.stream(["한"], config=config, overflow="slide"):
         parts[token.sample] = parts.get(token.sample, "") + token.text
     for number, sample in enumerate(generator.generate("한", config=config, overflow="slide")):
         assert parts[number] == sample.text == BYTES.decode(sample.ids)
@@ -290,14 +291,14 @@ def test_mistakes_of_the_command(run, tmp_path, monkeypatch, capsys):
 
 
 def test_other_models_and_missing_tokenizers(tmp_path, capsys):
-    small = {name: value for name, value in SHAPE.items() if name != "shape"}
+    small = {name: value for name, value in SHAPE.items() if name != "architecture"}
     from regard.models import build
 
     save(build(ModelConfig(**small, vocab_size=260)), tmp_path / "pairs", tokenizers={"tokenizer": BYTES})
     save(make().model, tmp_path / "bare")
     save(make().model, tmp_path / "wrong", tokenizers={"tokenizer": Tokenizer.train(LINES, "char")})
     for folder, message in (
-        ("pairs", "only a decoder goes on with a text"),
+        ("pairs", "a decoder (a language model) with its tokenizer is needed here; use  regard translate"),
         ("bare", "has no tokenizer.json"),
         ("wrong", "they do not belong together"),
     ):
@@ -309,4 +310,4 @@ def test_unknown_letters_are_told(tmp_path, capsys):
     letters = Tokenizer.train(LINES, "char")
     save(make(letters).model, tmp_path / "run", tokenizers={"tokenizer": letters})
     assert generate(tmp_path / "run", "To Ω", "--max-tokens", "2") == 0
-    assert "1 positions of the prompt are unknown" in capsys.readouterr().err
+    assert "1 token of the prompt is not in the model's vocabulary" in capsys.readouterr().err

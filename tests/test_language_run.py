@@ -76,7 +76,7 @@ def test_six_lines_make_a_complete_run(here, capsys):
         assert stored.slice(0, len(stored)).tolist() == tokenizer.encode(part)
     assert set(tokenizer.tokens(TEXT[:cut])) >= {"0", "병"} and tokenizer.unk not in tokenizer.encode(TEXT[:cut])
     # the weights that are kept are those with the figures that are told
-    model, valid = regard.load(run), Tokens.open(run / "data" / "valid")
+    model, valid = regard.load(run).model, Tokens.open(run / "data" / "valid")
     found = perplexity(model, valid, 24)
     assert told["scores"]["valid"]["loss"] == pytest.approx(found.loss)
     assert found.bits_per_byte == pytest.approx(found.loss / math.log(2) * found.tokens / len(TEXT[cut + 1 :].encode()))

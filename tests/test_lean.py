@@ -17,6 +17,7 @@ from regard.models import EncoderDecoder, ModelConfig, build
 from regard.nn.trace import trace
 from regard.predict import SearchConfig, Translator, beam
 from regard.predict.beam import foremost, largest
+from regard.predict.bundle import Bundle
 from regard.predict.lean import Lean, lean
 from regard.predict.workers import side_by_side
 from regard.text.tokenizer import Tokenizer
@@ -236,16 +237,16 @@ def test_cores_do_not_change_what_a_translator_says(
     model = build(
         ModelConfig(architecture=architecture, dim=16, layers=1, heads=2, ff_dim=32, vocab_size=len(tokenizer))
     ).double()  # type: ignore[arg-type]
-    translator = Translator(model, tokenizer, tokenizer)  # type: ignore[arg-type]
+    translator = Translator(Bundle(model, {"tokenizer": tokenizer}))
     for config in (
         SearchConfig(max_length=12),
         SearchConfig(beam=3, n_best=2, max_length=12),
         SearchConfig(beam=2, max_length=9, coverage_penalty=0.2),
     ):
         torch.set_num_threads(1)
-        alone = translator.search(lines, batch=8, config=config)
+        alone = [one.n_best for one in translator.predict(lines, batch=8, config=config)]
         torch.set_num_threads(4)
-        together = translator.search(lines, batch=8, config=config)
+        together = [one.n_best for one in translator.predict(lines, batch=8, config=config)]
         assert [[one.text for one in some] for some in together] == [[one.text for one in some] for some in alone]
         scores = [[one.score for some in found for one in some] for found in (alone, together)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-9)

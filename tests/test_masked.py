@@ -12,6 +12,7 @@ from regard.data.documents import Piece
 from regard.data.masked import MaskConfig, MaskedBatch, MaskedPacks, choose, prepare_texts
 from regard.errors import UserError
 from regard.models import Encoder, ModelConfig, build
+from regard.predict.bundle import Bundle
 from regard.predict.mask_predictor import MaskPredictor
 from regard.tasks.masked_language_modeling import masked_tokens
 from regard.text import Tokenizer
@@ -189,19 +190,19 @@ def test_gaps_are_filled_with_what_the_model_holds_likely(tokenizer):
     torch.manual_seed(0)
     model = build(ModelConfig(architecture="encoder", vocab_size=len(tokenizer), dim=16, layers=1, heads=2, ff_dim=32))
     assert isinstance(model, Encoder)
-    filler = MaskPredictor(model, tokenizer, 64)
+    filler = MaskPredictor(Bundle(model, {"tokenizer": tokenizer}, {"train": {"pack": 64}}))
     ids = filler.encode("이 영화 <mask> 재밌다 [MASK]")
     assert ids.count(tokenizer.mask) == 2
     assert tokenizer.decode([id for id in ids if id != tokenizer.mask]) == "이 영화 재밌다"
-    gaps = filler.fill("이 영화 <mask> 재밌다 [MASK]", count=len(tokenizer))
+    gaps = filler.predict(["이 영화 <mask> 재밌다 [MASK]"], top=len(tokenizer))[0].masks
     chance = model(torch.tensor([ids])).softmax(dim=-1)[0, ids.index(tokenizer.mask)]
     assert len(gaps) == 2 and len(gaps[0]) == len(tokenizer) - len(tokenizer.specials)
     assert [one.probability for one in gaps[0]] == sorted((one.probability for one in gaps[0]), reverse=True)
     best = max((p.item(), id) for id, p in enumerate(chance) if id not in tokenizer.specials)
     assert gaps[0][0].token == tokenizer.token(best[1]) and gaps[0][0].probability == pytest.approx(best[0])
-    for text, said in (("없다", "has no gap"), ("<mask>" * 70, "shorten it")):
+    for text, said in (("없다", "has no mask"), ("<mask>" * 70, "shorten it")):
         with pytest.raises(UserError, match=said):
-            filler.fill(text)
+            filler.predict([text])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import regard
 from commanded import training
 from regard.cli import main
 from regard.data.numbers import NumberBatch, NumbersData, Rule, Seasonal, padded
@@ -19,8 +20,9 @@ from regard.data.scaled import Scale, make_sets
 from regard.data.series import Windows, last_season, last_value, read_table, seasonal_series
 from regard.metrics.regression import judge_pairs, judge_series
 from regard.models import ModelConfig, build
-from regard.predict.regressor import Regressor, write_numbers
-from regard.settings import read_toml
+from regard.predict.bundle import Bundle
+from regard.predict.regressor import Regressor, autoregress
+from regard.settings import read_toml, to_dict
 from regard.tasks.regression import squared_error
 from smoke import smoke_run
 from stopping import assert_same_weights, interrupt_at
@@ -99,7 +101,7 @@ def test_the_loss_is_the_squared_error_of_real_numbers() -> None:
 
 def test_free_running_reads_what_it_wrote() -> None:
     model, source = numbers_model(2), torch.randn(3, 5, 2)
-    written = write_numbers(model, source, None, 4)
+    written = autoregress(model, source, None, 4)
     read = torch.cat((torch.zeros(3, 1, 2), written[:, :-1]), dim=1)
     torch.testing.assert_close(model(source, read), written, atol=1e-5, rtol=1e-5)
 
@@ -153,9 +155,9 @@ def test_a_run_of_pairs_is_complete_and_answers(here: Path, capsys: pytest.Captu
     assert main(["predict", "runs/pairs", "10 20 30", "[4, 5]", "--json"]) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [len(one["predicted"]) for one in answers] == [3, 2]
-    predictor = Regressor.load("runs/pairs")
-    assert answers[0]["predicted"] == predictor.predict([[10, 20, 30]])[0]
-    assert len(predictor.predict([[1.0]], steps=5)[0]) == 5
+    predictor = regard.load("runs/pairs").predictor
+    assert answers[0]["predicted"] == predictor.predict([[10, 20, 30]])[0].series
+    assert len(predictor.predict([[1.0]], steps=5)[0].values) == 5
     assert main(["runs"]) == 0 and "numbers" in capsys.readouterr().out
 
 
@@ -178,7 +180,7 @@ def test_a_run_of_a_series_foretells(here: Path, capsys: pytest.CaptureFixture[s
     assert main(["predict", "runs/series", "--file", "load.csv"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "a,b" and len(lines) == 6
-    predictor = Regressor.load("runs/series")
+    predictor = regard.load("runs/series").predictor
     series = read_table(Path("load.csv"), ("a", "b"))[0]
     expected = predictor.forecast(series)
     shown = torch.tensor([[float(cell) for cell in line.split(",")] for line in lines[1:]], dtype=torch.float64)
@@ -246,7 +248,8 @@ def test_what_lies_outside_the_training_data_is_known(numbers: list[float]) -> N
     series = NumbersData(train=("a.csv",), context=3, period=1, mean=(5.0,), std=(9.0,))
     steps = torch.tensor(numbers, dtype=torch.float64)[:, None]
     for data, read, low, high in ((rule, numbers, -10, 20), (series, numbers[-3:], 5 - 4 * 9, 5 + 4 * 9)):
-        assert Regressor(numbers_model(), data).strange(steps) == [[x for x in read if not low <= x <= high]]
+        predictor = Regressor(Bundle(numbers_model(), recipe={"data": to_dict(data)}))
+        assert predictor.out_of_range(steps) == [[x for x in read if not low <= x <= high]]
 
 
 def test_predict_tells_once_what_it_was_not_trained_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,7 +281,7 @@ def test_the_rule_is_learned(tmp_path: Path) -> None:
     """Never seen, free-running: the error is a quarter of that of saying the source again, or less."""
     scores = smoke_run("recipes/number-sequences.toml", tmp_path / "run")["test"]
     assert scores["naive_mae"] == pytest.approx(2.0, rel=1e-4) and scores["mae"] < 0.25 * scores["naive_mae"]
-    example = Regressor.load(tmp_path / "run").predict([[10, 20, 30, 40, 50]])[0]
+    example = regard.load(tmp_path / "run").predictor.predict([[10, 20, 30, 40, 50]])[0].series
     assert example == pytest.approx([12, 22, 32, 42, 52], abs=1.0)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import regard
 from commanded import training
 from regard.cli import main
 from regard.data.pictures import read_idx
-from regard.predict.image_classifier import ImageClassifier
 from regard.settings import read_toml
 from smoke import smoke_run
 from squares import write_squares
@@ -59,9 +59,9 @@ def test_a_run_is_complete_and_recognises(here: Path, capsys: pytest.CaptureFixt
     assert "big.png: 30 x 20 pixels are resized to 8 x 8" in out.err
     assert main(["classify", str(run), "big.png", "--json", "--device", "cpu"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    label, chances, _ = ImageClassifier.load(run).classify(["big.png"])[0]
-    assert answer == {"picture": "big.png", "label": label, "probabilities": chances}
-    assert sum(chances.values()) == pytest.approx(1, abs=1e-5)
+    found = regard.load(run).predict(["big.png"])[0]
+    assert answer == {"image": "big.png", "label": found.label, "probabilities": found.probabilities}
+    assert sum(found.probabilities.values()) == pytest.approx(1, abs=1e-5)
     assert main(["classify", str(run), "big.png", "none.png", "--device", "cpu"]) == 2
     out = capsys.readouterr()
     assert out.out == "" and "none.png: there is no such file" in out.err

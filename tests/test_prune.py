@@ -93,7 +93,7 @@ def test_saved_loaded_and_pruned_again(architecture: str, tmp_path: Path) -> Non
     model, given = make(architecture), inputs(architecture)
     small = prune(model, OFF[architecture])
     regard.save(small, tmp_path)
-    loaded = regard.load(tmp_path)
+    loaded = regard.load(tmp_path).model
     assert torch.equal(loaded(*given), small(*given)) and loaded.config == small.config
     place, gone = next(iter(OFF[architecture].items()))
     again = {place: [0]}

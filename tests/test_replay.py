@@ -16,6 +16,7 @@ from regard.models import Decoder
 from regard.nn.cache import FixedCache, together
 from regard.nn.trace import trace
 from regard.predict import SearchConfig
+from regard.predict.bundle import Bundle
 from regard.predict.generator import Drawing, Generator, Sample, lay_columns
 from regard.predict.replay import FixedDrawing, FixedStep, reach
 from regard.predict.sampling import Chance, draw
@@ -87,13 +88,13 @@ def test_texts_side_by_side_have_steps_of_their_own():
     generator.fixed = True
     config = SearchConfig(sample=True, max_length=25, min_length=25)
     alone = [told(generator.generate(prompt, config=config)) for prompt in ("To be", "한국")]
-    streams = [generator.stream(prompt, config=config) for prompt in ("To be", "한국")]
+    streams = [generator.stream([prompt], config=config) for prompt in ("To be", "한국")]
     samples = [Sample(), Sample()]
     for tokens in zip(*streams, strict=True):
         for sample, token in zip(samples, tokens, strict=True):
             sample.take(token)
     assert [told([sample]) for sample in samples] == alone
-    left = generator.stream("To be", config=config)
+    left = generator.stream(["To be"], config=config)
     assert len(list(islice(left, 3))) == 3
     left.close()  # a text that nobody wants any more leaves nothing behind
     assert told(generator.generate("To be", config=config)) == alone[0] and len(generator._replays.ready) == 1
@@ -240,7 +241,7 @@ def test_matrices_by_column_are_the_same_model():
 @pytest.mark.parametrize("position", ["rope", "learned", "sinusoidal"])
 def test_recorded_as_a_graph(position, changes):
     generator = make(position=position, max_length=600)
-    generator = Generator(generator.model.cuda(), BYTES)
+    generator = Generator(Bundle(generator.model.cuda(), {"tokenizer": BYTES}))
     assert generator.fixed
     config = SearchConfig(sample=True, **{"max_length": 300, **changes})
     for prompt in ("To be", "한국"):  # the second is replayed from its first step

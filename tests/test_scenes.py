@@ -17,6 +17,7 @@ from regard.data.scenes import COUNTS, NOUNS, PLACES, Group, SceneMaker, Scenes,
 from regard.errors import UserError
 from regard.explore.captions import noun_attention
 from regard.models import ModelConfig, build
+from regard.predict.bundle import Bundle
 from regard.predict.captioner import Captioner
 from regard.tasks.captioning import captioning
 from regard.tasks.word_dropout import WordDropout
@@ -229,7 +230,7 @@ def test_attention_spread_evenly_gives_chance() -> None:
     with torch.no_grad():
         model.decoder.blocks[0].cross.q.weight.zero_()
         model.decoder.blocks[0].cross.q.bias.zero_()
-    found = noun_attention(Captioner(model, tokenizer), data)
+    found = noun_attention(Captioner(Bundle(model, {"tokenizer": tokenizer})), data)
     assert found["inside"] == pytest.approx(found["inside_chance"], rel=1e-4)
     assert found["inside_best"] == pytest.approx(found["inside_chance"], rel=1e-4)
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import regard
 from regard.cli import main
 from regard.errors import UserError
 from regard.models import EncoderDecoder, ModelConfig
 from regard.models.folder import save
-from regard.predict import SearchConfig, Translator
+from regard.predict import SearchConfig
 from regard.predict.config import read_config
 from regard.text.tokenizer import Tokenizer
 
@@ -49,18 +50,18 @@ def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
 
 
 def test_every_batch_size_gives_the_same_lines_in_order(run: Path) -> None:
-    translator = Translator.load(run)
+    translator = regard.load(run).predictor
     for config in (SearchConfig(), SearchConfig(beam=3, max_length=6), SearchConfig(sample=True, max_length=6)):
-        single = [translator.search([line], config=config, first=at)[0] for at, line in enumerate(LINES)]
+        single = [translator.predict([line], config=config, first=at)[0] for at, line in enumerate(LINES)]
         for batch in (1, 2, 128):
-            found = translator.search(LINES, batch=batch, config=config)
-            assert [some[0].text for some in found] == [some[0].text for some in single]
-        assert found[2][0].text == "" and len(found) == len(LINES)
-        assert translator.translate(LINES, config=config) == [some[0].text for some in found]
+            found = translator.predict(LINES, batch=batch, config=config)
+            assert [one.text for one in found] == [one.text for one in single]
+        assert found[2].text == "" and len(found) == len(LINES)
+        assert translator.translate(LINES, config=config) == [one.text for one in found]
 
 
 def test_long_lines_come_in_small_batches(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    translator, seen = Translator.load(run), []
+    translator, seen = regard.load(run).predictor, []
     start = translator.model.start
     monkeypatch.setattr(
         translator.model, "start", lambda source, is_real: seen.append(source.shape) or start(source, is_real)
@@ -70,15 +71,15 @@ def test_long_lines_come_in_small_batches(run: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_learned_positions_end_and_so_do_answers(tmp_path: Path) -> None:
-    translator = Translator.load(make_run(tmp_path / "run", position="learned", max_length=7))
+    translator = regard.load(make_run(tmp_path / "run", position="learned", max_length=7)).predictor
     config = SearchConfig(beam=2, n_best=2)
-    found = translator.search(LINES, config=config)
+    found = translator.predict(LINES, config=config)
     assert len(found) == len(LINES)
 
 
 def test_recipe_gives_the_defaults_and_options_change_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run", {"beam": 4, "n_best": 2, "max_length": 5})
-    assert Translator.load(run).config == SearchConfig(beam=4, n_best=2, max_length=5)
+    assert regard.load(run).predictor.config == SearchConfig(beam=4, n_best=2, max_length=5)
     assert main(["translate", str(run), "one two"]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == ["1", "1"] and float(rows[0][1]) >= float(rows[1][1])
@@ -138,7 +139,7 @@ def test_a_pipe_that_stays_open_is_answered(run: Path) -> None:
         (["--beam", "0"], "beam = 0: must be 1 or more"),
         (["--beam", "100000"], "beam = 100000: must be 1,000 or less"),
         (["--n-best", "2"], "n_best = 2: a search with beam = 1"),
-        (["--top-k", "2"], "top_k = 2: has no effect on beam search; leave it out, or set sample = true"),
+        (["--top-k", "2"], "top_k = 2: has no effect on beam search; remove it, or set sample = true"),
         (["--sample", "--beam", "2"], "beam = 2: has no effect on sampling"),
         (["--batch", "0"], "--batch 0: must be 1 or more"),
         (["--device", "abacus"], "device = 'abacus' cannot be used here"),

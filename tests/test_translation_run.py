@@ -18,7 +18,6 @@ from regard.commands import program
 from regard.data.config import DataConfig
 from regard.explore.translation import attention_of
 from regard.models.folder import read_weights
-from regard.predict.translator import Translator
 from regard.settings import read_toml
 from regard.train.trainer import Trainer, read_metrics
 
@@ -78,7 +77,7 @@ def test_five_lines_make_a_complete_run(here, capsys):
     assert scores["valid"]["lines"] == 6 and scores["valid"]["signature"].startswith("nrefs:1")
     assert regard.load(run).config.vocab_size == 300
     assert Path(read_toml(run / "recipe.toml")["data"]["folder"]) == here
-    assert isinstance(Translator.load(run).translate(["July 4th, 1976"])[0], str)
+    assert isinstance(regard.load(run).predictor.translate(["July 4th, 1976"])[0], str)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def test_two_tokenizers(here):
     assert train("mine.toml", "--set=text.joint=false", "--set=train.steps=2") == 0
     run, names = here / "runs" / "mine", {path.name for path in (here / "runs" / "mine").iterdir()}
     assert {"source.json", "target.json"} <= names and "tokenizer.json" not in names
-    translator = Translator.load(run)
+    translator = regard.load(run).predictor
     config = regard.load(run).config
     assert not config.share_embeddings
     assert (config.vocab_size, config.target_vocab_size) == (len(translator.source), len(translator.target))
@@ -153,7 +152,7 @@ def test_test_sets_and_a_recurrent_model(here, capsys):
     assert told["steps"] == 6 and told["scores"].keys() == {"valid", "news"}
     report = Path("runs/rnn/report.html").read_text()
     assert "BLEU on news" in report and "Alignment" in report and "Heads of the encoder" not in report
-    translator = Translator.load("runs/rnn")
+    translator = regard.load("runs/rnn").predictor
     seen = attention_of(translator, "July 4th", "7월 4일")
     assert seen.encoder is None and seen.decoder is None
     torch.testing.assert_close(seen.cross.sum(dim=-1), torch.ones(seen.cross.shape[:-1]))

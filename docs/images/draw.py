@@ -13,16 +13,16 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import regard
 from regard.explore import head_grid, heat_map, svg_file
 from regard.explore.translation import attention_of
-from regard.predict import Translator
 
 HERE = Path(__file__).parent
 LINE = "March 3rd, 2021"
 
 
 def draw(run: Path) -> None:
-    translator = Translator.load(run)
+    translator = regard.load(run).predictor
     answer = translator.translate([LINE])[0]
     seen = attention_of(translator, LINE, answer)
     mean = seen.cross[-1].mean(dim=0)  # [written, source], the heads of the last layer

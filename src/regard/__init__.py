@@ -17,13 +17,13 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from regard.models import ModelConfig as ModelConfig
     from regard.models import build as build
-    from regard.models.folder import load as load
     from regard.models.folder import save as save
     from regard.models.presets import preset as preset
     from regard.nn.mask import Mask as Mask
     from regard.nn.mask import causal as causal
     from regard.nn.mask import window as window
     from regard.nn.trace import trace as trace
+    from regard.tasks.registry import load as load
 
 # Public name -> the module that defines it. A new name goes here and into the block above,
 # which is how type checkers and editors see it; a test compares the two.
@@ -32,7 +32,7 @@ _LAZY = {
     "ModelConfig": "regard.models",
     "build": "regard.models",
     "causal": "regard.nn.mask",
-    "load": "regard.models.folder",
+    "load": "regard.tasks.registry",
     "preset": "regard.models.presets",
     "save": "regard.models.folder",
     "trace": "regard.nn.trace",

@@ -28,6 +28,7 @@ from regard.files import make_folder
 from regard.models import ModelConfig, SequenceToSequence, build
 from regard.models.folder import load_recipe, save
 from regard.models.recipe import RECIPE
+from regard.predict.bundle import Bundle
 from regard.predict.translator import Translator
 from regard.settings import from_dict, read_toml, to_dict, write_toml
 from regard.text.tokenizer import Tokenizer
@@ -108,7 +109,7 @@ class Setup:
         model = trainer.model
         assert isinstance(model, SequenceToSequence)
         save(model, self.folder, recipe=self.recipe)
-        translator = Translator(model, self.source, self.target)
+        translator = Translator(Bundle(model, {"source": self.source, "target": self.target}, self.recipe, self.folder))
         unseen = examples("test", self.data["test"], self.data["seed"])
         result = judge(translator, unseen)
         title = "English dates and numbers → Korean"

@@ -25,7 +25,14 @@ import os
 import shlex
 import shutil
 import sys
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from regard.predict.bundle import Predictor
+
+Kind = TypeVar("Kind", bound="Predictor[Any, Any]")
 
 
 class Command(Protocol):
@@ -46,3 +53,17 @@ def program() -> str:
     beside = os.path.join(os.path.dirname(sys.executable), "regard")
     here = os.path.relpath(beside)
     return shlex.quote(beside if here.startswith("..") else here)
+
+
+def predictor_of(run: str, device: str | torch.device, *kinds: type[Kind]) -> Kind:
+    """The predictor of the model in a folder; one of another kind is refused, with the command for it."""
+    from regard.errors import UserError
+    from regard.tasks.registry import load
+
+    bundle = load(run, device)
+    if bundle.predictor_class is None or not issubclass(bundle.predictor_class, kinds):
+        use = "" if bundle.predictor_class is None else f"; use  regard {bundle.predictor_class.COMMAND} {run}"
+        raise UserError(f"{run}: {kinds[0].NEEDS} is needed here{use}")
+    predictor = bundle.predictor
+    assert isinstance(predictor, kinds)
+    return predictor

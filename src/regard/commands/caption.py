@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from regard.predict.translator import Translation
+    from regard.predict.bundle import TextPrediction
 
 DESCRIPTION = """
 Describe pictures with a trained model, a line for each: files of pictures, or of features (.npy, .safetensors) for a
@@ -47,39 +46,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dataclasses import fields
 
-    import torch
-
-    from regard.data.captions import open_source, pad_features
-    from regard.errors import UserError
+    from regard.commands import predictor_of
     from regard.predict.captioner import Captioner
     from regard.predict.config import SearchConfig
 
     given = {field.name: getattr(args, field.name, None) for field in fields(SearchConfig)}
     changes = {name: value for name, value in given.items() if value is not None}
-    captioner = Captioner.load(args.run, args.device, changes)
-    config = captioner.model.config
-    if args.key is not None and config.input != "features":
-        raise UserError(f"--key {args.key}: is for files of features, and {args.run} reads pictures; leave it out")
+    captioner = predictor_of(args.run, args.device, Captioner)
+    config = captioner.configured(**changes)
     for at in range(0, len(args.files), TOGETHER):
         some = args.files[at : at + TOGETHER]
-        read = [
-            open_source(file, config.input, config.channels, config.image_size, config.feature_dim, args.key)
-            for file in some
-        ]
-        for told in (told for _, told in read if told):
-            print(f"note: {told}", file=sys.stderr)
-        parts = [one for one, _ in read]
-        source, is_real = pad_features(parts) if config.input == "features" else (torch.stack(parts), None)
-        found = captioner.search(source, is_real, batch=TOGETHER, first=at)
-        for number, (file, answers) in enumerate(zip(some, found, strict=True), start=at + 1):
-            _write(number, file, answers, args.json, captioner.config.n_best > 1)
+        found = captioner.predict(some, key=args.key, config=config, first=at)
+        for prediction in found:
+            if prediction.note:
+                print(f"note: {prediction.note}", file=sys.stderr)
+        for number, (file, prediction) in enumerate(zip(some, found, strict=True), start=at + 1):
+            _write(number, file, prediction, args.json, config.n_best > 1)
     return 0
 
 
-def _write(number: int, file: str, found: Sequence[Translation], as_json: bool, several: bool) -> None:
+def _write(number: int, file: str, found: TextPrediction, as_json: bool, several: bool) -> None:
     if as_json:
-        listed = [{"caption": one.text, "score": one.score} for one in found]
+        listed = [{"caption": one.text, "score": one.score} for one in found.n_best]
         print(json.dumps({"file": file, **listed[0], "n_best": listed}, ensure_ascii=False), flush=True)
         return
-    for one in found if several else found[:1]:
+    for one in found.n_best if several else found.n_best[:1]:
         print(f"{number}\t{one.score:.4f}\t{one.text}" if several else one.text, flush=True)

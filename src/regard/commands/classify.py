@@ -9,7 +9,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+if TYPE_CHECKING:
+    from regard.predict.image_classifier import ImageClassifier
+    from regard.predict.text_classifier import ClassPrediction
 
 DESCRIPTION = """
 Name the class of texts, with the probability of every class: those given, those of files, or the lines of standard
@@ -53,28 +57,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from itertools import chain
 
+    from regard.commands import predictor_of
     from regard.errors import UserError
-    from regard.models.folder import find_device, load_config, load_recipe
+    from regard.models.folder import find_device
+    from regard.predict.image_classifier import ImageClassifier
     from regard.predict.text_classifier import TextClassifier
 
     if args.text and args.files:
         raise UserError(f"--files {args.files[0]}: there is a TEXT too; give one of them")
     if args.column is not None and not args.files:
         raise UserError(f"--column {args.column}: is a column of --files, and there are none")
-    if load_config(args.run).input == "patches":
-        return classify_pictures(args)
-    classifier = TextClassifier.load(args.run, str(find_device(args.device)))
-    data = load_recipe(args.run).get("data")
+    classifier = predictor_of(args.run, find_device(args.device), TextClassifier, ImageClassifier)
+    if isinstance(classifier, ImageClassifier):
+        return classify_pictures(args, classifier)
+    data, cut = classifier.bundle.table("data"), 0
     with opened(args.out) as out:
         chunks = read_files(args.files, args.column, data) if args.files else read_given(args.text)
-        answered = (zip(chunk, classifier.classify([one.text for one in chunk]), strict=True) for chunk in chunks)
+        answered = (list(zip(chunk, classifier.predict([one.text for one in chunk]), strict=True)) for chunk in chunks)
         first = next(answered, ())  # a mistake shows before the head of the table
         if not args.json:
             print("label", *map(_cell, classifier.classes), "text", sep="\t", file=out)
         for rows in chain([first], answered):
             write(rows, args.json, out)
+            cut += sum(prediction.note is not None for _, prediction in rows)
             out.flush()
-    if cut := classifier.cut:
+    if cut:
         texts = "1 text is" if cut == 1 else f"{cut:,} texts are"
         print(f"note: {texts} cut to the model's {classifier.max_length} tokens", file=sys.stderr)
     if named := [text for text in args.text if _names_file(text)]:
@@ -90,33 +97,31 @@ def _names_file(text: str) -> bool:
     return short and not any(map(str.isspace, text)) and os.path.isfile(text)  # which is False where it cannot be asked
 
 
-def classify_pictures(args: argparse.Namespace) -> int:
+def classify_pictures(args: argparse.Namespace, classifier: ImageClassifier) -> int:
     from regard.errors import UserError
-    from regard.models.folder import find_device
-    from regard.predict.image_classifier import ImageClassifier
 
     files = args.text or args.files
     if not files or args.column is not None:
-        raise UserError(f"{args.run}: reads pictures; give their files, such as  classify {args.run} picture.png")
-    recogniser = ImageClassifier.load(args.run, str(find_device(args.device)))
-    side = recogniser.model.config.image_size
-    answers = recogniser.classify(files)  # all of them before the first is told: one may not be readable
+        raise UserError(f"{args.run}: reads images; give their files, such as  classify {args.run} image.png")
+    predictions = classifier.predict(files)  # all of them before the first is printed: one may not be readable
     with opened(args.out) as out:
         if not args.json:
-            print("label", *map(_cell, recogniser.classes), "picture", sep="\t", file=out)
-        for file, (label, found, (width, height)) in zip(files, answers, strict=True):
-            if (width, height) != (side, side):
-                print(f"note: {file}: {width} x {height} pixels are resized to {side} x {side}", file=sys.stderr)
+            print("label", *map(_cell, classifier.classes), "image", sep="\t", file=out)
+        for file, found in zip(files, predictions, strict=True):
+            if found.note is not None:
+                print(f"note: {file}: {found.note}", file=sys.stderr)
             if args.json:
-                answer = {"picture": file, "label": label, "probabilities": found}
+                answer = {"image": file, "label": found.label, "probabilities": found.probabilities}
                 print(json.dumps(answer, ensure_ascii=False), file=out)
             else:
-                print(_cell(label), *(f"{p:.4f}" for p in found.values()), _cell(file), sep="\t", file=out)
+                numbers = (f"{p:.4f}" for p in found.probabilities.values())
+                print(_cell(found.label), *numbers, _cell(file), sep="\t", file=out)
     return 0
 
 
-def write(rows: Iterable[tuple[Asked, tuple[str, dict[str, float]]]], as_json: bool, out: TextIO) -> None:
-    for one, (label, found) in rows:
+def write(rows: Iterable[tuple[Asked, ClassPrediction]], as_json: bool, out: TextIO) -> None:
+    for one, prediction in rows:
+        label, found = prediction.label, prediction.probabilities
         if as_json:
             answer: dict[str, Any] = {"text": one.text, "label": label, "probabilities": found}
             if one.file is not None:

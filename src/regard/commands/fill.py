@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
     from itertools import chain
 
+    from regard.commands import predictor_of
     from regard.commands.translate import progress, read_checked
     from regard.errors import UserError
     from regard.models.folder import find_device
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.top < 1:
         raise UserError(f"--top {args.top}: must be 1 or more")
-    filler = MaskPredictor.load(args.run, str(find_device(args.device)))
+    filler = predictor_of(args.run, find_device(args.device), MaskPredictor)
     number = 0
     with progress(args.text) as bar:
         pieces = read_checked(args.text, bar, lambda lines: [filler.encode(text) for text in lines])
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         for lines in chain([first], pieces):
             for text in lines:
                 number += 1
-                gaps = filler.fill(text, args.top)
+                gaps = filler.predict([text], top=args.top)[0].masks
                 if args.json:
                     found = {"text": text, "gaps": [[asdict(guess) for guess in gap] for gap in gaps]}
                     print(json.dumps(found, ensure_ascii=False))

@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from regard.commands import predictor_of
     from regard.errors import UserError
     from regard.models.folder import find_device
     from regard.predict.generator import Generator
@@ -84,16 +85,20 @@ def run(args: argparse.Namespace) -> int:
         "top_p": args.top_p, "seed": args.seed, "no_repeat_ngram": args.no_repeat_ngram,
     }  # fmt: skip
     changes = {name: value for name, value in options.items() if value is not None}
-    generator = Generator.load(args.run, str(find_device(args.device)), changes)
+    generator = predictor_of(args.run, find_device(args.device), Generator)
+    config = generator.configured(**changes)
     prompt = read_prompt(args)
     unknown = (
         0 if generator.tokenizer.unk is None else generator.tokenizer.encode(prompt).count(generator.tokenizer.unk)
     )
     if unknown:
-        print(f"note: {unknown} places of the prompt are unknown to the model's vocabulary", file=sys.stderr)
-    tokens = generator.stream(prompt, stops=args.stop, overflow=args.overflow, begin=args.begin, context=args.context)
-    samples = None if args.json else Shown(prompt, generator.config.n_best)
-    found = collect(tokens, generator.config.n_best, samples)
+        some = "1 token of the prompt is" if unknown == 1 else f"{unknown} tokens of the prompt are"
+        print(f"note: {some} not in the model's vocabulary", file=sys.stderr)
+    tokens = generator.stream(
+        [prompt], config=config, stops=args.stop, overflow=args.overflow, begin=args.begin, context=args.context
+    )
+    samples = None if args.json else Shown(prompt, config.n_best)
+    found = collect(tokens, config.n_best, samples)
     if args.json:
         for number, sample in enumerate(found, 1):
             print(json.dumps(describe(generator, prompt, number, sample), ensure_ascii=False))

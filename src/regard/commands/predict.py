@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
+    from regard.commands import predictor_of
     from regard.errors import UserError
     from regard.predict.regressor import Regressor
 
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--digits {args.digits}: give 0 to 15")
     if args.file is not None and args.numbers:
         raise UserError(f"--file {args.file}: there are NUMBERS too; give one of them")
-    predictor = Regressor.load(args.run, args.device)
+    predictor = predictor_of(args.run, args.device, Regressor)
     if args.file is not None:
         return _table(args, predictor)
     if predictor.channels != 1:
@@ -63,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps({"source": [], "predicted": []}) if args.json else "")
             continue
         source = _parse(number, text)
-        found = predictor.predict([source], args.steps)[0]
-        strange += predictor.strange(torch.tensor(source, dtype=torch.float64)[:, None])[0]
+        found = predictor.predict([source], steps=args.steps)[0].series
+        strange += predictor.out_of_range(torch.tensor(source, dtype=torch.float64)[:, None])[0]
         most = max(most, len(source), len(found))
         if args.json:
             print(json.dumps({"source": source, "predicted": found}))
@@ -102,7 +103,7 @@ def _tell_strange(predictor: Regressor, strange: list[list[float]], channels: Se
     from regard.predict.regressor import DEVIATIONS
 
     about = "" if predictor.data.rule else f" (mean ± {DEVIATIONS} deviations)"
-    lowest, highest = (part.tolist() for part in predictor.known)
+    lowest, highest = (part.tolist() for part in predictor.training_range)
     for channel, numbers, low, high in zip(channels, strange, lowest, highest, strict=True):
         if different := [f"{number:g}" for number in dict.fromkeys(numbers)]:
             more = f" and {len(different) - SHOWN:,} more" * (len(different) > SHOWN)
@@ -142,7 +143,7 @@ def _table(args: argparse.Namespace, predictor: Regressor) -> int:
         found = predictor.forecast(series, args.steps)
     except UserError as error:
         raise UserError(f"{args.file}: {error}") from None
-    _tell_strange(predictor, predictor.strange(series), channels)
+    _tell_strange(predictor, predictor.out_of_range(series), channels)
     _tell_long(predictor, max(len(series), len(found)))
     if args.json:
         print(json.dumps({"channels": list(channels), "predicted": found.tolist()}, ensure_ascii=False))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from regard.predict.translator import Translation
+    from regard.predict.bundle import TextPrediction
 
 DESCRIPTION = """
 Translate lines with a trained model: those given, or those of standard input, a line for a line. With
@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import fields
     from functools import partial
 
+    from regard.commands import predictor_of
     from regard.errors import UserError
     from regard.predict.config import SearchConfig
     from regard.predict.translator import Translator
@@ -79,13 +80,15 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--batch {args.batch}: must be 1 or more lines")
     given = {field.name: getattr(args, field.name, None) for field in fields(SearchConfig)}
     changes = {name: value for name, value in given.items() if value is not None}
-    translator = Translator.load(args.run, args.device, changes)
+    translator = predictor_of(args.run, args.device, Translator)
+    config = translator.configured(**changes)
     done = 0
     with progress(args.text) as bar:
         for lines in [args.text] if args.text else read_lines(bar):
-            found = translator.search(lines, batch=args.batch, first=done, tell=partial(advance, bar, lines))
-            for number, (line, some) in enumerate(zip(lines, found, strict=True), start=done + 1):
-                write(number, line, some, args.json, translator.config.n_best > 1)
+            progress_of = partial(advance, bar, lines)
+            found = translator.predict(lines, batch=args.batch, config=config, first=done, done=progress_of)
+            for number, (line, prediction) in enumerate(zip(lines, found, strict=True), start=done + 1):
+                write(number, line, prediction, args.json, config.n_best > 1)
             sys.stdout.flush()
             done += len(lines)
     return 0
@@ -96,14 +99,13 @@ def advance(bar: tqdm[Any], lines: Sequence[str], rows: Sequence[int]) -> None:
     bar.update(sum(len(lines[row].encode()) for row in rows))
 
 
-def write(number: int, line: str, found: Sequence[Translation], as_json: bool, several: bool) -> None:
+def write(number: int, line: str, found: TextPrediction, as_json: bool, several: bool) -> None:
     if as_json:
-        best = found[0]
-        listed = [{"translation": one.text, "score": one.score} for one in found]
-        answer = {"source": line, "translation": best.text, "score": best.score, "n_best": listed}
+        listed = [{"translation": one.text, "score": one.score} for one in found.n_best]
+        answer = {"source": line, "translation": found.text, "score": found.score, "n_best": listed}
         print(json.dumps(answer, ensure_ascii=False))
         return
-    for one in found if several else found[:1]:
+    for one in found.n_best if several else found.n_best[:1]:
         text = " ".join(one.text.splitlines())  # a line for a line, even if the model has written a line end
         print(f"{number}\t{one.score:.4f}\t{text}" if several else text)
 

@@ -30,13 +30,13 @@ from regard.errors import UserError
 from regard.explore.changes import Anatomy, Changes, PartName, edits
 from regard.explore.output import Difference, Kind, Output, difference, read_output
 from regard.explore.reading import Reading, Readings
-from regard.models.folder import find_device, load, load_recipe, load_tokenizers
+from regard.models.folder import find_device
 from regard.models.recipe import RECIPE
 from regard.nn.multihead import MultiHead
 from regard.nn.trace import trace
 from regard.predict.beam import beam
-from regard.predict.config import SearchConfig
-from regard.predict.translator import decode_config
+from regard.predict.bundle import load
+from regard.predict.config import SearchConfig, recipe_config
 from regard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -196,12 +196,11 @@ class Inside:
             found = read_folder(folder)
             model = found.model.to(find_device(device))
             return cls(model, found.tokenizers, {"hf": found.notes}, name=Path(folder).resolve().name)
-        tables, model = load_recipe(folder), load(folder, device)
-        table, search = tables.get("decode"), None
-        sampled = isinstance(table, dict) and table.get("sample")  # what is drawn would differ from look to look
-        if model.config.architecture in ("encoder-decoder", "recurrent") and not sampled:
-            search = decode_config(tables, None, Path(folder) / RECIPE)
-        return cls(model, load_tokenizers(folder), tables, search, Path(folder).resolve().name)
+        bundle, search = load(folder, device), None
+        sampled = bundle.table("decode").get("sample")  # what is drawn would differ from look to look
+        if bundle.config.architecture in ("encoder-decoder", "recurrent") and not sampled:
+            search = recipe_config(bundle.recipe, bundle.where)
+        return cls(bundle.model, bundle.tokenizers, bundle.recipe, search, Path(folder).resolve().name)
 
     def look(
         self,

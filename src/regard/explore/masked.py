@@ -81,7 +81,7 @@ def _examples(filler: MaskPredictor, texts: Sequence[tuple[list[int], dict[int, 
         place, right = min(hidden.items())
         shown = [filler.mask if i == place else id for i, id in enumerate(ids)]
         written = "".join("▢" if id == filler.mask else filler.tokenizer.token(id) for id in shown[1:-1])
-        guesses = ", ".join(f"{one.token} {one.probability:.2f}" for one in filler.guess(shown, GUESSES)[0])
+        guesses = ", ".join(f"{one.token} {one.probability:.2f}" for one in filler.candidates(shown, GUESSES)[0])
         rows.append([written.replace("▁", " "), filler.tokenizer.token(right), guesses])
     return [Section("What it would put there", table(["text", "hidden", "guesses"], rows))] if rows else []
 

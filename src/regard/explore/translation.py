@@ -51,7 +51,7 @@ class Attention:
 def attention_of(translator: Translator, line: str, answer: str) -> Attention:
     """Where every head looks while `line` is turned into `answer`."""
     source, target = translator.source, translator.target
-    begin = target.special_id("bos") if translator.start is None else translator.start
+    begin = translator.bundle.target_frame[0]
     ids, (*tokens, end) = source.encode_batch([line], add_eos=True)[0], target.encode_batch([answer], add_eos=True)[0]
     read = [begin, *tokens]
     with trace(translator.model, only="*.weights") as seen:

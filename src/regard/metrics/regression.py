@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.data.numbers import NumberBatch, NumbersData
 from regard.data.series import last_season, last_value
 from regard.models import EncoderDecoder
-from regard.predict.regressor import write_numbers
+from regard.predict.regressor import autoregress
 
 TOGETHER = 1024  # rows
 
@@ -30,7 +30,7 @@ def evaluate_regression(
     written, forced = [], []
     for at in range(0, len(batch.source), TOGETHER):
         part = batch.rows(slice(at, at + TOGETHER)).to(device)
-        written.append(write_numbers(model, part.source, part.source_is_real, part.target.shape[1]).cpu())
+        written.append(autoregress(model, part.source, part.source_is_real, part.target.shape[1]).cpu())
         if not data.context:
             with torch.inference_mode():
                 forced.append(model(part.source, part.read, part.source_is_real).cpu())

@@ -180,6 +180,11 @@ class ModelConfig(StackConfig):
         return found or None
 
     @property
+    def position_limit(self) -> int | None:
+        """The longest sequence that the positions reach: learned ones have a row each; None: no limit."""
+        return self.max_length if self.position == "learned" and self.architecture != "recurrent" else None
+
+    @property
     def source_length(self) -> int:
         """Positions that a picture takes, the [CLS] vector included."""
         return (self.image_size // self.patch_size) ** 2 + self.has_cls

@@ -56,10 +56,10 @@ def save(
     write_weights(folder / WEIGHTS, weights_of(model))
 
 
-def load(folder: str | Path, device: str | torch.device = "cpu") -> Model:
-    """The model in `folder`, in eval mode and in the precision it was saved in."""
+def load(folder: str | Path, device: str | torch.device = "cpu", recipe: Mapping[str, Any] | None = None) -> Model:
+    """The model in `folder`, in eval mode and in the precision it was saved in; `recipe`: its tables, if known."""
     folder = Path(folder)
-    config = load_config(folder)
+    config = load_config(folder, recipe)
     tensors = read_weights(_weights_file(folder))
     with torch.random.fork_rng(devices=[]):  # the random weights it starts with must not move anyone's seed
         model = build(config)
@@ -97,10 +97,10 @@ def load_recipe(folder: str | Path) -> dict[str, Any]:
     return read_toml(folder / RECIPE)
 
 
-def load_config(folder: str | Path) -> ModelConfig:
+def load_config(folder: str | Path, recipe: Mapping[str, Any] | None = None) -> ModelConfig:
     """What [model] in the folder's recipe describes."""
     path = Path(folder) / RECIPE
-    tables = load_recipe(folder)
+    tables = load_recipe(folder) if recipe is None else recipe
     if not isinstance(tables.get("model"), dict):
         raise UserError(f"{path}: has no table [model], which describes the model; copy the folder again")
     try:

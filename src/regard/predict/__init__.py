@@ -1,9 +1,22 @@
-"""Decoding: choosing the next token, again and again."""
+"""Prediction: a bundle of a model and its tokenizers, and from there to text, classes or numbers."""
 
 from regard.predict.beam import beam
+from regard.predict.bundle import Bundle, Prediction, Predictor, TextPrediction, load
 from regard.predict.config import SearchConfig
 from regard.predict.sampling import sample
 from regard.predict.search import Hypothesis, greedy
-from regard.predict.translator import Translation, Translator
+from regard.predict.translator import Translator
 
-__all__ = ["Hypothesis", "SearchConfig", "Translation", "Translator", "beam", "greedy", "sample"]
+__all__ = [
+    "Bundle",
+    "Hypothesis",
+    "Prediction",
+    "Predictor",
+    "SearchConfig",
+    "TextPrediction",
+    "Translator",
+    "beam",
+    "greedy",
+    "load",
+    "sample",
+]

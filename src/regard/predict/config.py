@@ -1,25 +1,25 @@
-"""How a model's scores become a sequence, as values: the [decode] table of a recipe.
+"""How next-token distributions become a sequence, as values: the [decode] table of a recipe.
 
     [decode]
     beam = 5
     length_penalty = 0.6
 
-A search ranks what it finds by  score = log P(Y | X) / lp(Y) + cp(X, Y),  with
+A search ranks its hypotheses by  score = log P(Y | X) / lp(Y) + cp(X, Y),  with
 
     lp(Y)    = ((5 + |Y|) / 6)^length_penalty                             |Y| counts the tokens, </s> included
-    cp(X, Y) = coverage_penalty · Σ_i log min(Σ_j a_ji, 1)                a_ji: how much target j looks at source i
+    cp(X, Y) = coverage_penalty · Σ_i log min(Σ_j a_ji, 1)                a_ji: attention weight of source i at target j
 
-log P falls with every token, so plain beam search likes short answers: lp > 0 evens that out. cp falls
-where a source token was never looked at, so that nothing is left untranslated (Wu et al. 2016, section 7).
+log P falls with every token, so plain beam search prefers short outputs; lp > 0 compensates for that. cp falls
+where a source token received little attention, so that nothing is left untranslated (Wu et al. 2016, section 7).
 
-`sample = true` draws from the distribution instead: temperature flattens or sharpens it, top_k keeps the k
-likeliest tokens (Fan et al. 2018), top_p the fewest that hold a share p of it (Holtzman et al. 2020).
+`sample = true` samples from the distribution instead: temperature flattens or sharpens it, top_k keeps the k most
+probable tokens (Fan et al. 2018), top_p the fewest whose probabilities sum to p (Holtzman et al. 2020).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from regard.errors import UserError
@@ -27,26 +27,26 @@ from regard.settings import check_types, from_dict
 
 BEAM_ONLY = ("beam", "early_stopping", "coverage_penalty")
 SAMPLE_ONLY = ("temperature", "top_k", "top_p", "seed")
-WIDEST = 1000  # hypotheses that a search may keep: more would take for ever
-SLACK = 50  # tokens that an answer may always have beyond max_ratio times its source
+WIDEST = 1000  # hypotheses that a search may keep: with more, one sentence takes minutes
+SLACK = 50  # tokens that an output may always have beyond max_ratio times its source
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
     beam: int = 1  # hypotheses kept at every step; 1 is greedy search
-    n_best: int = 1  # answers for each source, best first; of a sample: draws, which may be alike
+    n_best: int = 1  # outputs for each source, best first; with sample = true: samples, which may be equal
     length_penalty: float = 0.0  # 0: none
-    coverage_penalty: float = 0.0  # 0: none; needs cross attention, whose last layer is read
-    early_stopping: bool = False  # true: stop at the first `beam` finished; false: when no other can be better
+    coverage_penalty: float = 0.0  # 0: none; needs cross attention; the weights of its last layer count
+    early_stopping: bool = False  # true: stop at the first `beam` finished; false: when no other can rank higher
     min_length: int = 0  # tokens before </s>
-    max_length: int | None = None  # tokens, </s> included; an answer that has reached it counts as it stands
+    max_length: int | None = None  # tokens, </s> included; an output of that length counts as it is
     max_ratio: float = 2.0  # never more than max_ratio · source + 50 tokens
-    no_repeat_ngram: int = 0  # no sequence of so many tokens occurs twice; 0: it may
+    no_repeat_ngram: int = 0  # no sequence of this many tokens occurs twice; 0: off
     sample: bool = False
     temperature: float = 1.0
     top_k: int = 0  # 0: all tokens
     top_p: float = 1.0
-    seed: int = 1  # together with a line's number it fixes what is drawn for that line
+    seed: int = 1  # with the index of a line it determines the samples of that line
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -61,17 +61,17 @@ class SearchConfig:
         if abs(self.length_penalty) > 10:
             raise UserError(f"length_penalty = {self.length_penalty}: must be from -10 to 10; 0.6 to 1 is usual")
         if not self.temperature > 0:
-            raise UserError(f"temperature = {self.temperature}: must be greater than 0; top_k = 1 takes the likeliest")
+            raise UserError(f"temperature = {self.temperature}: must be greater than 0; top_k = 1 is greedy")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p = {self.top_p}: must be greater than 0 and at most 1")
         self._check_kind()
 
     def _check_kind(self) -> None:
-        """What has no effect in the kind of search that was asked for is a mistake, not a wish."""
+        """A setting without effect in the chosen kind of search is refused."""
         for name in BEAM_ONLY if self.sample else SAMPLE_ONLY:
             value = getattr(self, name)
             if value != type(self).__dataclass_fields__[name].default:
-                remedy = "leave it out, or set sample = false" if self.sample else "leave it out, or set sample = true"
+                remedy = "remove it, or set sample = false" if self.sample else "remove it, or set sample = true"
                 kind = "sampling" if self.sample else "beam search"
                 raise UserError(f"{name} = {value}: has no effect on {kind}; {remedy}")
         for name in () if self.sample else ("beam", "n_best"):
@@ -88,13 +88,21 @@ class SearchConfig:
         return float(((5 + length) / 6) ** self.length_penalty)
 
     def limit(self, source: int) -> int:
-        """The most tokens that an answer to `source` tokens may have."""
+        """The most tokens that an output for `source` tokens may have."""
         limit = int(self.max_ratio * source) + SLACK
         return limit if self.max_length is None else min(limit, self.max_length)
 
+    def within(self, positions: int | None) -> SearchConfig:
+        """With outputs that end where the positions of a model do; None: they do not end."""
+        if positions is None or (self.max_length or positions + 1) <= positions:
+            return self
+        if self.min_length > positions:
+            raise UserError(f"min_length = {self.min_length}: the model has {positions} positions; lower it")
+        return replace(self, max_length=positions)
+
 
 def read_config(table: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> SearchConfig:
-    """The config of a [decode] table, with changes; asking for the other kind of search drops what was for this one."""
+    """The config of a [decode] table, with changes; a change of the kind of search drops the settings of the other."""
     if not changes:
         return from_dict(SearchConfig, dict(table), "decode.")
     kept, changes = dict(table), dict(changes)
@@ -103,3 +111,14 @@ def read_config(table: Mapping[str, Any], changes: Mapping[str, Any] | None = No
     if changes.get("sample") and not kept.get("sample"):
         kept = {name: value for name, value in kept.items() if name not in BEAM_ONLY}
     return from_dict(SearchConfig, {**kept, **changes})
+
+
+def recipe_config(recipe: Mapping[str, Any], where: str, **defaults: Any) -> SearchConfig:
+    """The config of a recipe's table [decode]; `where` is what a message calls the recipe."""
+    table = recipe.get("decode", {})
+    if not isinstance(table, dict):
+        raise UserError(f"{where}: decode = {table!r}: write a table [decode], such as  [decode]  with  beam = 5")
+    try:
+        return read_config({**defaults, **table})
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None

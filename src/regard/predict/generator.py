@@ -11,11 +11,10 @@ cost of a token stays flat on average. A prompt that does not fit is an error, o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +22,13 @@ from torch import Tensor, nn
 
 from regard.errors import UserError, suggest
 from regard.models import Decoder, ModelConfig
-from regard.models.folder import load, load_recipe, load_tokenizers
-from regard.models.recipe import RECIPE
+from regard.predict.bundle import Bundle, Prediction, SearchPredictor
 from regard.predict.config import SearchConfig, read_config
 from regard.predict.lean_text import LeanDecoder, lean_decoder
 from regard.predict.replay import FixedDrawing, Replays
 from regard.predict.sampling import Chance, draw
 from regard.predict.search import check_scores, forbid, log_probabilities
+from regard.settings import to_dict
 from regard.text.stream import StopStrings, StreamDecoder
 from regard.text.tokenizer import Tokenizer
 
@@ -51,6 +50,7 @@ class Token:
     log_probability: float
     text: str
     ended: str | None = None
+    prompt: int = 0  # the index of the prompt
 
 
 @dataclass
@@ -69,76 +69,82 @@ class Sample:
         self.ended = token.ended
 
 
-class Generator:
-    """A decoder with its tokenizer; `context` is how many tokens it is given at most."""
+@dataclass(frozen=True)
+class Generation(Prediction):
+    """The continuations of one prompt; `text` is the first one."""
 
-    def __init__(
-        self, model: Decoder, tokenizer: Tokenizer, config: SearchConfig | None = None, context: int | None = None
-    ) -> None:
-        check_vocabulary(model.config, tokenizer, "model.")
-        self.model, self.tokenizer = model.eval(), tokenizer
-        self.config = config or SearchConfig(sample=True)
-        self.context = context or model.config.max_length
-        self.device = next(model.parameters()).device
+    samples: tuple[Sample, ...]
+
+    @property
+    def text(self) -> str:
+        return self.samples[0].text
+
+
+class Generator(SearchPredictor[str, Generation]):
+    """A decoder with its tokenizer; `context` is how many tokens it attends to at most."""
+
+    NEEDS = "a decoder (a language model) with its tokenizer"
+    COMMAND = "generate"
+    DEFAULTS: ClassVar = {"sample": True}
+
+    def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
+        super().__init__(bundle, config)
+        self.model: Decoder = bundle.model  # type: ignore[assignment]
+        self.tokenizer, self.context = bundle.tokenizer, bundle.limits.context
+        try:
+            check_vocabulary(self.model.config, self.tokenizer, "model.")
+        except UserError as error:
+            raise UserError(f"{bundle.name}: {error}") from None
         self.fixed = self.device.type == "cuda"  # in fixed shapes, where that is possible
-        self.own = False  # whether nobody else has the model, so that its matrices may be laid out anew
-        self._replays = Replays(model, len(tokenizer), tokenizer.eos)
+        self._replays = Replays(self.model, len(self.tokenizer), self.tokenizer.eos)
 
-    @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu", changes: Mapping[str, Any] | None = None) -> Generator:
-        """The model in `folder`, drawing as [decode] of its recipe says; `changes` are fields of a SearchConfig."""
-        tables = load_recipe(folder)
-        table = {"sample": True, **tables.get("decode", {})}
-        try:
-            config = read_config(table, changes)
-        except UserError as error:
-            given = str(error).partition(" ")[0] in (changes or {})
-            raise error if given else UserError(f"{Path(folder) / RECIPE}: {error}") from None
-        model, tokenizers = load(folder, device), load_tokenizers(folder)
-        if not isinstance(model, Decoder):
-            raise UserError(
-                f"{folder}: model.architecture = {model.config.architecture!r}: only a decoder goes on with a text; an "
-                "encoder-decoder answers to  regard translate"
-            )
-        if "tokenizer" not in tokenizers:
-            raise UserError(f"{folder}: has no tokenizer.json, so text cannot be turned into the model's tokens")
-        train = tables.get("train")
-        context = train.get("pack") if isinstance(train, dict) else None
-        try:
-            generator = cls(model, tokenizers["tokenizer"], config, context)
-        except UserError as error:
-            raise UserError(f"{folder}: {error}") from None
-        generator.own = True
-        return generator
+    @staticmethod
+    def accepts(bundle: Bundle) -> bool:
+        return bundle.config.architecture == "decoder"
 
-    def generate(self, prompt: str, **settings: Any) -> list[Sample]:
-        """All samples, finished; `settings` are those of `stream`."""
+    def configured(self, config: SearchConfig | None = None, **changes: Any) -> SearchConfig:
+        """As for others, but the context may slide over a text of any length."""
+        return read_config(to_dict(config or self.config), changes) if changes else config or self.config
+
+    def predict(self, inputs: Sequence[str], **options: Any) -> list[Generation]:
+        """The continuations of each prompt; the options are those of `stream`."""
+        return [Generation(tuple(self.generate(prompt, **options))) for prompt in inputs]
+
+    def generate(self, prompt: str, **options: Any) -> list[Sample]:
+        """All continuations of one prompt."""
         samples: dict[int, Sample] = {}
-        for token in self.stream(prompt, **settings):
+        for token in self.stream([prompt], **options):
             samples.setdefault(token.sample, Sample()).take(token)
         return [samples[number] for number in sorted(samples)]
 
     def stream(
         self,
-        prompt: str,
+        inputs: Sequence[str],
         *,
         config: SearchConfig | None = None,
         stops: Sequence[str] = (),
         overflow: Overflow = "stop",
         begin: bool = False,
         context: int | None = None,
+        **options: Any,
     ) -> Iterator[Token]:
-        """Tokens of all `config.n_best` samples as they are drawn; `begin` puts </s>, the end of a document, first.
+        """Tokens of all `n_best` samples of each prompt as they are sampled; `options` are fields of a SearchConfig.
 
-        A prompt that cannot be is an error at once, before any token is asked for.
+        `begin` puts </s>, the end of a document, first. A prompt that is too long is an error at once.
         """
-        context = self.context if context is None else context
-        ids = self.read(prompt, overflow, begin, context)
-        return self._stream(ids, config or self.config, stops, overflow, context)
+        context, config = self.context if context is None else context, self.configured(config, **options)
+        prompts = [self.read(prompt, overflow, begin, context) for prompt in inputs]
+        return self._all(prompts, config, stops, overflow, context)
+
+    def _all(
+        self, prompts: list[list[int]], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int
+    ) -> Iterator[Token]:
+        for number, ids in enumerate(prompts):
+            yield from self._stream(ids, config, stops, overflow, context, number)
 
     @torch.inference_mode()
     def _stream(
-        self, ids: list[int], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int
+        self, ids: list[int], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int, prompt: int
     ) -> Iterator[Token]:
         limit = config.max_length or LIMIT
         writers = [_Writer(StreamDecoder(self.tokenizer), StopStrings(stops)) for _ in range(config.n_best)]
@@ -154,7 +160,7 @@ class Generator:
                         text += writers[number].end()
                     else:
                         kept.append(row)
-                    yield Token(number, id, log_probability, text, ended)
+                    yield Token(number, id, log_probability, text, ended, prompt)
                 if not kept:
                     return
                 drawing.keep(kept)
@@ -166,7 +172,7 @@ class Generator:
             raise UserError("min_length and no_repeat_ngram need a token for the end, which the tokenizer lacks")
         if self.fixed and self._replays.fits(config):
             return self._replays.drawing(ids, config, context, limit)
-        if self.own and self.device.type == "cpu" and config.n_best == 1:
+        if self.bundle.own and self.device.type == "cpu" and config.n_best == 1:
             lay_columns(self.model)
         return nullcontext(Drawing(self.model, ids, config, len(self.tokenizer), context, self.tokenizer.eos, limit))
 
@@ -176,11 +182,10 @@ class Generator:
             raise UserError(f"overflow = {overflow!r}; {suggest(str(overflow), get_args(Overflow))}")
         if context < 1:
             raise UserError(f"context = {context}: give 1 or more tokens")
-        config, first = self.model.config, []
-        if config.position == "learned" and context > config.max_length:
+        limit, first = self.bundle.limits.positions, []
+        if limit is not None and context > limit:
             raise UserError(
-                f"context = {context}: the learned positions of this model end at max_length = {config.max_length}; "
-                "give no more"
+                f"context = {context}: the learned positions of this model end at max_length = {limit}; give no more"
             )
         if begin:
             if self.tokenizer.eos is None:

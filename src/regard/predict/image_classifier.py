@@ -1,4 +1,4 @@
-"""Recognising: pictures in, a probability for every class out.
+"""Image classification: images in, a probability for every class out.
 
 p = softmax(W · pool(encoder(patches)) + b)         [N, classes]          Dosovitskiy et al. 2021
 """
@@ -7,55 +7,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.data.pixels import open_pixels
-from regard.errors import UserError
 from regard.models import Encoder
-from regard.models.folder import load, load_recipe
-from regard.models.recipe import RECIPE
-from regard.predict.text_classifier import class_names
-
-TOGETHER = 500  # pictures
+from regard.predict.bundle import Bundle, Predictor
+from regard.predict.text_classifier import ClassPrediction, class_prediction
 
 
-class ImageClassifier:
-    """An encoder over patches with a head of classes, and what the classes are called."""
+class ImageClassifier(Predictor["str | Path", ClassPrediction]):
+    """An encoder over patches with an output head over classes."""
 
-    def __init__(self, model: Encoder, classes: Sequence[str]) -> None:
-        self.model, self.classes = model.eval(), tuple(classes)
-        self.device = next(model.parameters()).device
+    NEEDS = "an encoder of image patches with output_head = 'classes'"
+    COMMAND = "classify"
+    BATCH = 500
 
-    @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu") -> ImageClassifier:
-        """The model in `folder`."""
-        model, data = load(folder, device), load_recipe(folder).get("data")
-        if not isinstance(model, Encoder) or model.classifier is None or model.config.input != "patches":
-            raise UserError(
-                f"{folder}: architecture = {model.config.architecture!r}, output_head = "
-                f"{model.config.output_head!r}, source = "
-                f'{model.config.input!r}: is no classifier of pictures; train one with  task = "image-classification"'
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle)
+        self.model: Encoder = bundle.model  # type: ignore[assignment]
+        self.classes = bundle.classes
+
+    @staticmethod
+    def accepts(bundle: Bundle) -> bool:
+        config = bundle.config
+        return (config.architecture, config.input, config.output_head) == ("encoder", "patches", "classes")
+
+    def predict(self, inputs: Sequence[str | Path], **options: Any) -> list[ClassPrediction]:
+        """The class of each image file."""
+        config = self.model.config
+        opened = [open_pixels(path, config.channels, config.image_size) for path in inputs]
+        if not opened:
+            return []
+        pixels, side = torch.stack([one for one, _ in opened]), config.image_size
+        rows = self.probabilities(lambda begin, end: pixels[begin:end], len(inputs)).tolist()
+        return [
+            class_prediction(
+                self.classes, row,
+                None if size == (side, side) else f"{size[0]} x {size[1]} pixels are resized to {side} x {side}",
             )
-        return cls(model, class_names(model, data if isinstance(data, dict) else {}, Path(folder) / RECIPE))
+            for row, (_, size) in zip(rows, opened, strict=True)
+        ]  # fmt: skip
 
     @torch.inference_mode()
     def probabilities(self, pixels: Callable[[int, int], Tensor], count: int) -> Tensor:
         """[count, classes] in float32 on the CPU; `pixels(begin, end)` gives bytes [n, channels, side, side]."""
-        found = []
-        for at in range(0, count, TOGETHER):
-            part = pixels(at, min(at + TOGETHER, count)).to(self.device)
-            found.append(self.model(part.float() / 255).float().softmax(dim=-1).cpu())
-        return torch.cat(found)
-
-    def classify(self, paths: Sequence[str | Path]) -> list[tuple[str, dict[str, float], tuple[int, int]]]:
-        """(likeliest class, probability of each, width and height in the file) of each picture."""
-        config = self.model.config
-        read = [open_pixels(path, config.channels, config.image_size) for path in paths]
-        pixels = torch.stack([one for one, _ in read])
-        rows = self.probabilities(lambda begin, end: pixels[begin:end], len(paths)).tolist()
-        return [
-            (self.classes[max(range(len(row)), key=row.__getitem__)], dict(zip(self.classes, row, strict=True)), size)
-            for row, (_, size) in zip(rows, read, strict=True)
-        ]
+        results = []
+        for at in range(0, count, self.BATCH):
+            part = pixels(at, min(at + self.BATCH, count)).to(self.device)
+            results.append(self.model(part.float() / 255).float().softmax(dim=-1).cpu())
+        return torch.cat(results)

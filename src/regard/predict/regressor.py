@@ -1,16 +1,16 @@
-"""Numbers, one step after another: what a model has written is what it reads next.
+"""Regression: numbers in, numbers out, one step after another; each output is the next input.
 
     y_1 = f(0, memory)      y_t = f(y_t-1, …, memory)            x [B, S, channels] -> y [B, T, channels]
 
-In training the decoder reads the true numbers (teacher forcing). Here it reads its own, so an error at one step is
-an input at the next: this is the figure that counts. The first input is zeros, where a text has <s>: it stands at
-position 0, and no number ever does.
+In training the decoder reads the true numbers (teacher forcing). Here it is autoregressive: it reads its own outputs,
+so an error at one step is an input at the next, and the error of these outputs is the metric that counts. The first
+input is zeros, where a text has <s>; it is at position 0, and no number ever is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,61 +20,66 @@ from regard.data.numbers import NumbersData
 from regard.data.scaled import Scale
 from regard.errors import UserError
 from regard.models import EncoderDecoder
-from regard.models.folder import load, load_recipe
-from regard.models.recipe import RECIPE
+from regard.predict.bundle import Bundle, Prediction, Predictor
 from regard.settings import from_dict
 
-DEVIATIONS = 4  # from the mean of the training data: hardly any number of it lies beyond
+DEVIATIONS = 4  # standard deviations from the mean of the training data: hardly any number of it lies beyond
 
 
 @torch.inference_mode()
-def write_numbers(model: EncoderDecoder, source: Tensor, is_real: Tensor | None, steps: int) -> Tensor:
-    """[B, S, channels] -> [B, steps, channels], free-running, in the scale of the model."""
+def autoregress(model: EncoderDecoder, source: Tensor, is_real: Tensor | None, steps: int) -> Tensor:
+    """[B, S, channels] -> [B, steps, channels], in the scale of the model."""
     state = model.start(source, is_real, capacity=steps)
     value = torch.zeros_like(source[:, :1])
-    written = []
+    outputs = []
     for _ in range(steps):
         value = model.step(value, state)
-        written.append(value)
-    return torch.cat(written, dim=1)
+        outputs.append(value)
+    return torch.cat(outputs, dim=1)
 
 
-class Regressor:
-    """A trained model of numbers with the scale it was trained in."""
+@dataclass(frozen=True)
+class Forecast(Prediction):
+    """The steps that follow an input: [steps][channels]."""
 
-    def __init__(self, model: EncoderDecoder, data: NumbersData) -> None:
-        self.model, self.data, self.scale = model.eval(), data, Scale.of(data)
-        self.device = next(model.parameters()).device
+    values: list[list[float]]
 
-    @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu") -> Regressor:
-        tables = load_recipe(folder)
-        table: Any = tables.get("data")
-        if tables.get("task") != "numbers" or not isinstance(table, Mapping):
-            raise UserError(
-                f"{folder}: is no model of numbers; its task is {tables.get('task', 'translation')!r}. Train one with "
-                'a recipe that says  task = "numbers"'
-            )
+    @property
+    def series(self) -> list[float]:
+        """The first channel, which may be the only one."""
+        return [step[0] for step in self.values]
+
+
+class Regressor(Predictor["Sequence[float] | Tensor", Forecast]):
+    """A trained model of numbers with the scale that it was trained in."""
+
+    NEEDS = "a trained encoder-decoder with output_head = 'values', and [data] with its scale"
+    COMMAND = "predict"
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle)
+        self.model: EncoderDecoder = bundle.model  # type: ignore[assignment]
         try:
-            data = from_dict(NumbersData, dict(table), "data.")
+            self.data = from_dict(NumbersData, bundle.table("data"), "data.")
         except UserError as error:
-            raise UserError(f"{Path(folder) / RECIPE}: {error}") from None
-        model = load(folder, device)
-        if not isinstance(model, EncoderDecoder) or model.config.output_head != "values" or not data.mean:
-            raise UserError(f"{folder}: holds no trained model of numbers; train it again")
-        return cls(model, data)
+            raise UserError(f"{bundle.where}: {error}") from None
+        self.scale = Scale.of(self.data)
+
+    @staticmethod
+    def accepts(bundle: Bundle) -> bool:
+        return bundle.config.output_head == "values" and bool(bundle.table("data").get("mean"))
 
     @property
     def channels(self) -> int:
         return self.model.config.feature_dim
 
-    def _read(self, given: Tensor) -> Tensor:
-        """Of steps [n, channels] those that the model reads, of a series the last `context`."""
-        return given[-self.data.context :]  # context = 0: all
+    def _read(self, series: Tensor) -> Tensor:
+        """Of steps [n, channels] those that the model reads, of a time series the last `context`."""
+        return series[-self.data.context :]  # context = 0: all
 
     @property
-    def known(self) -> tuple[Tensor, Tensor]:
-        """The range of what it has learned from, (lowest, highest) [channels]: the rule's, or mean ± DEVIATIONS."""
+    def training_range(self) -> tuple[Tensor, Tensor]:
+        """(lowest, highest) [channels] of the training data: those of the rule, or mean ± DEVIATIONS."""
         rule, reach = self.data.rule, DEVIATIONS * self.scale.std
         if rule is None:
             return self.scale.mean - reach, self.scale.mean + reach
@@ -82,41 +87,45 @@ class Regressor:
 
     @property
     def longest(self) -> int:
-        """The most numbers of a sequence that it has learned from; 0: it reads a series, always the same length."""
+        """The most numbers of a sequence in the training data; 0: a time series, always of the same length."""
         return 0 if self.data.context else self.data.longest
 
-    def strange(self, given: Tensor) -> list[list[float]]:
-        """By channel, the numbers of [n, channels] that are read and lie outside what it has learned from."""
-        read, (low, high) = self._read(given), self.known
-        return [read[odd, at].tolist() for at, odd in enumerate(((read < low) | (read > high)).T)]
+    def out_of_range(self, series: Tensor) -> list[list[float]]:
+        """By channel, the numbers of [n, channels] that are read and lie outside the training range."""
+        read, (low, high) = self._read(series), self.training_range
+        return [read[outside, at].tolist() for at, outside in enumerate(((read < low) | (read > high)).T)]
 
-    def predict(self, sequences: Sequence[Sequence[float]], steps: int | None = None) -> list[list[float]]:
-        """What follows each sequence of one channel: `steps` numbers, or as many as it has (a series: its horizon)."""
-        if self.channels != 1:
-            raise UserError(f"this model reads {self.channels} channels a step: give them as a table, with --file")
-        answers = []
-        for numbers in sequences:
-            if not numbers:
-                raise UserError("the sequence has no numbers; give at least one, such as  10 20 30")
-            count = steps or (self.data.horizon if self.data.context else len(numbers))
-            given = torch.tensor(numbers, dtype=torch.float64)[:, None]
-            answers.append(self.forecast(given, count)[:, 0].tolist())
-        return answers
+    def predict(
+        self, inputs: Sequence[Sequence[float] | Tensor], *, steps: int | None = None, **options: Any
+    ) -> list[Forecast]:
+        """What follows each input: a sequence of numbers, or a time series [n, channels].
 
-    def forecast(self, given: Tensor, steps: int | None = None) -> Tensor:
-        """What follows steps [n, channels], of a series the last `context` of them: [steps, channels]"""
-        context = self.data.context
-        if given.dim() != 2 or given.shape[1] != self.channels:
-            raise UserError(f"numbers have shape {tuple(given.shape)}: give [steps, channels = {self.channels}]")
-        if context and len(given) < context:
-            steps_are = "1 step is" if len(given) == 1 else f"{len(given):,} steps are"
-            raise UserError(f"{steps_are} given, but the model reads {context}: give as many")
-        source = self.scale.shrink(self._read(given)).to(self.device)
-        found = self.scale.widen(write_numbers(self.model, source[None], None, steps or self.data.horizon))[0]
-        if not bool(found.isfinite().all()):
-            known = ", ".join(f"{mean:g} ± {std:g}" for mean, std in zip(self.data.mean, self.data.std, strict=True))
+        `steps`: how many; by default as many as a sequence has, or the horizon of a time series.
+        """
+        return [Forecast(self.forecast(series, steps).tolist()) for series in map(self.as_series, inputs)]
+
+    def as_series(self, numbers: Sequence[float] | Tensor) -> Tensor:
+        """[n, channels] of a sequence of one channel, or of a tensor."""
+        series = torch.as_tensor(numbers, dtype=torch.float64)
+        series = series[:, None] if series.dim() == 1 else series
+        if series.dim() != 2 or series.shape[1] != self.channels:
+            raise UserError(f"numbers have shape {tuple(series.shape)}: give [steps, channels = {self.channels}]")
+        if not len(series):
+            raise UserError("the sequence has no numbers; give at least one, such as  10 20 30")
+        return series
+
+    def forecast(self, series: Tensor, steps: int | None = None) -> Tensor:
+        """What follows steps [n, channels], of a time series the last `context` of them: [steps, channels]"""
+        context, series = self.data.context, self.as_series(series)
+        if context and len(series) < context:
+            raise UserError(f"{len(series):,} steps are too few: the model reads {context}")
+        steps = steps or (self.data.horizon if context else len(series))
+        source = self.scale.shrink(self._read(series)).to(self.device)
+        outputs = self.scale.widen(autoregress(self.model, source[None], None, steps))[0]
+        if not bool(outputs.isfinite().all()):
+            scale = ", ".join(f"{mean:g} ± {std:g}" for mean, std in zip(self.data.mean, self.data.std, strict=True))
             raise UserError(
-                "the model's answer is no number: it was trained on numbers of about "
-                f"{known}, and what is given goes up to {given.abs().max().item():g}; give numbers like those"
+                f"the prediction is not a number: the model was trained on numbers of about {scale}, and the input "
+                f"has numbers up to {series.abs().max().item():g}; give numbers in the range of the training data"
             )
-        return found
+        return outputs

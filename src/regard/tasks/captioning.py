@@ -41,10 +41,10 @@ from regard.errors import UserError, suggest
 from regard.explore.captions import Judged, noun_attention, write_examples, write_report
 from regard.metrics.bleu import score
 from regard.models import EncoderDecoder, ModelConfig
-from regard.models.folder import load_recipe
 from regard.models.recipe import with_preset
+from regard.predict import bundle as bundles
 from regard.predict.captioner import Captioner, as_input
-from regard.predict.config import read_config
+from regard.predict.config import SearchConfig, read_config
 from regard.settings import from_dict, to_dict
 from regard.tasks.word_dropout import WordDropout
 from regard.text.config import TextConfig
@@ -73,6 +73,7 @@ def captioning(
 
 class CaptioningRun(TaskRun):
     NAME = "captioning"
+    predictor = Captioner
     DEFAULTS: ClassVar = {
         "text": {"kind": "word"},
         "model": {"architecture": "encoder-decoder", "input": "patches", "norm_order": "pre", "activation": "gelu"},
@@ -223,23 +224,23 @@ class CaptioningRun(TaskRun):
             loss, tokens = loss + part.item(), tokens + int(count)
         figures = {"valid_loss": loss / tokens}
         if self.config.metric == "exact":
-            figures["exact"] = self._judge(Captioner(model, self.tokenizer), valid).figures["exact"]
+            figures["exact"] = self._judge(Captioner(self.bundle(model), SearchConfig()), valid).figures["exact"]
         return figures
 
     def _judge(self, captioner: Captioner, data: CaptionSet) -> Judged:
         found: list[str] = []
         for rows in torch.arange(len(data)).split(TOGETHER):
-            found += captioner.caption(*data.sources(rows), batch=TOGETHER)
+            found += [one.text for one in captioner.decode(*data.sources(rows), batch=TOGETHER)]
         figures = dataclasses.asdict(score(found, data.captions))
         return Judged(data, found, figures | noun_attention(captioner, data))
 
     def score(self, model: Any) -> dict[str, Figures]:
-        captioner = Captioner(model, self.tokenizer, self.search)
+        captioner = Captioner(self.bundle(model))
         self.results = {name: self._judge(captioner, data) for name, data in self.sets.items() if name != "train"}
         return {name: result.figures for name, result in self.results.items()}
 
     def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
-        captioner, title = Captioner(model, self.tokenizer, self.search), self.folder.resolve().name
+        captioner, title = Captioner(self.bundle(model)), self.folder.resolve().name
         path = self.folder / "report.html"
         write_report(path, title, captioner, read_metrics(self.folder), self.results)
         if self.data.scenes is not None:  # they exist nowhere else: a few to try `regard caption` with
@@ -249,8 +250,9 @@ class CaptioningRun(TaskRun):
     def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:
         """The figures of the recipe's sets, or of the captions given with --files."""
         changes = {} if options["beam"] is None else {"beam": options["beam"]}
-        captioner = Captioner.load(folder, str(device), changes)
-        run, config, files = cls(load_recipe(folder), folder, device), captioner.model.config, options["files"]
+        captioner = Captioner(bundles.load(folder, device))
+        captioner.config = captioner.configured(**changes)
+        run, config, files = cls(captioner.bundle.recipe, folder, device), captioner.model.config, options["files"]
         run.tokenizers, run.model_config = {"tokenizer": captioner.tokenizer}, config
         if files:
             rows, _ = read_captions(files, dataclasses.replace(run.data, folder="."), config.input, config.feature_dim)

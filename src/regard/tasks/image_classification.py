@@ -30,8 +30,8 @@ from regard.errors import UserError, suggest
 from regard.explore.pictures import Tried, write_report
 from regard.metrics.classification import evaluate_classes, tell_classes
 from regard.models import Encoder, ModelConfig
-from regard.models.folder import load_recipe
 from regard.models.recipe import with_preset
+from regard.predict import bundle as bundles
 from regard.predict.image_classifier import ImageClassifier
 from regard.settings import from_dict, to_dict
 from regard.text.tokenizer import Tokenizer
@@ -63,6 +63,7 @@ def mixed_loss(logits: Tensor, labels: Tensor, draws: Draws, label_smoothing: fl
 
 class PicturesRun(TaskRun):
     NAME = "image-classification"
+    predictor = ImageClassifier
     TABLES = ("data", "augment", "model", "train")
     DEFAULTS: ClassVar = {
         "model": {
@@ -186,7 +187,7 @@ class PicturesRun(TaskRun):
         return {"valid_loss": found["loss"], "accuracy": found["accuracy"]}
 
     def _judge(self, model: Any, name: str) -> Figures:
-        found = self._probabilities(ImageClassifier(model, self.classes), name)
+        found = self._probabilities(ImageClassifier(self.bundle(model)), name)
         return dataclasses.asdict(evaluate_classes(found, self.sets[name].labels, self.classes))
 
     def _probabilities(self, recogniser: ImageClassifier, name: str) -> Tensor:
@@ -197,7 +198,7 @@ class PicturesRun(TaskRun):
         return {name: self._judge(model, name) for name in self.sets if name != "train"}
 
     def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
-        recogniser, name = ImageClassifier(model, self.classes), [*self.sets][-1]
+        recogniser, name = ImageClassifier(self.bundle(model)), [*self.sets][-1]
         tried = Tried(name, self.sets[name], self._probabilities(recogniser, name))
         batch = next(iter(self.stream())).to(self.device)
         seen = augment(batch.pixels.float() / 255, batch.draws, self.augment.crop)[:12].cpu()
@@ -207,8 +208,9 @@ class PicturesRun(TaskRun):
     @classmethod
     def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:
         """The figures of the recipe's sets, or of the pictures given with --files."""
-        recogniser, files = ImageClassifier.load(folder, str(device)), options["files"]
-        run = cls(load_recipe(folder), folder, device)
+        recogniser, files = ImageClassifier(bundles.load(folder, device)), options["files"]
+        run = cls(recogniser.bundle.recipe, folder, device)
+        run.model_config, run.tokenizers = recogniser.bundle.config, {}
         if files:
             run.classes, config = recogniser.classes, recogniser.model.config
             listed = list_set(files, dataclasses.replace(run.data, folder="."), run.classes)

@@ -33,6 +33,7 @@ from regard.metrics.perplexity import perplexity
 from regard.models import Decoder, ModelConfig
 from regard.models.folder import load_recipe
 from regard.models.recipe import with_preset
+from regard.predict import bundle as bundles
 from regard.predict.config import read_config
 from regard.predict.generator import Generator, check_vocabulary
 from regard.settings import from_dict, to_dict
@@ -57,6 +58,7 @@ def next_token(
 
 class LanguageRun(TextRun):
     NAME = "language"
+    predictor = Generator
     DEFAULTS: ClassVar = {
         "model": {"architecture": "decoder"},
         "train": {
@@ -161,7 +163,7 @@ class LanguageRun(TextRun):
     def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
         text = self.valid_text or self.train_text
         start = self.tokenizer.decode(text.slice(0, min(len(text), max(1, self.config.pack // 8))).tolist())
-        generator = Generator(model, self.tokenizer, self.search, self.config.pack)
+        generator = Generator(self.bundle(model))
         title, path = self.folder.resolve().name, self.folder / "report.html"
         write_report(path, title, generator, read_metrics(self.folder), scores, start)
 
@@ -172,7 +174,7 @@ class LanguageRun(TextRun):
         context, stride = options["context"], options["stride"]
         if context is not None and context < 1:
             raise UserError(f"--context {context}: give 1 or more tokens")
-        generator = Generator.load(folder, str(device))
+        generator = Generator(bundles.load(folder, device))
         context = context or generator.context
         if files:
             data = TextData(train=tuple(files))

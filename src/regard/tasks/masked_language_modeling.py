@@ -63,6 +63,7 @@ def masked_tokens(
 
 class MaskedRun(TextRun):
     NAME = "masked"
+    predictor = MaskPredictor
     TABLES = ("data", "text", "mask", "model", "train")
     DEFAULTS: ClassVar = {
         "model": {"architecture": "encoder", "output_head": "tokens", "head_layer": True, "logit_bias": True},
@@ -215,7 +216,7 @@ class MaskedRun(TextRun):
         }
 
     def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
-        filler = MaskPredictor(model, self.tokenizer, self.config.pack)
+        filler = MaskPredictor(self.bundle(model))
         batch = self._packs(self.valid_text or self.train_text, JUDGING, torch.device("cpu")).open(0)[1](0)
         assert isinstance(batch, MaskedBatch)
         title, path = self.folder.resolve().name, self.folder / "report.html"

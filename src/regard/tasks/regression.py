@@ -26,8 +26,8 @@ from regard.errors import UserError, suggest
 from regard.explore.numbers import Shown, write_report
 from regard.metrics.regression import TOGETHER, evaluate_regression, tell_numbers
 from regard.models import EncoderDecoder, ModelConfig
-from regard.models.folder import load_recipe
 from regard.models.recipe import with_preset
+from regard.predict import bundle as bundles
 from regard.predict.regressor import Regressor
 from regard.settings import from_dict, to_dict
 from regard.text.tokenizer import Tokenizer
@@ -48,6 +48,7 @@ def squared_error(model: EncoderDecoder, batch: NumberBatch) -> tuple[Tensor, Te
 
 class NumbersRun(TaskRun):
     NAME = "numbers"
+    predictor = Regressor
     TABLES = ("data", "model", "train")
     DEFAULTS: ClassVar = {
         "model": {
@@ -171,7 +172,7 @@ class NumbersRun(TaskRun):
     def _judge(self, model: Any, name: str) -> Figures:
         figures = evaluate_regression(model, self.sets.rows[name], self.data, self.sets.channels)
         if name == "test" and self.data.rule is not None:
-            shown = self._material(Regressor(model, self.data))
+            shown = self._material(Regressor(self.bundle(model)))
             figures["largest_of_example"] = max(abs(a - b) for a, b in zip(shown.expected, shown.written, strict=True))
         return figures
 
@@ -179,10 +180,10 @@ class NumbersRun(TaskRun):
         rule = self.data.rule
         assert rule is not None
         right = [rule.multiply * number + rule.add for number in MATERIAL]
-        return Shown("", MATERIAL, right, predictor.predict([MATERIAL])[0])
+        return Shown("", MATERIAL, right, predictor.predict([MATERIAL])[0].series)
 
     def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
-        predictor = Regressor(model, self.data)
+        predictor = Regressor(self.bundle(model))
         shown = self._shown_series(predictor) if self.data.context else self._shown_pairs(predictor)
         title, path = self.folder.resolve().name, self.folder / "report.html"
         write_report(path, title, model, read_metrics(self.folder), scores, shown)
@@ -208,19 +209,20 @@ class NumbersRun(TaskRun):
                 scale.widen(part[row])[:, 0][is_real[row]].tolist()  # type: ignore[index]
                 for part, is_real in ((batch.source, batch.source_is_real), (batch.target, batch.target_is_real))
             )
-            shown.append(Shown("", source, target, predictor.predict([source], len(target))[0]))
+            shown.append(Shown("", source, target, predictor.predict([source], steps=len(target))[0].series))
         return shown
 
     @classmethod
     def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:
-        predictor = Regressor.load(folder, str(device))
-        run = cls(load_recipe(folder), folder, device)
+        bundle = bundles.load(folder, device)
+        run = cls(bundle.recipe, folder, device)
+        run.model_config, run.tokenizers = bundle.config, {}
         run.check_data()
         names = [name for name in run.sets.rows if name != "train"]
         wanted = options["test"]
         if wanted is not None and wanted not in names:
             raise UserError(f"--test {wanted}: the recipe has no such set; {suggest(wanted, names)}")
-        return {name: run._judge(predictor.model, name) for name in names if wanted in (None, name)}
+        return {name: run._judge(bundle.model, name) for name in names if wanted in (None, name)}
 
     @staticmethod
     def tell(figures: Figures) -> list[str]:

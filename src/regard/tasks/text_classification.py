@@ -32,8 +32,8 @@ from regard.errors import UserError, suggest
 from regard.explore.classification import Answer, write_report
 from regard.metrics.classification import ClassMetrics, evaluate_classes, tell_classes
 from regard.models import Encoder, ModelConfig
-from regard.models.folder import load_recipe
 from regard.models.recipe import with_preset
+from regard.predict import bundle as bundles
 from regard.predict.text_classifier import TextClassifier
 from regard.settings import from_dict, to_dict
 from regard.tasks.word_dropout import WordDropout
@@ -76,6 +76,7 @@ def classification(
 
 class ClassificationRun(TaskRun):
     NAME = "classification"
+    predictor = TextClassifier
     TABLES = ("data", "text", "model", "train")
     DEFAULTS: ClassVar = {
         "model": {"architecture": "encoder", "output_head": "classes", "pooling": "mean"},
@@ -269,7 +270,7 @@ class ClassificationRun(TaskRun):
         return list({**({"valid": ()} if self.data.valid_fraction else {}), **self.data.sets})
 
     def score(self, model: Any) -> dict[str, Figures]:
-        self.classifier = TextClassifier(model, self.tokenizer, self.classes, self.data.max_length)
+        self.classifier = TextClassifier(self.bundle(model))
         self.answers: list[Answer] = []
         scores = {}
         for name in self.judged_sets:
@@ -284,9 +285,9 @@ class ClassificationRun(TaskRun):
     @classmethod
     def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:
         """The figures of the recipe's sets, or of the files given with --files."""
-        tables, wanted, files = load_recipe(folder), options["test"], options["files"]
-        classifier = TextClassifier.load(folder, str(device))
-        run = cls(tables, folder, device)
+        wanted, files = options["test"], options["files"]
+        classifier = TextClassifier(bundles.load(folder, device))
+        run = cls(classifier.bundle.recipe, folder, device)
         run.classes = classifier.classes
         if files:
             data = dataclasses.replace(run.data, folder=".")

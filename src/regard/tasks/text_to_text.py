@@ -32,6 +32,7 @@ from regard.explore.texttotext import write_report
 from regard.files import make_folder
 from regard.metrics.bleu import Splitting, bleu_metric
 from regard.models.folder import load_recipe
+from regard.predict import bundle as bundles
 from regard.predict.config import read_config
 from regard.predict.translator import Translator
 from regard.settings import from_dict, to_dict
@@ -155,7 +156,7 @@ class TextToTextRun(TranslationRun):
         self, model: Any, translator: Translator | None = None, names: Sequence[str] | None = None
     ) -> dict[str, Figures]:
         """Of all sets, unless `names` says which."""
-        translator = translator or Translator(model, self.source, self.target, self.search)
+        translator = translator or Translator(self.bundle(model))
         self.results, scores = {}, {}
         for name in self.judged_sets if names is None else names:
             task, _, part = name.partition(".")
@@ -175,7 +176,7 @@ class TextToTextRun(TranslationRun):
         return {"loss": loss / tokens, "perplexity": math.exp(min(loss / tokens, 700.0)), "tokens": tokens}
 
     def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
-        translator = Translator(model, self.source, self.target, self.search)
+        translator = Translator(self.bundle(model))
         title, path = self.folder.resolve().name, self.folder / "report.html"
         write_report(path, title, translator, read_metrics(self.folder), scores, self.results)
 
@@ -190,7 +191,8 @@ class TextToTextRun(TranslationRun):
         if not run.judged_sets:
             raise UserError(f"{folder}: its recipe names no validation or test set, so there is nothing to judge it by")
         changes = {} if options["beam"] is None else {"beam": options["beam"]}
-        translator = Translator.load(folder, str(device), changes)
+        translator = Translator(bundles.load(folder, device))
+        translator.config = translator.configured(**changes)
         run.tokenizers, run.splitting = {"tokenizer": translator.source}, options["tokenize"]
         return run.score(translator.model, translator, run.judged_sets if wanted is None else [wanted])
 

@@ -31,7 +31,8 @@ from regard.metrics.bleu import Scores, Splitting, bleu_metric, score
 from regard.models import ModelConfig
 from regard.models.folder import load_recipe
 from regard.models.recipe import with_preset
-from regard.predict.config import read_config
+from regard.predict import bundle as bundles
+from regard.predict.config import SearchConfig, read_config
 from regard.predict.translator import Translator
 from regard.settings import from_dict, to_dict
 from regard.text.config import TextConfig
@@ -54,6 +55,7 @@ def make_objective(config: TrainConfig) -> Objective:
 
 class TranslationRun(TaskRun):
     NAME = "translation"
+    predictor = Translator
     METRICS: ClassVar = {"loss": LOSS, "bleu": Metric("bleu", higher=True), "chrf": Metric("chrf", higher=True)}
     HEADLINE = ("bleu", "BLEU")
     EXAMPLE = 'train = ["a.en", "a.de"]'
@@ -185,7 +187,7 @@ class TranslationRun(TaskRun):
         loss, tokens = self.loss_of(model, self.valid_pairs)
         figures = {"valid_loss": loss / tokens}
         if self.config.metric in ("bleu", "chrf"):
-            found = score_of(try_pairs(Translator(model, self.source, self.target), list(self.lines("valid"))))
+            found = score_of(try_pairs(Translator(self.bundle(model), SearchConfig()), list(self.lines("valid"))))
             spaced = "tok:13a" in found.signature  # else the text is not split, and only sacrebleu can
             figures |= {"bleu": found.tokenised_bleu if spaced else found.bleu, "chrf": found.chrf}
         return figures
@@ -200,13 +202,13 @@ class TranslationRun(TaskRun):
         return loss, tokens
 
     def score(self, model: Any) -> dict[str, Figures]:
-        translator = Translator(model, self.source, self.target, self.search)
+        translator = Translator(self.bundle(model))
         self.results = {name: try_pairs(translator, list(self.lines(name))) for name in self.tests}
         return {name: dataclasses.asdict(score_of(result)) for name, result in self.results.items()}
 
     def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
         """report.html over the first test set, or the validation set; without either, over the training curve."""
-        results, translator = self.results, Translator(model, self.source, self.target, self.search)
+        results, translator = self.results, Translator(self.bundle(model))
         name = next((name for name in results if name != "valid"), "valid")
         lines = results[name].lines if results else [(*next(self.lines("train"))[:2], "")]
         short = [source for source, *_ in lines if len(source) <= PICTURED]
@@ -237,7 +239,8 @@ class TranslationRun(TaskRun):
         if not sets:
             raise UserError(f"{folder}: its recipe names no test set; give files with --files")
         changes = {} if options["beam"] is None else {"beam": options["beam"]}
-        translator = Translator.load(folder, str(device), changes)
+        translator = Translator(bundles.load(folder, device))
+        translator.config = translator.configured(**changes)
         results = {name: try_pairs(translator, list(pairs(files, config))) for name, files in sets.items()}
         return {name: dataclasses.asdict(score_of(result, options["tokenize"])) for name, result in results.items()}
 

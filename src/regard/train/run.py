@@ -39,6 +39,7 @@ from regard.files import make_folder, write_whole
 from regard.models import ModelConfig, build
 from regard.models.folder import WEIGHTS, fill, load_tokenizers, read_weights, weights_of, write_weights
 from regard.models.recipe import RECIPE
+from regard.predict.bundle import Bundle, Predictor
 from regard.settings import from_dict, read_toml, to_dict, write_toml
 from regard.tasks.registry import DEFAULT
 from regard.text.config import TextConfig
@@ -65,6 +66,7 @@ class TaskRun(ABC):
     """What the tables of a recipe say, made real in `folder`."""
 
     NAME: ClassVar[str]
+    predictor: ClassVar[type[Predictor[Any, Any]]]  # what `regard.load` predicts with
     TABLES: ClassVar[tuple[str, ...]] = ("data", "text", "model", "train", "decode")
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # table: settings that differ from the general ones
     METRICS: ClassVar[Mapping[str, Metric]] = {"loss": LOSS}  # what `train.metric` may say
@@ -196,6 +198,10 @@ class TaskRun(ABC):
             for name, tokenizer in self.tokenizers.items():
                 tokenizer.save(self.folder / f"{name}.json")
             self.prepare_data()
+
+    def bundle(self, model: Any) -> Bundle:
+        """The model in memory with what belongs to it."""
+        return Bundle(model, self.tokenizers, self._recipe(), self.folder)
 
     def _recipe(self) -> dict[str, Any]:
         model, train = to_dict(self.model_config), to_dict(self.config)

@@ -1,0 +1,255 @@
+"""A bundle: a model with everything that is needed to use it.
+
+    bundle = regard.load("runs/mine")                 a folder, read once
+    bundle.predict(["A man rides a horse."])          one prediction for each input
+    for token in bundle.stream(["Once upon"]): ...    predictions, or tokens of a generation, as they come
+    bundle.model, bundle.tokenizer, bundle.config     the parts
+
+A folder holds recipe.toml, the weights and the tokenizers (`regard.models.folder`); a bundle is made from those, or
+from a model in memory: `Bundle(model, tokenizers, recipe)`. What it predicts is the affair of a `Predictor`, a class
+for each kind of input and output; `regard.load` chooses it by the recipe's task.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+
+from regard.errors import UserError
+from regard.models import folder as folders
+from regard.models.recipe import RECIPE
+from regard.models.transformer import Model
+from regard.predict.config import SearchConfig, read_config, recipe_config
+from regard.settings import to_dict
+from regard.text.tokenizer import Tokenizer
+
+Input = TypeVar("Input")
+Output = TypeVar("Output", bound="Prediction")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The longest sequences that a model can process, in tokens with special tokens included; None: no limit.
+
+    A table of learned positions has `max_length` rows; other positions extend to any length.
+    """
+
+    positions: int | None  # of learned positions: their number
+    source: int | None  # the longest input: not beyond the positions, nor beyond data.max_length
+    target: int | None  # the longest output of an encoder-decoder
+    context: int  # tokens that a language model was trained to attend to: train.pack, or model.max_length
+
+
+class Bundle:
+    """A model in eval mode, its tokenizers, the tables of its recipe, and its limits."""
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizers: Mapping[str, Tokenizer] | None = None,
+        recipe: Mapping[str, Any] | None = None,
+        path: str | Path | None = None,
+        predictor: type[Predictor[Any, Any]] | None = None,
+    ) -> None:
+        """`path` is the folder that it was read from, None for a model in memory."""
+        self.model, self.config = model.eval(), model.config
+        self.tokenizers, self.recipe = dict(tokenizers or {}), dict(recipe or {})
+        self.path = None if path is None else Path(path)
+        self.predictor_class = predictor
+        self.own = False  # whether nothing else uses the model, so that its weights may be stored in another order
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def name(self) -> str:
+        """How messages refer to it."""
+        return "model" if self.path is None else str(self.path)
+
+    def table(self, name: str) -> dict[str, Any]:
+        """A table of the recipe; empty where there is none."""
+        table = self.recipe.get(name)
+        return table if isinstance(table, dict) else {}
+
+    # --- tokenizers
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of a model that has one."""
+        if "tokenizer" not in self.tokenizers:
+            raise UserError(f"{self.name}: has no tokenizer.json; copy the folder again, or add the file")
+        return self.tokenizers["tokenizer"]
+
+    @property
+    def source(self) -> Tokenizer:
+        """The tokenizer of the inputs."""
+        return self._side("source")
+
+    @property
+    def target(self) -> Tokenizer:
+        """The tokenizer of the outputs."""
+        return self._side("target")
+
+    def _side(self, side: str) -> Tokenizer:
+        tokenizer = self.tokenizers.get(side, self.tokenizers.get("tokenizer"))
+        if tokenizer is None:
+            raise UserError(f"{self.name}: needs tokenizer.json, or both source.json and target.json")
+        return tokenizer
+
+    @property
+    def target_frame(self) -> tuple[int, int]:
+        """The ids with which a target begins and ends; an imported model may begin with another token than <s>."""
+        start = self.table("hf").get("decoder_start_token_id")
+        return self.target.special_id("bos") if start is None else int(start), self.target.special_id("eos")
+
+    # --- what the recipe and the config decide
+
+    @cached_property
+    def limits(self) -> Limits:
+        positions = self.config.position_limit
+        longest = self.table("data").get("max_length")
+        source = longest if isinstance(longest, int) and self.config.architecture == "encoder" else positions
+        if source is not None and positions is not None:
+            source = min(source, positions)
+        context = self.table("train").get("pack")
+        return Limits(positions, source, positions, context or self.config.max_length)
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes: the recipe's, those of an imported model, or numbers."""
+        count, names = self.config.classes or 0, self.table("data").get("classes")
+        imported = self.table("hf").get("id2label")
+        if not names and isinstance(imported, dict):
+            names = [imported.get(str(number), number) for number in range(count)]
+        names = names or range(count)
+        if isinstance(names, str) or len(names) != count:
+            raise UserError(
+                f"{self.where}: data.classes names {len(names)} classes, but the model has {count}; correct the recipe"
+            )
+        return tuple(map(str, names))
+
+    @property
+    def where(self) -> str:
+        """The recipe, as a message names it."""
+        return RECIPE if self.path is None else str(self.path / RECIPE)
+
+    # --- predictions
+
+    @cached_property
+    def predictor(self) -> Predictor[Any, Any]:
+        if self.predictor_class is None:
+            config = self.config
+            raise UserError(
+                f"{self.name}: no predictor for architecture = {config.architecture!r}, input = {config.input!r}, "
+                f"output_head = {config.output_head!r}; call the model itself: regard.load(path).model"
+            )
+        return self.predictor_class(self)
+
+    def predict(self, inputs: Sequence[Any], **options: Any) -> list[Any]:
+        """One prediction for each input; the options are those of the predictor."""
+        return self.predictor.predict([inputs] if isinstance(inputs, str) else inputs, **options)
+
+    def stream(self, inputs: Sequence[Any], **options: Any) -> Iterator[Any]:
+        """Predictions as they are ready; of a language model, tokens."""
+        return self.predictor.stream([inputs] if isinstance(inputs, str) else inputs, **options)
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> Bundle:
+    """The model folder at `path`. The recipe is parsed here, once, and travels with the bundle."""
+    recipe = folders.load_recipe(path)
+    model = folders.load(path, device, recipe)
+    bundle = Bundle(model, folders.load_tokenizers(path), recipe, path)
+    bundle.own = True
+    return bundle
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model predicts for one input."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Predictor(ABC, Generic[Input, Output]):
+    """From inputs to predictions, with the model of a bundle."""
+
+    NEEDS: ClassVar[str]  # the kind of model, for a message where it is another
+    COMMAND: ClassVar[str]  # the command that uses it
+    BATCH: ClassVar[int] = 64  # inputs between two predictions of a stream
+
+    def __init__(self, bundle: Bundle) -> None:
+        if not self.accepts(bundle):
+            config = bundle.config
+            raise UserError(
+                f"{bundle.name}: architecture = {config.architecture!r}, input = {config.input!r}, output_head = "
+                f"{config.output_head!r}, {len(bundle.tokenizers)} tokenizers: {self.NEEDS} is needed here"
+            )
+        self.bundle, self.device = bundle, bundle.device
+
+    @staticmethod
+    @abstractmethod
+    def accepts(bundle: Bundle) -> bool:
+        """Whether the bundle holds the kind of model that this predictor needs."""
+
+    @abstractmethod
+    def predict(self, inputs: Sequence[Input], **options: Any) -> list[Output]:
+        """One prediction for each input, in their order."""
+
+    def stream(self, inputs: Sequence[Input], **options: Any) -> Iterator[Any]:
+        """One prediction for each input, as soon as those of its batch are ready."""
+        for at in range(0, len(inputs), self.BATCH):
+            yield from self.predict(inputs[at : at + self.BATCH], **options)
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """An output text; `score` ranks it among its alternatives, `log_probability` is log P(text | source)."""
+
+    text: str
+    score: float
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class TextPrediction(Prediction):
+    """The outputs of a search for one input, best first; `text`, `score` and `log_probability` are the best one's."""
+
+    n_best: tuple[ScoredText, ...]
+    note: str | None = None  # what was changed about the input
+
+    @property
+    def text(self) -> str:
+        return self.n_best[0].text
+
+    @property
+    def score(self) -> float:
+        return self.n_best[0].score
+
+    @property
+    def log_probability(self) -> float:
+        return self.n_best[0].log_probability
+
+
+class SearchPredictor(Predictor[Input, Output]):
+    """A predictor whose outputs are sequences: [decode] of the recipe says how they are found."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}  # of [decode]
+
+    def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
+        super().__init__(bundle)
+        self.config = config or recipe_config(bundle.recipe, bundle.where, **self.DEFAULTS)
+
+    def configured(self, config: SearchConfig | None = None, **changes: Any) -> SearchConfig:
+        """`config`, or that of the recipe, with fields changed, and within the model's positions."""
+        config = config or self.config
+        if changes:
+            config = read_config(to_dict(config), changes)
+        return config.within(self.bundle.limits.target)
