@@ -100,6 +100,7 @@ def test_a_bundle_in_memory_predicts_as_one_from_disk(kind: str) -> None:
     _, _, recipe, predictor, inputs, _ = KINDS[kind]
     loaded = regard.load("run")
     bundle = Bundle(loaded.model, loaded.tokenizers, recipe, predictor=predictor)
+    bundle.own = True  # the weights of a language model are stored in the same order, so rounding is the same
     assert bundle.predict(inputs) == loaded.predict(inputs) and bundle.path is None
 
 

@@ -327,7 +327,7 @@ def test_a_data_folder_is_checked(here, capsys):
 def test_no_other_kind_of_model_classifies(here, capsys):
     regard.save(regard.build(regard.ModelConfig(vocab_size=8, dim=8, heads=2, layers=1, ff_dim=8)), "other")
     assert main(["classify", "other", "x", "--device", "cpu"]) == 2
-    assert "is no classifier of texts" in capsys.readouterr().err
+    assert "use  regard translate other" in capsys.readouterr().err
 
 
 def test_expected_places_of_packed_rows_have_no_more_than_the_texts(here):

@@ -119,8 +119,8 @@ def test_fill_writes_nothing_before_a_mistake(masked, capsys, monkeypatch, optio
     capsys.readouterr()
     good = ["<mask> green bottles"] * 20
     for lines, said in (
-        ([*good, "no gap"], "'no gap': has no gap"),
-        (["no gap", *good], "'no gap': has no gap"),
+        ([*good, "no gap"], "'no gap': has no mask"),
+        (["no gap", *good], "'no gap': has no mask"),
         ([*good, "<mask>" * 40], "shorten it"),
     ):
         for given in (lines, []):

@@ -231,14 +231,14 @@ def test_what_predict_refuses(here: Path, capsys: pytest.CaptureFixture[str], mo
         (["runs/pairs", "1 x"], "NUMBERS 1: number 2 is 'x'"), (["runs/pairs", " "], "holds no numbers"),
         (["runs/pairs", "1", "--steps", "0"], "--steps 0"), (["runs/pairs", "1", "--digits", "-1"], "--digits -1"),
         (["runs/series", "1 2"], "reads 2 channels"), (["runs/series", "--file", "none.csv"], "there is no such file"),
-        (["runs/pairs", "1e30"], "answer is no number"),
+        (["runs/pairs", "1e30"], "the prediction is not a number"),
         (["runs/pairs", "1", "--file", "load.csv"], "give one of them"), (["nowhere", "1"], "there is no such folder"),
     ):  # fmt: skip
         assert main(["predict", *arguments]) == 2
         assert message in capsys.readouterr().err
     Path("short.csv").write_text("a,b\n1,2\n")
     assert main(["predict", "runs/series", "--file", "short.csv"]) == 2
-    assert "short.csv: 1 step is given, but the model reads 12" in capsys.readouterr().err
+    assert "short.csv: 1 steps are too few: the model reads 12" in capsys.readouterr().err
 
 
 @settings(max_examples=50)
