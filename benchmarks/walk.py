@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import io
 import os
 import subprocess
@@ -36,9 +37,9 @@ def walk(work: Callable[[], object]) -> dict[str, set[str]]:
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(home) and not code.co_qualname.endswith(">"):
-            if code.co_flags & 2:  # CO_NEWLOCALS: not the body of a class
-                passed.setdefault(code.co_filename.removeprefix(home), set()).add(code.co_qualname)
+        is_function = code.co_flags & inspect.CO_NEWLOCALS and not code.co_qualname.endswith(">")
+        if event == "call" and is_function and code.co_filename.startswith(home):
+            passed.setdefault(code.co_filename.removeprefix(home), set()).add(code.co_qualname)
 
     threading.setprofile(profile)
     sys.setprofile(profile)
