@@ -27,7 +27,7 @@ from regard.text.tokenizer import MASK_NAMES, Tokenizer
 
 LINES = ["one two three", "four five"]
 WORDS = Tokenizer.train(LINES, "word")
-MASKED = WORDS.extended(MASK_NAMES[:1])
+MASKED = WORDS.with_special_tokens(MASK_NAMES[:1])
 SMALL = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 32, "image_size": 8, "patch_size": 4, "channels": 1}
 DATA = {"context": 3, "horizon": 2, "period": 1, "mean": [5.0], "std": [2.0], "train": ["a.csv"]}
 
