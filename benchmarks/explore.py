@@ -30,7 +30,7 @@ import torch
 from playwright.sync_api import Page, sync_playwright
 
 from regard.explore.server.listen import Listener
-from regard.explore.server.shelf import Shelf, find_runs
+from regard.explore.server.models import Models, find_runs
 from regard.models import build
 from regard.models.folder import save
 from regard.models.presets import preset
@@ -118,7 +118,7 @@ def run(rounds: int, seconds: float) -> dict[str, Any]:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         make_run(Path(folder) / "gpt2")
-        listener = Listener(Shelf(find_runs(Path(folder))))
+        listener = Listener(Models(find_runs(Path(folder))))
         thread = threading.Thread(target=listener.run, daemon=True)
         thread.start()
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from regard.explore.server.listen import Listener
-from regard.explore.server.shelf import Shelf, find_runs
+from regard.explore.server.models import Models, find_runs
 from regard.models import ModelConfig, build
 from regard.models.folder import save
 from regard.text.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ def make_captioner(folder: Path) -> Path:
 @contextmanager
 def served(runs: Path) -> Iterator[Listener]:
     """A server for `runs`, in a thread of this process; it is gone afterwards."""
-    listener = Listener(Shelf(find_runs(runs)))
+    listener = Listener(Models(find_runs(runs)))
     thread = threading.Thread(target=listener.run, daemon=True)
     thread.start()
     try:

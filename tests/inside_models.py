@@ -64,7 +64,7 @@ def opened(architecture: str = "decoder", seed: int = 0, **changes: object) -> I
 def given(architecture: str, text: str = "the animal did not cross") -> dict[str, object]:
     """What that model can be asked to look at."""
     if SHAPES[architecture].get("input") == "features":
-        return {"picture": torch.rand(6, 5).double()}
+        return {"image": torch.rand(6, 5).double()}
     if "input" in SHAPES[architecture]:
-        return {"picture": torch.rand(3, SIDE, SIDE).double()}
+        return {"image": torch.rand(3, SIDE, SIDE).double()}
     return {"text": text}

@@ -107,19 +107,19 @@ def test_a_phone_is_wide_enough(open_page):
 def test_512_tokens_do_not_hang_it(open_page, page_runs):
     text = " ".join([TEXT] * 60)
     inside = Inside.open(page_runs / "deep")
-    ids = inside.readings.read(text).source[0, :512].tolist()
-    text = inside.readings.decode(ids)
+    ids = inside.reader.read(text).source[0, :512].tolist()
+    text = inside.reader.decode(ids)
     page = open_page(state("deep", "the", view="model"))
     page.locator("#text").fill(text)
     page.get_by_text("Downsampled").wait_for()
     look = inside.look(text)
-    assert len(look.reading.read) >= 500
+    assert len(look.input.read) >= 500
     page.get_by_role("tab", name="Heat map").click()
     shown = hover_cell(page, 30, 20)
     assert shown == pytest.approx(look.parts["decoder"].weights[0][0, 30, 20].item(), abs=1e-3)
     for name in ("Lines", "Step by step", "Positions", "Whole model"):
         page.get_by_role("tab", name=name).click()
-    assert page.locator(".positions button").count() == len(look.reading.read)
+    assert page.locator(".positions button").count() == len(look.input.read)
 
 
 # --- what a link or a folder leaves out

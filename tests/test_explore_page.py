@@ -29,7 +29,7 @@ pytest_plugins = ["browser"]
 
 def test_a_prepared_example_is_painted_before_the_model_answers(open_page, page_runs):
     with served(page_runs / "decoder") as slow:
-        with slow.shelf._lock:  # nothing can be looked at while this is held
+        with slow.models._lock:  # nothing can be looked at while this is held
             page = open_page(listener=slow, ready=False)
             page.get_by_test_id("example").wait_for()
             page.get_by_test_id("grid").first.wait_for()
@@ -71,7 +71,7 @@ def test_a_head_switched_off_changes_the_probabilities_as_python_does(open_page,
     after = inside.change(before, Changes(heads=(("decoder", 0, 1),)))
     at = int(page.locator(".positions [aria-selected=true]").evaluate("e => [...e.parentNode.children].indexOf(e)"))
     both = [look.output.logits[at].softmax(dim=-1) for look in (before, after)]
-    names = [inside.readings.label(id) for id in range(both[0].shape[0])]
+    names = [inside.reader.label(id) for id in range(both[0].shape[0])]
     found = choices(page)
     assert len(found) >= 5
     for label, numbers in found.items():
@@ -134,7 +134,7 @@ def test_attention_over_an_image_equals_the_trace(open_page, page_runs, tmp_path
     pixels = torch.zeros(3, 32, 32)
     pixels[:, :, :16] = (torch.tensor([200, 30, 40]) / 255)[:, None, None]
     pixels[:, :, 16:] = (torch.tensor([20, 60, 200]) / 255)[:, None, None]
-    weights = Inside.open(page_runs / "captioner").look(picture=pixels).parts["encoder"].weights[0][1]
+    weights = Inside.open(page_runs / "captioner").look(image=pixels).parts["encoder"].weights[0][1]
     canvas = page.locator(".main canvas")
     side = canvas.bounding_box()["width"]
     canvas.click(position={"x": side * 0.1, "y": side * 0.4})  # pins patch 4: row 1, column 0

@@ -21,7 +21,7 @@ from regard.errors import UserError
 from regard.explore.changes import Changes, Row
 from regard.explore.inside import Inside
 from regard.explore.server import app as app_module
-from regard.explore.server.shelf import Shelf, find_runs
+from regard.explore.server.models import Models, find_runs
 from regard.models.folder import load, load_tokenizers, save
 from regard.nn.trace import trace, zero_heads
 
@@ -164,7 +164,7 @@ def test_pictures_come_back_and_are_looked_at(address, runs):
     header, arrays = ask_frame(address, "api/look", {"run": "captioner", "picture": name})
     assert header["picture"] == {"down": 4, "across": 4, "first": 0}
     shown = np.frombuffer(pixels, np.uint8).reshape(32, 32, 3).transpose(2, 0, 1).astype(np.float32) / 255
-    look = Inside.open(runs / "captioner").look(picture=torch.from_numpy(shown))
+    look = Inside.open(runs / "captioner").look(image=torch.from_numpy(shown))
     assert np.abs(arrays["cross.0"] / 65535 - look.parts["cross"].weights[0].numpy()).max() < 1e-4
     assert refusal(ask(address, "api/look", {"run": "captioner", "picture": "0" * 32}))[0] == 422
     for odd in (b"", b"12", b"1234", bytes(3 * 32 * 31)):  # no square of 3 bytes a pixel
@@ -184,7 +184,7 @@ def test_weights_that_are_no_numbers_are_named_not_drawn(tmp_path):
     assert status == 422 and "NaN" in sentence
 
 
-# --- the shelf
+# --- the models
 
 
 def test_the_shelf_lists_runs_and_says_which_are_broken(tmp_path):
@@ -224,13 +224,13 @@ def test_a_folder_without_runs_is_an_error_that_helps(tmp_path, content, word):
 
 
 def test_only_the_newest_looks_stay_in_memory(runs, monkeypatch):
-    from regard.explore.server import shelf as module
-    from regard.explore.server.shelf import Question
+    from regard.explore.server import models as module
+    from regard.explore.server.models import Question
 
     monkeypatch.setattr(module, "KEPT", 0)
-    shelf = Shelf(find_runs(runs))
+    models = Models(find_runs(runs))
     for word in ("the cat", "the animal", "the sun"):
-        shelf.look(Question("decoder", word), Changes())
-    assert [question.text for question, _ in shelf._looks] == ["the animal", "the sun"]
-    first = shelf.look(Question("decoder", "the sun"), Changes())
-    assert first is shelf.look(Question("decoder", "the sun"), Changes())
+        models.look(Question("decoder", word), Changes())
+    assert [question.text for question, _ in models._looks] == ["the animal", "the sun"]
+    first = models.look(Question("decoder", "the sun"), Changes())
+    assert first is models.look(Question("decoder", "the sun"), Changes())

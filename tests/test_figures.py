@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
+import io
 import itertools
 import json
 import re
-import shutil
 import struct
-import subprocess
 import xml.etree.ElementTree as ElementTree
 import zlib
 from pathlib import Path
@@ -19,13 +18,15 @@ import torch
 
 from inside_models import SHAPES, given, opened
 from regard.errors import UserError
-from regard.explore import fonts
 from regard.explore.attend import as_text, attended, screen_width
 from regard.explore.changes import Changes
-from regard.explore.figures import draw, find_query, numbers_of, report_of
-from regard.explore.panels import head_panels, label_map, picture_panels, stage_panel
-from regard.explore.png import to_png
-from regard.explore.report import text_width
+from regard.explore.figures import draw, find_query, stage_panel
+from regard.explore.head_map import label_map
+from regard.explore.heatmap import head_panels
+from regard.explore.html import text_width
+from regard.explore.images import image_panels
+from regard.explore.png import characters_without_font, to_png
+from regard.explore.report import look_page
 
 NS = "{http://www.w3.org/2000/svg}"
 ODD = [
@@ -95,7 +96,7 @@ def test_odd_labels_are_text() -> None:
     for svg in (
         head_panels(softmax(1, count, count), ODD, ODD, ["<b>"], title="<script>"),
         stage_panel([("<i>", np.arange(count))], ODD, title="<script>x", note="&"),
-        picture_panels(np.random.rand(3, 8, 8), 2, 2, softmax(count, 4), ODD, title="<script>"),
+        image_panels(np.random.rand(3, 8, 8), 2, 2, softmax(count, 4), ODD, title="<script>"),
         label_map(softmax(1, count), [ODD], title="<script>", note="<b>"),
     ):
         root = parse(svg)
@@ -105,7 +106,7 @@ def test_odd_labels_are_text() -> None:
 
 def test_pictures_are_grey_and_attention_is_orange_by_its_weight() -> None:
     picture, weights = torch.rand(3, 6, 6).numpy(), softmax(2, 9)
-    root = parse(picture_panels(picture, 3, 3, weights, ["a", "b"]))
+    root = parse(image_panels(picture, 3, 3, weights, ["a", "b"]))
     (image,) = [image for image in root.find(f"{NS}defs").iter(f"{NS}image")]
     raw = base64.b64decode(image.get("href").partition("base64,")[2])
     data = zlib.decompress(raw[raw.index(b"IDAT") + 4 : raw.index(b"IEND") - 8])
@@ -141,7 +142,7 @@ def test_every_shape_can_be_drawn_in_every_way(architecture: str) -> None:
     for part in look.parts:
         for which in ({}, {"grid": True}, {"layer": 0}, {"layer": 0, "head": 0}, {"layer": 0, "head": 0, "query": 1}):
             assert words(parse(draw(look, part=part, **which)))
-    page = report_of(look)
+    page = look_page(look)
     assert "not why" in page and "Jain" in page and "<script" not in page
     assert parse(look.show(layer=0).svg) is not None
     assert "Jain" in look._repr_html_() and "<svg" in look._repr_html_()
@@ -158,7 +159,7 @@ def test_a_figure_of_one_head_shows_that_head() -> None:
 
 def test_numbers_are_the_weights() -> None:
     look = opened("encoder-decoder").look("the animal", target="a b")
-    numbers = json.loads(json.dumps(numbers_of(look)))
+    numbers = json.loads(json.dumps(look.to_dict()))
     for part, seen in look.parts.items():
         told = numbers["parts"][part]
         assert (tuple(told["rows"]), tuple(told["columns"])) == (seen.rows, seen.columns)
@@ -169,9 +170,9 @@ def test_numbers_are_the_weights() -> None:
 
 def test_a_comparison_shows_both_answers() -> None:
     both = opened("encoder-decoder").compare("the animal", changes=Changes(heads=(("cross", 0, 0),)))
-    for html in (both._repr_html_(), report_of(both.after, both.before)):
+    for html in (both._repr_html_(), look_page(both.after, both.before)):
         assert "unchanged" in html.lower()
-    assert "head cross.0.0 off" in report_of(both.after, both.before)
+    assert "head cross.0.0 off" in look_page(both.after, both.before)
 
 
 def test_wrong_choices_are_said() -> None:
@@ -224,20 +225,6 @@ def test_columns_of_text_stand_below_each_other_in_any_script() -> None:
 # Fonts and PNG
 
 
-@pytest.mark.skipif(shutil.which("fc-query") is None, reason="needs fontconfig to compare with")
-def test_the_characters_of_a_font_are_those_that_fontconfig_finds() -> None:
-    files = [path for path in fonts.installed() if path.endswith((".ttf", ".ttc"))][:6]
-    for path in files:
-        told = subprocess.run(["fc-query", "-i", "0", "-f", "%{charset}\n", path], capture_output=True, text=True)
-        wanted: set[int] = set()
-        for part in told.stdout.split("\n")[0].split():
-            first, _, last = part.partition("-")
-            wanted |= set(range(int(first, 16), int(last or first, 16) + 1))
-        own = {char for low, high in fonts.ranges(path) for char in range(low, high + 1)}
-        assert wanted <= own
-        assert not [char for char in own - wanted if fonts._drawn(chr(char)) and 0x20 < char < 0xD800]
-
-
 def test_the_map_of_heads_tells_every_score_in_full() -> None:
     names = ("previous token", "next token", "first token", "last token", "punctuation", "alignment", "-12 tokens")
     svg = label_map([[0.1] * len(names)], [[f"{name} 0.70" for name in names]])
@@ -251,21 +238,13 @@ def test_a_font_that_is_none_is_said(tmp_path: Path) -> None:
         to_png(head_panels(softmax(1, 2, 2), ["a", "b"], ["a", "b"], ["x"]), fonts=[tmp_path / "a.ttf"])
 
 
-def test_a_letter_without_a_font_is_said_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_character_without_a_font_is_reported_before_anything_is_drawn() -> None:
     pytest.importorskip("resvg_py")
-    svg = head_panels(softmax(1, 2, 2), ["동", "물"], ["a", "b"], ["x"])
-    monkeypatch.setattr(fonts, "installed", lambda: ())
-    with pytest.raises(UserError, match=r"no font on this machine has .*fonts-noto-cjk.*--font.*\.svg"):
-        to_png(svg)
+    unassigned = "\u0378"  # in no font
+    with pytest.raises(UserError, match=r"no installed font has .*U\+0378.*fonts-noto-cjk.*--font.*\.svg"):
+        to_png(head_panels(softmax(1, 2, 2), [unassigned, "b"], ["a", "b"], ["x"]))
     with pytest.raises(UserError, match="there is no such file"):
-        to_png(svg, fonts=["nowhere.ttf"])
-
-
-def test_a_damaged_font_has_no_letters(tmp_path: Path) -> None:
-    for content in (b"", b"ttcf", b"\x00\x01\x00\x00\xff\xff" + b"\xff" * 40, b"nonsense" * 50):
-        path = tmp_path / f"{len(content)}.ttf"
-        path.write_bytes(content)
-        assert fonts.ranges(str(path)) == ()
+        to_png(head_panels(softmax(1, 2, 2), ["a", "b"], ["a", "b"], ["x"]), fonts=["nowhere.ttf"])
 
 
 def size_of(png: bytes) -> tuple[int, int]:
@@ -273,19 +252,19 @@ def size_of(png: bytes) -> tuple[int, int]:
     return struct.unpack(">II", png[16:24])
 
 
-@pytest.mark.skipif(bool(fonts.missing("동물a")), reason="needs a Korean font")
-def test_a_png_shows_korean_letters_and_not_boxes() -> None:
-    """Each letter has ink of its own; boxes would all be alike."""
-    pytest.importorskip("resvg_py")
+def ink(letter: str) -> np.ndarray:
     image = pytest.importorskip("PIL.Image")
-    import io
+    png = to_png(head_panels([[[1.0]]], [letter], ["a"], ["x"]), zoom=3)
+    return np.asarray(image.open(io.BytesIO(png)).convert("L"))
 
-    def ink(letter: str) -> np.ndarray:
-        png = to_png(head_panels([[[1.0]]], [letter], ["a"], ["x"]), zoom=3)
-        return np.asarray(image.open(io.BytesIO(png)).convert("L"))
 
-    drawn = [ink(letter) for letter in "동물강한"]
-    assert len({picture.tobytes() for picture in drawn}) == 4
+@pytest.mark.parametrize("letters", ["abcd", "동물강한"])
+def test_a_png_shows_letters_and_not_boxes(letters: str) -> None:
+    """Every letter has its own shape; boxes would all be equal."""
+    pytest.importorskip("resvg_py")
+    if characters_without_font(letters):
+        pytest.skip("needs a font with these letters")
+    assert len({ink(letter).tobytes() for letter in letters}) == 4
 
 
 def test_a_png_has_the_size_of_its_figure_times_the_zoom() -> None:

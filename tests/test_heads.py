@@ -18,10 +18,10 @@ from regard.cli import main
 from regard.errors import UserError
 from regard.explore.align import Lexicon
 from regard.explore.examples import IGNORE, Example, in_batches, read_examples
-from regard.explore.heads import HeadFigures, Sums, View, _figures, add_weights, is_sign, measure
+from regard.explore.heads import HeadMetrics, Sums, View, _metrics, add_weights, is_punctuation, measure
 from regard.explore.importance import all_heads, gradients, least_important, losses_when_off, mean_loss
+from regard.explore.inputs import Grid
 from regard.explore.inside import Inside
-from regard.explore.picture import Grid
 from regard.nn.trace import trace
 
 PAIRS = [
@@ -32,7 +32,7 @@ PAIRS = [
 ]
 
 
-def figures_of(weights: torch.Tensor, causal: bool = False, **known: object) -> HeadFigures:
+def figures_of(weights: torch.Tensor, causal: bool = False, **known: object) -> HeadMetrics:
     """Of one head whose weights [Q, K] are given."""
     queries, keys = weights.shape
     visible = torch.ones(1, queries, keys, dtype=torch.bool)
@@ -41,7 +41,7 @@ def figures_of(weights: torch.Tensor, causal: bool = False, **known: object) -> 
     )
     sums = Sums()
     add_weights(sums, weights[None, None].double(), view)
-    return _figures(sums, "encoder", 0, 0)
+    return _metrics(sums, "encoder", 0, 0)
 
 
 def shifted(count: int, offset: int) -> torch.Tensor:
@@ -82,7 +82,7 @@ def test_an_even_head_is_broad() -> None:
     assert found.breadth == pytest.approx(1)
     # the first query has no choice, and says nothing about the head
     assert found.entropy == pytest.approx(sum(math.log(n) for n in range(2, 13)) / 11)
-    assert "next" not in found.shares and "last" not in found.shares
+    assert "next" not in found.fractions and "last" not in found.fractions
 
 
 def test_shares_and_entropy_by_a_loop() -> None:
@@ -99,11 +99,11 @@ def test_shares_and_entropy_by_a_loop() -> None:
         "punctuation": w[:, signs[0].numpy()].sum(axis=1).mean(),
     }
     for name, value in wanted.items():
-        assert found.shares[name] == pytest.approx(value), name
+        assert found.fractions[name] == pytest.approx(value), name
     assert found.entropy == pytest.approx(-(w * np.log(w)).sum(axis=1).mean())
     assert found.distance == pytest.approx(sum(w[i, j] * abs(i - j) for i in range(9) for j in range(9)) / 9)
     far = {o: np.mean([w[i, i + o] for i in range(9) if 0 <= i + o < 9]) for o in range(-8, 9) if 1 < abs(o) <= 4}
-    assert found.offset == max(far, key=far.get) and found.shares["positional"] == pytest.approx(max(far.values()))
+    assert found.offset == max(far, key=far.get) and found.fractions["positional"] == pytest.approx(max(far.values()))
 
 
 def test_a_picture_is_measured_in_squares() -> None:
@@ -113,12 +113,12 @@ def test_a_picture_is_measured_in_squares() -> None:
     weights[5, 12] = 1
     found = figures_of(weights, grid=Grid(3, 4, 1))
     assert found.distance == pytest.approx(math.sqrt(10) / 13)
-    assert set(found.shares) == {"first", "self"}
+    assert set(found.fractions) == {"first", "self"}
 
 
 def test_signs_are_punctuation_of_any_script() -> None:
-    assert all(map(is_sign, [".", "▁,", "##!", "。", "…", "«", "()"]))
-    assert not any(map(is_sign, ["a", "</s>", "<unk>", "▁", "", "3", "동", "a."]))
+    assert all(map(is_punctuation, [".", "▁,", "##!", "。", "…", "«", "()"]))
+    assert not any(map(is_punctuation, ["a", "</s>", "<unk>", "▁", "", "3", "동", "a."]))
 
 
 # The witness for alignments
@@ -169,7 +169,7 @@ def test_the_lexicon_is_the_textbook_on_random_pairs() -> None:
 def write_data(inside: Inside, folder: Path) -> list[str]:
     """Files that the model's kind reads."""
     path = folder / "data.txt"
-    if inside.readings.writes:
+    if inside.reader.writes:
         path = folder / "data.tsv"
         path.write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
     elif inside.config.output_head == "classes":
@@ -193,7 +193,7 @@ def test_filler_changes_nothing(architecture: str, tmp_path: Path) -> None:
     together, alone = in_batches(examples, inside.device), one_by_one(inside, examples)
     assert len(together) < len(alone) or len(alone) == 1
     for own, other in zip(measure(inside, together), measure(inside, alone), strict=True):
-        assert own.entropy == pytest.approx(other.entropy) and own.shares == pytest.approx(other.shares)
+        assert own.entropy == pytest.approx(other.entropy) and own.fractions == pytest.approx(other.fractions)
     off, slopes = losses_when_off(inside, together), gradients(inside, together)
     assert off == pytest.approx(losses_when_off(inside, alone), abs=1e-9)
     assert slopes == pytest.approx(gradients(inside, alone), abs=1e-9)
@@ -267,7 +267,7 @@ def test_alignment_is_seen_in_cross_attention(tmp_path: Path) -> None:
         total += look.parts["cross"].weights[1].diagonal(dim1=1, dim2=2).sum(dim=1)
         count += len(line.split()) + 1
     for head in range(4):
-        assert found[f"cross.1.{head}"].shares["alignment"] == pytest.approx(float(total[head]) / count, rel=1e-4)
+        assert found[f"cross.1.{head}"].fractions["alignment"] == pytest.approx(float(total[head]) / count, rel=1e-4)
 
 
 def test_the_least_important_go_first_and_every_layer_keeps_one(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_heads_and_prune_from_the_command_line(tmp_path: Path, capsys: pytest.Ca
     assert [one["name"] for one in told["heads"]][::4] == [
         f"{part}.{layer}.0" for part in inside.anatomy.parts for layer in (0, 1)
     ]
-    assert all(isinstance(one[name], float) for one in told["heads"] for name in ("loss_when_off", "gradient", "score"))
+    assert all(isinstance(one[name], float) for one in told["heads"] for name in ("loss_change", "gradient", "score"))
     for name in ("a.html", "a.svg", "a.png", "a.json"):
         assert main(["heads", run, "--data", *data, "--no-loss", "--sort", "pattern", "-o", str(tmp_path / name)]) == 0
         assert (tmp_path / name).stat().st_size > 500

@@ -24,7 +24,7 @@ SENTENCE = "the animal did not cross"
 
 def logits_of(inside: Inside, look, model=None) -> torch.Tensor:
     """The model's answer without any of ours in between."""
-    reading = look.reading
+    reading = look.input
     given = (reading.source,) if reading.target is None else (reading.source, reading.target)
     with torch.no_grad():
         return (model or inside.model)(*given)[0]
@@ -38,7 +38,7 @@ def test_maps_are_the_weights_of_a_trace(architecture: str) -> None:
     inside = opened(architecture)
     look = inside.look(**given(architecture))
     with torch.no_grad(), trace(inside.model) as seen:
-        inside.forward(look.reading)
+        inside.forward(look.input)
     names = {name for name in seen if name.endswith(".weights")}
     for part in look.parts.values():
         for layer, weights in enumerate(part.weights):
@@ -53,7 +53,7 @@ def test_a_map_is_the_softmax_computed_by_hand() -> None:
     """Layer 0 of a decoder without positions, from its matrices: softmax(x Wq (x Wk)ᵀ / 2), the future hidden."""
     inside = opened("decoder", position="none")
     look = inside.look(SENTENCE)
-    block, ids = inside.model.decoder.blocks[0], look.reading.source[0]
+    block, ids = inside.model.decoder.blocks[0], look.input.source[0]
     x = F.layer_norm(inside.model.embedding.tokens.weight[ids] * 4, (16,), *block.attention_norm.parameters())
     q, k, v = (x @ block.attention.qkv.weight.T + block.attention.qkv.bias).split(16, dim=-1)
     for head in range(4):
@@ -95,26 +95,26 @@ def test_probabilities_and_loss_are_those_of_the_model() -> None:
         inside = opened(shape)
         look = inside.look(SENTENCE, target="a b c" if shape == "encoder-decoder" else None, top=5)
         logits = logits_of(inside, look)
-        expected = [id for id in look.reading.expected if id is not None]
+        expected = [id for id in look.input.expected if id is not None]
         loss = F.cross_entropy(logits[: len(expected)], torch.tensor(expected))
         assert look.output.loss == pytest.approx(loss.item(), rel=1e-5)
         best = logits.softmax(dim=-1).topk(5)
-        for place, values, ids in zip(look.output.places, best.values, best.indices, strict=True):
+        for place, values, ids in zip(look.output.positions, best.values, best.indices, strict=True):
             assert [choice.id for choice in place.top] == ids.tolist()
             assert [choice.probability for choice in place.top] == pytest.approx(values.tolist(), rel=1e-4)
-    assert [inside.readings.label(id) for id in expected] == list(look.reading.written) == ["a", "b", "c", "</s>"]
-    assert look.reading.read == ("<s>", "a", "b", "c")
+    assert [inside.reader.label(id) for id in expected] == list(look.input.written) == ["a", "b", "c", "</s>"]
+    assert look.input.read == ("<s>", "a", "b", "c")
 
 
 def test_classes_masks_and_vectors() -> None:
     inside = opened("classes")
     output = inside.look(SENTENCE, top=3).output
-    assert sum(choice.probability for choice in output.places[0].top) == pytest.approx(1)
+    assert sum(choice.probability for choice in output.positions[0].top) == pytest.approx(1)
     inside = opened("masked")
     look = inside.look("the [MASK] did not [MASK]")
-    assert look.reading.source_labels == ("[CLS]", "the", "[MASK]", "did", "not", "[MASK]", "[SEP]")
-    assert look.reading.masked == (2, 5)
-    assert [p.expected is None for p in look.output.places] == [
+    assert look.input.source_labels == ("[CLS]", "the", "[MASK]", "did", "not", "[MASK]", "[SEP]")
+    assert look.input.masked == (2, 5)
+    assert [p.expected is None for p in look.output.positions] == [
         False,
         False,
         True,
@@ -128,9 +128,9 @@ def test_classes_masks_and_vectors() -> None:
 
 
 def test_a_picture_has_its_squares_in_order() -> None:
-    look = opened("vit").look(picture=torch.rand(3, 16, 16))
-    assert look.reading.source_labels == ("[CLS]", *(f"{row},{column}" for row in range(4) for column in range(4)))
-    assert opened("captions").look(picture=torch.rand(3, 16, 16)).parts["cross"].columns[5] == "1,1"
+    look = opened("vit").look(image=torch.rand(3, 16, 16))
+    assert look.input.source_labels == ("[CLS]", *(f"{row},{column}" for row in range(4) for column in range(4)))
+    assert opened("captions").look(image=torch.rand(3, 16, 16)).parts["cross"].columns[5] == "1,1"
 
 
 # What is changed, done in another way
@@ -166,7 +166,7 @@ def test_without_the_causal_mask_a_decoder_is_an_encoder() -> None:
     look = inside.look(SENTENCE, changes=Changes(future=True))
     both_ways = Stack(inside.config, causal=False).double().eval()
     both_ways.load_state_dict(inside.model.decoder.state_dict())
-    ids = look.reading.source
+    ids = look.input.source
     with torch.no_grad():
         states = both_ways(inside.model.embedding(ids), Positions.of(ids.shape[1], ids.device))
         torch.testing.assert_close(look.output.logits, inside.model.output_head(states)[0].float())
@@ -187,7 +187,7 @@ def test_temperature_is_another_scale(architecture: str) -> None:
 def test_shuffled_positions_are_a_shuffled_table(architecture: str) -> None:
     inside = opened(architecture, position="learned")
     look = inside.look(**given(architecture), changes=Changes(shuffle=7))
-    count = len(look.reading.source_labels)
+    count = len(look.input.source_labels)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(7))
     assert order.tolist() != list(range(count))
     table = getattr(inside.model, inside.anatomy.reads).position.embedding.weight
@@ -200,9 +200,9 @@ def test_shuffled_positions_are_the_tokens_in_another_order(position: str) -> No
     """An encoder is blind to order but for positions: shuffling those is shuffling the tokens."""
     inside = opened("vectors", position=position)
     look = inside.look("a b c d e f g", changes=Changes(shuffle=3))
-    count = len(look.reading.source_labels)
+    count = len(look.input.source_labels)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(3))  # place i is told order[i]
-    moved = look.reading.source[:, order.argsort()]  # the token that is told 0 stands first
+    moved = look.input.source[:, order.argsort()]  # the token that is told 0 stands first
     with torch.no_grad():
         torch.testing.assert_close(inside.model(moved)[0].float(), look.output.logits[order.argsort()])
 
@@ -221,7 +221,7 @@ def test_a_rewritten_row_takes_the_value_it_points_at() -> None:
 
 def greedy_without_cache(inside: Inside, source: torch.Tensor, edits: dict, limit: int = 10) -> list[int]:
     """Read everything again for each token, the changes in place by hand."""
-    begin, end = inside.readings.frame
+    begin, end = inside.bundle.target_frame
     read = [begin]
     with torch.no_grad():
         for _ in range(limit):
@@ -253,8 +253,8 @@ def test_an_answer_under_changes_is_greedy_search_without_a_cache(part: str) -> 
         rows = [Row(part, 1, head, query, row) for query, row in enumerate(weights) for head in range(4)]
         answer = inside.change(look, Changes(rows=tuple(rows))).output.answer
         path = inside.anatomy.path(part, 1)
-        wanted = greedy_without_cache(inside, look.reading.source, {f"{path}.weights": point})
-        assert answer == inside.readings.decode(wanted)
+        wanted = greedy_without_cache(inside, look.input.source, {f"{path}.weights": point})
+        assert answer == inside.reader.decode(wanted)
         changed += answer != inside.look("the animal").output.answer
     assert changed
 
@@ -274,10 +274,10 @@ def test_beams_of_one_sentence_are_at_the_same_step(part: str, beams: int) -> No
             return F.one_hot(torch.zeros(value.shape[:3], dtype=torch.long), value.shape[3]).to(value)
 
         answers = inside.change(look, Changes(rows=rows)).output.answers
-        bos, eos = inside.readings.frame
+        bos, eos = inside.bundle.target_frame
         with trace(inside.model, {f"{inside.anatomy.path(part, 0)}.weights": first}, only="encoder.output"):
-            wanted = beam(inside.model, look.reading.source, None, inside.search, bos, eos)[0]
-        assert [text for text, _ in answers] == [inside.readings.decode(one.tokens) for one in wanted]
+            wanted = beam(inside.model, look.input.source, None, inside.search, bos, eos)[0]
+        assert [text for text, _ in answers] == [inside.reader.decode(one.tokens) for one in wanted]
         assert [score for _, score in answers] == pytest.approx([one.score for one in wanted])
 
 
@@ -311,9 +311,9 @@ def test_what_cannot_be_read_is_said() -> None:
     with pytest.raises(UserError, match="give a picture"):
         opened("vit").look("text")
     with pytest.raises(UserError, match="not pictures"):
-        opened("decoder").look(picture=torch.rand(3, 16, 16))
+        opened("decoder").look(image=torch.rand(3, 16, 16))
     with pytest.raises(UserError, match=r"shape \(3, 8, 8\)"):
-        opened("vit").look(picture=torch.rand(3, 8, 8))
+        opened("vit").look(image=torch.rand(3, 8, 8))
     with pytest.raises(UserError, match="there is none"):
         opened("decoder").look()
     with pytest.raises(UserError, match="positions end"):
@@ -326,7 +326,7 @@ def test_what_cannot_be_read_is_said() -> None:
         Inside(opened("decoder", vocab_size=5).model, opened("decoder").tokenizers)
     with pytest.raises(UserError, match="no positions"):
         opened("decoder", position="none").look("a b", changes=Changes(shuffle=1))
-    assert opened("decoder").look("").reading.source_labels == ("<s>",)
+    assert opened("decoder").look("").input.source_labels == ("<s>",)
 
 
 def test_threads_take_turns() -> None:

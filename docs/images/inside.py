@@ -17,7 +17,7 @@ from regard.data.korean import examples
 from regard.explore import Inside, svg_file
 from regard.explore.examples import in_batches, read_examples
 from regard.explore.figures import draw
-from regard.explore.headmaps import head_maps
+from regard.explore.head_map import head_maps
 from regard.explore.heads import measure, with_importance
 from regard.explore.importance import gradients, losses_when_off
 from regard.explore.png import png_file
@@ -34,7 +34,7 @@ def main(demo: str, minilm: str, shapes: str) -> None:
         data.write_text("".join(f"{one.source}\t{one.target}\n" for one in examples("test", 200, seed=1)))
         batches = in_batches(read_examples(inside, [str(data)], 200), inside.device)
         (Path(folder) / "shape.png").write_bytes(picture(5))
-        look = Inside.open(shapes).look(picture=Path(folder) / "shape.png")
+        look = Inside.open(shapes).look(image=Path(folder) / "shape.png")
     found = with_importance(measure(inside, batches), losses_when_off(inside, batches), gradients(inside, batches))
     svg_file(HERE / "inside-heads.svg", head_maps(found))
     png_file(HERE / "inside-words.png", draw(look), zoom=1.2)

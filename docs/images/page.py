@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, sync_playwright
 from shapes import picture
 
 from regard.explore.server.listen import Listener
-from regard.explore.server.shelf import Shelf, find_runs
+from regard.explore.server.models import Models, find_runs
 
 HERE = Path(__file__).parent
 MARCH = {"run": "demo", "text": "March 3rd, 2021"}
@@ -74,7 +74,7 @@ def photograph(browser: Browser, address: str, state: dict[str, Any], how: dict[
 
 
 def main(runs: Path) -> None:
-    listener = Listener(Shelf(find_runs(runs)))
+    listener = Listener(Models(find_runs(runs)))
     thread = threading.Thread(target=listener.run, daemon=True)
     thread.start()
     with sync_playwright() as playwright:

@@ -1,21 +1,21 @@
-"""`regard explore`: a page in the browser where a model can be looked at and touched."""
+"""`regard explore`: inspect a model and intervene in it, in the browser."""
 
 from __future__ import annotations
 
 import argparse
 
 DESCRIPTION = """
-Open a model in the browser: every head's attention, one query step by step, what it says next; switch heads
-off, edit what they look at, and see the output change beside the original. RUN is a run, an imported or
-downloaded Hugging Face model, or a folder that holds several. The page comes from this machine and loads
-nothing from elsewhere. Ctrl-C stops it.
+Open a model in the browser: the attention of every head, one query step by step, the predictions; switch heads off,
+edit attention weights, and see the output change beside the original. RUN is a run, an imported or downloaded Hugging
+Face model, or a folder that holds several. The page is served from this machine and loads nothing from elsewhere.
+Ctrl-C stops it.
 """
 
 EXAMPLES = """
 regard explore runs/demo                            one run
 regard explore runs                                 all runs in a folder
-regard explore runs/gpt2 --text "Hello, my name"    begin with this text
-regard explore runs/demo --no-browser --port 8765   print the address, at a port of your choice
+regard explore runs/gpt2 --text "Hello, my name"    start with this text
+regard explore runs/demo --no-browser --port 8765   print the address, on a port of your choice
 """
 
 
@@ -27,9 +27,9 @@ def port_number(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run, a Hugging Face model, or a folder of several")
-    parser.add_argument("--text", help="the text to begin with")
-    parser.add_argument("--link", metavar="URL", help="begin with the state of a link copied from the page")
-    parser.add_argument("--port", type=port_number, default=0, help="default: 0, any free one")
+    parser.add_argument("--text", help="the text to start with")
+    parser.add_argument("--link", metavar="URL", help="start with the state of a link copied from the page")
+    parser.add_argument("--port", type=port_number, default=0, help="default: 0, any free port")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument("--device", help="cpu or cuda (default: cpu)", default="cpu")
 
@@ -42,16 +42,16 @@ def run(args: argparse.Namespace) -> int:
     try:
         from regard.explore.server.app import page_missing
         from regard.explore.server.listen import serve
-        from regard.explore.server.shelf import Shelf, find_runs
+        from regard.explore.server.models import Models, find_runs
     except ImportError as error:
         if error.name not in ("fastapi", "uvicorn"):
             raise
         raise MissingExtra("explore", str(error.name), "the page") from None
-    shelf = Shelf(find_runs(Path(args.run)), args.device, args.text)
+    models = Models(find_runs(Path(args.run)), args.device, args.text)
     if (why := page_missing()) is not None:
         raise UserError(why)
     fragment = (args.link or "").partition("#")[2]
     if args.link and not fragment:
-        raise UserError(f"--link {args.link!r}: has no part after #, which is where a link keeps its state")
-    serve(shelf, args.port, fragment, browser=not args.no_browser)
+        raise UserError(f"--link {args.link!r}: has no part after #, where a link keeps its state")
+    serve(models, args.port, fragment, browser=not args.no_browser)
     return 0

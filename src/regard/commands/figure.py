@@ -1,4 +1,4 @@
-"""`regard figure`: where the heads of a model look, as a picture."""
+"""`regard figure`: the attention of a model as a figure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.commands.looking import NOTE, add_changes, add_choice, add_input, look_at, tell_output
+from regard.commands.attention_options import NOTE, add_changes, add_choice, add_input, describe_output, open_look
 
 if TYPE_CHECKING:
     from regard.explore.inside import Look
 
 DESCRIPTION = """
-Draw the attention of a model over a text or a picture. The file's ending decides: .png and .svg are one figure,
-.html is a page with all of them and what the model says, .json holds every number. Without a layer, the mean of
-the last layer's heads is drawn; with --layer its heads, with --head one of them, with --grid all of all layers.
+Draw the attention of a model over a text or an image. The file's extension chooses the format: .png and .svg are one
+figure, .html is a page with all figures and the output, .json holds every number. By default the mean of the last
+layer's heads is drawn; --layer draws the heads of a layer, --head one of them, --grid all heads of all layers.
 """
 
 EXAMPLES = """
@@ -33,12 +33,12 @@ ENDINGS = (".png", ".svg", ".html", ".json")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser)
-    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="where to: .png, .svg, .html or .json")
+    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="output file: .png, .svg, .html or .json")
     add_choice(parser)
     parser.add_argument("--grid", action="store_true", help="every head of every layer of that part")
-    parser.add_argument("--all", action="store_true", help="every part: .png and .svg become one file a part")
+    parser.add_argument("--all", action="store_true", help="every part: .png and .svg become one file per part")
     parser.add_argument(
-        "--query", metavar="PLACE", help="stages of one query (its number or its word); over a picture: who looks"
+        "--query", metavar="POSITION", help="stages of one query (its position or its token); over an image: the query"
     )
     parser.add_argument(
         "--zoom", type=float, default=2.0, metavar="X", help="pixels of a PNG per unit of the figure (2)"
@@ -55,14 +55,14 @@ def run(args: argparse.Namespace) -> int:
 
     path = Path(args.out)
     if path.suffix.lower() not in ENDINGS:
-        raise UserError(f"-o {path}: the ending says what is written; use one of {', '.join(ENDINGS)}")
+        raise UserError(f"-o {path}: the extension chooses the format; use one of {', '.join(ENDINGS)}")
     if not 0.1 <= args.zoom <= 20:
         raise UserError(f"--zoom {args.zoom}: must be from 0.1 to 20")
-    if path.suffix.lower() == ".png" and importlib.util.find_spec("resvg_py") is None:  # said before the model runs
+    if path.suffix.lower() == ".png" and importlib.util.find_spec("resvg_py") is None:  # fail before the model runs
         raise MissingExtra("figure", "resvg-py", "drawing a PNG")
-    look, before = look_at(args)
-    files = contents(args, path, look, before)  # everything is drawn before anything is written
-    print("\n".join(tell_output(look, before)))
+    look, before = open_look(args)
+    files = contents(args, path, look, before)  # draw everything before writing anything
+    print("\n".join(describe_output(look, before)))
     for file, content in files.items():
         write_whole(file, content)
         print(file)
@@ -71,23 +71,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def contents(args: argparse.Namespace, path: Path, look: Look, before: Look | None) -> dict[Path, bytes]:
-    """The files that were asked for, and what they hold."""
+    """The files and their content."""
     from regard.errors import UserError
-    from regard.explore.figures import draw, main_part, numbers_of, report_of
+    from regard.explore.figures import draw, main_part
     from regard.explore.png import to_png
-    from regard.explore.report import svg_document
+    from regard.explore.report import look_page
+    from regard.explore.svg import svg_document
 
-    main_part(look, args.part)  # refuses a part that the model has not
+    main_part(look, args.part)  # raises for a part that the model does not have
     ending = path.suffix.lower()
     for name in ("layer", "head", "query", "grid") if ending in (".html", ".json") else ():
         if (value := getattr(args, name)) not in (None, False):
-            given = f"--{name}" if value is True else f"--{name} {value}"
-            raise UserError(f"{given}: a {ending} file holds every layer and head; leave it out, or write a .png")
+            option = f"--{name}" if value is True else f"--{name} {value}"
+            raise UserError(f"{option}: a {ending} file holds every layer and head; remove the option, or write a .png")
     match ending:
         case ".html":
-            return {path: report_of(look, before).encode("utf-8", "replace")}
+            return {path: look_page(look, before).encode("utf-8", "replace")}
         case ".json":
-            numbers = numbers_of(look, None if args.part is None else [args.part])
+            numbers = look.to_dict(None if args.part is None else [args.part])
             if before is not None:
                 numbers["unchanged"] = before.output.to_dict()
             return {path: (json.dumps(numbers, ensure_ascii=False) + "\n").encode("utf-8", "replace")}
@@ -98,4 +99,4 @@ def contents(args: argparse.Namespace, path: Path, look: Look, before: Look | No
         figures = {path: draw(look, part=args.part, grid=args.grid or args.all, **chosen)}
     if ending == ".png":
         return {file: to_png(svg, zoom=args.zoom, fonts=args.font) for file, svg in figures.items()}
-    return {file: svg_document(svg).encode("utf-8", "replace") for file, svg in figures.items()}
+    return {file: svg_document(svg) for file, svg in figures.items()}

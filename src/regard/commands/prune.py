@@ -1,20 +1,20 @@
-"""`regard prune`: a smaller model, without the heads that are not needed."""
+"""`regard prune`: a smaller model, without its least important heads."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from regard.commands.attention_options import read_head
 from regard.commands.heads import add_data, progress
-from regard.commands.looking import read_place
 
 if TYPE_CHECKING:
     from regard.explore.examples import Batch
     from regard.explore.inside import Inside
 
 DESCRIPTION = """
-Take heads out of a model and write the smaller one: those named, or the least important. With --data the loss is
-told before and after. --least judges heads on one half of the data and tells the loss of the other half.
+Remove heads from a model and save the smaller one: the heads named, or the least important. With --data the loss
+before and after is printed. --least measures importance on one half of the data and the loss on the other half.
 """
 
 EXAMPLES = """
@@ -23,35 +23,41 @@ regard prune runs/multi30k-en-de --least 40% --data valid.en valid.de -o runs/sm
 """
 
 
-def share(text: str) -> float | int:
+def fraction(text: str) -> float | int:
     """ "40%" -> 0.4, "12" -> 12 heads"""
     number = text.removesuffix("%")
     try:
         value = float(number)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a share such as 40% nor a number of heads") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a percentage such as 40% nor a number of heads"
+        ) from None
     if text.endswith("%") and 0 < value < 100:
         return value / 100
     if not text.endswith("%") and value == int(value) > 0:
         return int(value)
-    raise argparse.ArgumentTypeError(f"{text!r}: give a share between 0% and 100%, or a whole number of heads")
+    raise argparse.ArgumentTypeError(f"{text!r}: give a percentage between 0% and 100%, or a whole number of heads")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a model: trained here, imported, or Hugging Face's own")
     parser.add_argument("-o", "--out", required=True, metavar="NEW", help="folder of the smaller model")
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--heads", nargs="+", metavar="HEAD", help="heads to take out, as PART.LAYER.HEAD: cross.1.0")
-    which.add_argument("--least", type=share, metavar="SHARE", help="the least important: 40%%, or a number of heads")
+    which.add_argument("--heads", nargs="+", metavar="HEAD", help="heads to remove, as PART.LAYER.HEAD: cross.1.0")
+    which.add_argument(
+        "--least", type=fraction, metavar="FRACTION", help="the least important: 40%%, or a number of heads"
+    )
     parser.add_argument(
         "--by",
         choices=("loss", "gradient"),
         default="loss",
-        help="what decides: the loss without it (default), or its slope",
+        help="measure of importance: the loss without the head (default), or the gradient at its gate",
     )
-    parser.add_argument("--rounds", type=int, default=4, metavar="N", help="times the heads left are judged anew (4)")
+    parser.add_argument(
+        "--rounds", type=int, default=4, metavar="N", help="rounds of measuring and removing (default: 4)"
+    )
     add_data(parser, required=False)
-    parser.add_argument("--force", action="store_true", help="replace the folder if there is one")
+    parser.add_argument("--force", action="store_true", help="replace an existing folder")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,44 +70,46 @@ def run(args: argparse.Namespace) -> int:
     from regard.models.recipe import RECIPE
 
     if args.least is not None and not args.data:
-        raise UserError("--least: which heads are least important is measured; give --data FILE")
+        raise UserError("--least: importance is measured on data; give --data FILE")
     if args.rounds < 1:
         raise UserError(f"--rounds {args.rounds}: must be 1 or more")
     inside = Inside.open(args.run, args.device)
     with staged(args.out, marker=RECIPE, force=args.force, keep=args.run) as folder:
         heads, batches = choose(args, inside)
-        places: dict[str, list[int]] = {}
+        removed: dict[str, list[int]] = {}
         for part, layer, head in heads:
-            places.setdefault(inside.anatomy.path(part, layer, head), []).append(head)
-        tables = {name: table for name, table in inside.tables.items() if name != "model"}
-        save(prune(inside.model, places), folder, tokenizers=inside.tokenizers, recipe=tables)
+            removed.setdefault(inside.anatomy.path(part, layer, head), []).append(head)
+        tables = {name: table for name, table in inside.bundle.recipe.items() if name != "model"}
+        save(prune(inside.model, removed), folder, tokenizers=inside.bundle.tokenizers, recipe=tables)
     small = Inside.open(args.out, args.device)
     sizes = [sum(parameter.numel() for parameter in one.model.parameters()) for one in (inside, small)]
-    print(f"taken out: {' '.join('.'.join(map(str, head)) for head in sorted(heads))}")
+    print(f"removed: {' '.join('.'.join(map(str, head)) for head in sorted(heads))}")
     print(f"heads: {len(all_heads(inside))} -> {len(all_heads(small))}")
     print(f"parameters: {sizes[0]:,} -> {sizes[1]:,} ({sizes[1] / sizes[0] - 1:+.1%})")
     if batches and batches[0].expected is not None:
         before, after = mean_loss(inside, batches), mean_loss(small, batches)
         count = sum(batch.source.shape[0] for batch in batches)
-        seen = "" if args.least is None else ", none of which chose the heads"
-        print(f"loss: {before:.4f} -> {after:.4f} nats a token, over {count:,} examples{seen}")
+        unseen = "" if args.least is None else " that were not used to choose the heads"
+        print(f"loss: {before:.4f} -> {after:.4f} nats per token, over {count:,} examples{unseen}")
     print(args.out)
     return 0
 
 
 def choose(args: argparse.Namespace, inside: Inside) -> tuple[list[Any], list[Batch]]:
-    """The heads that go, and what the loss is told of: of the least important ones, the half that did not choose."""
+    """The heads to remove, and the batches for the loss: with --least, the half that did not choose the heads."""
     from regard.errors import UserError
     from regard.explore.examples import in_batches, read_examples
     from regard.explore.importance import all_heads, least_important
 
     examples = read_examples(inside, args.data, args.limit) if args.data else []
     if args.least is None:
-        heads = [read_place(text, "--heads", 2) for text in dict.fromkeys(args.heads)]
+        heads = [read_head(text, "--heads", 2) for text in dict.fromkeys(args.heads)]
         return heads, in_batches(examples, inside.device)
     if len(examples) < 2:
-        raise UserError("--least: one example is too few; half of the data judges the heads, half tests what is left")
+        raise UserError(
+            "--least: one example is too few; half of the data measures the heads, half measures the smaller model"
+        )
     count = args.least if isinstance(args.least, int) else round(args.least * len(all_heads(inside)))
-    judges = in_batches(examples[::2], inside.device)
-    least = least_important(inside, judges, count, by=args.by, rounds=args.rounds, watch=progress)
+    measured = in_batches(examples[::2], inside.device)
+    least = least_important(inside, measured, count, by=args.by, rounds=args.rounds, watch=progress)
     return list(least), in_batches(examples[1::2], inside.device)

@@ -1,8 +1,7 @@
-"""Looking inside: what every head of a model does, as it is and changed, and the figures that show it.
+"""Explore: what every head of a model attends to, as it is and under interventions, in figures, reports and a page.
 
-`Inside` opens a model and looks; `svg` draws, `report` writes. The last two take plain numbers and strings, so
-anything that can hand over its weights can be drawn: a model of ours, one of somebody else's, or an array from a
-paper. Only `Inside` and `Changes` need torch, so they are loaded when they are first used.
+`Inside` opens a model; `heatmap`, `images`, `chart` and `html` draw. The latter take plain numbers and strings, so
+that the weights of any model can be drawn. Only `Inside` and `Changes` need torch: they are imported on first use.
 """
 
 from __future__ import annotations
@@ -10,19 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regard.explore.chart import line_chart
-from regard.explore.report import (
+from regard.explore.heatmap import head_grid, heat_map
+from regard.explore.html import (
     Section,
     attention_note,
     examples_table,
     figure,
     page,
     paragraph,
-    svg_file,
     table,
     token_label,
     write_page,
 )
-from regard.explore.svg import head_grid, heat_map
+from regard.explore.svg import svg_file
 
 if TYPE_CHECKING:
     from regard.explore.changes import Changes

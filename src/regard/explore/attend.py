@@ -1,9 +1,7 @@
-"""Attend: for every token the tokens that it looks at most, as rows of text.
+"""Attend: for every token the keys with the largest weights, as rows of text.
 
-    top_keys(weights [queries, keys], k)  ->  for each query the k largest weights with their keys, largest first
-
-A mean over heads hides what single heads do (it is flat where each of them is sharp), so the rows say of what they
-are a mean. Equal weights are told in the order of their keys.
+A mean over heads hides what single heads do (it is flat where each of them is sharp), so the title names what the
+weights are a mean of. Equal weights come in the order of their keys.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import UserError
+from regard.explore.html import token_label
 from regard.explore.inside import Look, Part
-from regard.explore.report import token_label
 
 
 @dataclass(frozen=True)
 class Attended:
-    """Where the queries of one map look: (place, label, weight) of the largest weights of each."""
+    """The keys that the queries of one map attend to: (position, label, weight) of the largest weights of each."""
 
     part: str
     layer: int | None  # None: mean of all layers
@@ -37,18 +35,18 @@ class Attended:
 
     def to_dict(self) -> dict[str, Any]:
         rows = [
-            {"token": label, "at": at, "looks_at": [{"at": k, "token": key, "weight": w} for k, key, w in keys]}
+            {"token": label, "at": at, "attends_to": [{"at": k, "token": key, "weight": w} for k, key, w in keys]}
             for at, (label, keys) in enumerate(self.rows)
         ]
         return {"part": self.part, "layer": self.layer, "head": self.head, "tokens": rows}
 
 
 def attended(look: Look, part: Part, *, layer: int | None, head: int | None, top: int, each: bool) -> list[Attended]:
-    """The maps asked for: one, the mean of those left open, or (`each`) every one of them."""
+    """One map: of a head, or the mean of a layer or of all layers; or (`each`) all of their heads."""
     if top < 1:
         raise UserError(f"top = {top}: must be 1 or more")
     if head is not None and layer is None:
-        raise UserError(f"head = {head}: say of which layer, such as --layer 0")
+        raise UserError(f"head = {head}: name its layer too, such as --layer 0")
     if layer is not None:
         look.inside.anatomy.path(part.name, layer, head)
     if not each:
@@ -67,32 +65,32 @@ def attended(look: Look, part: Part, *, layer: int | None, head: int | None, top
 def _rows(part: Part, layer: int | None, head: int | None, weights: Tensor, top: int) -> Attended:
     values, keys = weights.sort(dim=-1, descending=True, stable=True)
     rows = []
-    for label, some, places in zip(part.rows, values[:, :top].tolist(), keys[:, :top].tolist(), strict=True):
-        rows.append((label, tuple((at, part.columns[at], w) for at, w in zip(places, some, strict=True) if w > 0)))
+    for label, largest, indices in zip(part.rows, values[:, :top].tolist(), keys[:, :top].tolist(), strict=True):
+        rows.append((label, tuple((at, part.columns[at], w) for at, w in zip(indices, largest, strict=True) if w > 0)))
     return Attended(part.name, layer, head, tuple(rows))
 
 
-def as_text(found: Attended) -> str:
-    """A line a token: the token, then what it looks at."""
-    labels = [token_label(label) for label, _ in found.rows]
+def as_text(attended: Attended) -> str:
+    """A line per token: the token, then what it attends to."""
+    labels = [token_label(label) for label, _ in attended.rows]
     wide = max(map(screen_width, labels), default=0)
-    lines = [found.title]
-    places: dict[str, set[int]] = {}  # where each key stands; one that stands in several places is told apart
-    for _, keys in found.rows:
+    lines = [attended.title]
+    positions: dict[str, set[int]] = {}  # of each key; one with several positions is printed with its position
+    for _, keys in attended.rows:
         for at, key, _ in keys:
-            places.setdefault(key, set()).add(at)
-    for label, (_, keys) in zip(labels, found.rows, strict=True):
-        looks = "   ".join(
-            f"{token_label(key)}{f'[{at}]' if len(places[key]) > 1 else ''} {weight:.2f}" for at, key, weight in keys
+            positions.setdefault(key, set()).add(at)
+    for label, (_, keys) in zip(labels, attended.rows, strict=True):
+        keys_text = "   ".join(
+            f"{token_label(key)}{f'[{at}]' if len(positions[key]) > 1 else ''} {weight:.2f}" for at, key, weight in keys
         )
-        lines.append(f"  {pad(label, wide)}  {looks}".rstrip())
+        lines.append(f"  {pad(label, wide)}  {keys_text}".rstrip())
     return "\n".join(lines)
 
 
 def screen_width(text: str) -> int:
-    """Columns that a terminal gives a text: two for wide letters, none for marks."""
-    drawn = (char for char in text if unicodedata.category(char) not in ("Mn", "Me", "Cf"))
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in drawn)
+    """Terminal columns of a text: two per wide character, none for marks."""
+    visible = (char for char in text if unicodedata.category(char) not in ("Mn", "Me", "Cf"))
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in visible)
 
 
 def pad(text: str, width: int) -> str:
@@ -100,7 +98,7 @@ def pad(text: str, width: int) -> str:
 
 
 def lines_of(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
-    """Rows of cells as lines with aligned columns; `right` says which are aligned right."""
+    """Rows of cells as lines with aligned columns; `right` marks those aligned to the right."""
     widths = [max(map(screen_width, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

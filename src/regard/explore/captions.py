@@ -23,12 +23,12 @@ from torch import Tensor
 import regard
 from regard.data.captionsets import CaptionSet
 from regard.data.scenes import coverage
-from regard.explore.draw import png_bytes
-from regard.explore.panels import picture_panels
-from regard.explore.picture import grid_of
+from regard.explore.heatmap import heat_map
+from regard.explore.html import Section, attention_note, examples_table, figure, page, paragraph, table, write_page
+from regard.explore.images import image_panels
+from regard.explore.inputs import grid_of
 from regard.explore.pictures import as_rgb, gallery
-from regard.explore.report import Section, attention_note, examples_table, figure, page, paragraph, table, write_page
-from regard.explore.svg import heat_map
+from regard.explore.svg import png_bytes
 from regard.explore.translation import curves
 from regard.files import make_folder, write_whole
 from regard.predict.captioner import Captioner, as_input
@@ -151,7 +151,7 @@ def _looks(name: str, captioner: Captioner, data: CaptionSet) -> Section:
         looked = weights[-1, 0].mean(dim=0)[: len(words)]  # [T, places]
         if config.input == "patches":
             grid, picture = grid_of(config), as_input(data.sources(torch.tensor([row]))[0].cpu())[0]
-            drawn = picture_panels(picture, grid.down, grid.across, looked, words, title=data.captions[row])
+            drawn = image_panels(picture, grid.down, grid.across, looked, words, title=data.captions[row])
         else:
             regions = [f"region {at}" for at in range(looked.shape[1])]
             drawn = heat_map(looked, words, regions, title=data.captions[row])

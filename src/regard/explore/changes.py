@@ -1,17 +1,17 @@
-"""Changes: what can be switched, turned or moved inside a model while it is looked at.
+"""Changes: interventions in a model during a forward pass.
 
-A picture of attention raises a question; an intervention answers it. Each field of `Changes` is one:
+An attention map raises a question; an intervention answers it. Each field of `Changes` is one:
 
-    heads         these heads say nothing: their weighted sums become 0                  (part, layer, head)
-    layers        these blocks pass on what they were given                              (stack, layer)
-    future        the causal mask is taken away, so that a decoder sees what is to come
+    heads         switch these heads off: their outputs become 0                         (part, layer, head)
+    layers        skip these blocks: they pass on their input                            (stack, layer)
+    future        remove the causal mask, so that a decoder sees the tokens to come
     temperature   weights = softmax(scores / temperature): below 1 sharper, above 1 flatter
-    shuffle       every token is told another's position, drawn by this seed; masks keep to the real ones
-    rows          one query of one head looks where you say: (part, layer, head, query, weights)
+    shuffle       permute the positions of the tokens, by this seed; masks keep the real ones
+    rows          replace the weights of one query of one head: (part, layer, head, query, weights)
 
-`part` is "encoder" (a sequence read both ways, looking at itself), "decoder" (one that is written, looking
-back) or "cross" (what is written, looking at what was read). A change is a value: it can be written as JSON
-(`to_dict`, `from_dict`), put into a link and compared. `edits` turns it into interventions of `regard.nn.trace`.
+`part` is "encoder" (self-attention in both directions), "decoder" (causal self-attention) or "cross" (attention of the
+decoder to the encoder's output). A change is a value: it can be written as JSON (`to_dict`, `from_dict`), put into a
+link and compared. `edits` turns it into interventions of `regard.nn.trace`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Head = tuple[PartName, int, int]  # part, layer, head
 
 @dataclass(frozen=True)
 class Row:
-    """Weights for `query` of one head, one a key: scaled to sum to 1; all 0, it sees nothing."""
+    """Weights for `query` of one head, one per key: scaled to sum to 1, or all 0."""
 
     part: PartName
     layer: int
@@ -57,13 +57,13 @@ class Changes:
         return self != Changes()
 
     def __str__(self) -> str:
-        said = [f"head {part}.{layer}.{head} off" for part, layer, head in self.heads]
-        said += [f"layer {stack}.{layer} left out" for stack, layer in self.layers]
-        said += ["causal mask off"] * self.future
-        said += [f"attention at temperature {self.temperature:g}"] * (self.temperature != 1.0)
-        said += [f"positions shuffled (seed {self.shuffle})"] * (self.shuffle is not None)
-        said += [f"row {row.query} of head {row.part}.{row.layer}.{row.head} rewritten" for row in self.rows]
-        return ", ".join(said) or "nothing changed"
+        texts = [f"head {part}.{layer}.{head} off" for part, layer, head in self.heads]
+        texts += [f"layer {stack}.{layer} skipped" for stack, layer in self.layers]
+        texts += ["causal mask off"] * self.future
+        texts += [f"attention at temperature {self.temperature:g}"] * (self.temperature != 1.0)
+        texts += [f"positions shuffled (seed {self.shuffle})"] * (self.shuffle is not None)
+        texts += [f"row {row.query} of head {row.part}.{row.layer}.{row.head} rewritten" for row in self.rows]
+        return ", ".join(texts) or "nothing changed"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, only those that change something."""
@@ -77,12 +77,12 @@ class Changes:
 
     @classmethod
     def from_dict(cls, values: Any) -> Changes:
-        """From what `to_dict` gave, or what came in from outside: everything is checked."""
+        """From the result of `to_dict`, or a request: everything is checked."""
         if not isinstance(values, dict):
             raise UserError(f"changes: give an object such as {{}}, not {type(values).__name__}")
         for name in values:
             if name not in _DEFAULT:
-                raise UserError(f"changes: {name!r} is no change; {suggest(str(name), _DEFAULT)}")
+                raise UserError(f"changes: unknown field {name!r}; {suggest(str(name), _DEFAULT)}")
         heads = tuple(cast(Head, _item("heads", item, 2)) for item in _list(values, "heads"))
         layers = tuple(cast(tuple[PartName, int], _item("layers", item, 1)) for item in _list(values, "layers"))
         rows = []
@@ -131,15 +131,15 @@ def _number(name: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What a model has that can be changed: for each part the path of every layer and its number of heads."""
+    """The attention of a model: for each part the path of every layer in a trace and its number of heads."""
 
     parts: Mapping[PartName, tuple[tuple[str, int], ...]]  # part -> (trace path, heads) of each layer
     reads: str | None  # the stack whose positions can be shuffled
 
     def path(self, part: PartName, layer: int, head: int | None = None) -> str:
-        """Where that attention is found in a trace."""
+        """The path of that attention in a trace."""
         if part not in self.parts:
-            raise UserError(f"part = {part!r}: this model has none; {suggest(part, self.parts)}")
+            raise UserError(f"part = {part!r}: this model does not have it; {suggest(part, self.parts)}")
         layers = self.parts[part]
         if not 0 <= layer < len(layers):
             raise UserError(f"layer = {layer}: {part} attention has layers 0 to {len(layers) - 1}")
@@ -151,18 +151,18 @@ class Anatomy:
 
 def edits(changes: Changes, anatomy: Anatomy) -> dict[str, Edit]:
     """The interventions that make these changes, for one pass or one generation."""
-    found: dict[str, list[Edit]] = {}
+    by_stage: dict[str, list[Edit]] = {}
     off: dict[str, list[int]] = {}
     for part, layer, head in changes.heads:
         off.setdefault(anatomy.path(part, layer, head), []).append(head)
     for path, heads in off.items():
-        found[f"{path}.heads"] = [zero_heads(*heads)]
+        by_stage[f"{path}.heads"] = [zero_heads(*heads)]
     for stack, layer in sorted(set(changes.layers)):
-        _skip(found, stack, layer, anatomy)
+        _skip(by_stage, stack, layer, anatomy)
     for row in changes.rows:
         path = anatomy.path(row.part, row.layer, row.head)
-        found.setdefault(f"{path}.weights", []).append(_Rewrite(row, back=row.part == "decoder"))
-    joined = {name: _in_turn(some) for name, some in found.items()}
+        by_stage.setdefault(f"{path}.weights", []).append(_Rewrite(row, back=row.part == "decoder"))
+    joined = {name: _in_turn(some) for name, some in by_stage.items()}
     if changes.future and "decoder" in anatomy.parts:
         joined["decoder.*.attention.mask"] = drop(causal)
     if changes.temperature != 1.0:
@@ -171,7 +171,7 @@ def edits(changes: Changes, anatomy: Anatomy) -> dict[str, Edit]:
         joined["*.masked"] = lambda scores: scores / changes.temperature
     if changes.shuffle is not None:
         if anatomy.reads is None:
-            raise UserError("shuffle: this model is told no positions, so there are none to shuffle")
+            raise UserError("shuffle: this model has no position information that could be shuffled")
         joined[f"{anatomy.reads}.positions"] = shuffled(changes.shuffle)
     return joined
 
@@ -185,14 +185,14 @@ def _in_turn(some: Iterable[Edit]) -> Edit:
     return edit
 
 
-def _skip(found: dict[str, list[Edit]], stack: PartName, layer: int, anatomy: Anatomy) -> None:
-    """Block `layer` gives back what it was given: x, remembered from the stage before it."""
+def _skip(by_stage: dict[str, list[Edit]], stack: PartName, layer: int, anatomy: Anatomy) -> None:
+    """Block `layer` returns its input x, kept from the stage before it."""
     if stack == "cross":
-        raise UserError("layers: 'cross' is a part of the decoder's layers; name 'decoder', or switch its heads off")
+        raise UserError("layers: 'cross' is part of the decoder's layers; name 'decoder', or switch its heads off")
     path = anatomy.path(stack, layer)
     block = path.removesuffix(".attention")
     if block == path or not block[-1].isdigit():
-        raise UserError("layers: a recurrent model has no blocks that could be left out")
+        raise UserError("layers: a recurrent model has no blocks that could be skipped")
     kept: list[Tensor] = []
 
     def remember(value: Tensor) -> Tensor:
@@ -200,16 +200,16 @@ def _skip(found: dict[str, list[Edit]], stack: PartName, layer: int, anatomy: An
         return value
 
     before = f"{stack}.{layer - 1}.output" if layer else f"{stack}.embedded"
-    found.setdefault(before, []).append(remember)
-    found.setdefault(f"{block}.output", []).append(lambda value: kept[0])
+    by_stage.setdefault(before, []).append(remember)
+    by_stage.setdefault(f"{block}.output", []).append(lambda value: kept[0])
 
 
 class _Rewrite:
-    """Puts one row of weights in place.
+    """Replaces one row of weights.
 
-    A decoder that writes with a cache shows one query at a time, so those that have gone by are counted: in self
-    attention by the keys, in cross attention by the calls. There, beams of one sentence ask together, so that the
-    queries of a call are all at the same step.
+    A decoder that generates with a cache has one query per call, so its position must be counted: in self-attention by
+    the keys, in cross-attention by the calls. There, the hypotheses of a sentence are queries of the same call, all at
+    the same step.
     """
 
     def __init__(self, row: Row, back: bool) -> None:
@@ -219,7 +219,7 @@ class _Rewrite:
     def __call__(self, weights: Tensor) -> Tensor:
         queries, keys = weights.shape[-2:]
         if self.calls == 0:
-            self.whole = queries > 1  # the first step of an answer reads <s> alone
+            self.whole = queries > 1  # the first step of a generation reads <s> alone
         if self.back or self.whole:
             first = keys - queries if self.back else 0
             chosen = slice(self.row.query - first, self.row.query - first + 1)
@@ -232,7 +232,7 @@ class _Rewrite:
         wanted = torch.tensor(self.row.weights[:keys], dtype=weights.dtype, device=weights.device)
         total = wanted.sum()
         changed = weights.clone()
-        changed[:, self.row.head, chosen] = 0  # an answer may have more keys than the row was made for
+        changed[:, self.row.head, chosen] = 0  # a generation may have more keys than the row has weights
         changed[:, self.row.head, chosen, : len(wanted)] = wanted / total if total > 0 else wanted
         return changed
 

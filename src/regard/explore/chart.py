@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from regard.explore.draw import as_array, empty_figure, short_number, svg_frame, svg_text
-from regard.explore.report import escape, text_width, token_label
+from regard.explore.html import escape, text_width, token_label
+from regard.explore.svg import as_array, empty_figure, short_number, svg_frame, svg_text
 
 POINTS = 1_000  # a curve is thinned to about as many points as it has pixels
 DASHES = ("none", "7 4", "2 4", "12 4 2 4", "4 2")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from regard.explore.chart import line_chart
-from regard.explore.report import Section, figure, table
-from regard.explore.svg import heat_map
+from regard.explore.heatmap import heat_map
+from regard.explore.html import Section, figure, table
 
 DRAWN = 40  # classes of a confusion matrix; more cannot be read
 

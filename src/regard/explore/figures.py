@@ -1,53 +1,42 @@
-"""Figures of a look: which map, drawn how, with what said beside it.
+"""Figures of one look at a model: which attention map is drawn, and how.
 
     one head                      heat map, a label at every row and column
     one layer                     a labelled map for each of its heads
     grid                          all heads of all layers, small
-    a picture was read            where each word (or head) looked, over the picture
+    the input is an image         the patches that each word (or head) attends to, over the image
     one query of one head         its stages: q·k, scaled, masked, softmax, weighted values
 
-Left open, a figure shows the mean of the last layer's heads: of a translation the alignment (Bahdanau et al. 2015,
-figure 3). `report_of` puts everything on one page, with the output before and after the changes and the sentence
-that belongs beside attention (Jain & Wallace 2019).
+By default a figure shows the mean of the last layer's heads: of a translation the alignment (Bahdanau et al. 2015,
+figure 3).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
-import regard
 from regard.errors import UserError
-from regard.explore.changes import PARTS, PartName
-from regard.explore.inside import Look, Part
-from regard.explore.output import Choice, Output, difference
-from regard.explore.panels import head_panels, picture_panels, stage_panel
-from regard.explore.report import Section, attention_note, figure, page, paragraph, table
-from regard.explore.svg import head_grid, heat_map
+from regard.explore.changes import PARTS
+from regard.explore.heatmap import head_grid, head_panels, heat_map
+from regard.explore.html import text_width, token_label
+from regard.explore.images import image_panels
+from regard.explore.inside import Look, Part, Steps
+from regard.explore.svg import Tokens, empty_figure, svg_frame, svg_text
 
-LABELLED = 60  # tokens a side up to which every head of a layer gets its labels
-TITLES = {
-    "encoder": "Encoder self attention",
-    "decoder": "Decoder self attention",
-    "cross": "Cross attention",
-}
-SIDES = {
-    "encoder": ("token", "looks at"),
-    "decoder": ("token", "looks back at"),
-    "cross": ("writes", "looks at"),
-}
+MOST_LABELS = 60  # tokens per side up to which every head of a layer gets labels
+TITLES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
+SIDES = {"encoder": ("query", "key"), "decoder": ("query", "key"), "cross": ("output", "source")}
 
 
 def main_part(look: Look, name: str | None = None) -> Part:
-    """The part asked for, or the one that says most: cross attention where there is one."""
+    """The part of that name; by default cross attention where there is some, else self attention."""
     if name is None:
         return look.parts[next(part for part in reversed(PARTS) if part in look.parts)]
-    look.inside.anatomy.path(name, 0)  # type: ignore[arg-type]  # refuses a part that is not there
+    look.inside.anatomy.path(name, 0)  # type: ignore[arg-type]  # raises for a part that the model does not have
     return look.parts[name]  # type: ignore[index]
 
 
@@ -60,41 +49,41 @@ def draw(
     grid: bool = False,
     query: str | int | None = None,
 ) -> str:
-    """One figure as SVG: `layer` and `head` choose, `grid` shows all, `query` the stages of one place."""
+    """One figure as SVG: of a `layer`, of one `head`, a `grid` of all heads, or the stages of one `query`."""
     own = main_part(look, part)
     if grid and (layer is not None or head is not None):
-        raise UserError("grid: it shows every layer and head; leave layer and head out, or leave grid out")
+        raise UserError("grid: shows every layer and head; remove layer and head, or remove grid")
     if head is not None and layer is None:
-        raise UserError(f"head = {head}: say of which layer, such as layer = 0")
+        raise UserError(f"head = {head}: name its layer too, such as layer = 0")
     if layer is not None:
         look.inside.anatomy.path(own.name, layer, head)
-    if over_picture(look, own):
+    if over_image(look, own):
         at = None if query is None else find_query(own, query)
-        return _draw_picture(look, own, layer, head, grid, at)
+        return _draw_image(look, own, layer, head, grid, at)
     if query is not None:
         if layer is None or head is None:
-            raise UserError(f"query = {query!r}: its stages are those of one head; say which, as layer = 0, head = 0")
+            raise UserError(f"query = {query!r}: the stages are those of one head; name it, as in layer = 0, head = 0")
         return _draw_stages(look, own, layer, head, find_query(own, query))
     return _draw_map(own, layer, head, grid)
 
 
-def over_picture(look: Look, part: Part) -> bool:
-    """Whether the keys of a part are squares of a picture."""
-    return look.reading.grid is not None and part.name != "decoder"
+def over_image(look: Look, part: Part) -> bool:
+    """Whether the keys of a part are patches of an image."""
+    return look.input.grid is not None and part.name != "decoder"
 
 
 def find_query(part: Part, query: str | int) -> int:
-    """The place that a number, or a label that occurs once, means."""
+    """The position with that index, or with that label if the label occurs once."""
     if isinstance(query, int) or query.isdecimal():
         at = int(query)
         if not 0 <= at < len(part.rows):
             raise UserError(f"query = {query}: {part.name} attention has queries 0 to {len(part.rows) - 1}")
         return at
-    found = [at for at, label in enumerate(part.rows) if query in (label, label.removeprefix("▁"))]
-    if len(found) != 1:
-        places = f"places {', '.join(map(str, found))}" if found else f"none of {' '.join(part.rows[:40])}"
-        raise UserError(f"query = {query!r} is {places}; give the number of one place, from 0 on")
-    return found[0]
+    matches = [at for at, label in enumerate(part.rows) if query in (label, label.removeprefix("▁"))]
+    if len(matches) != 1:
+        where = f"at positions {', '.join(map(str, matches))}" if matches else f"none of {' '.join(part.rows[:40])}"
+        raise UserError(f"query = {query!r} is {where}; give one position as a number, from 0 on")
+    return matches[0]
 
 
 def _draw_map(part: Part, layer: int | None, head: int | None, grid: bool) -> str:
@@ -103,7 +92,7 @@ def _draw_map(part: Part, layer: int | None, head: int | None, grid: bool) -> st
         return head_grid(part.weights, part.rows, part.columns, title=f"{TITLES[part.name]}, every layer and head")
     if layer is not None and head is None:
         weights, title = part.weights[layer], f"{TITLES[part.name]}, layer {layer}"
-        if max(len(part.rows), len(part.columns)) > LABELLED:
+        if max(len(part.rows), len(part.columns)) > MOST_LABELS:
             return head_grid(weights, part.rows, part.columns, title=title)
         names = [f"head {index}" for index in range(len(weights))]
         return head_panels(weights, part.rows, part.columns, names, title=title)
@@ -115,27 +104,27 @@ def _draw_map(part: Part, layer: int | None, head: int | None, grid: bool) -> st
     return heat_map(weights, part.rows, part.columns, title=title, row_label=row_label, column_label=column_label)
 
 
-def _draw_picture(look: Look, part: Part, layer: int | None, head: int | None, grid: bool, query: int | None) -> str:
-    reading, last = look.reading, part.layers - 1
-    assert reading.grid is not None and reading.picture is not None
-    size, first = (reading.grid.down, reading.grid.across), reading.grid.first
+def _draw_image(look: Look, part: Part, layer: int | None, head: int | None, grid: bool, query: int | None) -> str:
+    input, last = look.input, part.layers - 1
+    assert input.grid is not None and input.image is not None
+    size, first = (input.grid.down, input.grid.across), input.grid.first
     if part.name == "cross" and not grid and query is None:  # a panel for each word
-        chosen = part.weights[last if layer is None else layer]  # [heads, words, squares]
+        chosen = part.weights[last if layer is None else layer]  # [heads, words, patches]
         weights = chosen.mean(dim=0) if head is None else chosen[head]
         whose = f"layer {last if layer is None else layer}, " + ("mean of heads" if head is None else f"head {head}")
-        return picture_panels(reading.picture, *size, weights, part.rows, title=f"{TITLES['cross']}, {whose}")
+        return image_panels(input.image, *size, weights, part.rows, title=f"{TITLES['cross']}, {whose}")
     rows, names = [], []  # a panel for each head
     layers = list(range(part.layers)) if grid else [last if layer is None else layer]
     for at in layers:
         maps = part.weights[at]  # [heads, queries, keys]
-        looks = maps[:, query] if query is not None else maps[:, 0] if first else maps.mean(dim=1)
+        weights = maps[:, query] if query is not None else maps[:, 0] if first else maps.mean(dim=1)
         for index in range(len(maps)) if head is None else [head]:
-            rows.append(looks[index, first:])
+            rows.append(weights[index, first:])
             names.append(f"layer {at}, head {index}")
-    whose = f"“{part.rows[query]}”" if query is not None else "[CLS]" if first else "all places, mean"
+    whose = f"“{part.rows[query]}”" if query is not None else "[CLS]" if first else "all patches, mean"
     wide = max(map(len, part.weights)) if grid else None
     title = f"{TITLES[part.name]} of {whose}"
-    return picture_panels(reading.picture, *size, torch.stack(rows), names, title=title, columns=wide)
+    return image_panels(input.image, *size, torch.stack(rows), names, title=title, columns=wide)
 
 
 def _draw_stages(look: Look, part: Part, layer: int, head: int, query: int) -> str:
@@ -147,98 +136,48 @@ def _draw_stages(look: Look, part: Part, layer: int, head: int, query: int) -> s
         ("softmax", steps.weights),
         ("|weight · v|", steps.values.norm(dim=-1)),
     ]
-    title = f"“{part.rows[query]}” (place {query}), {TITLES[part.name].lower()}, layer {layer}, head {head}"
+    title = f"“{part.rows[query]}” (position {query}), {TITLES[part.name].lower()}, layer {layer}, head {head}"
     note = f"The head's output is the sum of the weighted values: length {steps.output.norm():.3f}."
     return stage_panel(stages, part.columns, title=title, note=note)
 
 
-def _biased(steps: Any) -> bool:
+def _biased(steps: Steps) -> bool:
     return not torch.allclose(steps.scores * steps.scale, steps.scaled, rtol=1e-3, atol=1e-4)
 
 
-def sections_of(look: Look, before: Look | None = None) -> list[Section]:
-    """Everything a look shows: the output, the main figure, every head of every part."""
-    parts = [main_part(look)]
-    parts += [part for part in look.parts.values() if part is not parts[0]]
-    sections = [Section("What it says", output_table(look.output, None if before is None else before.output))]
-    for part in parts:
-        caption = f"Rows: {len(part.rows)} queries. Columns: {len(part.columns)} keys."
-        shown = figure(draw(look, part=part.name), caption)
-        if part.layers * max(len(weights) for weights in part.weights) > 1:
-            shown += figure(draw(look, part=part.name, grid=True), "Every layer and head, each with its own scale.")
-        sections.append(Section(TITLES[part.name], shown + (attention_note() if part is parts[0] else "")))
-    return sections
-
-
-def output_table(after: Output, before: Output | None = None) -> str:
-    """What is said at every place; with `before`, both."""
-    if after.kind == "vector":
-        apart = "" if before is None else paragraph(f"1 - cosine to the unchanged vector: {_mean(before, after):.4f}")
-        return paragraph(f"A vector of {after.logits.shape[-1]:,} numbers.") + apart
-    told = []
-    if after.answer is not None:
-        told.append(paragraph(f"It writes: {after.answer}"))
-        if before is not None and before.answer is not None:
-            told.insert(0, paragraph(f"Unchanged, it writes: {before.answer}"))
-    if after.loss is not None:
-        was = "" if before is None or before.loss is None else f" (unchanged: {before.loss:.4f})"
-        told.append(paragraph(f"Loss: {after.loss:.4f} nats a token{was}."))
-    headers = ["place", "after reading", "stands there", "likeliest"]
-    rows = [_row(place) for place in after.places]
-    if before is not None:
-        headers.append("unchanged")
-        rows = [[*row, _choices(place.top[:3])] for row, place in zip(rows, before.places, strict=True)]
-    classes = ["number", "token", "token", "", ""][: len(headers)]
-    return "".join(told) + table(headers, rows, classes=classes)
-
-
-def _row(place: Any) -> list[object]:
-    stands = None if place.expected is None else f"{place.expected.label} {place.expected.probability:.3f}"
-    return [place.at, place.read, stands, _choices(place.top[:3])]
-
-
-def _choices(top: Sequence[Choice]) -> str:
-    return " · ".join(f"{choice.label} {choice.probability:.3f}" for choice in top)
-
-
-def _mean(before: Output, after: Output) -> float:
-    apart = difference(before, after).divergence
-    return sum(apart) / max(1, len(apart))
-
-
-def report_of(look: Look, before: Look | None = None) -> str:
-    """A page of its own, as HTML that needs nothing else."""
-    title = look.reading.text if look.reading.text is not None else "A picture"
-    heads = sum(len(weights) for part in look.parts.values() for weights in part.weights)
-    summary = [("model", look.inside.name), ("heads", f"{heads}"), ("places", f"{len(look.reading.source_labels)}")]
-    sections = sections_of(look, before)
-    if look.changes:
-        sections.insert(0, Section("What was changed", paragraph(str(look.changes))))
-    return page(title, summary, sections, created=datetime.now(), version=regard.__version__)
-
-
-def numbers_of(look: Look, parts: Sequence[PartName] | None = None, digits: int = 6) -> dict[str, Any]:
-    """Everything as plain values for JSON: labels, all weights, the output."""
-    names = parts or list(look.parts)
-    return {
-        "model": look.inside.name,
-        "text": look.reading.text,
-        "changes": look.changes.to_dict(),
-        "parts": {
-            name: {
-                "rows": list(look.parts[name].rows),
-                "columns": list(look.parts[name].columns),
-                "weights": [_rounded(weights, digits) for weights in look.parts[name].weights],
-            }
-            for name in names
-        },
-        "output": look.output.to_dict(),
-    }
-
-
-def _rounded(weights: Tensor, digits: int) -> Any:
-    """[heads, queries, keys] as lists; a number that is not finite becomes None, which JSON has."""
-    values = weights.double().round(decimals=digits)
-    if bool(values.isfinite().all()):
-        return values.tolist()
-    return [[[value if math.isfinite(value) else None for value in row] for row in head] for head in values.tolist()]
+def stage_panel(stages: Sequence[tuple[str, Any]], columns: Tokens, *, title: str = "", note: str = "") -> str:
+    """A line per key: each stage is (name, numbers [len(columns)]), drawn as bars with numbers; -inf is masked."""
+    name, count = title or "One query, stage by stage", len(columns)
+    if not count:
+        return empty_figure(name, "There are no tokens to show.")
+    labels = [token_label(token, 150) for token in columns]
+    left, step, tall, bar = 28 + max(map(text_width, labels)), 150, 21, 82
+    top = 62 + 26 * bool(title)
+    parts = [svg_text(16, 30, title, "head")]
+    for i, label in enumerate(labels):
+        parts.append(svg_text(left - 10, top + i * tall + 15, label, anchor="end"))
+    for at, (stage, numbers) in enumerate(stages):
+        values = np.asarray(numbers, dtype=np.float64)
+        finite = values[np.isfinite(values)]
+        low, high = min(0.0, finite.min(initial=0.0)), max(0.0, finite.max(initial=0.0))
+        unit = bar / ((high - low) or 1.0)
+        x = left + at * step
+        parts.append(svg_text(x, top - 10, stage, "mute"))
+        parts.append(f'<path class="rule" d="M{x - low * unit:.1f} {top}v{count * tall}"/>')
+        for i, value in enumerate(values):
+            y = top + i * tall
+            if not math.isfinite(value):
+                parts.append(
+                    svg_text(x - low * unit + 6, y + 15, "masked" if value < 0 else "not a number", "mute small")
+                )
+                continue
+            start, level = x + (min(value, 0) - low) * unit, 22 if value >= 0 else 10
+            parts.append(
+                f'<rect x="{start:.1f}" y="{y + 4}" width="{max(abs(value) * unit, 0.5):.1f}" height="{tall - 8}" '
+                f'class="k{level}"/>' + svg_text(x + bar + 6, y + 15, f"{value:.3f}", "mute small")
+            )
+    bottom = top + count * tall
+    parts.append(svg_text(16, bottom + 26, note, "mute"))
+    width = max(left + len(stages) * step, 32 + text_width(title, 15), 32 + text_width(note))
+    about = f"{count} keys, stages: {', '.join(stage for stage, _ in stages)}. {note}"
+    return svg_frame(width, bottom + (44 if note else 20), name, about, "".join(parts))

@@ -1,26 +1,26 @@
-"""Heads: what each one looks at, in numbers, over many examples.
+"""Heads: what each one attends to, in numbers, over many examples.
 
 For query i of a head with weights a_ij, averaged over all queries that have a choice (two keys or more):
 
-    entropy      -Σ_j a_ij log a_ij, in nats; breadth is its share of log(visible keys): 1 is even, 0 a single key
-    distance     Σ_j a_ij |i - j| in tokens; over a picture in squares; of cross attention from the diagonal
-    share        Σ a_ij over the keys of a pattern: how much of its attention goes there
+    entropy      -Σ_j a_ij log a_ij, in nats; breadth divides it by log(visible keys): 1 is uniform, 0 a single key
+    distance     Σ_j a_ij |i - j| in tokens; over an image in patches; of cross-attention from the diagonal
+    fraction     Σ a_ij over the keys of a pattern: how much of its attention the head pays to them
 
-    previous, next, self     j = i - 1, i + 1, i          first, last    the ends of what is seen
-    punctuation              keys that are signs          positional     one other distance j - i, the same for all
-    alignment                cross attention: the source word that counts alone call the translation of the word being
-                             written (`regard.explore.align`: IBM model 1, which knows nothing of the model)
+    previous, next, self     j = i - 1, i + 1, i          first, last    the first and the last visible key
+    punctuation              punctuation tokens           positional     one other fixed offset j - i
+    alignment                cross-attention: the source word that IBM model 1 (`regard.explore.align`), which knows
+                             nothing of the model, aligns with the word being predicted
 
-The pattern of a head is the one with the largest share, if that is 40 % of its attention or more; else "broad"
-where its breadth is 0.75 or more, else "mixed". Kinds after Voita et al. 2019 and Clark et al. 2019. A pattern says
-where a head looks. Whether it matters is another question: `regard.explore.importance`.
+The pattern of a head is the one with the largest fraction, if that is 40 % of its attention or more; else "broad"
+if its breadth is 0.75 or more, else "mixed". Patterns after Voita et al. 2019 and Clark et al. 2019. A pattern says
+what a head attends to. Whether it matters is another question: `regard.explore.importance`.
 """
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,30 +29,31 @@ from torch import Tensor
 from regard.explore.align import Lexicon
 from regard.explore.changes import Head, PartName
 from regard.explore.examples import Batch
+from regard.explore.inputs import Grid, grid_of
 from regard.explore.inside import Inside
-from regard.explore.picture import Grid, grid_of
 from regard.nn.trace import trace
+from regard.text.tokenizer import Tokenizer
 
-REACH = 10  # farthest distance that is tried for a positional head
-CLEAR = 0.4  # share of its attention that makes a pattern
+REACH = 10  # largest offset of a positional head
+CLEAR = 0.4  # fraction of the attention that makes a pattern
 EVEN = 0.75  # breadth that makes a head broad
 STAGES = "*.[wm][ea][is][gk]*"  # weights and masked
 NAMES = {"previous": "previous token", "next": "next token", "first": "first token", "last": "last token"}
 
 
 @dataclass(frozen=True)
-class HeadFigures:
-    """What was found about one head; a share that does not apply is not in `shares`."""
+class HeadMetrics:
+    """The metrics of one head; a fraction that does not apply is not in `fractions`."""
 
     part: PartName
     layer: int
     head: int
     entropy: float
     breadth: float
-    distance: float | None  # None over pictures and features, where cross attention has no diagonal
-    shares: dict[str, float]
-    offset: int | None  # the distance of `shares["positional"]`
-    loss: float | None = None  # change of the loss when it is off; of vectors, of the output
+    distance: float | None  # None over images and features, where cross-attention has no diagonal
+    fractions: dict[str, float]
+    offset: int | None  # of `fractions["positional"]`
+    loss_change: float | None = None  # change of the loss (of vectors, of the output) when the head is off
     gradient: float | None = None  # mean |dL / d gate|
 
     @property
@@ -61,24 +62,21 @@ class HeadFigures:
 
     @property
     def pattern(self) -> tuple[str, float]:
-        """What the head looks at, and the share of its attention that says so."""
-        kind = max(self.shares, key=self.shares.__getitem__, default=None)
-        score = 0.0 if kind is None else self.shares[kind]
+        """What the head attends to, and the fraction of its attention that does."""
+        kind = max(self.fractions, key=self.fractions.__getitem__, default=None)
+        score = 0.0 if kind is None else self.fractions[kind]
         if kind is not None and score >= CLEAR:
             return (f"{self.offset:+d} tokens" if kind == "positional" else NAMES.get(kind, kind)), score
         return ("broad", self.breadth) if self.breadth >= EVEN else ("mixed", score)
 
     def to_dict(self) -> dict[str, Any]:
         pattern, score = self.pattern
-        own = {"name": self.name, "part": self.part, "layer": self.layer, "head": self.head}
-        told = {"pattern": pattern, "score": score, "entropy": self.entropy, "breadth": self.breadth}
-        rest = {"distance": self.distance, "shares": self.shares, "offset": self.offset}
-        return {**own, **told, **rest, "loss_when_off": self.loss, "gradient": self.gradient}
+        return {"name": self.name, "pattern": pattern, "score": score, **asdict(self)}
 
 
 @dataclass
 class Sums:
-    """Running sums over queries, a number for each head."""
+    """Running sums over queries, one number per head."""
 
     totals: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
@@ -100,16 +98,16 @@ class View:
     queries: Tensor  # bool [B, Q] real ones
     keys: Tensor  # bool [B, K]
     visible: Tensor  # bool [B, Q, K]
-    signs: Tensor | None = None  # bool [B, K] punctuation
+    punctuation: Tensor | None = None  # bool [B, K]
     aligned: Tensor | None = None  # bool [B, Q, K]
-    grid: Grid | None = None  # the keys are squares of a picture
+    grid: Grid | None = None  # the keys are patches of an image
     within: bool = True  # queries and keys are the same sequence
-    in_order: bool = True  # the keys are a text
+    in_order: bool = True  # the keys are tokens of a text
 
 
 @torch.inference_mode()
-def measure(inside: Inside, batches: Sequence[Batch], known: Sequence[Batch] = ()) -> list[HeadFigures]:
-    """The figures of every head, without importance; `known` are more pairs to learn alignment from."""
+def measure(inside: Inside, batches: Sequence[Batch], known: Sequence[Batch] = ()) -> list[HeadMetrics]:
+    """The metrics of every head, without importance; `known` are more pairs to learn alignment from."""
     lexicon = _lexicon(inside, known or batches)
     sums: dict[str, Sums] = {path: Sums() for layers in inside.anatomy.parts.values() for path, _ in layers}
     with inside.lock:
@@ -121,15 +119,16 @@ def measure(inside: Inside, batches: Sequence[Batch], known: Sequence[Batch] = (
                 for path, _ in layers:
                     visible = seen[f"{path}.masked"][:, 0] > float("-inf")  # [B, Q, K]
                     add_weights(sums[path], seen[f"{path}.weights"].float(), replace(view, visible=visible))
-    found = []
-    for part, layers in inside.anatomy.parts.items():
-        for layer, (path, heads) in enumerate(layers):
-            found += [_figures(sums[path], part, layer, head) for head in range(heads)]
-    return found
+    return [
+        _metrics(sums[path], part, layer, head)
+        for part, layers in inside.anatomy.parts.items()
+        for layer, (path, heads) in enumerate(layers)
+        for head in range(heads)
+    ]
 
 
 def add_weights(sums: Sums, weights: Tensor, view: View) -> None:
-    """Take in weights [B, H, Q, K]."""
+    """Add weights [B, H, Q, K]."""
     sees = view.visible.sum(dim=-1)  # [B, Q]
     counted = view.queries & (sees >= 2)
     log = torch.where(weights > 0, weights, 1.0).log()
@@ -141,11 +140,11 @@ def add_weights(sums: Sums, weights: Tensor, view: View) -> None:
     if view.grid is None or view.grid.first:
         sums.add("first", weights[..., 0], counted & view.visible[..., 0])
     if view.grid is None and (not view.within or bool(view.visible[:, 0].sum(dim=-1).gt(1).any())):
-        last = view.keys.long().sum(dim=1) - 1  # causal attention ends at the query itself, which is `self`
+        last = view.keys.long().sum(dim=1) - 1  # of causal attention the last key is the query itself: `self`
         at = last[:, None, None, None].expand(*weights.shape[:3], 1)
         sums.add("last", weights.gather(3, at)[..., 0], counted)
-    if view.signs is not None:
-        sums.add("punctuation", torch.einsum("bhqk,bk->bhq", weights, view.signs.to(weights)), counted)
+    if view.punctuation is not None:
+        sums.add("punctuation", torch.einsum("bhqk,bk->bhq", weights, view.punctuation.to(weights)), counted)
     if view.aligned is not None:
         known = counted & view.aligned.any(dim=-1)
         sums.add("alignment", torch.einsum("bhqk,bqk->bhq", weights, view.aligned.to(weights)), known)
@@ -154,7 +153,7 @@ def add_weights(sums: Sums, weights: Tensor, view: View) -> None:
 
 
 def _add_offsets(sums: Sums, weights: Tensor, counted: Tensor, view: View) -> None:
-    """Shares at fixed distances j - i; over a picture only the square itself."""
+    """Fractions at fixed offsets j - i; over an image only the patch itself."""
     for offset in [0] if view.grid is not None else range(-REACH, REACH + 1):
         if abs(offset) >= weights.shape[-1]:
             continue
@@ -165,7 +164,7 @@ def _add_offsets(sums: Sums, weights: Tensor, counted: Tensor, view: View) -> No
 
 
 def _distances(view: View) -> Tensor:
-    """[B, Q, K] how far a key is from its query."""
+    """[B, Q, K] the distance of a key from its query."""
     rows, (queries, keys) = view.visible.shape[0], view.visible.shape[1:]
     i = torch.arange(queries, device=view.keys.device)[:, None]
     j = torch.arange(keys, device=view.keys.device)[None]
@@ -173,7 +172,7 @@ def _distances(view: View) -> Tensor:
         across, first = view.grid.across, view.grid.first
         down_i, down_j = (i - first).div(across, rounding_mode="floor"), (j - first).div(across, rounding_mode="floor")
         apart = ((down_i - down_j) ** 2 + ((i - first) % across - (j - first) % across) ** 2).float().sqrt()
-        outside = (i < first) | (j < first)  # [CLS] lies nowhere
+        outside = (i < first) | (j < first)  # [CLS] has no location
         return apart.masked_fill(outside, 0.0).expand(rows, -1, -1)
     if view.within:
         return (i - j).abs().float().expand(rows, -1, -1)
@@ -185,38 +184,38 @@ def _view(inside: Inside, batch: Batch, part: PartName, lexicon: Lexicon | None)
     config, device = inside.config, inside.device
     grid = grid_of(config) if config.input == "patches" else None
     rows = batch.source.shape[0]
-    places = config.source_length if grid is not None else batch.source.shape[1]
-    source = torch.ones(rows, places, dtype=torch.bool, device=device)
+    positions = config.source_length if grid is not None else batch.source.shape[1]
+    source = torch.ones(rows, positions, dtype=torch.bool, device=device)
     source = source if batch.source_is_real is None else batch.source_is_real
     own = source
     if batch.target is not None and part != "encoder":
         own = torch.ones_like(batch.target, dtype=torch.bool) if batch.target_is_real is None else batch.target_is_real
     keys = source if part == "cross" else own
     ids = batch.target if part == "decoder" and batch.target is not None else batch.source
-    signs = None
+    punctuation = None
     if ids.dim() == 2:
-        tokenizer = inside.readings.target if part == "decoder" else inside.readings.source
-        signs = sign_table(tokenizer, int(ids.max()) + 1).to(device)[ids]
+        tokenizer = inside.bundle.target if part == "decoder" else inside.bundle.source
+        punctuation = punctuation_table(tokenizer, int(ids.max()) + 1).to(device)[ids]
     aligned = _aligned(batch, lexicon).to(device) if part == "cross" and lexicon is not None else None
-    on_picture = grid if part != "decoder" else None
+    on_image = grid if part != "decoder" else None
     in_order = part == "decoder" or config.input == "tokens"
     every = keys[:, None].expand(-1, own.shape[1], -1)  # each layer's mask comes from the trace
-    return View(own, keys, every, signs, aligned, on_picture, part != "cross", in_order)
+    return View(own, keys, every, punctuation, aligned, on_image, part != "cross", in_order)
 
 
-def sign_table(tokenizer: Any, size: int) -> Tensor:
-    """bool [size]: which ids are punctuation, nothing but signs once the mark of a space is taken off."""
-    known = 0 if tokenizer is None else min(size, len(tokenizer))
-    return torch.tensor([is_sign(tokenizer.token(id)) for id in range(known)] + [False] * (size - known))
+def punctuation_table(tokenizer: Tokenizer, size: int) -> Tensor:
+    """bool [size]: which ids are punctuation, apart from the mark of a space."""
+    known = min(size, len(tokenizer))
+    return torch.tensor([is_punctuation(tokenizer.token(id)) for id in range(known)] + [False] * (size - known))
 
 
-def is_sign(token: str) -> bool:
+def is_punctuation(token: str) -> bool:
     bare = token.strip("▁ ").removeprefix("##")
     return bool(bare) and all(unicodedata.category(char).startswith("P") for char in bare)
 
 
 def _sequences(batch: Batch) -> Iterable[tuple[list[int], list[int]]]:
-    """Source and written ids of every row, without filler."""
+    """Source and target ids of every row, without padding."""
     assert batch.expected is not None
     for row in range(batch.source.shape[0]):
         source = batch.source[row] if batch.source_is_real is None else batch.source[row][batch.source_is_real[row]]
@@ -239,30 +238,31 @@ def _aligned(batch: Batch, lexicon: Lexicon) -> Tensor:
     return table
 
 
-def _figures(sums: Sums, part: PartName, layer: int, head: int) -> HeadFigures:
+def _metrics(sums: Sums, part: PartName, layer: int, head: int) -> HeadMetrics:
     def of(name: str) -> float:
         return float(sums.mean(name)[head])
 
-    shares = {name: of(name) for name in ("first", "last", "punctuation", "alignment") if sums.counts.get(name)}
+    fractions = {name: of(name) for name in ("first", "last", "punctuation", "alignment") if sums.counts.get(name)}
     for name, at in (("previous", -1), ("self", 0), ("next", 1)):
         if sums.counts.get(f"offset{at}"):
-            shares[name] = of(f"offset{at}")
-    enough = 0.5 * sums.counts.get("entropy", 0.0)  # a distance that few queries have proves little
+            fractions[name] = of(f"offset{at}")
+    enough = 0.5 * sums.counts.get("entropy", 0.0)  # an offset that few queries have proves little
     far = [
         at for at in range(-REACH, REACH + 1) if abs(at) > 1 and sums.counts.get(f"offset{at}", 0.0) >= max(enough, 1)
     ]
     offset = max(far, key=lambda at: of(f"offset{at}"), default=None)
     if offset is not None:
-        shares["positional"] = of(f"offset{offset}")
+        fractions["positional"] = of(f"offset{offset}")
     distance = of("distance") if sums.counts.get("distance") else None
-    return HeadFigures(part, layer, head, of("entropy"), of("breadth"), distance, shares, offset)
+    return HeadMetrics(part, layer, head, of("entropy"), of("breadth"), distance, fractions, offset)
 
 
 def with_importance(
-    found: Sequence[HeadFigures], losses: Mapping[Head, float], gradients: Mapping[Head, float]
-) -> list[HeadFigures]:
-    """The same figures, completed."""
-    keys = [(one.part, one.layer, one.head) for one in found]
+    metrics: Sequence[HeadMetrics], losses: Mapping[Head, float], gradients: Mapping[Head, float]
+) -> list[HeadMetrics]:
+    """The same metrics with importance."""
+    keys = [(one.part, one.layer, one.head) for one in metrics]
     return [
-        replace(one, loss=losses.get(key), gradient=gradients.get(key)) for one, key in zip(found, keys, strict=True)
+        replace(one, loss_change=losses.get(key), gradient=gradients.get(key))
+        for one, key in zip(metrics, keys, strict=True)
     ]

@@ -1,13 +1,13 @@
-"""Importance: which heads matter. Not where they look, but what is lost without them.
+"""Importance: how much the loss depends on each head, whatever it attends to.
 
 Put a gate ξ_h on the output of head h, 1 as it is, 0 where it is off:
 
     measured    L(ξ_h = 0) - L(1)                             what happens when it is off, one head at a time
-    gradient    I_h = mean over examples x of |∂L(x) / ∂ξ_h|    how much the loss leans on it, all heads in one
+    gradient    I_h = mean over examples x of |∂L(x) / ∂ξ_h|    sensitivity of the loss, all heads in one
                                                               backward pass; Michel et al. 2019, eq. 2
 
-L(x) is the mean loss of the tokens of one example. Measured one at a time, heads that stand in for each other all look
-idle; what a set of heads costs is known only by taking the set away (`regard prune` tells it). A model that gives
+L(x) is the mean loss of the tokens of one example. Measured one at a time, redundant heads all seem unimportant; what
+a set of heads contributes is known only by switching the set off (`regard prune` measures it). A model that gives
 vectors has no loss: then the change is 1 - cosine between its output with and without the head.
 """
 
@@ -37,19 +37,19 @@ def all_heads(inside: Inside) -> list[Head]:
 
 @torch.inference_mode()
 def mean_loss(inside: Inside, batches: Sequence[Batch], changes: Changes | None = None) -> float:
-    """Nats a token over all batches, as the model is or changed."""
+    """Nats per token over all batches, of the model as it is or changed."""
     total, count = 0.0, 0.0
-    with inside.lock, trace(inside.model, edits(changes or Changes(), inside.anatomy), only=_little(inside)):
+    with inside.lock, trace(inside.model, edits(changes or Changes(), inside.anatomy), only=_smallest_stage(inside)):
         for batch in batches:
             losses, counts = batch.losses(inside.model)
             total, count = total + float(losses.double().sum()), count + float(counts.sum())
     if not count:
-        raise UserError("the data has no token that the model should foresee, so there is no loss; give longer texts")
+        raise UserError("the data has no token to predict, so there is no loss; give longer texts")
     return total / count
 
 
-def _little(inside: Inside) -> str:
-    """The smallest thing that a trace can keep."""
+def _smallest_stage(inside: Inside) -> str:
+    """The smallest stage that a trace can store."""
     return "encoder.output" if inside.config.architecture != "decoder" else "decoder.output"
 
 
@@ -60,9 +60,9 @@ def losses_when_off(
     off: Sequence[Head] = (),
     watch: Callable[[list[Head]], Iterable[Head]] = iter,
 ) -> dict[Head, float]:
-    """For each head the change of the loss when it is off, beside those that are `off` already.
+    """For each head the change of the loss when it is off, in addition to those that are `off` already.
 
-    `watch` may show how far it is.
+    `watch` may show the progress.
     """
     rest = [head for head in all_heads(inside) if head not in off]
     if batches[0].expected is None:
@@ -79,17 +79,17 @@ def output_change(inside: Inside, batches: Sequence[Batch], changes: Changes) ->
     for batch in batches:
         with inside.lock:
             before = batch.output(inside.model)
-            with trace(inside.model, edits(changes, inside.anatomy), only=_little(inside)):
+            with trace(inside.model, edits(changes, inside.anatomy), only=_smallest_stage(inside)):
                 after = batch.output(inside.model)
-        apart = 1 - torch.cosine_similarity(before.double(), after.double(), dim=-1)  # [B] or [B, N]
-        if apart.dim() == 2 and batch.source_is_real is not None:
-            apart = apart[batch.source_is_real]
-        total, count = total + float(apart.sum()), count + apart.numel()
+        change = 1 - torch.cosine_similarity(before.double(), after.double(), dim=-1)  # [B] or [B, N]
+        if change.dim() == 2 and batch.source_is_real is not None:
+            change = change[batch.source_is_real]
+        total, count = total + float(change.sum()), count + change.numel()
     return total / max(1, count)
 
 
 def gradients(inside: Inside, batches: Sequence[Batch], *, off: Sequence[Head] = ()) -> dict[Head, float]:
-    """I_h of every head that is not `off`, from one backward pass a batch."""
+    """I_h of every head that is not `off`, from one backward pass per batch."""
     if batches[0].expected is None:
         return {}
     paths = {
@@ -102,17 +102,17 @@ def gradients(inside: Inside, batches: Sequence[Batch], *, off: Sequence[Head] =
     for batch in batches:
         size = batch.source.shape[0]
         like = next(inside.model.parameters())
-        # one gate a row: rows do not meet, so the slope of the sum is each row's own
+        # a gate per row: rows are independent, so the gradient of the sum is each row's own
         gates = [
-            _gate(like, size, heads, [h for *place, h in off if tuple(place) == key])
+            _gate(like, size, heads, [h for *where, h in off if tuple(where) == key])
             for key, (_, heads) in paths.items()
         ]
         put = {f"{path}.heads": _times(gate) for (path, _), gate in zip(paths.values(), gates, strict=True)}
-        with inside.lock, torch.enable_grad(), trace(inside.model, put, only=_little(inside)):
+        with inside.lock, torch.enable_grad(), trace(inside.model, put, only=_smallest_stage(inside)):
             losses, counts = batch.losses(inside.model)
-            slopes = torch.autograd.grad((losses / counts.clamp_min(1)).sum(), gates)
-        for (part, layer), slope in zip(paths, slopes, strict=True):
-            for head, value in enumerate(slope.abs().double().sum(dim=(0, 2, 3)).tolist()):
+            by_gate = torch.autograd.grad((losses / counts.clamp_min(1)).sum(), gates)
+        for (part, layer), gradient in zip(paths, by_gate, strict=True):
+            for head, value in enumerate(gradient.abs().double().sum(dim=(0, 2, 3)).tolist()):
                 totals[part, layer, head] += value
         rows += size
     return {head: total / rows for head, total in totals.items() if head not in off}
@@ -138,19 +138,21 @@ def least_important(
     rounds: int = 4,
     watch: Callable[[list[Head]], Iterable[Head]] = iter,
 ) -> list[Head]:
-    """`count` heads whose loss is small, chosen in `rounds`: after each, those left are judged without those gone.
+    """The `count` least important heads, chosen in `rounds`: each round measures the others without those chosen.
 
-    Heads that stand in for each other would all go at once if they were judged only once. Every layer keeps one.
+    Redundant heads would all be removed at once if importance were measured only once. Every layer keeps one.
     """
     most = sum(heads - 1 for layers in inside.anatomy.parts.values() for _, heads in layers)
     if not 0 < count <= most:
-        raise UserError(f"{count} heads of {len(all_heads(inside))}: at most {most} can go, one stays in every layer")
+        raise UserError(
+            f"{count} heads of {len(all_heads(inside))}: at most {most} can be removed, one stays in every layer"
+        )
     off: list[Head] = []
     for turn in range(rounds, 0, -1):
         wanted = -(-(count - len(off)) // turn)
         if not wanted:
             continue
-        judged = (
+        importance = (
             losses_when_off(inside, batches, off=off, watch=watch)
             if by == "loss"
             else gradients(inside, batches, off=off)
@@ -160,7 +162,7 @@ def least_important(
         }
         for part, layer, _ in off:
             left[part, layer] -= 1
-        for head in sorted(judged, key=lambda head: judged[head]):
+        for head in sorted(importance, key=importance.__getitem__):
             if wanted and left[head[:2]] > 1:
                 off.append(head)
                 left[head[:2]] -= 1

@@ -1,22 +1,23 @@
-"""Inside: open any model, give it a text or a picture, and see where every head looks, as it is and changed.
+"""Inside: open any model, give it a text or an image, and see what every head attends to, as it is and changed.
 
     inside = Inside.open("runs/demo")
-    look = inside.look("March 3rd, 2021")                              one forward pass, all maps
+    look = inside.look("March 3rd, 2021")                              one forward pass, all attention maps
     look.parts["cross"].weights[0][3]                                  layer 0, head 3: [queries, keys]
     look.steps("cross", 0, 3, query=2)                                 q·k, scaled, masked, softmax, weighted values
     both = inside.compare("March 3rd, 2021", changes=Changes(heads=(("decoder", 0, 0),)))
-    both.before.output.answer, both.after.output.answer                what it says, before and after
+    both.before.output.answer, both.after.output.answer                the output, before and after
 
-One class serves every shape: an encoder-decoder that translates or captions pictures, a decoder that
-continues a text, an encoder over text or patches, the recurrent model of 2015; trained here or imported.
-Figures, tables, the commands and the page all read what `Look` holds.
+One class serves every architecture: an encoder-decoder that translates or captions images, a decoder that continues a
+text, an encoder over text or patches, the recurrent model of 2015; trained here or imported. Figures, reports, the
+commands and the page all show what a `Look` holds.
 
-Attention shows what was mixed, not why: different weights can give the same output (Jain & Wallace 2019,
-"Attention is not Explanation"). The changed output is the better evidence.
+Attention shows which values were mixed, not why: different weights can give the same output (Jain & Wallace 2019,
+"Attention is not Explanation"). The output under an intervention is the better evidence.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,28 +29,27 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.explore.changes import Anatomy, Changes, PartName, edits
+from regard.explore.inputs import Input, InputReader
 from regard.explore.output import Difference, Kind, Output, difference, read_output
-from regard.explore.reading import Reading, Readings
 from regard.models.folder import find_device
 from regard.models.recipe import RECIPE
 from regard.nn.multihead import MultiHead
 from regard.nn.trace import trace
 from regard.predict.beam import beam
-from regard.predict.bundle import load
+from regard.predict.bundle import Bundle, load
 from regard.predict.config import SearchConfig, recipe_config
-from regard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from regard.models import Model
 
-LARGEST = 2**28  # weights of one look: 1 GiB; a longer text is refused with the length that fits
-TOP = 8  # likeliest tokens that are told for each place
-Written = tuple[str, float, list[int]]  # an answer, its score and its ids
+LARGEST = 2**28  # attention weights of one look: 1 GiB
+TOP = 8  # most probable tokens kept for each position
+Hypothesis = tuple[str, float, list[int]]  # a generated text, its score and its ids
 
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of attention: the labels of its queries and keys, and the weights of each layer [heads, Nq, Nk]."""
+    """One kind of attention: the labels of its queries and keys, and the weights [heads, Nq, Nk] of each layer."""
 
     name: PartName
     rows: tuple[str, ...]
@@ -64,43 +64,53 @@ class Part:
         """The mean of all heads of all layers, [Nq, Nk]."""
         return torch.cat(self.weights).mean(dim=0)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, rounded to 6 digits; a weight that is not finite becomes None, which JSON has."""
+        values = [layer.double().round(decimals=6).tolist() for layer in self.weights]
+        if not all(bool(layer.isfinite().all()) for layer in self.weights):
+            values = [
+                [[[value if math.isfinite(value) else None for value in row] for row in head] for head in layer]
+                for layer in values
+            ]
+        return {"rows": list(self.rows), "columns": list(self.columns), "weights": values}
+
 
 @dataclass(frozen=True)
 class Steps:
-    """How one query of one head arrives at its sum: a number for each key, vectors where it says so."""
+    """The stages of one query of one head: a number per key, or vectors where noted."""
 
     q: Tensor  # [D]
     k: Tensor  # [Nk, D]
     v: Tensor  # [Nk, Dv]
     scores: Tensor  # q · k
-    scaled: Tensor  # · scale, plus the position's bias
-    masked: Tensor  # hidden keys at -inf; divided by the temperature where one is set
+    scaled: Tensor  # q · k · scale + position bias
+    masked: Tensor  # -inf at masked keys; divided by the temperature if one is set
     weights: Tensor  # softmax
-    values: Tensor  # [Nk, Dv] weight · v of each key
-    output: Tensor  # [Dv] their sum, 0 where the head is off
+    values: Tensor  # [Nk, Dv] weight · v per key
+    output: Tensor  # [Dv] their sum; 0 if the head is off
     scale: float
 
 
 @dataclass(frozen=True)
 class Look:
-    """Everything one pass shows. `source` and `target` are the labels of what was read and what is written."""
+    """What one forward pass shows: the input with its labels, the attention weights of every part, the output."""
 
     inside: Inside
-    reading: Reading
+    input: Input
     changes: Changes
     parts: Mapping[PartName, Part]
     output: Output
 
     @torch.inference_mode()
     def steps(self, part: PartName, layer: int, head: int, query: int) -> Steps:
-        """The stages of one query, from a pass of their own: nothing but the weights is kept of the first."""
+        """The stages of one query, from a second pass: the first keeps nothing but the weights."""
         inside, path = self.inside, self.inside.anatomy.path(part, layer, head)
         if not 0 <= query < len(self.parts[part].rows):
             raise UserError(f"query = {query}: {part} attention has queries 0 to {len(self.parts[part].rows) - 1}")
         with inside.lock, trace(inside.model, edits(self.changes, inside.anatomy), only=f"{path}.*") as seen:
-            inside.forward(self.reading)
+            inside.forward(self.input)
         stage = {name: seen[f"{path}.{name}"][0].float().cpu() for name in _STAGES}
-        own = getattr(inside.attention(path), "key_of", (0,))[head]  # several heads may share a key head
+        own = getattr(inside.attention(path), "key_of", (0,))[head]  # grouped-query attention shares key heads
         k, v = stage["k"][own], stage["v"][own]
         weights = stage["weights"][head, query]
         return Steps(
@@ -116,34 +126,38 @@ class Look:
             scale=float(getattr(inside.attention(path), "scale", inside.config.scale)),
         )
 
-    def show(self, **which: Any) -> Shown:
-        """A figure for a notebook: part, layer, head, grid and query choose as in `regard.explore.figures.draw`."""
+    def show(self, **options: Any) -> NotebookFigure:
+        """A figure for a notebook; the options part, layer, head, grid, query are those of `explore.figures.draw`."""
         from regard.explore.figures import draw
-        from regard.explore.report import attention_note
+        from regard.explore.html import attention_note
 
-        return Shown(draw(self, **which), attention_note())
+        return NotebookFigure(draw(self, **options), attention_note())
 
     def _repr_html_(self) -> str:
         return self.show()._repr_html_()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Labels, all weights and the output as plain values."""
-        from regard.explore.figures import numbers_of
-
-        return numbers_of(self)
+    def to_dict(self, parts: Sequence[PartName] | None = None) -> dict[str, Any]:
+        """Labels, weights (of all `parts` by default) and the output as plain values for JSON."""
+        return {
+            "model": self.inside.name,
+            "text": self.input.text,
+            "changes": self.changes.to_dict(),
+            "parts": {name: self.parts[name].to_dict() for name in (self.parts if parts is None else parts)},
+            "output": self.output.to_dict(),
+        }
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A figure that a notebook draws: `svg`, and the sentence that belongs beside it."""
+class NotebookFigure:
+    """A figure that a notebook displays: `svg`, with the caveat beside it."""
 
     svg: str
     note: str
 
     def _repr_html_(self) -> str:
-        # The figure follows the system's light or dark, a notebook its own theme: so it brings its ground along.
-        ground = "color-scheme:light dark;background:Canvas;color:CanvasText;padding:4px"
-        return f'<div style="{ground}"><div style="overflow-x:auto">{self.svg}</div>{self.note}</div>'
+        # The figure follows the system's colour scheme, the notebook its own theme: so it needs its own background.
+        style = "color-scheme:light dark;background:Canvas;color:CanvasText;padding:4px"
+        return f'<div style="{style}"><div style="overflow-x:auto">{self.svg}</div>{self.note}</div>'
 
 
 _STAGES = ("q", "k", "v", "scores", "scaled", "masked", "weights", "heads")
@@ -151,13 +165,13 @@ _STAGES = ("q", "k", "v", "scores", "scaled", "masked", "weights", "heads")
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same input twice: as the model is, and changed. Both look at the same target, so maps can be compared."""
+    """The same input twice, unchanged and changed. Both have the same target, so that their maps can be compared."""
 
     before: Look
     after: Look
 
     def _repr_html_(self) -> str:
-        from regard.explore.figures import output_table
+        from regard.explore.report import output_table
 
         return output_table(self.after.output, self.before.output) + self.after._repr_html_()
 
@@ -167,127 +181,118 @@ class Comparison:
 
 
 class Inside:
-    """A model that can be looked into. Passes take turns, so that one may be shared by threads."""
+    """A model whose attention can be inspected. A lock serialises the passes, so that threads may share it."""
 
-    def __init__(
-        self,
-        model: Model,
-        tokenizers: Mapping[str, Tokenizer],
-        tables: Mapping[str, Any] | None = None,
-        search: SearchConfig | None = None,
-        name: str = "model",
-    ) -> None:
-        """`tables` are those of its recipe: class names and the first token of an imported model stand there."""
-        self.model, self.name, self.tables = model.eval(), name, dict(tables or {})
-        like = next(model.parameters())
-        self.config, self.device = model.config, like.device
-        self.tokenizers = dict(tokenizers)
-        self.readings = Readings(self.config, tokenizers, self.tables, like)
-        self.search = replace(search or SearchConfig(), coverage_penalty=0.0)  # which needs a trace of its own
-        self.anatomy = anatomy_of(model)
+    def __init__(self, bundle: Bundle, search: SearchConfig | None = None) -> None:
+        """`search` finds what an encoder-decoder generates; by default the recipe says how."""
+        self.bundle, self.model, self.config = bundle, bundle.model, bundle.config
+        self.name = "model" if bundle.path is None else bundle.path.resolve().name
+        self.device, self.reader = bundle.device, InputReader(bundle)
+        if search is None and self.reader.writes and not bundle.table("decode").get("sample"):
+            search = recipe_config(bundle.recipe, bundle.where)
+        search = search or SearchConfig()  # no sampling, so that equal looks are equal
+        # the coverage penalty needs a trace of its own
+        self.search = replace(search, coverage_penalty=0.0).within(bundle.limits.target)
+        self.anatomy = anatomy_of(self.model)
         self.lock = threading.RLock()
 
     @classmethod
     def open(cls, folder: str | Path, device: str = "cpu") -> Inside:
-        """The model in a run's folder, or in one as Hugging Face writes it."""
-        if (Path(folder) / "config.json").is_file() and not (Path(folder) / RECIPE).is_file():
+        """The model in the folder of a run, or in one of Hugging Face."""
+        if is_hf_folder(Path(folder)):
             from regard.interop.folder import read_folder
 
-            found = read_folder(folder)
-            model = found.model.to(find_device(device))
-            return cls(model, found.tokenizers, {"hf": found.notes}, name=Path(folder).resolve().name)
-        bundle, search = load(folder, device), None
-        sampled = bundle.table("decode").get("sample")  # what is drawn would differ from look to look
-        if bundle.config.architecture in ("encoder-decoder", "recurrent") and not sampled:
-            search = recipe_config(bundle.recipe, bundle.where)
-        return cls(bundle.model, bundle.tokenizers, bundle.recipe, search, Path(folder).resolve().name)
+            imported = read_folder(folder)
+            model = imported.model.to(find_device(device))
+            return cls(Bundle(model, imported.tokenizers, {"hf": imported.notes}, folder))
+        return cls(load(folder, device))
 
     def look(
         self,
         text: str | None = None,
         *,
-        picture: Any = None,
+        image: Any = None,
         target: str | None = None,
         changes: Changes | None = None,
         answer: bool = True,
         top: int = TOP,
     ) -> Look:
-        """One pass over a text, or over a picture (a file, or pixels [channels, height, width]).
+        """One pass over a text, or over an image (a file, or pixels [channels, height, width]).
 
-        `target` is what an encoder-decoder is made to write; left out, it is what the unchanged model writes.
-        `answer=False` saves the search for what it writes under the changes.
+        `target` is what the decoder of an encoder-decoder reads; by default what the unchanged model generates.
+        `answer=False` skips the search for what it generates under the changes.
         """
-        reading, changes = self.readings.read(text, picture), changes or Changes()
-        self._check_size(reading)  # before anything is searched: a source too long would fill the memory
-        found: list[Written] | None = None
-        if self.readings.writes:
+        input, changes = self.reader.read(text, image), changes or Changes()
+        self._check_size(input)  # before any search: a source too long would fill the memory
+        hypotheses: list[Hypothesis] | None = None
+        if self.reader.writes:
             if target is None:
-                found = self._write(reading, Changes())
-            ids = found[0][2] if found else self.readings.target_ids(target or "")
-            reading = self.readings.with_target(reading, ids)
-        return self._look(reading, changes, answer, top, None if changes else found)
+                hypotheses = self._generate(input, Changes())
+            ids = hypotheses[0][2] if hypotheses else self.reader.target_ids(target or "")
+            input = self.reader.with_target(input, ids)
+        return self._look(input, changes, answer, top, None if changes else hypotheses)
 
     def compare(
         self,
         text: str | None = None,
         *,
         changes: Changes,
-        picture: Any = None,
+        image: Any = None,
         target: str | None = None,
         answer: bool = True,
         top: int = TOP,
     ) -> Comparison:
-        """The same input as it is and changed, over the same target."""
-        before = self.look(text, picture=picture, target=target, answer=answer, top=top)
-        return Comparison(before, self._look(before.reading, changes, answer, top))
+        """The same input and target, unchanged and changed."""
+        before = self.look(text, image=image, target=target, answer=answer, top=top)
+        return Comparison(before, self._look(before.input, changes, answer, top))
 
     def change(self, look: Look, changes: Changes, *, answer: bool = True, top: int = TOP) -> Look:
-        """What `look` would have been under other changes: same input, same target."""
-        return self._look(look.reading, changes, answer, top)
+        """`look` under other changes: same input, same target."""
+        return self._look(look.input, changes, answer, top)
 
     @torch.inference_mode()
     def _look(
-        self, reading: Reading, changes: Changes, answer: bool, top: int, found: list[Written] | None = None
+        self, input: Input, changes: Changes, answer: bool, top: int, hypotheses: list[Hypothesis] | None = None
     ) -> Look:
-        self._check_size(reading)
-        self._check_rows(reading, changes)
+        self._check_size(input)
+        self._check_rows(input, changes)
         with self.lock, trace(self.model, edits(changes, self.anatomy), only="*.weights") as seen:
-            logits = self.forward(reading)
-        if found is None:
-            found = self._write(reading, changes) if answer and self.readings.writes else []
+            logits = self.forward(input)
+        if hypotheses is None:
+            hypotheses = self._generate(input, changes) if answer and self.reader.writes else []
         parts: dict[PartName, Part] = {}
         for name, layers in self.anatomy.parts.items():
-            rows, columns = reading.labels(name)
+            rows, columns = input.labels(name)
             weights = tuple(seen[f"{path}.weights"][0].float().cpu() for path, _ in layers)
             parts[name] = Part(name, rows, columns, weights)
-        output = self._output(reading, logits[0], [(text, score) for text, score, _ in found], top)
-        return Look(self, reading, changes, parts, output)
+        output = self._output(input, logits[0], [(text, score) for text, score, _ in hypotheses], top)
+        return Look(self, input, changes, parts, output)
 
-    def forward(self, reading: Reading) -> Tensor:
-        """The model's answer to one reading: logits, classes or states, with a batch of one."""
-        given = (reading.source,) if reading.target is None else (reading.source, reading.target)
-        return cast(Tensor, self.model(*given))
+    def forward(self, input: Input) -> Tensor:
+        """The output of the model for a batch of one input: logits of tokens or classes, or states."""
+        tensors = (input.source,) if input.target is None else (input.source, input.target)
+        return cast(Tensor, self.model(*tensors))
 
     def attention(self, path: str) -> torch.nn.Module:
-        """The module at a trace's path: decoder.3.cross is decoder.blocks.3.cross."""
+        """The module at a path of the trace: decoder.3.cross is decoder.blocks.3.cross."""
         stack, _, rest = path.partition(".")
         return self.model.get_submodule(f"{stack}.blocks.{rest}" if rest[:1].isdigit() else path)
 
-    def _write(self, reading: Reading, changes: Changes) -> list[Written]:
-        """What an encoder-decoder writes by itself, best first."""
-        config, model = self.search, self.config
-        if model.position == "learned" and model.architecture != "recurrent":
-            config = replace(config, max_length=min(config.max_length or model.max_length, model.max_length))
-        bos, eos = self.readings.frame
-        with self.lock, trace(self.model, edits(changes, self.anatomy), only="encoder.output"):  # keep next to nothing
-            found = beam(cast(Any, self.model), reading.source, None, config, bos, eos)[0]
-        return [(self.readings.decode(one.tokens), one.score, one.tokens) for one in found]
+    def _generate(self, input: Input, changes: Changes) -> list[Hypothesis]:
+        """What an encoder-decoder generates, best first."""
+        bos, eos = self.bundle.target_frame
+        with (
+            self.lock,
+            trace(self.model, edits(changes, self.anatomy), only="encoder.output"),
+        ):  # stores next to nothing
+            hypotheses = beam(cast(Any, self.model), input.source, None, self.search, bos, eos)[0]
+        return [(self.reader.decode(one.tokens), one.score, one.tokens) for one in hypotheses]
 
-    def _output(self, reading: Reading, logits: Tensor, answers: Sequence[tuple[str, float]], top: int) -> Output:
+    def _output(self, input: Input, logits: Tensor, answers: Sequence[tuple[str, float]], top: int) -> Output:
         kind: Kind
         match self.config.architecture, self.config.output_head:
             case "encoder", "classes":
-                return read_output("classes", logits[None], [""], self.readings.class_name, [None], top)
+                return read_output("classes", logits[None], [""], self.reader.class_name, [None], top)
             case "encoder", "tokens":
                 kind = "masked"
             case "encoder", _:
@@ -296,33 +301,38 @@ class Inside:
                 kind = "next"
             case _:
                 kind = "target"
-        return read_output(kind, logits, reading.read, self.readings.label, reading.expected, top, answers)
+        return read_output(kind, logits, input.read, self.reader.label, input.expected, top, answers)
 
-    def _check_size(self, reading: Reading) -> None:
+    def _check_size(self, input: Input) -> None:
         cells = 0
         for name, layers in self.anatomy.parts.items():
-            rows, columns = reading.labels(name)
+            rows, columns = input.labels(name)
             cells += len(rows) * len(columns) * sum(heads for _, heads in layers)
         if cells > LARGEST:
             raise UserError(
-                f"the text has {len(reading.source_labels):,} tokens, which makes {cells:,} weights "
-                f"({cells * 4 / 2**30:.1f} GiB); the most is {LARGEST:,}: give a shorter piece of it"
+                f"the input has {len(input.source_labels):,} positions, which makes {cells:,} attention weights "
+                f"({cells * 4 / 2**30:.1f} GiB); the limit is {LARGEST:,}: give a shorter one"
             )
 
-    def _check_rows(self, reading: Reading, changes: Changes) -> None:
+    def _check_rows(self, input: Input, changes: Changes) -> None:
         for row in changes.rows:
             self.anatomy.path(row.part, row.layer, row.head)
-            rows, columns = reading.labels(row.part)
+            rows, columns = input.labels(row.part)
             if row.query >= len(rows):
                 raise UserError(f"rows: query = {row.query}, but {row.part} attention has queries 0 to {len(rows) - 1}")
             if len(row.weights) != len(columns) or min(row.weights, default=0.0) < 0:
                 raise UserError(
-                    f"rows: {len(row.weights)} weights for {len(columns)} keys: give one for each, none below 0"
+                    f"rows: {len(row.weights)} weights for {len(columns)} keys: give one per key, none below 0"
                 )
 
 
+def is_hf_folder(folder: Path) -> bool:
+    """Whether a folder holds a model as Hugging Face saves it, and no run."""
+    return (folder / "config.json").is_file() and not (folder / RECIPE).is_file()
+
+
 def anatomy_of(model: Model) -> Anatomy:
-    """Where the attention of a model is, in the order in which it is computed."""
+    """Where the attention of a model is, in the order of computation."""
     parts: dict[PartName, list[tuple[str, int]]] = {}
     for name, module in model.named_modules():
         path = name.replace("blocks.", "")
@@ -332,6 +342,6 @@ def anatomy_of(model: Model) -> Anatomy:
         elif path == "decoder.cross":  # the recurrent model's
             parts["cross"] = [(path, 1)]
     ordered = {name: tuple(parts[name]) for name in ("encoder", "decoder", "cross") if name in parts}
-    told = model.config.architecture != "recurrent" and model.config.position != "none"
-    reads = ("decoder" if model.config.architecture == "decoder" else "encoder") if told else None
+    positioned = model.config.architecture != "recurrent" and model.config.position != "none"
+    reads = ("decoder" if model.config.architecture == "decoder" else "encoder") if positioned else None
     return Anatomy(cast(Mapping[PartName, tuple[tuple[str, int], ...]], ordered), reads)

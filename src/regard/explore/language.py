@@ -16,8 +16,8 @@ import torch
 
 import regard
 from regard.explore.chart import line_chart
-from regard.explore.report import Section, attention_note, figure, page, paragraph, table, write_page
-from regard.explore.svg import head_grid
+from regard.explore.heatmap import head_grid
+from regard.explore.html import Section, attention_note, figure, page, paragraph, table, write_page
 from regard.explore.translation import curves
 from regard.nn.trace import trace
 from regard.predict.generator import Generator

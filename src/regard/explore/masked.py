@@ -12,8 +12,8 @@ import torch
 import regard
 from regard.data.batch import PairBatch
 from regard.data.masked import MaskedBatch
-from regard.explore.report import Section, attention_note, figure, page, paragraph, table, write_page
-from regard.explore.svg import head_grid
+from regard.explore.heatmap import head_grid
+from regard.explore.html import Section, attention_note, figure, page, paragraph, table, write_page
 from regard.explore.translation import curves
 from regard.nn.trace import trace
 from regard.predict.mask_predictor import MaskPredictor

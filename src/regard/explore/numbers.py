@@ -10,7 +10,7 @@ from typing import Any
 
 import regard
 from regard.explore.chart import line_chart
-from regard.explore.report import Section, figure, page, paragraph, table, write_page
+from regard.explore.html import Section, figure, page, paragraph, table, write_page
 from regard.explore.translation import curves
 
 BEFORE = 96  # steps before the forecast that are drawn

@@ -1,16 +1,16 @@
-"""Output: what a model says, at every place, and how much that changes when something inside it is changed.
+"""Output: what a model predicts at every position, and how much that changes under an intervention.
 
-    p = softmax(logits)                                    the chances of each token (or class) at a place
-    loss = -mean log p(right token)                        where the right one is known: the text itself, shifted
+    p = softmax(logits)                                    the probability of each token (or class) at a position
+    loss = -mean log p(expected token)                     where the expected one is known: the text itself, shifted
     KL(p ‖ p') = Σ_y p(y) log(p(y) / p'(y))   in nats      how far p' of the changed model is from p
 
-A model that gives a vector instead (a sentence embedding) is compared by the cosine of the two vectors.
+The outputs of a model that gives a vector (a sentence embedding) are compared by the cosine of the two vectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -21,7 +21,7 @@ Kind = Literal["next", "target", "masked", "classes", "vector"]
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the likeliest tokens (or classes) of a place."""
+    """One of the most probable tokens (or classes) of a position."""
 
     id: int
     label: str
@@ -29,8 +29,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Place:
-    """One place: after `read`, `top` are the likeliest to stand there, `expected` is what does."""
+class Position:
+    """One position: after `read`, `top` are the most probable tokens, `expected` is the correct one."""
 
     at: int
     read: str
@@ -43,37 +43,30 @@ class Output:
     """
     kind      next     the token after each one of a text (decoder)
               target   the tokens of a target, given those before (encoder-decoder)
-              masked   the token at each place of a text (encoder with token logits)
-              classes  the class of the whole: one place
-              vector   states or a pooled vector: no places
-    answer    what an encoder-decoder writes by itself, `answers` the n best with their scores
-    loss      mean surprise at `expected`, in nats a token; None where nothing is expected
+              masked   the token at each position of a text (encoder with token logits)
+              classes  the class of the whole: one position
+              vector   states or a pooled vector: no positions
+    answer    what an encoder-decoder generates, `answers` the n best hypotheses with their scores
+    loss      mean cross-entropy of `expected`, in nats per token; None where nothing is expected
     """
 
     kind: Kind
-    places: tuple[Place, ...]
+    positions: tuple[Position, ...]
     loss: float | None
-    logits: Tensor  # [places, vocab_size or classes]; kind "vector": [N, dim] or [1, dim]
+    logits: Tensor  # [positions, vocab_size or classes]; kind "vector": [N, dim] or [1, dim]
     answer: str | None = None
     answers: tuple[tuple[str, float], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the logits."""
 
-        def plain(choice: Choice) -> dict[str, Any]:
-            return {"id": choice.id, "label": choice.label, "probability": choice.probability}
-
-        places = [
-            {
-                "at": place.at,
-                "read": place.read,
-                "expected": None if place.expected is None else plain(place.expected),
-                "top": [plain(choice) for choice in place.top],
-            }
-            for place in self.places
-        ]
-        answers = [{"text": text, "score": score} for text, score in self.answers]
-        return {"kind": self.kind, "loss": self.loss, "answer": self.answer, "answers": answers, "places": places}
+        return {
+            "kind": self.kind,
+            "loss": self.loss,
+            "answer": self.answer,
+            "answers": [{"text": text, "score": score} for text, score in self.answers],
+            "positions": [asdict(position) for position in self.positions],
+        }
 
 
 def read_output(
@@ -85,47 +78,48 @@ def read_output(
     top: int,
     answers: Sequence[tuple[str, float]] = (),
 ) -> Output:
-    """Make an `Output` of logits [places, size]; `name` is the label of an id, `expected` the id that stands there."""
+    """An `Output` from logits [positions, size]; `name` gives the label of an id, `expected` the correct ids."""
     logits = logits.float().cpu()
     answer = answers[0][0] if answers else None
     if kind == "vector":
         return Output(kind, (), None, logits)
     log_p = logits.log_softmax(dim=-1)
     values, ids = log_p.exp().topk(min(top, logits.shape[-1]), dim=-1)
-    places, surprise = [], []
-    for at, right in enumerate(expected):
+    positions, losses = [], []
+    for at, correct in enumerate(expected):
         best = zip(ids[at].tolist(), values[at].tolist(), strict=True)
-        chosen = None
-        if right is not None:
-            surprise.append(-float(log_p[at, right]))
-            chosen = Choice(right, name(right), float(log_p[at, right].exp()))
-        places.append(Place(at, read[at], tuple(Choice(id, name(id), p) for id, p in best), chosen))
-    loss = sum(surprise) / len(surprise) if surprise else None
-    return Output(kind, tuple(places), loss, logits, answer, tuple(answers))
+        choice = None
+        if correct is not None:
+            losses.append(-float(log_p[at, correct]))
+            choice = Choice(correct, name(correct), float(log_p[at, correct].exp()))
+        positions.append(Position(at, read[at], tuple(Choice(id, name(id), p) for id, p in best), choice))
+    loss = sum(losses) / len(losses) if losses else None
+    return Output(kind, tuple(positions), loss, logits, answer, tuple(answers))
 
 
 @dataclass(frozen=True)
 class Difference:
     """How the output after a change differs from the one before.
 
-    divergence   KL(before ‖ after) of every place, in nats; of vectors 1 - cosine of every one
-    flipped      the places whose likeliest token (or class) is another now
+    divergence   KL(before ‖ after) at every position, in nats; of vectors 1 - cosine
+    flipped      the positions whose most probable token (or class) has changed
     """
 
     divergence: tuple[float, ...]
     flipped: tuple[int, ...]
     loss: float | None  # after - before
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"divergence": list(self.divergence), "flipped": list(self.flipped), "loss": self.loss}
+    @property
+    def mean_divergence(self) -> float:
+        return sum(self.divergence) / max(1, len(self.divergence))
 
 
 def difference(before: Output, after: Output) -> Difference:
     if before.kind == "vector":
-        apart = (1 - torch.cosine_similarity(before.logits.double(), after.logits.double(), dim=-1)).clamp_min(0)
-        return Difference(tuple(apart.tolist()), (), None)
+        cosine = torch.cosine_similarity(before.logits.double(), after.logits.double(), dim=-1)
+        return Difference(tuple((1 - cosine).clamp_min(0).tolist()), (), None)
     p, q = before.logits.log_softmax(dim=-1), after.logits.log_softmax(dim=-1)
-    apart = (p.exp() * (p - q)).sum(dim=-1).clamp_min(0)  # rounding may leave -1e-9
+    divergence = (p.exp() * (p - q)).sum(dim=-1).clamp_min(0)  # rounding may leave -1e-9
     flipped = (p.argmax(dim=-1) != q.argmax(dim=-1)).nonzero()[:, 0].tolist()
     loss = None if before.loss is None or after.loss is None else after.loss - before.loss
-    return Difference(tuple(apart.tolist()), tuple(flipped), loss)
+    return Difference(tuple(divergence.tolist()), tuple(flipped), loss)

@@ -20,10 +20,10 @@ from torch import Tensor
 import regard
 from regard.data.pictures import Pictures
 from regard.explore.classes import class_sections
-from regard.explore.draw import png_uri, svg_frame, svg_text
-from regard.explore.panels import picture_panels
-from regard.explore.picture import grid_of
-from regard.explore.report import Section, attention_note, figure, page, paragraph, token_label, write_page
+from regard.explore.html import Section, attention_note, figure, page, paragraph, token_label, write_page
+from regard.explore.images import image_panels
+from regard.explore.inputs import grid_of
+from regard.explore.svg import png_uri, svg_frame, svg_text
 from regard.explore.translation import curves
 from regard.nn.trace import trace
 from regard.predict.image_classifier import ImageClassifier
@@ -125,7 +125,7 @@ def _looks(recogniser: ImageClassifier, tried: Tried) -> Section:
         names = [f"head {head}" for head in range(len(maps))]
         title = recogniser.classes[int(labels[row])]
         body += figure(
-            picture_panels(picture, grid.down, grid.across, maps[:, grid.first :], names, title=title),
+            image_panels(picture, grid.down, grid.across, maps[:, grid.first :], names, title=title),
             "Where the heads of the last layer look" + (", from [CLS]." if grid.first else ", mean of all patches."),
         )
     return Section("Where it looks", body + attention_note())

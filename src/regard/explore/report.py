@@ -1,259 +1,137 @@
-"""A report as one file: headings, tables, examples and figures on a page that needs nothing else.
+"""Reports as single HTML files: of a trained run, and of one look at a model.
 
-The page is plain HTML with its stylesheet inside. It loads no script, font or picture, so it can be mailed,
-archived and opened without a network years later; a Content-Security-Policy written into the page makes the
-browser enforce that. Every text that comes from data passes through `escape`, so a token such as `<script>`
-is shown and never run. It reads in light and dark, on a phone, on paper, and with a screen reader.
-
-The order is the reader's: first the figures that answer the question (`summary`), then the sections with
-the evidence. A file is written beside its final place and moved there in one step (`os.replace` is atomic
-on one file system), so a reader never meets half a page and a full disk leaves the old one as it was.
-
-Attention weights show what was mixed, not why; `attention_note` says so wherever they are drawn
-(S. Jain and B. C. Wallace, "Attention is not Explanation", NAACL 2019).
+`write_report` renders the neutral `Results` that a task gives: headline metrics, the learning curve, the sections with
+their tables, charts and examples, and the attention maps of a few inputs. `look_page` shows one look: its output,
+before and after an intervention, and every head of every part. Both draw attention from a `Look`.
 """
 
 from __future__ import annotations
 
-import difflib
-import html as markup
-import itertools
-import math
-import numbers
 import os
-import re
-import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from importlib import resources
 from pathlib import Path
 
-from regard.errors import UserError
-from regard.files import write_whole
+import regard
+from regard.explore import html
+from regard.explore.chart import line_chart
+from regard.explore.figures import TITLES, draw, main_part, over_image
+from regard.explore.heatmap import heat_map
+from regard.explore.html import Section, figure, paragraph
+from regard.explore.images import gallery
+from regard.explore.inside import Inside, Look
+from regard.explore.output import Choice, Output, Position, difference
+from regard.predict.bundle import Bundle
+from regard.train import results as plain
 
-DIFFERENCE_LIMIT = 1_000  # characters; difflib takes time in proportion to the square of the length
-_INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-_NUMERIC = re.compile(r"[+−-]?(\d[\d,]*\.?\d*|\.\d+)(e[+−-]?\d+)?( ?(%|[a-zA-Zµ]{1,3}(/s)?))?|-?(nan|inf)|[–—-]?")
-_CSS = resources.files("regard.explore").joinpath("report.css").read_text("utf-8").split("/* Figures */")
-PAGE_CSS, FIGURE_CSS = _CSS[0], " ".join(_CSS[1].split())
-_LOGO = (
-    '<svg class="logo" viewBox="0 0 22 22" width="22" height="22" aria-hidden="true">'
-    '<rect width="6" height="6" rx="1.5"/><rect x="8" y="8" width="6" height="6" rx="1.5"/>'
-    '<rect x="16" y="16" width="6" height="6" rx="1.5"/><rect x="8" width="6" height="6" rx="1.5" opacity=".3"/>'
-    '<rect x="16" y="8" width="6" height="6" rx="1.5" opacity=".3"/></svg>'
-)
-
-
-def escape(text: object) -> str:
-    """Text that is inert inside HTML and XML; characters XML forbids become visible stand-ins."""
-    return markup.escape(_INVALID.sub(lambda m: chr(0x2400 + ord(m[0])) if m[0] < " " else "\ufffd", str(text)))
+LOSSES = {"loss": "training loss", "valid_loss": "validation loss"}
 
 
-def text_width(text: str, size: float = 13) -> float:
-    """Roughly how wide text is drawn: wide scripts and emoji take 1 em, others 0.58, marks nothing."""
-    drawn = (c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf"))
-    return size * sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.58 for c in drawn)
+def write_report(path: str | os.PathLike[str], results: plain.Results, bundle: Bundle) -> Path:
+    """Render `results` of the model in `bundle` as an HTML file."""
+    parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
+    seconds = max((line["seconds"] for line in results.history), default=0.0)
+    summary = [*results.headline, ("training", f"{seconds:.0f} s"), ("parameters", f"{parameters:,}")]
+    sections = [_curve(results)]
+    sections += [Section(one.heading, "".join(map(_part, one.parts))) for one in results.sections]
+    if results.attention:
+        sections.append(_attention(Inside(bundle), results.attention))
+    content = html.page(results.title, summary, sections, created=datetime.now(), version=regard.__version__)
+    return html.write_page(path, content)
 
 
-def token_label(token: str, limit: float = 150.0) -> str:
-    """A token as a label: blanks made visible, and cut with an ellipsis where it is wider than `limit` pixels."""
-    token = re.sub("^ +| +$", lambda m: "␣" * len(m[0]), str(token)[:200])
-    token = token.replace("\n", "↵").replace("\r", "␍").replace("\t", "⇥") or "∅"
-    if not text_width(token):  # only invisible characters, such as a zero-width space
-        token = " ".join(f"U+{ord(c):04X}" for c in token[:3])
-    if text_width(token) > limit:
-        ends = range(len(token), 0, -1)
-        token = next(token[:end] for end in ends if text_width(token[:end]) <= limit - 13) + "…"
-    return token
+def _curve(results: plain.Results) -> Section:
+    """Losses over the steps; a line of the history holds one of them, or both."""
+    history = results.history
+    lines = {title: [(line["step"], line[name]) for line in history if name in line] for name, title in LOSSES.items()}
+    lines = {title: points for title, points in lines.items() if points}
+    chart = line_chart(lines, title="Loss", x_label="step", y_label=results.loss_unit, log_y=True)
+    last = [f"the last {title} is {points[-1][1]:.4f}" for title, points in lines.items()]
+    steps = max((line["step"] for line in history), default=0)
+    return Section("Learning curve", figure(chart, f"{steps:,} steps; {', '.join(last) or 'nothing was logged'}."))
 
 
-@dataclass(frozen=True)
-class Section:
-    """One part of a page: a heading (text) and a body (HTML made by the functions below)."""
-
-    heading: str
-    body: str
-
-
-def paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>"
-
-
-def figure(svg: str, caption: str) -> str:
-    """A figure with its caption; one that is wider than the page scrolls, by keyboard too."""
-    return (
-        f'<figure><div class="scroll" tabindex="0" role="group" aria-label="Figure">{svg}</div>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
-    )
-
-
-def attention_note() -> str:
-    """The sentence that belongs beside every picture of attention."""
-    return (
-        '<aside class="note"><p><strong>Reading attention.</strong> Attention weights show what was mixed, not why: '
-        "a large weight says that a value was used, and different weights can lead to the same output "
-        "(Jain &amp; Wallace 2019, “Attention is not Explanation”). Better evidence is an experiment: switch the head "
-        "off and see whether the output changes.</p></aside>"
-    )
+def _part(part: plain.Part) -> str:
+    match part:
+        case str():
+            return paragraph(part)
+        case plain.Table():
+            classes = None
+            if part.preformatted:
+                columns = list(zip(*part.rows, strict=True))
+                classes = ["token" if any(isinstance(cell, str) for cell in column) else "number" for column in columns]
+            return html.table(part.columns, part.rows, classes=classes or None)
+        case plain.Examples():
+            return html.examples_table(part.rows, graded=part.graded)
+        case plain.Chart():
+            chart = line_chart(part.lines, title=part.title, x_label=part.x_label, y_label=part.y_label)
+            return figure(chart, part.caption)
+        case plain.Matrix():
+            sides = {"row_label": part.row_label, "column_label": part.column_label}
+            return figure(heat_map(part.values, part.rows, part.columns, title=part.title, **sides), part.caption)
+        case plain.Images():
+            return figure(gallery(part.pixels, part.captions, title=part.title), part.caption)
 
 
-def _column(values: Sequence[object]) -> list[str]:
-    """Values as a reader writes them: 12,000, yes, a dash for nothing; numbers of a column share their decimals."""
-
-    def digits(value: object) -> int:
-        plain = isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral) and math.isfinite(value)
-        return len(f"{value:.4f}".rstrip("0").split(".")[1]) if plain else 0
-
-    decimals, texts = max(map(digits, values), default=0), []
-    for value in values:
-        match value:
-            case None:
-                texts.append("–")
-            case bool():
-                texts.append("yes" if value else "no")
-            case numbers.Integral():
-                texts.append(f"{int(value):,}")
-            case numbers.Real():
-                number = float(value)
-                texts.append(f"{number:.3g}" if 0 < abs(number) < 1e-3 else f"{number:,.{decimals}f}")
-            case _:
-                texts.append(str(value))
-    return texts
+def _attention(inside: Inside, inputs: Sequence[plain.AttentionInput]) -> Section:
+    """The main map of every input; of the first one also all heads of all layers."""
+    body = ""
+    for index, one in enumerate(inputs):
+        text, image = (one.input, None) if isinstance(one.input, str) else (None, one.input)
+        look = inside.look(text, image=image, target=one.output, answer=False)
+        title = one.title or " → ".join(part for part in (text, one.output) if part) or "an image"
+        body += figure(draw(look), f"{TITLES[main_part(look).name]}: {title}")
+        for part in look.parts.values() if index == 0 and not over_image(look, main_part(look)) else ():
+            body += figure(draw(look, part=part.name, grid=True), f"{TITLES[part.name]}, every layer and head.")
+    return Section("Attention", body + html.attention_note())
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, classes: Sequence[str] | None = None) -> str:
-    """A table of escaped text. Columns of numbers are aligned right; `classes`, one name per column, decides
-    instead where given: "number", "token" (keeps blanks, fixed width), "muted", or "" for plain text."""
-    width = len(headers)
-    for index, row in enumerate(rows):
-        if len(row) != width:
-            raise UserError(f"rows: row {index} has {len(row)} cells but headers names {width}; give one per header")
-    if classes is not None and len(classes) != width:
-        raise UserError(f"classes: {len(classes)} names for {width} columns; give one per column, '' for none")
-    columns = [_column([row[i] for row in rows]) for i in range(width)]
-    if classes is None:
-        classes = ["number" if rows and all(map(_NUMERIC.fullmatch, texts)) else "" for texts in columns]
-    looks = [f' class="{escape(name)}"' if name else "" for name in classes]
-    head = "".join(f'<th scope="col"{look}>{escape(name)}</th>' for look, name in zip(looks, headers, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{look}>{escape(text)}</td>" for look, text in zip(looks, row, strict=True)) + "</tr>"
-        for row in zip(*columns, strict=True)
-    )
-    body = body or f'<tr><td class="muted" colspan="{max(1, width)}">No rows.</td></tr>'
-    return _scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+def look_page(look: Look, before: Look | None = None) -> str:
+    """One look as an HTML page; `before` is the same input without the changes."""
+    title = look.input.text if look.input.text is not None else "An image"
+    heads = sum(len(weights) for part in look.parts.values() for weights in part.weights)
+    summary = [("model", look.inside.name), ("heads", f"{heads}"), ("positions", f"{len(look.input.source_labels)}")]
+    sections = [Section("Changes", paragraph(str(look.changes)))] if look.changes else []
+    sections.append(Section("Output", output_table(look.output, None if before is None else before.output)))
+    main = main_part(look)
+    for part in (main, *(part for part in look.parts.values() if part is not main)):
+        caption = f"Rows: {len(part.rows)} queries. Columns: {len(part.columns)} keys."
+        body = figure(draw(look, part=part.name), caption)
+        if part.layers * max(len(weights) for weights in part.weights) > 1:
+            body += figure(draw(look, part=part.name, grid=True), "Every layer and head, each with its own scale.")
+        sections.append(Section(TITLES[part.name], body + (html.attention_note() if part is main else "")))
+    return html.page(title, summary, sections, created=datetime.now(), version=regard.__version__)
 
 
-def _scrolling(inner: str) -> str:
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="Table">{inner}</div>'
-
-
-def _characters(text: str) -> list[str]:
-    """What a reader calls characters: marks, joiners, emoji modifiers and Hangul vowels stay attached."""
-    parts: list[str] = []
-    for c in text:
-        joins = unicodedata.category(c) in ("Mn", "Me", "Mc", "Cf") or "\u1160" <= c <= "\u11ff"
-        joins = joins or "\U0001f3fb" <= c <= "\U0001f3ff" or (bool(parts) and parts[-1].endswith("\u200d"))
-        if joins and parts:
-            parts[-1] += c
-        else:
-            parts.append(c)
-    return parts
-
-
-def _shared(left: list[str], right: list[str]) -> int:
-    """How many characters both begin with."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
-
-
-def _differences(expected: str, got: str) -> tuple[str, str]:
-    """Both texts as HTML; what only one of them has is marked: missing in the first, extra in the second."""
-    left, right = _characters(expected), _characters(got)
-    if max(len(left), len(right)) <= DIFFERENCE_LIMIT:
-        steps = difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
-    else:  # long texts: everything between the common beginning and the common end
-        head = _shared(left, right)
-        tail = _shared(left[head:][::-1], right[head:][::-1])
-        a, b = len(left) - tail, len(right) - tail
-        steps = [("equal", 0, head, 0, head), ("replace", head, a, head, b), ("equal", a, len(left), b, len(right))]
-    first = second = ""
-    for kind, a0, a1, b0, b1 in steps:
-        missing, extra = escape("".join(left[a0:a1])), escape("".join(right[b0:b1]))
-        same = kind == "equal"
-        first += missing if same or not missing else f'<mark class="missing">{missing}</mark>'
-        second += extra if same or not extra else f'<mark class="extra">{extra}</mark>'
-    return first, second
-
-
-def examples_table(rows: Sequence[tuple[str, str, str]], *, judged: bool = True) -> str:
-    """(source, expected, got) with a word and a sign for right and wrong, and the differing characters marked.
-
-    `judged=False` leaves the verdict out: a translation that differs from its reference need not be wrong.
-    """
-    parts = []
-    for source, expected, got in rows:
-        right = expected == got
-        first, second = _differences(expected, got)
-        verdict = '<span aria-hidden="true">✓</span> right' if right else '<span aria-hidden="true">✗</span> wrong'
-        cells = (("Source", escape(source)), ("Expected", first), ("Got", second))
-        row = f'<tr class="{"right" if right else "wrong"}"><td class="verdict">{verdict}</td>' if judged else "<tr>"
-        parts.append(
-            row
-            + "".join(f'<td data-name="{name}" dir="auto">{cell or "<em>(empty)</em>"}</td>' for name, cell in cells)
-            + "</tr>"
+def output_table(after: Output, before: Output | None = None) -> str:
+    """The prediction at every position; with `before`, also without the changes."""
+    change = None if before is None else difference(before, after)
+    if after.kind == "vector":
+        cosine = (
+            "" if change is None else paragraph(f"1 - cosine to the unchanged vector: {change.mean_divergence:.4f}")
         )
-    body = "".join(parts) or '<tr><td class="muted" colspan="4">No examples.</td></tr>'
-    names = ("Result", "Source", "Expected", "Got")[not judged :]
-    heads = "".join(f'<th scope="col">{name}</th>' for name in names)
-    return _scrolling(f'<table class="examples"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>')
+        return paragraph(f"A vector of {after.logits.shape[-1]:,} numbers.") + cosine
+    texts = []
+    if after.answer is not None:
+        if before is not None and before.answer is not None:
+            texts.append(f"Generated, unchanged: {before.answer}")
+        texts.append(f"Generated: {after.answer}")
+    if after.loss is not None:
+        was = "" if before is None or before.loss is None else f" (unchanged: {before.loss:.4f})"
+        texts.append(f"Loss: {after.loss:.4f} nats per token{was}.")
+    headers = ["position", "after", "expected", "most probable"]
+    rows = [_row(position) for position in after.positions]
+    if before is not None:
+        headers.append("unchanged")
+        rows = [[*row, _choices(old.top)] for row, old in zip(rows, before.positions, strict=True)]
+    classes = ["number", "token", "token", "", ""][: len(headers)]
+    return "".join(map(paragraph, texts)) + html.table(headers, rows, classes=classes)
 
 
-def page(
-    title: str,
-    summary: Sequence[tuple[str, str]],
-    sections: Sequence[Section],
-    *,
-    created: datetime | str,
-    version: str,
-) -> str:
-    """The whole page. `summary` holds the figures that matter, such as ("exact match", "99.4 %")."""
-    time = created.isoformat(" ", "minutes") if isinstance(created, datetime) else created
-    tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in summary)
-    links = "".join(f'<li><a href="#section-{i}">{escape(part.heading)}</a></li>' for i, part in enumerate(sections, 1))
-    contents = f'<nav aria-labelledby="contents"><h2 id="contents">Contents</h2><ol>{links}</ol></nav>'
-    body = "".join(
-        f'<section id="section-{i}" aria-labelledby="heading-{i}"><h2 id="heading-{i}">{escape(part.heading)}</h2>'
-        f"{part.body}</section>"
-        for i, part in enumerate(sections, 1)
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        '<meta name="color-scheme" content="light dark"/><meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\"/>"
-        '<link rel="icon" href="data:,"/>'
-        f"<title>{escape(title)} · Regard</title>\n<style>\n{PAGE_CSS}</style></head>\n<body>"
-        f'<header><div class="brand">{_LOGO}<span>Regard</span></div>'
-        f'<p class="meta">{escape(time)} · version {escape(version)}</p></header>\n'
-        f"<main><h1>{escape(title)}</h1>"
-        + (f'<dl class="tiles">{tiles}</dl>' if summary else "")
-        + (contents if len(sections) > 3 else "")
-        + f"{body}</main>\n<footer><p>Made with Regard {escape(version)}. "
-        "This page is a single file: it runs no scripts and loads nothing.</p></footer></body></html>\n"
-    )
+def _row(position: Position) -> list[object]:
+    expected = None if position.expected is None else f"{position.expected.label} {position.expected.probability:.3f}"
+    return [position.at, position.read, expected, _choices(position.top)]
 
 
-def write_page(path: str | os.PathLike[str], html: str) -> Path:
-    """Write a page, whole or not at all; gives back where it lies."""
-    write_whole(path, html.encode("utf-8", "replace"))
-    return Path(path).resolve()
-
-
-def svg_document(svg: str) -> str:
-    """A figure as the text of a file of its own."""
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n'
-
-
-def svg_file(path: str | os.PathLike[str], svg: str) -> Path:
-    """Save a figure as a file of its own, for browsers, editors and papers."""
-    return write_page(path, svg_document(svg))
+def _choices(top: Sequence[Choice]) -> str:
+    return " · ".join(f"{choice.label} {choice.probability:.3f}" for choice in top[:3])

@@ -1,144 +1,180 @@
-"""Maps of attention as SVG, with no plotting library: one head, or all of them side by side.
+"""SVG: what every figure is made of, written as text: a frame, labels, cells, images, a colour scale.
 
-`heat_map` takes [rows, columns], `head_grid` [layers, heads, rows, columns]; layers and heads count from 0, as
-in code. Small maps are shapes with a tooltip per cell; large ones are palette PNG images. How a weight becomes
-a colour stands in `regard.explore.draw`.
+An attention map turns a weight a_ij (query i attends to key j; a row sums to one) into a colour. Equal steps of a
+weight should look like equal steps, in print and to colour-blind readers too. So there is a single hue, and
+lightness carries the number, linear in the perceptual space OKLCH (Ottosson 2020):
+
+    lightness(a) = L_0 + (L_1 - L_0) (a - low) / (high - low),      low = min(0, min a),  high = max(0, max a)
+
+L_0 is close to the background: near-white on light screens, near-black on dark ones. Both scales are in the SVG as
+CSS and `prefers-color-scheme` chooses between them, stand-alone or inside a page. A number that is not finite is
+never drawn as if it were zero: it gets a colour of its own and is counted.
 """
 
 from __future__ import annotations
 
-import math
+import base64
+import os
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from regard.explore.draw import (
-    LEVELS,
-    SIDE,
-    Tokens,
-    as_array,
-    colour_legend,
-    colour_levels,
-    empty_figure,
-    notes_on,
-    pair_tip,
-    palette_image,
-    peak,
-    short_number,
-    svg_frame,
-    svg_text,
-    weight_range,
-)
-from regard.explore.report import escape, text_width, token_label
+from regard.errors import UserError
+from regard.explore.html import FIGURE_CSS, escape, text_width
+from regard.files import write_whole
 
-CELLS = 3_600  # up to 60 x 60 cells are drawn one by one, each with its tooltip
-SCALED = "Each map has its own scale, up to the largest weight written below it."
-THINNED = "Thinned: each pixel shows the largest weight of its block."
+Tokens = Sequence[str]
+
+LEVELS = 32  # steps of the colour scale; entry LEVELS of a palette means "not finite"
+SIDE = 400  # an image, or all images of a figure together, has at most 400 x 400 pixels: about 270 kB
 
 
-def _cells(grid: np.ndarray, rows: Tokens, columns: Tokens, wide: float, tall: float) -> str:
-    """The map, its corner at the origin: cells with tooltips and, where there is room, their weights."""
-    (n, m), gap = grid.shape, (1.5 if min(wide, tall) >= 20 else 0.5)
-    if grid.size > CELLS:  # an image has no cells to point at; clear strips tell each row's largest weight
-        step, parts = -(-n // SIDE), [palette_image(grid, 0, 0, m * wide, n * tall, SIDE)]
-        for i in range(0, n, step):
-            tip = escape(peak(grid[i : i + step], rows[i : i + step], columns))
-            parts.append(
-                f'<path d="M0 {i * tall:.2f}h{m * wide:.0f}v{step * tall:.2f}H0z" fill="none" '
-                f'pointer-events="all"><title>{tip}</title></path>'
-            )
-        return "".join(parts)
-    levels, parts, box = colour_levels(grid), [], f'width="{wide - gap:.4g}" height="{tall - gap:.4g}"'
-    for (i, j), value in np.ndenumerate(grid):
-        level, tip = int(levels[i, j]), escape(pair_tip(rows[i], columns[j], value))
-        parts.append(f'<rect x="{j * wide:g}" y="{i * tall:g}" {box} class="k{level}"><title>{tip}</title></rect>')
-        if min(wide, tall) >= 30 and 4 <= level < LEVELS and abs(value) < 10:
-            kind = "cell" + " mid" * (level > 14) + " on" * (level > 20)  # black or white, at least 4.5 : 1
-            x, y = (j + 0.5) * wide - gap / 2, (i + 0.5) * tall + 3
-            parts.append(svg_text(x, y, f"{value:.2f}", kind, "middle"))
-    return "".join(parts)
+def _scale(anchors: str) -> list[str]:
+    """LEVELS colours between six that are evenly spaced in OKLCH lightness, and sand for "not finite"."""
+    rgb = np.array([list(bytes.fromhex(colour)) for colour in anchors.split()])  # [6, 3]
+    steps = np.linspace(0, len(rgb) - 1, LEVELS)
+    mixed = np.stack([np.interp(steps, range(len(rgb)), channel) for channel in rgb.T], axis=1)  # [LEVELS, 3]
+    return ["#" + bytes(np.rint(colour).astype(np.uint8)).hex() for colour in mixed] + ["#b9a078"]
 
 
-def heat_map(
-    weights: Any, rows: Tokens, columns: Tokens, *, title: str = "", row_label: str = "", column_label: str = ""
-) -> str:
-    """One head or alignment [len(rows), len(columns)] as a labelled map with a colour scale."""
-    grid, name = as_array(weights, (len(rows), len(columns))), title or "Attention weights"
-    if not grid.size:
-        return empty_figure(name, "There are no tokens to show.")
-    rows, columns = ([token_label(token, 400) for token in tokens] for tokens in (rows, columns))
-    n, m = grid.shape
-    tall, wide = (min(38.0, max(13.0, 620 // count)) if count <= 60 else 780 / count for count in (n, m))
-    if max(n, m) <= 60:
-        tall = wide = min(tall, wide)
-    size = min(13.0, max(11.0, min(tall, wide) - 2))
-    sides = {i: token_label(rows[i]) for i in range(0, n, math.ceil(12.9 / tall))}  # thinned in narrow cells
-    tops = {j: token_label(columns[j]) for j in range(0, m, math.ceil(12.9 / wide))}
-    reach = max(text_width(label, size) for label in tops.values())
-    turn = 0 if reach <= wide - 4 else -45 if wide >= 22 else -90
-    rise = {0: 14.0, -45: 0.72 * reach + 14, -90: reach + 12}[turn]
-    left = 28 + max(text_width(label, size) for label in sides.values()) + 22 * bool(row_label)
-    top = 16 + 26 * bool(title) + 24 * bool(column_label) + rise
-    right, bottom = left + m * wide, top + n * tall
-    labels = ""
-    for i, label in sides.items():
-        labels += svg_text(left - 8, top + (i + 0.5) * tall + 0.32 * size, label, anchor="end")
-    for j, label in tops.items():
-        x = left + (j + 0.5) * wide + size * (0.2 if turn == -45 else 0.34 if turn else 0)
-        labels += svg_text(x, top - 7, label, anchor="" if turn else "middle", turn=turn)
-    low, high = (short_number(float(f"{end:.3g}")) for end in weight_range(grid))
-    notes = notes_on(grid, THINNED if grid.size > CELLS and max(n, m) > SIDE else "")
-    body = (
-        svg_text(16, 30, title, "head")
-        + svg_text(left, 30 + 26 * bool(title), column_label, "mute")
-        + svg_text(26, (top + bottom) / 2, row_label, "mute", "middle", -90)
-        + f'<g style="font-size:{size:g}px">{labels}</g><g transform="translate({left:.1f} {top:.1f})">'
-        + f"{_cells(grid, rows, columns, wide, tall)}</g>"
-        + colour_legend(left, bottom + 20, low, high, notes)
+LIGHT = _scale("f1f5fa b5cff5 7da9ea 4c83d4 215db3 003b89")
+DARK = _scale("1f2630 2a466e 3b68ab 598edd 85b7ff bee0ff")
+
+
+def _fills(palette: list[str]) -> str:
+    return "".join(f".rg .k{i}{{fill:{colour}}}" for i, colour in enumerate(palette))
+
+
+STYLE = f"{FIGURE_CSS}{_fills(LIGHT)}@media screen and (prefers-color-scheme:dark){{{_fills(DARK)}}}"
+
+
+def svg_frame(width: float, height: float, title: str, about: str, body: str, fluid: bool = False) -> str:
+    """The <svg> element. A fluid figure shrinks with its page; others keep their labels readable and scroll."""
+    least = "" if fluid else f"min-width:{min(width, max(340, 0.8 * width)):.0f}px;"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="rg{" fluid" * fluid}" role="img" '
+        f'aria-label="{escape(title)}" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'height="{height:.0f}" style="max-width:100%;{least}height:auto"><title>{escape(title)}</title>'
+        f"<desc>{escape(about)}</desc><style>{STYLE}</style>{body}</svg>"
     )
-    width = max(right + 16 + 0.72 * reach * (turn == -45), left + (420 if notes else 240), 32 + text_width(title, 15))
-    about = f"{n} rows by {m} columns. Largest weight {peak(grid, rows, columns)}. {' '.join(notes)}"
-    return svg_frame(width, bottom + 48 + 20 * len(notes), name, about, body)
 
 
-def head_grid(weights: Any, rows: Tokens, columns: Tokens, *, title: str = "") -> str:
-    """All heads [layers, heads, len(rows), len(columns)], or one layer [heads, ...], as small maps.
+def svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "", turn: int = 0) -> str:
+    extra = f' class="{kind}"' * bool(kind) + f' text-anchor="{anchor}"' * bool(anchor)
+    extra += f' transform="rotate({turn} {x:.1f} {y:.1f})"' * bool(turn)
+    return f'<text x="{x:.1f}" y="{y:.1f}"{extra}>{escape(text)}</text>' if text else ""
 
-    Layers may be a list, each with its own number of heads: pruning leaves them so.
-    """
-    name, widths = title or "Attention of every head", None
-    if isinstance(weights, list | tuple) and all(getattr(layer, "ndim", 0) == 3 for layer in weights) and weights:
-        widths = [len(layer) for layer in weights]
-        gaps = [np.zeros((max(widths) - width, len(rows), len(columns))) for width in widths]
-        weights = [np.concatenate((np.asarray(layer), gap)) for layer, gap in zip(weights, gaps, strict=True)]
-    stack = as_array(weights, (len(rows), len(columns)), (3, 4))
-    if not stack.size:
-        return empty_figure(name, "There are no heads or no tokens to show.")
-    rows, columns = ([token_label(token, 400) for token in tokens] for tokens in (rows, columns))
-    layers, heads, n, m = (1, *stack.shape)[-4:]
-    side = min(SIDE, max(12, math.isqrt(SIDE * SIDE // (layers * heads))))
-    wide = min(150.0, max(56.0, 800 / heads - 12))
-    tall = wide * min(1.6, max(0.4, n / m))
-    left, top = 80, 44 + 26 * bool(title)
-    parts = [svg_text(16, 30, title, "head")]
-    for layer, head in np.ndindex(layers, heads):
-        x, y = left + head * (wide + 12), top + layer * (tall + 30)
-        if layer == 0:
-            parts.append(svg_text(x + wide / 2, y - 10, f"head {head}", "mute", "middle"))
-        if widths is not None and head >= widths[layer]:
-            continue
-        grid = stack.reshape(layers, heads, n, m)[layer, head]
-        tip = f"layer {layer}, head {head}: largest weight {peak(grid, rows, columns)}"
-        parts.append(svg_text(16, y + tall / 2 + 4, f"layer {layer}", "mute") if head == 0 else "")
-        parts.append(
-            f"<g><title>{escape(tip)}</title>{palette_image(grid, x, y, wide, tall, side)}"
-            f'<path class="rule" d="M{x:.1f} {y:.1f}h{wide:.1f}v{tall:.1f}h-{wide:.1f}z"/>'
-            + svg_text(x + wide, y + tall + 14, f"max {np.fmax.reduce(grid, None):.2f}", "mute small", "end")
-            + "</g>"
-        )
-    bottom = top + layers * (tall + 30)
-    notes = notes_on(stack, SCALED, THINNED if side < max(n, m) else "")
-    parts.append(colour_legend(left, bottom + 4, "smallest" if weight_range(stack)[0] else "0", "largest", notes))
-    width = max(left + heads * (wide + 12) + 4, left + 480, 32 + text_width(title, 15))
-    about = f"{layers} layers of {heads} heads, {n} rows by {m} columns each. {' '.join(notes)}"
-    return svg_frame(width, bottom + 32 + 20 * len(notes), name, about, "".join(parts))
+
+def empty_figure(title: str, message: str) -> str:
+    width = 32 + max(330, text_width(title, 15), text_width(message))
+    return svg_frame(width, 76, title, message, svg_text(16, 30, title, "head") + svg_text(16, 56, message, "mute"))
+
+
+def short_number(value: float) -> str:
+    """A number for an axis: 12,000, 0.25, 3e-5."""
+    if value and not 1e-4 <= abs(value) < 1e7:
+        return re.sub(r"(\.?0*)e\+?(-?)0*", r"e\2", f"{value:.6e}")
+    return f"{value:,.10g}"
+
+
+def as_array(numbers: Any, last: tuple[int, int], sizes: tuple[int, ...] = (2,), field: str = "weights") -> np.ndarray:
+    """A copy whose last two axes have the lengths `last` and whose number of axes is one of `sizes`."""
+    try:
+        array = np.array(np.asarray(numbers), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{field}: {error}; give numbers of shape {last}") from error
+    if array.size == 0 and 0 in last:
+        return np.zeros((0,) * (sizes[-1] - 2) + last)
+    if array.ndim not in sizes or array.shape[-2:] != last:
+        fits = " or ".join(str([*("layers", "heads")[4 - size :], *last]) for size in sizes).replace("'", "")
+        raise UserError(f"{field}: the shape is {array.shape}; give {fits}, one number for each pair of labels")
+    array[~(np.abs(array) < 1e300)] = np.nan  # infinities are not on any scale either
+    return array
+
+
+def pair_tip(row: str, column: str, value: float) -> str:
+    """A tooltip; the left-to-right marks keep right-to-left tokens from turning the arrow around."""
+    return f"{row} \u200e→ {column}\u200e: {value:.3f}"
+
+
+def peak(grid: np.ndarray, rows: Tokens, columns: Tokens) -> str:
+    i, j = divmod(int(np.argmax(np.nan_to_num(grid, nan=-np.inf))), grid.shape[1])
+    return pair_tip(rows[i], columns[j], grid[i, j])
+
+
+def weight_range(grid: np.ndarray) -> tuple[float, float]:
+    low, high = float(np.fmin.reduce(grid, None, initial=0.0)), float(np.fmax.reduce(grid, None, initial=0.0))
+    return low, (high if high > low else low + 1.0)
+
+
+def colour_levels(grid: np.ndarray) -> np.ndarray:
+    """The colour step of every weight, LEVELS where it is not finite; [rows, columns] of bytes."""
+    low, high = weight_range(grid)
+    return np.nan_to_num(np.rint((grid - low) / (high - low) * (LEVELS - 1)), nan=LEVELS).astype(np.uint8)
+
+
+def png_uri(pixels: np.ndarray, palette: Sequence[str] = ()) -> str:
+    """The PNG of `png_bytes` as a data URI."""
+    return f"data:image/png;base64,{base64.b64encode(png_bytes(pixels, palette)).decode()}"
+
+
+def png_bytes(pixels: np.ndarray, palette: Sequence[str] = ()) -> bytes:
+    """A PNG file of palette indices [height, width] or RGB bytes [height, width, 3]."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width = pixels.shape[:2]
+    header = struct.pack(">IIBBBBB", width, height, 8, 3 if palette else 2, 0, 0, 0)
+    rows = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))  # each row starts with filter type 0
+    colours = [(b"PLTE", bytes.fromhex("".join(palette).replace("#", "")))] if palette else []
+    parts = ((b"IHDR", header), *colours, (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+def palette_image(grid: np.ndarray, x: float, y: float, width: float, height: float, side: int) -> str:
+    """A map as two palette PNGs, light and dark. Beyond side x side pixels, a pixel shows the largest weight of its
+    block, so that a single large weight stays visible."""
+    for axis, count in enumerate(grid.shape):
+        grid = np.fmax.reduceat(grid, np.arange(0, count, -(-count // side)), axis=axis)
+    levels = colour_levels(grid)
+    box = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none"'
+    return "".join(
+        f'<image class="{name}" {box} href="{png_uri(levels, palette)}"/>'
+        for name, palette in (("light", LIGHT), ("dark", DARK))
+    )
+
+
+def colour_legend(x: float, y: float, low: str, high: str, notes: Sequence[str]) -> str:
+    """The colour scale with its two ends, and notes below it."""
+    bar = round(x + text_width(low) + 8)
+    scale = "".join(f'<path d="M{bar + 4 * i} {y:.0f}h5v10h-5z" class="k{i}"/>' for i in range(LEVELS))
+    scale += svg_text(x, y + 10, low, "mute") + svg_text(bar + 4 * LEVELS + 8, y + 10, high, "mute")
+    return scale + "".join(svg_text(x, y + 36 + 20 * i, note, "mute") for i, note in enumerate(notes))
+
+
+def notes_on(grid: np.ndarray, *notes: str) -> list[str]:
+    lost = int(np.isnan(grid).sum())
+    return [note for note in (*notes, f"Not finite, in sand: {lost:,} of {grid.size:,}." * bool(lost)) if note]
+
+
+def svg_size(svg: str) -> tuple[float, float]:
+    """Width and height of a figure."""
+    width, height = (float(number) for number in re.findall(r'(?:width|height)="([\d.]+)"', svg)[:2])
+    return width, height
+
+
+def svg_document(svg: str) -> bytes:
+    """A figure as the content of an SVG file."""
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n'.encode("utf-8", "replace")
+
+
+def svg_file(path: str | os.PathLike[str], svg: str) -> Path:
+    """Save a figure as a file of its own, for browsers, editors and papers."""
+    write_whole(path, svg_document(svg))
+    return Path(path).resolve()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from regard.explore.report import Section, examples_table, page, table, write_page
+from regard.explore.html import Section, examples_table, page, table, write_page
 from regard.explore.translation import Result, attention_of, attention_sections, curves
 from regard.predict.translator import Translator
 
@@ -33,7 +33,7 @@ def write_report(
     sections = [curves(metrics), *_figures(scores)]
     for name, result in results.items():
         if not name.endswith(".valid"):
-            sections.append(Section(f"Answers: {name}", examples_table(result.lines[:SHOWN], judged=False)))
+            sections.append(Section(f"Answers: {name}", examples_table(result.lines[:SHOWN], graded=False)))
     sections += _attention(translator, results)
     return write_page(path, page(title, summary, sections, created=datetime.now(), version=regard.__version__))
 

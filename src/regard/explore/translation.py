@@ -17,7 +17,8 @@ import torch
 
 import regard
 from regard.explore.chart import line_chart
-from regard.explore.report import (
+from regard.explore.heatmap import head_grid, heat_map
+from regard.explore.html import (
     Section,
     attention_note,
     examples_table,
@@ -26,7 +27,6 @@ from regard.explore.report import (
     paragraph,
     write_page,
 )
-from regard.explore.svg import head_grid, heat_map
 from regard.metrics.bleu import Scores
 from regard.nn.trace import trace
 from regard.predict.translator import Translator
@@ -137,7 +137,7 @@ def _examples(result: Result, scores: Scores | None) -> list[Section]:
         note = paragraph(
             f"BLEU signature: {scores.signature}. Over the text as it is split: {scores.tokenised_bleu:.2f}."
         )
-        return [Section("Translations", exact + examples_table(result.lines[:12], judged=False) + note)]
+        return [Section("Translations", exact + examples_table(result.lines[:12], graded=False) + note)]
     wrong = [line for line in result.lines if line[1] != line[2]]
     right = [line for line in result.lines if line[1] == line[2]]
     missed = (

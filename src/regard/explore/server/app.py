@@ -1,17 +1,17 @@
-"""The addresses of the page. All of them start with the token, /TOKEN/, which the guard checks.
+"""The routes of the page. All of them start with the token, /TOKEN/, which the guard checks.
 
-    GET   /                the page, and what belongs to it
-    GET   api/alive        nothing: the server is there
-    GET   api/runs         the shelf
+    GET   /                the page and its files
+    GET   api/alive        the version, to see whether the server runs
+    GET   api/runs         the models
     POST  api/look         labels, maps and output of one question, as a frame
     POST  api/maps         whole maps of some heads, where the look was too large to hold them all
     POST  api/steps        one query of one head, stage by stage
-    POST  api/search       the tree of a beam search
-    POST  api/picture      keep these pixels; gives the name by which a question asks about them
+    POST  api/search       the search tree of a beam search
+    POST  api/picture      store the pixels of an image; returns the name by which a question refers to it
     GET   api/picture/NAME the pixels again
 
-A question is {"run", "text", "target", "picture", "changes"}, and equal questions are computed once. An error
-is {"error": "a sentence"} with a 4xx status: 404 an unknown run, 422 whatever else a reader can mend.
+A question is {"run", "text", "target", "picture", "changes"}, and equal questions are computed once. An error is
+{"error": "a sentence"} with a 4xx status: 404 for an unknown run, 422 for any other mistake in the request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from starlette.exceptions import HTTPException
 
 import regard
 from regard.errors import UserError
-from regard.explore.server.shelf import NoSuchRun, Question, Shelf
+from regard.explore.server.models import Models, NoSuchRun, Question
 
 if TYPE_CHECKING:
     from regard.explore.inside import Look
@@ -40,7 +40,7 @@ FRAME = "application/octet-stream"
 
 
 class Asked(BaseModel):
-    """What every question holds. Nothing is guessed: a field of another type, or another name, is refused."""
+    """A question. A field of another type or name is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -50,11 +50,11 @@ class Asked(BaseModel):
     picture: str | None = None
     changes: dict[str, Any] = Field(default_factory=dict)
 
-    def answer(self, shelf: Shelf) -> Look:
+    def answer(self, models: Models) -> Look:
         from regard.explore.changes import Changes
 
         question = Question(self.run, self.text, self.target, self.picture)
-        return shelf.look(question, Changes.from_dict(self.changes))
+        return models.look(question, Changes.from_dict(self.changes))
 
 
 class AskedMaps(Asked):
@@ -74,7 +74,7 @@ class AskedSearch(Asked):
     beam: int = 4
 
 
-def make_app(shelf: Shelf, token: str) -> FastAPI:
+def make_app(models: Models, token: str) -> FastAPI:
     """The application without its guard."""
     api = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     _add_errors(api)
@@ -86,47 +86,47 @@ def make_app(shelf: Shelf, token: str) -> FastAPI:
 
     @api.get(f"{base}/runs")
     def runs() -> dict[str, Any]:
-        return {"version": regard.__version__, "runs": [shelf.describe(name) for name in shelf.folders]}
+        return {"version": regard.__version__, "runs": [models.describe(name) for name in models.folders]}
 
     @api.post(f"{base}/look")
     def look(asked: Asked) -> Response:
         from regard.explore.server.answer import answer_look
 
-        touched = asked.answer(shelf)
-        plain = asked.model_copy(update={"changes": {}}).answer(shelf) if asked.changes else touched
-        return Response(answer_look(asked.run, plain, touched), media_type=FRAME)
+        changed = asked.answer(models)
+        plain = asked.model_copy(update={"changes": {}}).answer(models) if asked.changes else changed
+        return Response(answer_look(asked.run, plain, changed), media_type=FRAME)
 
     @api.post(f"{base}/maps")
     def maps(asked: AskedMaps) -> Response:
         from regard.explore.server.answer import answer_maps
 
-        return Response(answer_maps(asked.answer(shelf), asked.part, asked.layer, asked.heads), media_type=FRAME)
+        return Response(answer_maps(asked.answer(models), asked.part, asked.layer, asked.heads), media_type=FRAME)
 
     @api.post(f"{base}/steps")
-    def steps(asked: AskedSteps) -> Response:
+    def query_steps(asked: AskedSteps) -> Response:
         from regard.explore.server.answer import answer_steps
 
-        found = asked.answer(shelf).steps(asked.part, asked.layer, asked.head, asked.query)
-        return Response(answer_steps(found), media_type=FRAME)
+        steps = asked.answer(models).steps(asked.part, asked.layer, asked.head, asked.query)
+        return Response(answer_steps(steps), media_type=FRAME)
 
     @api.post(f"{base}/search")
     def search(asked: AskedSearch) -> dict[str, Any]:
-        from regard.explore.server.tree import grow
+        from regard.explore.server.tree import search_tree
 
-        return grow(asked.answer(shelf), asked.beam)
+        return search_tree(asked.answer(models), asked.beam)
 
     @api.post(f"{base}/picture")
     async def picture(request: Request) -> dict[str, str]:
         content = await request.body()
         name = hashlib.sha256(content).hexdigest()[:32]
-        shelf.keep_picture(name, content)
+        models.keep_image(name, content)
         return {"name": name}
 
     @api.get(f"{base}/picture/{{name}}")
     def kept_picture(name: str) -> Response:
-        if name not in shelf.pictures:
-            raise HTTPException(404, "the server does not have this picture any more")
-        return Response(shelf.pictures[name], media_type=FRAME)
+        if name not in models.images:
+            raise HTTPException(404, "the server does not have this image any more")
+        return Response(models.images[name], media_type=FRAME)
 
     api.mount(f"/{token}", StaticFiles(directory=PAGE, html=True))
     return api
@@ -152,7 +152,7 @@ def _add_errors(api: FastAPI) -> None:
         return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
 
     async def failed(request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": f"{type(error).__name__}: {error}; this is a fault in Regard"}, 500)
+        return JSONResponse({"error": f"{type(error).__name__}: {error}; this is a bug in Regard"}, 500)
 
     api.add_exception_handler(NoSuchRun, refuse(404))
     api.add_exception_handler(UserError, refuse(422))
@@ -162,7 +162,7 @@ def _add_errors(api: FastAPI) -> None:
 
 
 def page_missing() -> str | None:
-    """Why there is no page to show, None where there is one."""
+    """Why there is no page, or None if there is one."""
     if (PAGE / "index.html").is_file():
         return None
     checkout = (PAGE.parents[3] / "web" / "package.json").is_file()  # src/regard/explore/page, beside web

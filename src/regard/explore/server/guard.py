@@ -1,14 +1,14 @@
-"""The guard: who may ask the server, and how much.
+"""The guard: which requests the server accepts.
 
-The server listens on this machine only, but every page in every browser tab of this machine can send it
-requests, and a name on the internet may be made to point to 127.0.0.1 (DNS rebinding). So each request must
+The server listens on this machine only, but every page in every browser tab of this machine can send it requests, and
+a domain name may be made to resolve to 127.0.0.1 (DNS rebinding). So each request must
 
     carry the token      /TOKEN/…: random, new at every start, compared in constant time        else 403
     name this host       Host: 127.0.0.1:PORT or localhost:PORT                                 else 403
     come from this page  Origin, and Sec-Fetch-Site where a browser sends it, are its own       else 403
     be small             at most 1 MB, whether its length is announced or not                   else 413
 
-and every answer forbids the browser to load, embed or run anything that did not come from here.
+and every response forbids the browser to load, embed or run anything from elsewhere.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HEADERS = {
 
 
 class Guard:
-    """Wraps an application; what it refuses never gets there."""
+    """Wraps an application; a refused request never reaches it."""
 
     def __init__(self, app: App, token: str, port: int) -> None:
         self.app, self.token = app, token
@@ -69,7 +69,7 @@ class Guard:
         await self.app(scope, Counted(receive), guarded)
 
     def refuse(self, path: str, headers: MutableMapping[str, str]) -> tuple[int, str] | None:
-        """(status, sentence) for a request that may not come in, None for one that may."""
+        """(status, message) for a request that is refused, else None."""
         if headers.get("host") not in self.hosts:
             return 403, "this server answers only to its own address on this machine"
         token, slash, _ = path.removeprefix("/").partition("/")
@@ -78,7 +78,7 @@ class Guard:
         if "origin" in headers and headers["origin"].removeprefix("http://") not in self.hosts:
             return 403, "this request comes from another page"
         inner = headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
-        if not inner and headers.get("sec-fetch-mode") != "navigate":  # a link elsewhere may lead here
+        if not inner and headers.get("sec-fetch-mode") != "navigate":  # a link on another page may lead here
             return 403, "this request comes from another page"
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit():
@@ -98,12 +98,12 @@ class Counted:
         message = await self.receive()
         self.size += len(message.get("body", b""))
         if self.size > LIMIT:
-            raise HTTPException(413, TOO_LARGE)  # the application answers it, as any other
+            raise HTTPException(413, TOO_LARGE)  # becomes a response like any other error
         return message
 
 
 async def drain(receive: Receive) -> None:
-    """Let a refused request end, within reason: who is cut off while sending may never read the answer."""
+    """Read a refused request to its end, within limits: a client cut off while sending may not read the response."""
     for _ in range(1000):  # messages of at most 64 kB
         if not (await receive()).get("more_body"):
             return
@@ -113,9 +113,9 @@ def encoded(headers: MutableMapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
-async def answer(send: Send, status: int, sentence: str) -> None:
-    """A refusal, as all errors are told: {"error": "…"}."""
-    body = json.dumps({"error": sentence}).encode()
+async def answer(send: Send, status: int, message: str) -> None:
+    """A refusal, like all errors: {"error": "…"}."""
+    body = json.dumps({"error": message}).encode()
     own = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     await send({"type": "http.response.start", "status": status, "headers": encoded({**HEADERS, **own})})
     await send({"type": "http.response.body", "body": body})

@@ -1,7 +1,7 @@
-"""Listening: a socket on this machine only, a token, and a browser that is told where to look.
+"""Listening: a socket on this machine only, a token, and a browser that opens the address.
 
-The page and its prepared example are there at once. Opening the model takes longer (importing PyTorch alone
-takes seconds), so it happens beside, and is done or under way when the first question comes.
+The page and its prepared example are there at once. Loading the model takes longer (importing PyTorch alone takes
+seconds), so it happens in a thread, and is done or under way when the first question comes.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ import uvicorn
 from regard.errors import UserError
 from regard.explore.server.app import make_app
 from regard.explore.server.guard import Guard
-from regard.explore.server.shelf import Shelf
+from regard.explore.server.models import Models
 
 HOST = "127.0.0.1"
 
 
 class Listener:
-    """The server of one shelf: bound when it is made, answering while `run` runs, until `stop`."""
+    """The server: bound when it is created, responding while `run` runs, until `stop`."""
 
-    def __init__(self, shelf: Shelf, port: int = 0) -> None:
-        self.shelf, token = shelf, secrets.token_urlsafe(18)
+    def __init__(self, models: Models, port: int = 0) -> None:
+        self.models, token = models, secrets.token_urlsafe(18)
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        if os.name == "posix":  # a port just left may be taken again; on Windows this would share it with others
+        if os.name == "posix":  # a port just closed may be reused; on Windows this would share it
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self.socket.bind((HOST, port))
         except OSError as error:
             self.socket.close()
-            raise UserError(f"--port {port}: {error.strerror}; choose another, or leave it out") from None
-        self.socket.listen(128)  # from here on a browser that comes early waits instead of failing
+            raise UserError(f"--port {port}: {error.strerror}; choose another, or remove --port") from None
+        self.socket.listen(128)  # from here on, an early request waits instead of failing
         port = self.socket.getsockname()[1]
         self.address = f"http://{HOST}:{port}/{token}/"
         config = uvicorn.Config(
-            Guard(make_app(shelf, token), token, port),
+            Guard(make_app(models, token), token, port),
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -62,14 +62,14 @@ class Listener:
         self.server.should_exit = True
 
     def _warm(self) -> None:
-        """Open the first model before it is asked for. What goes wrong is told when it is asked for."""
+        """Load the first model before it is needed. An error is reported when it is needed."""
         with contextlib.suppress(Exception):
-            self.shelf.open(next(iter(self.shelf.folders)))
+            self.models.open(next(iter(self.models.folders)))
 
 
-def serve(shelf: Shelf, port: int = 0, fragment: str = "", *, browser: bool = True) -> None:
+def serve(models: Models, port: int = 0, fragment: str = "", *, browser: bool = True) -> None:
     """Serve until Ctrl-C. The address is printed first, on a line of its own."""
-    listener = Listener(shelf, port)
+    listener = Listener(models, port)
     address = listener.address + (f"#{fragment}" if fragment else "")
     print(f"{address}\nCtrl-C stops it", flush=True)
     if browser:

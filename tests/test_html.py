@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import UserError
-from regard.explore import head_grid, heat_map, line_chart, report
+from regard.explore import head_grid, heat_map, html, line_chart, svg_file
 from regard.explore.chart import _axis
-from regard.explore.draw import DARK, LEVELS, LIGHT
+from regard.explore.svg import DARK, LEVELS, LIGHT
 
 NS = "{http://www.w3.org/2000/svg}"
 ODD = ["나는", "😀", "👨‍👩‍👧", "שלום", "<s>", "<script>alert(1)</script>", "\"&'"]
@@ -269,72 +269,73 @@ def attributes(root, tag, name):
 
 
 def sample(sections):
-    body = report.paragraph("a < b & <script>alert(1)</script>") + report.attention_note()
-    body += report.figure(heat_map(softmax(2, 2), ["<s>", "나"], ["a", "b"]), "caption <i>")
-    body += report.examples_table([("3 March", "3월", "3월"), ("<script>", "2월", "12월 <b>"), ("\x00", "x", "")])
-    body += report.table(["이름", "n"], [["<img src=x>", 1]])
-    parts = [report.Section(f"Part <{i}>", body) for i in range(sections)]
+    body = html.paragraph("a < b & <script>alert(1)</script>") + html.attention_note()
+    body += html.figure(heat_map(softmax(2, 2), ["<s>", "나"], ["a", "b"]), "caption <i>")
+    body += html.examples_table([("3 March", "3월", "3월"), ("<script>", "2월", "12월 <b>"), ("\x00", "x", "")])
+    body += html.table(["이름", "n"], [["<img src=x>", 1]])
+    parts = [html.Section(f"Part <{i}>", body) for i in range(sections)]
     named = {"created": datetime(2025, 1, 2, 3, 4), "version": "1.2<3"}
-    return report.page("Title <script>", [("exact <match>", "99.4 %")], parts, **named)
+    return html.page("Title <script>", [("exact <match>", "99.4 %")], parts, **named)
 
 
 def test_page_is_inert_self_contained_and_complete():
-    html = sample(4)
-    root = read(html)
+    markup = sample(4)
+    root = read(markup)
     text = "".join(root.itertext())
     for words in ("Regard", "2025-01-02 03:04", "1.2<3", "99.4 %", "exact <match>", "Title <script>", "caption <i>"):
         assert words in text
     assert "not why" in text and "Jain & Wallace 2019" in text and "Attention is not Explanation" in text
     assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in attributes(root, "meta", "content")
-    assert "prefers-color-scheme: dark" in html and "@media print" in html and "max-width: 600px" in html
+    assert "prefers-color-scheme: dark" in markup and "@media print" in markup and "max-width: 600px" in markup
     ids, links = [name for name in attributes(root, None, "id") if name], attributes(root, "a", "href")
     assert len(links) == 4 and {link[1:] for link in links} <= set(ids) and len(ids) == len(set(ids))
     assert read(sample(3)).find(".//nav") is None  # so few sections need no contents
-    assert "today" in "".join(read(report.page("Empty", [], [], created="today", version="0")).itertext())
+    assert "today" in "".join(read(html.page("Empty", [], [], created="today", version="0")).itertext())
 
 
 def test_table_aligns_numbers_and_escapes():
     rows = [["<b>", 0.5, "99.4 %", 12000, True], ["c", np.float32(0.1234), "3 %", 7, None]]
-    root = read(report.table(["name", "loss", "share", "steps", "ok"], rows))
+    root = read(html.table(["name", "loss", "fraction", "steps", "ok"], rows))
     assert attributes(root, "th", "class") == [None, "number", "number", "number", None]
     assert {"0.5000", "0.1234", "12,000", "yes", "–", "<b>"} <= set(root.itertext())
-    root = read(report.table(["a", "b"], [[math.nan, math.inf], [1e-5, 2]], classes=["token", ""]))
+    root = read(html.table(["a", "b"], [[math.nan, math.inf], [1e-5, 2]], classes=["token", ""]))
     assert attributes(root, "td", "class") == ["token", None] * 2 and {"nan", "inf", "1e-05"} <= set(root.itertext())
-    assert "No rows" in report.table(["a"], []) and "No examples" in report.examples_table([])
+    assert "No rows" in html.table(["a"], []) and "No examples" in html.examples_table([])
     for rows, classes, field in (([[1], [1, 2]], None, "row 1"), ([[1]], ["x", "y"], "classes")):
         with pytest.raises(UserError, match=field):
-            report.table(["a"], rows, classes=classes)
+            html.table(["a"], rows, classes=classes)
 
 
 def test_examples_are_marked_by_words_and_their_differences():
     long = ("s", "a" * 50_000 + "bc", "a" * 50_000 + "dc")
-    html = report.examples_table([("s", "7월 1일", "7월 11일"), ("s", "같다", "같다"), ("s", "있다", ""), long])
-    assert html.count("✓") == html.count(" right</td>") == 1 and html.count("✗") == html.count(" wrong</td>") == 3
-    assert re.findall(r'<mark class="extra">(.*?)</mark>', html) == ["1", "d"]
-    assert re.findall(r'<mark class="missing">(.*?)</mark>', html) == ["있다", "b"] and "(empty)" in html
+    markup = html.examples_table([("s", "7월 1일", "7월 11일"), ("s", "같다", "같다"), ("s", "있다", ""), long])
+    assert markup.count("✓") == markup.count(" correct</td>") == 1
+    assert markup.count("✗") == markup.count(" wrong</td>") == 3
+    assert re.findall(r'<mark class="extra">(.*?)</mark>', markup) == ["1", "d"]
+    assert re.findall(r'<mark class="missing">(.*?)</mark>', markup) == ["있다", "b"] and "(empty)" in markup
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
 @settings(max_examples=100, deadline=None)
 def test_marking_changes_no_text_and_marks_only_differences(expected, got):
-    root = read(report.examples_table([("", expected, got)]))
+    root = read(html.examples_table([("", expected, got)]))
     assert bool(attributes(root, "mark", "class")) == (expected != got)
     assert all(text in "".join(root.itertext()) for text in (expected, got) if text.isprintable())
 
 
 def test_files_are_whole(tmp_path):
-    assert report.write_page(tmp_path / "보고서.html", sample(1)).read_text("utf-8") == sample(1)
-    file = report.svg_file(tmp_path / "map.svg", heat_map(softmax(2, 2), ["가", "b"], ["c", "d"]))
+    assert html.write_page(tmp_path / "보고서.html", sample(1)).read_text("utf-8") == sample(1)
+    file = svg_file(tmp_path / "map.svg", heat_map(softmax(2, 2), ["가", "b"], ["c", "d"]))
     assert file.read_bytes().startswith(b'<?xml version="1.0" encoding="UTF-8"?>\n<svg')
     assert ET.parse(file).getroot().tag == NS + "svg" and "prefers-color-scheme" in file.read_text("utf-8")
     link = tmp_path / "link.svg"
     link.symlink_to(file)
-    report.svg_file(link, "<svg/>")
+    svg_file(link, "<svg/>")
     assert link.is_symlink() and file.read_text().endswith("<svg/>\n")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link.svg", "map.svg", "보고서.html"]
     for path in (tmp_path, tmp_path / "nowhere" / "x.html"):
         with pytest.raises(UserError, match="cannot be written"):
-            report.write_page(path, "x")
+            html.write_page(path, "x")
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -343,8 +344,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, call, failure
     def fail(*arguments):
         raise failure
 
-    path = report.write_page(tmp_path / "report.html", "old")
+    path = html.write_page(tmp_path / "html.markup", "old")
     monkeypatch.setattr(os, call, fail)
     with pytest.raises((UserError, KeyboardInterrupt), match=r"No space|^$"):
-        report.write_page(path, "new" * 1000)
-    assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["report.html"]
+        html.write_page(path, "new" * 1000)
+    assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["html.markup"]

@@ -105,5 +105,5 @@ def test_pictures_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (tmp_path / name).write_bytes(content)
         assert main(["figure", str(tmp_path / "vit"), str(tmp_path / name), "-o", str(tmp_path / "b.svg")]) == 2
         assert "cannot be read as a picture" in capsys.readouterr().err
-    look = opened("vit").look(picture=tmp_path / "red.png")
-    torch.testing.assert_close(look.reading.picture, torch.tensor([1.0, 0, 0])[:, None, None].expand(3, 16, 16))
+    look = opened("vit").look(image=tmp_path / "red.png")
+    torch.testing.assert_close(look.input.picture, torch.tensor([1.0, 0, 0])[:, None, None].expand(3, 16, 16))

@@ -1,0 +1,190 @@
+"""Attention maps as SVG, without a plotting library: one head, the heads of a layer, or all heads of all layers.
+
+    heat_map      [rows, columns]                  one head or a mean, with labels, values and a colour scale
+    head_panels   [heads, rows, columns]           every head a labelled map
+    head_grid     [layers, heads, rows, columns]   small maps without labels
+
+Layers and heads count from 0, as in code. Small maps are rectangles with a tooltip per cell; large ones are palette
+PNG images. `regard.explore.svg` describes the colour scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from regard.explore.html import escape, text_width, token_label
+from regard.explore.svg import (
+    LEVELS,
+    SIDE,
+    Tokens,
+    as_array,
+    colour_legend,
+    colour_levels,
+    empty_figure,
+    notes_on,
+    pair_tip,
+    palette_image,
+    peak,
+    short_number,
+    svg_frame,
+    svg_text,
+    weight_range,
+)
+
+WIDTH = 1400  # panels are side by side up to this width
+CELLS = 3_600  # up to 60 x 60 cells are drawn one by one, each with its tooltip
+SCALED = "Each map has its own scale, up to the largest weight printed beside it."
+THINNED = "Thinned: each pixel shows the largest weight of its block."
+
+
+def _cells(grid: np.ndarray, rows: Tokens, columns: Tokens, wide: float, tall: float) -> str:
+    """The map, its corner at the origin: cells with tooltips and, where they fit, their weights."""
+    (n, m), gap = grid.shape, (1.5 if min(wide, tall) >= 20 else 0.5)
+    if grid.size > CELLS:  # an image has no cells to point at; transparent strips name each row's largest weight
+        step, parts = -(-n // SIDE), [palette_image(grid, 0, 0, m * wide, n * tall, SIDE)]
+        for i in range(0, n, step):
+            tip = escape(peak(grid[i : i + step], rows[i : i + step], columns))
+            parts.append(
+                f'<path d="M0 {i * tall:.2f}h{m * wide:.0f}v{step * tall:.2f}H0z" fill="none" '
+                f'pointer-events="all"><title>{tip}</title></path>'
+            )
+        return "".join(parts)
+    levels, parts, box = colour_levels(grid), [], f'width="{wide - gap:.4g}" height="{tall - gap:.4g}"'
+    for (i, j), value in np.ndenumerate(grid):
+        level, tip = int(levels[i, j]), escape(pair_tip(rows[i], columns[j], value))
+        parts.append(f'<rect x="{j * wide:g}" y="{i * tall:g}" {box} class="k{level}"><title>{tip}</title></rect>')
+        if min(wide, tall) >= 30 and 4 <= level < LEVELS and abs(value) < 10:
+            kind = "cell" + " mid" * (level > 14) + " on" * (level > 20)  # black or white, at least 4.5 : 1
+            x, y = (j + 0.5) * wide - gap / 2, (i + 0.5) * tall + 3
+            parts.append(svg_text(x, y, f"{value:.2f}", kind, "middle"))
+    return "".join(parts)
+
+
+def heat_map(
+    weights: Any, rows: Tokens, columns: Tokens, *, title: str = "", row_label: str = "", column_label: str = ""
+) -> str:
+    """One head or alignment [len(rows), len(columns)] as a labelled map with a colour scale."""
+    grid, name = as_array(weights, (len(rows), len(columns))), title or "Attention weights"
+    if not grid.size:
+        return empty_figure(name, "There are no tokens to show.")
+    rows, columns = ([token_label(token, 400) for token in tokens] for tokens in (rows, columns))
+    n, m = grid.shape
+    tall, wide = (min(38.0, max(13.0, 620 // count)) if count <= 60 else 780 / count for count in (n, m))
+    if max(n, m) <= 60:
+        tall = wide = min(tall, wide)
+    size = min(13.0, max(11.0, min(tall, wide) - 2))
+    sides = {i: token_label(rows[i]) for i in range(0, n, math.ceil(12.9 / tall))}  # thinned in narrow cells
+    tops = {j: token_label(columns[j]) for j in range(0, m, math.ceil(12.9 / wide))}
+    reach = max(text_width(label, size) for label in tops.values())
+    turn = 0 if reach <= wide - 4 else -45 if wide >= 22 else -90
+    rise = {0: 14.0, -45: 0.72 * reach + 14, -90: reach + 12}[turn]
+    left = 28 + max(text_width(label, size) for label in sides.values()) + 22 * bool(row_label)
+    top = 16 + 26 * bool(title) + 24 * bool(column_label) + rise
+    right, bottom = left + m * wide, top + n * tall
+    labels = ""
+    for i, label in sides.items():
+        labels += svg_text(left - 8, top + (i + 0.5) * tall + 0.32 * size, label, anchor="end")
+    for j, label in tops.items():
+        x = left + (j + 0.5) * wide + size * (0.2 if turn == -45 else 0.34 if turn else 0)
+        labels += svg_text(x, top - 7, label, anchor="" if turn else "middle", turn=turn)
+    low, high = (short_number(float(f"{end:.3g}")) for end in weight_range(grid))
+    notes = notes_on(grid, THINNED if grid.size > CELLS and max(n, m) > SIDE else "")
+    body = (
+        svg_text(16, 30, title, "head")
+        + svg_text(left, 30 + 26 * bool(title), column_label, "mute")
+        + svg_text(26, (top + bottom) / 2, row_label, "mute", "middle", -90)
+        + f'<g style="font-size:{size:g}px">{labels}</g><g transform="translate({left:.1f} {top:.1f})">'
+        + f"{_cells(grid, rows, columns, wide, tall)}</g>"
+        + colour_legend(left, bottom + 20, low, high, notes)
+    )
+    width = max(right + 16 + 0.72 * reach * (turn == -45), left + (420 if notes else 240), 32 + text_width(title, 15))
+    about = f"{n} rows by {m} columns. Largest weight {peak(grid, rows, columns)}. {' '.join(notes)}"
+    return svg_frame(width, bottom + 48 + 20 * len(notes), name, about, body)
+
+
+def head_grid(weights: Any, rows: Tokens, columns: Tokens, *, title: str = "") -> str:
+    """All heads [layers, heads, len(rows), len(columns)], or one layer [heads, ...], as small maps.
+
+    Layers may be a list, each with its own number of heads, as pruning leaves them.
+    """
+    name, widths = title or "Attention of every head", None
+    if isinstance(weights, list | tuple) and all(getattr(layer, "ndim", 0) == 3 for layer in weights) and weights:
+        widths = [len(layer) for layer in weights]
+        gaps = [np.zeros((max(widths) - width, len(rows), len(columns))) for width in widths]
+        weights = [np.concatenate((np.asarray(layer), gap)) for layer, gap in zip(weights, gaps, strict=True)]
+    stack = as_array(weights, (len(rows), len(columns)), (3, 4))
+    if not stack.size:
+        return empty_figure(name, "There are no heads or no tokens to show.")
+    rows, columns = ([token_label(token, 400) for token in tokens] for tokens in (rows, columns))
+    layers, heads, n, m = (1, *stack.shape)[-4:]
+    side = min(SIDE, max(12, math.isqrt(SIDE * SIDE // (layers * heads))))
+    wide = min(150.0, max(56.0, 800 / heads - 12))
+    tall = wide * min(1.6, max(0.4, n / m))
+    left, top = 80, 44 + 26 * bool(title)
+    parts = [svg_text(16, 30, title, "head")]
+    for layer, head in np.ndindex(layers, heads):
+        x, y = left + head * (wide + 12), top + layer * (tall + 30)
+        if layer == 0:
+            parts.append(svg_text(x + wide / 2, y - 10, f"head {head}", "mute", "middle"))
+        if widths is not None and head >= widths[layer]:
+            continue
+        grid = stack.reshape(layers, heads, n, m)[layer, head]
+        tip = f"layer {layer}, head {head}: largest weight {peak(grid, rows, columns)}"
+        parts.append(svg_text(16, y + tall / 2 + 4, f"layer {layer}", "mute") if head == 0 else "")
+        parts.append(
+            f"<g><title>{escape(tip)}</title>{palette_image(grid, x, y, wide, tall, side)}"
+            f'<path class="rule" d="M{x:.1f} {y:.1f}h{wide:.1f}v{tall:.1f}h-{wide:.1f}z"/>'
+            + svg_text(x + wide, y + tall + 14, f"max {np.fmax.reduce(grid, None):.2f}", "mute small", "end")
+            + "</g>"
+        )
+    bottom = top + layers * (tall + 30)
+    notes = notes_on(stack, SCALED, THINNED if side < max(n, m) else "")
+    parts.append(colour_legend(left, bottom + 4, "smallest" if weight_range(stack)[0] else "0", "largest", notes))
+    width = max(left + heads * (wide + 12) + 4, left + 480, 32 + text_width(title, 15))
+    about = f"{layers} layers of {heads} heads, {n} rows by {m} columns each. {' '.join(notes)}"
+    return svg_frame(width, bottom + 32 + 20 * len(notes), name, about, "".join(parts))
+
+
+def head_panels(weights: Any, rows: Tokens, columns: Tokens, names: Sequence[str], *, title: str = "") -> str:
+    """The maps [len(names), rows, columns] with a name above each and a label at every row and column."""
+    stack, name = as_array(weights, (len(rows), len(columns)), (3,)), title or "Attention of every head"
+    if not stack.size:
+        return empty_figure(name, "There are no heads or no tokens to show.")
+    rows, columns = ([token_label(token) for token in tokens] for tokens in (rows, columns))
+    n, m = stack.shape[1:]
+    cell = max(6.0, min(24.0, 300.0 // max(n, m)))
+    size = min(12.0, max(9.0, cell - 1))
+    sides = {i: token_label(rows[i], 110) for i in range(0, n, math.ceil((size + 0.5) / cell))}
+    tops = {j: token_label(columns[j], 110) for j in range(0, m, math.ceil((size + 0.5) / cell))}
+    rise = max(text_width(label, size) for label in tops.values()) + 12
+    left = 24 + max(text_width(label, size) for label in sides.values())
+    captions = [f"{name}, max {np.fmax.reduce(grid, None):.2f}" for name, grid in zip(names, stack, strict=True)]
+    step = max(
+        m * cell + 26, max(map(text_width, captions)) + 14
+    )  # a map with few columns is narrower than its caption
+    across = min(len(names), max(1, int((WIDTH - left) // step)))
+    top, tall = 24 + 26 * bool(title), 22 + rise + n * cell + 26
+    parts = [svg_text(16, 30, title, "head")]
+    for index, caption in enumerate(captions):
+        x, y = left + index % across * step, top + index // across * tall
+        grid = stack[index]
+        parts.append(svg_text(x, y + 14, caption, "mute"))
+        labels = ""
+        for i, label in sides.items() if index % across == 0 else ():
+            labels += svg_text(x - 6, y + 22 + rise + (i + 0.5) * cell + 0.34 * size, label, anchor="end")
+        for j, label in tops.items():
+            labels += svg_text(x + (j + 0.5) * cell + 0.34 * size, y + 16 + rise, label, turn=-90)
+        parts.append(f'<g style="font-size:{size:g}px">{labels}</g>')
+        parts.append(
+            f'<g transform="translate({x:.1f} {y + 22 + rise:.1f})">{_cells(grid, rows, columns, cell, cell)}</g>'
+        )
+    bottom = top + math.ceil(len(names) / across) * tall
+    notes = notes_on(stack, SCALED)
+    parts.append(colour_legend(left, bottom, "smallest" if weight_range(stack)[0] else "0", "largest", notes))
+    width = max(left + across * step, left + 480, 32 + text_width(title, 15))
+    about = f"{len(names)} maps of {n} rows by {m} columns. {' '.join(notes)}"
+    return svg_frame(width, bottom + 28 + 20 * len(notes), name, about, "".join(parts))

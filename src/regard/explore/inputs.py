@@ -1,0 +1,207 @@
+"""Inputs: what a model is given, encoded as in training, with a label for each position.
+
+encoder-decoder   source … </s>      target  <s> …         reads <s> and the tokens before, predicts the next
+decoder           tokens             as they are; an empty text becomes the token that begins one
+encoder           <s> … </s>         BERT's [CLS] … [SEP]; [MASK] in the text is the token of that name
+patches           an image of `image_size` pixels per side, cut into patches of `patch_size`: position n (after [CLS],
+                  where the model has it) is the patch in row n // across, column n % across (Dosovitskiy et al. 2021)
+features          vectors [regions, size] from another model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.features import open_features
+from regard.data.pixels import open_pixels
+from regard.errors import UserError
+from regard.explore.changes import PartName
+from regard.models.config import ModelConfig
+from regard.predict.bundle import Bundle
+from regard.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Patches of an image: `down` rows of `across`; `first` positions before them are no patch ([CLS])."""
+
+    down: int
+    across: int
+    first: int
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        patches = tuple(f"{row},{column}" for row in range(self.down) for column in range(self.across))
+        return ("[CLS]",) * self.first + patches
+
+
+def grid_of(config: ModelConfig) -> Grid:
+    side = config.image_size // config.patch_size
+    return Grid(side, side, config.source_length - side * side)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input, encoded for the model.
+
+    read       the label of the token read at each position that has an output
+    expected   the id of the correct token at each of them, None where it is unknown
+    written    labels of the tokens that an encoder-decoder predicts: `read` shifted by one
+    """
+
+    source: Tensor  # ids [1, N], an image [1, C, H, W] or features [1, R, F]
+    source_labels: tuple[str, ...]
+    target: Tensor | None = None  # [1, T]
+    read: tuple[str, ...] = ()
+    expected: tuple[int | None, ...] = ()
+    written: tuple[str, ...] = ()
+    masked: tuple[int, ...] = ()  # positions of [MASK]
+    text: str | None = None
+    image: Tensor | None = None  # [C, H, W] between 0 and 1, for display
+    grid: Grid | None = None  # the patches of the image
+
+    def labels(self, part: PartName) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Labels of the queries and of the keys."""
+        if part == "cross":
+            return self.written, self.source_labels
+        own = self.read if part == "decoder" and self.target is not None else self.source_labels
+        return own, own
+
+
+class InputReader:
+    """Texts and images to ids and pixels and back, for one model."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle, self.config = bundle, bundle.config
+        config, tokenizers = bundle.config, bundle.tokenizers
+        if config.output_head == "values":
+            raise UserError("output_head = 'values': exploring needs a model that reads text or images, not numbers")
+        self.writes = config.architecture in ("encoder-decoder", "recurrent")
+        sizes = {"source": config.vocab_size if config.input == "tokens" else None}
+        sizes["target"] = config.target_size if self.writes else None
+        for side, size in sizes.items():
+            tokenizer = tokenizers.get(side, tokenizers.get("tokenizer"))
+            if size is not None and tokenizer is not None and len(tokenizer) > size:
+                raise UserError(
+                    f"the {side} tokenizer has {len(tokenizer):,} tokens, but the model's vocabulary has {size:,}: "
+                    "they do not belong together"
+                )
+
+    def read(self, text: str | None, image: Any = None, *, truncate: bool = False) -> Input:
+        """A text, or an image (or features). A text beyond the learned positions is refused, or truncated."""
+        if self.config.input != "tokens":
+            if image is None:
+                raise UserError(f"this model reads {self.config.input}, not text: give an image")
+            return self._read_features(image) if self.config.input == "features" else self._read_image(image)
+        if image is not None:
+            raise UserError("this model reads text, not images: give a text")
+        if text is None:
+            raise UserError("no input text: give the text that the model reads")
+        return self._read_text(text, truncate)
+
+    def _read_text(self, text: str, truncate: bool) -> Input:
+        tokenizer = self.bundle.source
+        masked: tuple[int, ...] = ()
+        match self.config.architecture:
+            case "decoder":
+                ids = tokenizer.encode(text) or self._first(tokenizer)
+                expected: list[int | None] = [*ids[1:], None]
+            case "encoder":
+                ids, masked = self._with_masks(tokenizer, text)
+                limit = self.bundle.limits.positions
+                if truncate and limit is not None and len(ids) > limit:
+                    ids = [*ids[: limit - 1], ids[-1]]
+                expected = [None if at in masked else id for at, id in enumerate(ids)]
+            case _:
+                ids, expected = [*tokenizer.encode(text), tokenizer.special_id("eos")], []
+        self._check_length(len(ids))
+        labels = tuple(tokenizer.token(id) for id in ids)
+        source = torch.tensor([ids], device=self.bundle.device)
+        return Input(source, labels, read=labels, expected=tuple(expected), masked=masked, text=text)
+
+    def _with_masks(self, tokenizer: Tokenizer, text: str) -> tuple[list[int], tuple[int, ...]]:
+        """<s> … </s>, where [MASK] in the text is the token of that name, if there is one."""
+        mask = tokenizer.mask
+        pieces = [text] if mask is None else text.split(tokenizer.token(mask))
+        ids = [] if tokenizer.bos is None else [tokenizer.bos]
+        masked = []
+        for index, piece in enumerate(pieces):
+            if index and mask is not None:
+                masked.append(len(ids))
+                ids.append(mask)
+            ids += tokenizer.encode(piece)
+        ids += [] if tokenizer.eos is None else [tokenizer.eos]
+        if not ids:
+            raise UserError("the text is empty; give at least one word")
+        return ids, tuple(masked)
+
+    def _first(self, tokenizer: Tokenizer) -> list[int]:
+        if tokenizer.bos is None:
+            raise UserError("the text is empty, and the tokenizer has no token that begins a text; give a word")
+        return [tokenizer.bos]
+
+    def _read_features(self, features: Any) -> Input:
+        if isinstance(features, str | Path):
+            features = open_features(features)
+        features, size = torch.as_tensor(features, dtype=torch.float32), self.config.feature_dim
+        if features.dim() != 2 or features.shape[1] != size:
+            raise UserError(f"features have shape {tuple(features.shape)}: give [regions, feature_dim = {size}]")
+        return Input(features[None].to(next(self.bundle.model.parameters())), tuple(f"region {index}" for index in range(len(features))))
+
+    def _read_image(self, image: Any) -> Input:
+        """A file, resized to the model's size, or numbers [channels, height, width] that are read as they are."""
+        config = self.config
+        if isinstance(image, str | Path):
+            pixels = shown = open_pixels(image, config.channels, config.image_size)[0].float() / 255
+        else:
+            pixels = torch.as_tensor(image if isinstance(image, Tensor) else np.asarray(image), dtype=torch.float32)
+            shape = (config.channels, config.image_size, config.image_size)
+            if tuple(pixels.shape) != shape:
+                raise UserError(f"the image has shape {tuple(pixels.shape)}: give {shape}, or the name of a file")
+            low, high = float(pixels.min()), float(pixels.max())
+            shown = ((pixels - low) / (high - low) if high > low else pixels).clamp(0, 1)
+        grid = grid_of(config)
+        return Input(pixels[None].to(next(self.bundle.model.parameters())), grid.labels, image=shown, grid=grid)
+
+    def target_ids(self, text: str) -> list[int]:
+        return self.bundle.target.encode(text)
+
+    def with_target(self, input: Input, ids: Sequence[int]) -> Input:
+        """The same source with a target: the decoder reads <s> and `ids`, and is expected to predict `ids` and </s>."""
+        begin, end = self.bundle.target_frame
+        read, written = [begin, *ids], [*ids, end]
+        self._check_length(len(read))
+        return replace(
+            input,
+            target=torch.tensor([read], device=self.bundle.device),
+            read=tuple(map(self.label, read)),
+            expected=tuple(written),
+            written=tuple(map(self.label, written)),
+        )
+
+    def label(self, id: int) -> str:
+        """The text of an output id; a model may have more output rows than its tokenizer has tokens."""
+        target = self.bundle.target
+        return target.token(id) if id < len(target) else f"#{id}"
+
+    def decode(self, ids: Sequence[int]) -> str:
+        target = self.bundle.target
+        return target.decode([id for id in ids if id < len(target)])
+
+    def class_name(self, index: int) -> str:
+        return self.bundle.classes[index]
+
+    def _check_length(self, length: int) -> None:
+        limit = self.bundle.limits.positions
+        if limit is not None and length > limit:
+            raise UserError(
+                f"the text has {length:,} tokens, but the model has {limit:,} learned positions (max_length): "
+                "give a shorter one"
+            )

@@ -1,0 +1,197 @@
+"""Models: the runs that the page shows, those in memory, and the latest looks.
+
+A run is known by its name, never by a path, so a request cannot reach a file outside of it. The list is made from the
+recipes alone, in milliseconds; a model is loaded when it is first needed, and the least recently used one beyond two is
+released. A look holds every attention weight of one pass (12 layers of 12 heads with 512 tokens: 150 MB), so only the
+latest few are kept, by their size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import UserError
+from regard.models.recipe import RECIPE
+from regard.settings import read_toml
+
+if TYPE_CHECKING:
+    from regard.explore.changes import Changes
+    from regard.explore.inside import Inside, Look
+
+OPEN = 2  # models in memory at a time
+KEPT = 400_000_000  # bytes of weights kept in memory beside the latest two looks
+IMAGES = 16  # images kept in memory
+HF_CONFIG = "config.json"
+FIELDS = ("architecture", "input", "layers", "heads", "dim")  # of [model], for the page
+
+EXAMPLES = (
+    "The animal didn't cross the street because it was too tired.",
+    "The keys that the man lost are in the kitchen.",
+)
+DATES = ("March 3rd, 2021", "July 4th, 1976", "four hundred and seven")  # for the demo
+
+
+class NoSuchRun(UserError):
+    """No run has that name."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One run and one input. Equal questions share one look."""
+
+    run: str
+    text: str | None = None
+    target: str | None = None
+    picture: str | None = None
+
+
+@dataclass
+class Models:
+    """The state of the server. Its methods may be called from several threads."""
+
+    folders: dict[str, Path]
+    device: str = "cpu"
+    text: str | None = None  # the first input
+    images: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
+    _open: OrderedDict[str, Inside] = field(default_factory=OrderedDict)
+    _looks: OrderedDict[tuple[Question, str], Look] = field(default_factory=OrderedDict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def folder(self, name: str) -> Path:
+        if name not in self.folders:
+            raise NoSuchRun(f"run = {name[:100]!r}: is not one of the runs that this page shows")
+        return self.folders[name]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """What the recipe says about a run, without loading the model; `error` says why it cannot be loaded."""
+        folder = self.folder(name)
+        facts: dict[str, Any] = {"name": name, "title": str(folder), "error": None, "examples": list(EXAMPLES)}
+        facts.update(dict.fromkeys((*FIELDS, "size")))
+        if (folder / RECIPE).is_file():
+            try:
+                tables = read_toml(folder / RECIPE)
+            except (UserError, OSError) as error:
+                return {**facts, "error": str(error)}
+            model, data = tables.get("model"), tables.get("data")
+            if isinstance(model, dict):
+                facts.update({field: model.get(field) for field in FIELDS})
+                facts["size"] = model.get("image_size") if model.get("input") == "patches" else None
+            if isinstance(data, dict) and str(data.get("task", "")).startswith("English dates"):
+                facts["examples"] = list(DATES)
+        else:
+            facts.update(hf_image_size(folder))  # the rest of a Hugging Face folder is known once it is loaded
+        if self.text is not None:
+            facts["examples"].insert(0, self.text)
+        return facts
+
+    def open(self, name: str) -> Inside:
+        from regard.explore.inside import Inside
+
+        folder = self.folder(name)
+        with self._lock:
+            if name not in self._open:
+                self._open[name] = Inside.open(folder, self.device)
+            self._open.move_to_end(name)
+            while len(self._open) > OPEN:
+                gone, _ = self._open.popitem(last=False)
+                for key in [key for key in self._looks if key[0].run == gone]:
+                    del self._looks[key]
+            return self._open[name]
+
+    def look(self, question: Question, changes: Changes) -> Look:
+        """The look of a question, from memory if it is still there. One is computed at a time."""
+        from regard.explore.changes import Changes
+
+        with self._lock:
+            plain = self._remember(question, Changes(), lambda: self._first(question))
+            if not changes:
+                return plain
+            return self._remember(question, changes, lambda: plain.inside.change(plain, changes))
+
+    def _first(self, question: Question) -> Look:
+        inside = self.open(question.run)
+        image = None if question.picture is None else self._pixels(question.picture, inside)
+        return inside.look(question.text if image is None else None, image=image, target=question.target)
+
+    def _remember(self, question: Question, changes: Changes, compute: Callable[[], Look]) -> Look:
+        key = (question, json.dumps(changes.to_dict(), sort_keys=True))
+        if key not in self._looks:
+            self._looks[key] = compute()
+        self._looks.move_to_end(key)
+        sizes = {key: size_of(look) for key, look in self._looks.items()}
+        for old in list(self._looks)[:-2]:
+            if sum(sizes.values()) > KEPT:
+                del self._looks[old], sizes[old]
+        return self._looks[key]
+
+    def keep_image(self, name: str, content: bytes) -> None:
+        """RGB bytes of a square image; its size is checked against the model when a question refers to it."""
+        if not content or 3 * math.isqrt(len(content) // 3) ** 2 != len(content):
+            raise UserError(f"image: {len(content):,} bytes are not a square image of 3 bytes per pixel")
+        with self._lock:
+            self.images[name] = content
+            self.images.move_to_end(name)
+            while len(self.images) > IMAGES:
+                self.images.popitem(last=False)
+
+    def _pixels(self, name: str, inside: Inside) -> Any:
+        """An image that the page has sent, as [channels, side, side] between 0 and 1."""
+        import numpy as np
+
+        if name not in self.images:
+            raise UserError("image: the server does not have it any more; choose the image again")
+        side, channels = inside.config.image_size, inside.config.channels
+        content = np.frombuffer(self.images[name], dtype=np.uint8)
+        if content.size != side * side * 3:
+            raise UserError(f"image: has {content.size:,} bytes; this model reads {side} x {side} pixels of RGB")
+        pixels = content.reshape(side, side, 3).astype(np.float32).transpose(2, 0, 1) / 255
+        if channels == 1:  # luma (ITU-R BT.601)
+            pixels = (0.299 * pixels[:1] + 0.587 * pixels[1:2] + 0.114 * pixels[2:]).astype(np.float32)
+        elif channels != 3:
+            raise UserError(f"channels = {channels}: the page supports images with 1 or 3 channels")
+        return pixels
+
+
+def hf_image_size(folder: Path) -> dict[str, Any]:
+    """What the page must know of a Hugging Face folder before it is loaded: whether it reads images, and their size."""
+    try:
+        config = json.loads((folder / HF_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # loading it reports what is wrong
+    if not isinstance(config, dict) or config.get("model_type") != "vit":
+        return {}
+    size = config.get("image_size", 224)  # the default of ViTConfig
+    size = size[0] if isinstance(size, list) and size else size
+    return {"input": "patches", "size": size if isinstance(size, int) else None}
+
+
+def size_of(look: Look) -> int:
+    """Bytes of the weights and logits of a look."""
+    weights = (layer.numel() for part in look.parts.values() for layer in part.weights)
+    return 4 * (sum(weights) + look.output.logits.numel())
+
+
+def find_runs(path: Path) -> dict[str, Path]:
+    """The run in a folder, or all runs in the folders below it, by name."""
+    if not path.is_dir():
+        raise UserError(f"{path}: there is no such folder; name a run, or a folder that holds runs")
+    if is_run(path):
+        return {path.resolve().name: path}
+    runs = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir() and is_run(folder)}
+    if not runs:
+        raise UserError(
+            f"{path}: contains no run ({RECIPE}) and no Hugging Face model ({HF_CONFIG}), and neither do its folders; "
+            "make one with  regard demo"
+        )
+    return runs
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / RECIPE).is_file() or (folder / HF_CONFIG).is_file()
