@@ -50,7 +50,7 @@ def test_figure_writes_every_kind(run: Path, capsys: pytest.CaptureFixture[str])
     assert main(["figure", folder, text, "-o", str(run / "g.svg"), "--all"]) == 0
     assert sorted(path.name for path in run.glob("g*")) == ["g-cross.svg", "g-decoder.svg", "g-encoder.svg"]
     told = capsys.readouterr()
-    assert "unchanged: writes" in told.out and "Jain & Wallace 2019" in told.err
+    assert "unchanged: output:" in told.out and "Jain & Wallace 2019" in told.err
 
 
 def test_attend_tells_text_and_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,4 +106,4 @@ def test_pictures_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert main(["figure", str(tmp_path / "vit"), str(tmp_path / name), "-o", str(tmp_path / "b.svg")]) == 2
         assert "cannot be read as a picture" in capsys.readouterr().err
     look = opened("vit").look(image=tmp_path / "red.png")
-    torch.testing.assert_close(look.input.picture, torch.tensor([1.0, 0, 0])[:, None, None].expand(3, 16, 16))
+    torch.testing.assert_close(look.input.image, torch.tensor([1.0, 0, 0])[:, None, None].expand(3, 16, 16))

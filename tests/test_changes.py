@@ -63,8 +63,8 @@ def test_what_comes_from_outside_is_a_change_or_a_message(values: dict) -> None:
     [
         (Changes(heads=(("decoder", 0, 4),)), "heads 0 to 3"),
         (Changes(heads=(("decoder", 2, 0),)), "layers 0 to 1"),
-        (Changes(heads=(("cross", 0, 0),)), "this model has none"),
-        (Changes(layers=(("encoder", 0),)), "this model has none"),
+        (Changes(heads=(("cross", 0, 0),)), "does not have it"),
+        (Changes(layers=(("encoder", 0),)), "does not have it"),
         (Changes(temperature=0.0), "greater than 0"),
         (Changes(rows=(Row("decoder", 0, 0, 9, (1.0,)),)), "queries 0 to"),
         (Changes(rows=(Row("decoder", 0, 0, 0, (1.0,)),)), "1 weights for 5 keys"),

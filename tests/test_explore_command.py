@@ -88,7 +88,7 @@ def test_a_browser_is_opened_where_there_is_a_screen(monkeypatch, capsys):
     ("arguments", "said"),
     [
         (["nowhere"], "no such folder"),
-        (["."], "holds no run"),
+        (["."], "contains no run"),
         (["run", "--port", "70000"], "is not a port"),
         (["run", "--port", "eighty"], "is not a port"),
         (["run", "--link", "http://127.0.0.1/"], "no part after #"),

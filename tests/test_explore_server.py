@@ -215,7 +215,7 @@ def test_a_hugging_face_folder_is_opened_as_it_is(tmp_path):
         assert np.abs(weights.astype(int) - answers[1][name].astype(int)).max() <= 2
 
 
-@pytest.mark.parametrize(("content", "word"), [({}, "no such folder"), ({"empty": None}, "holds no run")])
+@pytest.mark.parametrize(("content", "word"), [({}, "no such folder"), ({"empty": None}, "contains no run")])
 def test_a_folder_without_runs_is_an_error_that_helps(tmp_path, content, word):
     for name in content:
         (tmp_path / "given" / name).mkdir(parents=True)

@@ -123,7 +123,7 @@ def test_pictures_are_grey_and_attention_is_orange_by_its_weight() -> None:
 def test_stages_show_their_numbers_and_what_is_hidden() -> None:
     root = parse(stage_panel([("scores", [1.5, -2.0, 0.0]), ("masked", [1.5, -np.inf, np.nan])], ["a", "b", "c"]))
     shown = words(root)
-    assert [shown.count(text) for text in ("1.500", "-2.000", "0.000", "hidden", "not a number")] == [2, 1, 1, 1, 1]
+    assert [shown.count(text) for text in ("1.500", "-2.000", "0.000", "masked", "not a number")] == [2, 1, 1, 2, 1]
 
 
 def test_layers_may_have_different_numbers_of_heads() -> None:
@@ -178,9 +178,9 @@ def test_a_comparison_shows_both_answers() -> None:
 def test_wrong_choices_are_said() -> None:
     look = opened("decoder").look("a b a")
     for which, message in (
-        ({"head": 0}, "of which layer"),
+        ({"head": 0}, "its layer too"),
         ({"layer": 5}, "layers 0 to 1"),
-        ({"grid": True, "layer": 0}, "leave layer and head out"),
+        ({"grid": True, "layer": 0}, "remove layer and head"),
         ({"query": 0}, "say which"),
         ({"part": "cross"}, "this model has none"),
         ({"layer": 0, "head": 0, "query": 9}, "queries 0 to 2"),

@@ -88,7 +88,7 @@ def test_an_even_head_is_broad() -> None:
 def test_shares_and_entropy_by_a_loop() -> None:
     weights = torch.rand(9, 9).mul(3).softmax(dim=-1).double()
     signs = torch.rand(1, 9) < 0.4
-    found = figures_of(weights, signs=signs)
+    found = figures_of(weights, punctuation=signs)
     w = weights.numpy()
     wanted = {
         "previous": np.mean([w[i, i - 1] for i in range(1, 9)]),
@@ -282,17 +282,17 @@ def test_the_least_important_go_first_and_every_layer_keeps_one(tmp_path: Path) 
         assert set(chosen) == idle or by == "loss"  # by loss, a head that does harm may go before an idle one
         most = least_important(inside, batches, 6, by=by, rounds=3)
         assert len(set(most)) == 6 and all(sum(one[1] == layer for one in most) == 3 for layer in (0, 1))
-    with pytest.raises(UserError, match="at most 6 can go"):
+    with pytest.raises(UserError, match="at most 6 can be removed"):
         least_important(inside, batches, 7)
 
 
 def test_data_that_does_not_fit_is_said(tmp_path: Path) -> None:
     inside = opened("classes")
     (tmp_path / "a.tsv").write_text("text\tlabel\nthe animal\twhat\n")
-    with pytest.raises(UserError, match=r"a\.tsv, row \d: 'what' is no class"):
+    with pytest.raises(UserError, match=r"a\.tsv, row \d: 'what' is not a class"):
         read_examples(inside, [str(tmp_path / "a.tsv")], 5)
     (tmp_path / "a.txt").write_text("\n\n")
-    with pytest.raises(UserError, match="nothing that the model could read"):
+    with pytest.raises(UserError, match="no example that the model can read"):
         read_examples(opened("masked"), [str(tmp_path / "a.txt")], 5)
     with pytest.raises(UserError, match="must be 1 or more"):
         read_examples(inside, [str(tmp_path / "a.tsv")], 0)
@@ -320,7 +320,7 @@ def test_heads_and_prune_from_the_command_line(tmp_path: Path, capsys: pytest.Ca
     assert "alignment" in capsys.readouterr().out
     assert main(["prune", run, "--least", "40%", "--data", *data, "-o", str(tmp_path / "less")]) == 0
     out = capsys.readouterr().out
-    assert "heads: 24 -> 14" in out and "none of which chose the heads" in out
+    assert "heads: 24 -> 14" in out and "not used to choose the heads" in out
     assert len(all_heads(Inside.open(tmp_path / "less"))) == 14
     assert main(["prune", run, "--heads", "cross.0.1", "-o", str(tmp_path / "less")]) == 2  # is there already
     assert main(["prune", run, "--least", "3", "-o", str(tmp_path / "no")]) == 2

@@ -308,13 +308,13 @@ def test_differences_are_divergences() -> None:
 
 
 def test_what_cannot_be_read_is_said() -> None:
-    with pytest.raises(UserError, match="give a picture"):
+    with pytest.raises(UserError, match="give an image"):
         opened("vit").look("text")
-    with pytest.raises(UserError, match="not pictures"):
+    with pytest.raises(UserError, match="not images"):
         opened("decoder").look(image=torch.rand(3, 16, 16))
     with pytest.raises(UserError, match=r"shape \(3, 8, 8\)"):
         opened("vit").look(image=torch.rand(3, 8, 8))
-    with pytest.raises(UserError, match="there is none"):
+    with pytest.raises(UserError, match="no input text"):
         opened("decoder").look()
     with pytest.raises(UserError, match="positions end"):
         opened("decoder", position="learned").look("a " * 40)
