@@ -8,6 +8,7 @@ from tokenizers import models, pre_tokenizers
 
 from regard.explore.inside import Inside
 from regard.models import ModelConfig, build
+from regard.predict.bundle import Bundle
 from regard.predict.config import SearchConfig
 from regard.text.tokenizer import Tokenizer
 
@@ -58,7 +59,7 @@ def opened(architecture: str = "decoder", seed: int = 0, **changes: object) -> I
     model = build(ModelConfig(**{**values, **SHAPES[architecture], **changes})).double()
     for parameter in model.parameters():  # far from even, so that every change shows
         parameter.data += 0.3 * torch.randn_like(parameter)
-    return Inside(model, {"tokenizer": tokenizer}, search=SearchConfig(max_length=10))
+    return Inside(Bundle(model, {"tokenizer": tokenizer}), SearchConfig(max_length=10))
 
 
 def given(architecture: str, text: str = "the animal did not cross") -> dict[str, object]:

@@ -181,8 +181,8 @@ def test_wrong_choices_are_said() -> None:
         ({"head": 0}, "its layer too"),
         ({"layer": 5}, "layers 0 to 1"),
         ({"grid": True, "layer": 0}, "remove layer and head"),
-        ({"query": 0}, "say which"),
-        ({"part": "cross"}, "this model has none"),
+        ({"query": 0}, "name it"),
+        ({"part": "cross"}, "does not have it"),
         ({"layer": 0, "head": 0, "query": 9}, "queries 0 to 2"),
     ):
         with pytest.raises(UserError, match=message):

@@ -174,7 +174,7 @@ def write_data(inside: Inside, folder: Path) -> list[str]:
         path.write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
     elif inside.config.output_head == "classes":
         path = folder / "data.tsv"
-        rows = "".join(f"{line}\tclass {at % 3}\n" for at, line in enumerate(LINES))
+        rows = "".join(f"{line}\t{at % 3}\n" for at, line in enumerate(LINES))
         path.write_text("text\tlabel\n" + rows, encoding="utf-8")
     else:
         path.write_text("\n".join(LINES * 4), encoding="utf-8")

@@ -17,6 +17,7 @@ from regard.nn.block import Stack
 from regard.nn.mask import Positions
 from regard.nn.trace import trace
 from regard.predict.beam import beam
+from regard.predict.bundle import Bundle
 from regard.predict.config import SearchConfig
 
 SENTENCE = "the animal did not cross"
@@ -316,15 +317,15 @@ def test_what_cannot_be_read_is_said() -> None:
         opened("vit").look(image=torch.rand(3, 8, 8))
     with pytest.raises(UserError, match="no input text"):
         opened("decoder").look()
-    with pytest.raises(UserError, match="positions end"):
+    with pytest.raises(UserError, match="32 learned positions"):
         opened("decoder", position="learned").look("a " * 40)
-    with pytest.raises(UserError, match="shorter piece"):
+    with pytest.raises(UserError, match="give a shorter one"):
         opened("decoder", position="rope").look("a " * 20_000)
-    with pytest.raises(UserError, match="has no tokenizer"):
-        Inside(opened("decoder").model, {}).look("a")
+    with pytest.raises(UserError, match="needs tokenizer"):
+        Inside(Bundle(opened("decoder").model)).look("a")
     with pytest.raises(UserError, match="do not belong together"):
-        Inside(opened("decoder", vocab_size=5).model, opened("decoder").tokenizers)
-    with pytest.raises(UserError, match="no positions"):
+        Inside(Bundle(opened("decoder", vocab_size=5).model, opened("decoder").bundle.tokenizers))
+    with pytest.raises(UserError, match="no position information"):
         opened("decoder", position="none").look("a b", changes=Changes(shuffle=1))
     assert opened("decoder").look("").input.source_labels == ("<s>",)
 

@@ -153,7 +153,7 @@ class InputReader:
         features, size = torch.as_tensor(features, dtype=torch.float32), self.config.feature_dim
         if features.dim() != 2 or features.shape[1] != size:
             raise UserError(f"features have shape {tuple(features.shape)}: give [regions, feature_dim = {size}]")
-        return Input(features[None].to(next(self.bundle.model.parameters())), tuple(f"region {index}" for index in range(len(features))))
+        return Input(self._batch_of_one(features), tuple(f"region {index}" for index in range(len(features))))
 
     def _read_image(self, image: Any) -> Input:
         """A file, resized to the model's size, or numbers [channels, height, width] that are read as they are."""
@@ -168,7 +168,11 @@ class InputReader:
             low, high = float(pixels.min()), float(pixels.max())
             shown = ((pixels - low) / (high - low) if high > low else pixels).clamp(0, 1)
         grid = grid_of(config)
-        return Input(pixels[None].to(next(self.bundle.model.parameters())), grid.labels, image=shown, grid=grid)
+        return Input(self._batch_of_one(pixels), grid.labels, image=shown, grid=grid)
+
+    def _batch_of_one(self, numbers: Tensor) -> Tensor:
+        """With a batch dimension, on the device and in the precision of the model."""
+        return numbers[None].to(next(self.bundle.model.parameters()))
 
     def target_ids(self, text: str) -> list[int]:
         return self.bundle.target.encode(text)

@@ -11,7 +11,6 @@ import os
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import regard
 from regard.explore import html
@@ -22,12 +21,13 @@ from regard.explore.html import Section, figure, paragraph
 from regard.explore.images import gallery
 from regard.explore.inside import Inside, Look
 from regard.explore.output import Choice, Output, Position, difference
+from regard.predict.bundle import Bundle
 from regard.train import results as plain
 
 LOSSES = {"loss": "training loss", "valid_loss": "validation loss"}
 
 
-def write_report(path: str | os.PathLike[str], results: plain.Results, bundle: Any) -> Path:
+def write_report(path: str | os.PathLike[str], results: plain.Results, bundle: Bundle) -> Path:
     """Render `results` of the model in `bundle` as an HTML file."""
     parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
     seconds = max((line["seconds"] for line in results.history), default=0.0)
