@@ -251,7 +251,7 @@ def test_an_interrupt_while_writing_leaves_no_half_one(folder, monkeypatch):
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "write_whole", interrupt)
+    monkeypatch.setattr(checkpoint, "write_atomically", interrupt)
     with pytest.raises(KeyboardInterrupt):
         trainer.save()
     assert contents(folder) == before

@@ -55,7 +55,7 @@ def test_relative_names_start_beside_the_recipe_or_in_data(tmp_path) -> None:
         ('train = ["a.tsv"]\nsource = "en"', "without target"),
         ('train = ["a.tsv"]\nsource = "en"\ntarget = "en"', "two columns"),
         ('train = ["a.tsv"]\nmax_length = 1', "give 2 or more"),
-        ('train = ["a.tsv"]\nmax_length = "9"', "expected a whole number"),
+        ('train = ["a.tsv"]\nmax_length = "9"', "expected an integer"),
         ('train = ["a.tsv"]\nvaild = ["a.tsv"]', "did you mean 'valid'"),
     ],
 )

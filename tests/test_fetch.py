@@ -147,7 +147,7 @@ def test_the_command(address, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(module, "DATASETS", {"set": dataset(address, "a")})
     monkeypatch.chdir(tmp_path)
     assert cli.main(["data", "get", "set"]) == 0
-    assert Path("data/set/a").read_bytes() == CONTENT and "right SHA-256" in capsys.readouterr().out
+    assert Path("data/set/a").read_bytes() == CONTENT and "verified by SHA-256" in capsys.readouterr().out
     assert cli.main(["data", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["files"][0]["size"] == len(CONTENT)
     monkeypatch.setattr(module, "DATASETS", {"set": dataset(address, "missing")})

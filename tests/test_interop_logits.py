@@ -187,7 +187,7 @@ def test_what_goes_in_comes_out(name, tmp_path):
     peer = make_peer(name)
     peer.save_pretrained(tmp_path / "in")
     found = read_folder(tmp_path / "in")
-    export_folder(found.model, tmp_path / "out", notes=found.notes)
+    export_folder(found.model, tmp_path / "out", metadata=found.metadata)
     given, written = (
         {re.sub(r"^(transformer|bert|vit|model)\.", "", key): value for key, value in load_file(path).items()}
         for path in (tmp_path / "in" / "model.safetensors", tmp_path / "out" / "model.safetensors")
@@ -212,7 +212,7 @@ def test_what_goes_in_comes_out(name, tmp_path):
 def test_the_auto_classes_know_what_was_exported(auto, name, tmp_path):
     make_peer(name).save_pretrained(tmp_path / "in")
     found = read_folder(tmp_path / "in")
-    export_folder(found.model, tmp_path / "out", notes=found.notes)
+    export_folder(found.model, tmp_path / "out", metadata=found.metadata)
     loaded = getattr(transformers, auto).from_pretrained(tmp_path / "out")
     assert type(loaded).__name__ == PEERS[name][0]
     assert gap(answers(found.model, loaded)) < 1e-5
@@ -284,10 +284,10 @@ def test_notes_travel_with_the_folder(tmp_path):
     peer = make_peer("bert-classes", id2label={0: "부정", 1: "중립", 2: "긍정"})
     peer.save_pretrained(tmp_path / "in")
     found = read_folder(tmp_path / "in")
-    run.save(found.model, tmp_path / "run", recipe={"hf": found.notes})
-    notes = run.load_recipe(tmp_path / "run")["hf"]
-    assert notes["id2label"] == {"0": "부정", "1": "중립", "2": "긍정"} and notes["pad_token_id"] == 0
-    export_folder(run.load(tmp_path / "run"), tmp_path / "out", notes=notes)
+    run.save(found.model, tmp_path / "run", recipe={"hf": found.metadata})
+    metadata = run.load_recipe(tmp_path / "run")["hf"]
+    assert metadata["id2label"] == {"0": "부정", "1": "중립", "2": "긍정"} and metadata["pad_token_id"] == 0
+    export_folder(run.load(tmp_path / "run"), tmp_path / "out", metadata=metadata)
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
     assert config.id2label == {0: "부정", 1: "중립", 2: "긍정"} and config.label2id["긍정"] == 2
     assert config.pad_token_id == 0

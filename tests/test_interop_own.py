@@ -49,7 +49,7 @@ OWN = {
 def test_a_model_of_our_own_goes_out_and_comes_back(name, tmp_path):
     model = randomise(build(OWN[name]))
     export_folder(model, tmp_path)
-    assert compare(model, tmp_path).fits
+    assert compare(model, tmp_path).within_tolerance
     again = read_folder(tmp_path)
     assert not again.unused or again.unused == ["shared.weight"]
     images = torch.randn(2, 3, 12, 12)
@@ -78,7 +78,7 @@ def test_interleaved_positions_go_out_exactly_in_another_order(tmp_path):
 def test_transformers_writes_the_same_text_from_it(config, tmp_path):
     """Greedy decoding by transformers' `generate` and by our cached steps."""
     model = randomise(build(config))
-    export_folder(model, tmp_path, notes={"pad_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 31 - 1})
+    export_folder(model, tmp_path, metadata={"pad_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 31 - 1})
     auto = transformers.AutoModelForCausalLM if config.architecture == "decoder" else transformers.AutoModelForSeq2SeqLM
     peer = auto.from_pretrained(tmp_path)
     prompt = torch.randint(30, (1, 6))
@@ -98,8 +98,8 @@ def test_a_wrong_weight_is_noticed(tmp_path):
     """`compare` would be worth nothing if it could not fail."""
     model = randomise(build(OWN["gpt2"]))
     export_folder(model, tmp_path)
-    assert compare(model, tmp_path).fits
+    assert compare(model, tmp_path).within_tolerance
     with torch.no_grad():
         model.decoder.blocks[1].attention.qkv.weight[0, 0] += 0.1
     difference = compare(model, tmp_path)
-    assert not difference.fits and difference.largest > 1e-4
+    assert not difference.within_tolerance and difference.largest > 1e-4

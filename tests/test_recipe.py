@@ -66,7 +66,7 @@ def test_the_folder_of_a_saved_model(tmp_path):
         ("[model]\npreset = 3\n", r"translate\.toml: model\.preset = 3"),
         ("[model]\npreset = [1]\n", r"translate\.toml: model\.preset = \[1\]"),
         ('[model]\npreset = "base"\nhaeds = 4\n', r"translate\.toml: model\.haeds: .*did you mean 'heads'"),
-        ('[model]\npreset = "base"\nheads = "4"\n', r"translate\.toml: model\.heads = '4': expected a whole number"),
+        ('[model]\npreset = "base"\nheads = "4"\n', r"translate\.toml: model\.heads = '4': expected an integer"),
         ("[model\n", r"translate\.toml: not readable as TOML"),
     ],
 )
@@ -127,5 +127,5 @@ def test_changes_that_cannot_be_read(text, message):
     "text", ["heads=four", "heads=4.5", "heads=[4]", "heads=", "heads=none", "heads=" + "9" * 5000]
 )
 def test_changes_of_the_wrong_type(text):
-    with pytest.raises(UserError, match=r"heads = .*expected a whole number"):
+    with pytest.raises(UserError, match=r"heads = .*expected an integer"):
         read_model("base", read_changes([text]))

@@ -258,8 +258,8 @@ def test_what_a_staged_folder_never_replaces(tmp_path):
     (tmp_path / "empty").mkdir()
     for name, options, words in (
         ("run", {}, "--force"),
-        ("photos", {"force": True}, r"holds no recipe\.toml"),
-        ("file", {"force": True}, r"holds no recipe\.toml"),
+        ("photos", {"force": True}, r"contains no recipe\.toml"),
+        ("file", {"force": True}, r"contains no recipe\.toml"),
         ("run", {"force": True, "keep": tmp_path / "run" / "inside"}, "is being read"),
     ):
         with pytest.raises(UserError, match=words), stage(tmp_path / name, **options):

@@ -177,7 +177,7 @@ def test_broken_weights_are_an_error() -> None:
     ("values", "message"),
     [
         ({"beam": 0}, "beam = 0: must be 1 or more"),
-        ({"beam": 2.5}, "beam = 2.5: expected a whole number"),
+        ({"beam": 2.5}, "beam = 2.5: expected an integer"),
         ({"n_best": 3}, "n_best = 3: .*set beam = 3"),
         ({"max_length": 0}, "max_length = 0: must be 1 or more"),
         ({"max_length": 3, "min_length": 4}, "max_length = 3: .*min_length = 4"),

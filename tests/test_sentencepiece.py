@@ -238,7 +238,7 @@ def marian_folder(folder: Path, codes: tuple[str, ...] = ()) -> Path:
     ids = {text: id for id, text in enumerate(["</s>", "<unk>", *codes, *texts, "<pad>"])}
     model = build(preset("tiny", dim=12, heads=3, layers=1, ff_dim=10, max_length=40, vocab_size=len(ids)))
     pad = ids["<pad>"]
-    export_folder(model, folder, notes={"eos_token_id": 0, "pad_token_id": pad, "decoder_start_token_id": pad})
+    export_folder(model, folder, metadata={"eos_token_id": 0, "pad_token_id": pad, "decoder_start_token_id": pad})
     for path in paths:
         path.rename(folder / path.name)
     (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")

@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from regard.errors import UserError
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.models import ModelConfig
 from regard.settings import check_types, from_dict, read_toml, to_dict, write_toml
 from regard.train.config import TrainConfig
@@ -108,11 +108,11 @@ def test_whole_numbers_are_welcome_as_floats_in_tuples_too():
         ({"name": "x", "rate": math.inf}, "top.rate = inf: must be a finite number"),
         ({"name": "x", "rate": 10**400}, "top.rate = inf: must be a finite number"),
         ({"name": "x", "pair": [0.5, math.nan]}, "top.pair = (0.5, nan): must be a finite number"),
-        ({"name": "x", "pair": 3}, "top.pair = 3: expected a list in which each is a number, got int"),
-        ({"name": "x", "pair": ["a"]}, "top.pair = ('a',): expected a list in which each is a number, got list"),
-        ({"name": "x", "limit": 1.0}, "top.limit = 1.0: expected a whole number, got float"),
+        ({"name": "x", "pair": 3}, "top.pair = 3: expected a list, each element a number, got int"),
+        ({"name": "x", "pair": ["a"]}, "top.pair = ('a',): expected a list, each element a number, got list"),
+        ({"name": "x", "limit": 1.0}, "top.limit = 1.0: expected an integer, got float"),
         ({"name": "x", "flag": 1}, "top.flag = 1: expected true or false, got int"),
-        ({"name": 5}, "top.name = 5: expected text in quotes, got int"),
+        ({"name": 5}, "top.name = 5: expected a string in quotes, got int"),
         ({"name": "x", "inner": 5}, "top.inner = 5: expected a table [top.inner]"),
         ({"name": "x", "inner": {"size": 0}}, "top.inner.size = 0: must be 1 or more"),
         ({"name": "x", "more": {"kind": "larg"}}, "top.more.kind = 'larg': did you mean 'large'?"),
@@ -162,9 +162,9 @@ def test_a_file_is_replaced_in_one_step(tmp_path, monkeypatch):
         seen.append((path.read_bytes(), Path(source).read_bytes(), Path(source).parent == tmp_path))
         real(source, target)
 
-    write_whole(path, b"old")
+    write_atomically(path, b"old")
     monkeypatch.setattr(os, "replace", look)
-    write_whole(path, b"new")
+    write_atomically(path, b"new")
     assert seen == [(b"old", b"new", True)] and path.read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["file"]
 
@@ -173,7 +173,7 @@ def test_a_file_is_replaced_in_one_step(tmp_path, monkeypatch):
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
 def test_a_failed_write_names_the_path_and_leaves_the_old_file(tmp_path, monkeypatch, call, failure):
     path = tmp_path / "file"
-    write_whole(path, b"old")
+    write_atomically(path, b"old")
 
     def fail(*arguments: object) -> None:
         raise failure
@@ -181,19 +181,19 @@ def test_a_failed_write_names_the_path_and_leaves_the_old_file(tmp_path, monkeyp
     monkeypatch.setattr(os, call, fail)
     if isinstance(failure, OSError):
         with pytest.raises(UserError, match=rf"^{path}: cannot be written: No space left on device$"):
-            write_whole(path, b"new")
+            write_atomically(path, b"new")
     else:
         with pytest.raises(KeyboardInterrupt):
-            write_whole(path, b"new")
+            write_atomically(path, b"new")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
 
 
 def test_a_missing_folder_is_an_error_with_the_path(tmp_path):
     with pytest.raises(UserError, match=rf"^{tmp_path / 'no' / 'file'}: cannot be written: No such file or directory"):
-        write_whole(tmp_path / "no" / "file", b"")
+        write_atomically(tmp_path / "no" / "file", b"")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
 def test_others_may_read_what_is_written(tmp_path):
-    write_whole(tmp_path / "file", b"")
+    write_atomically(tmp_path / "file", b"")
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644

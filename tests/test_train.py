@@ -93,7 +93,7 @@ def test_a_warm_up_longer_than_training_never_divides_by_zero():
         ("seed", -1, "from 0 to"),
         ("seed", 2**64, "from 0 to"),
         ("schedule", "cosin", "did you mean 'cosine'"),
-        ("steps", 1.5, "whole number"),
+        ("steps", 1.5, "integer"),
     ],
 )
 def test_a_setting_out_of_range_is_named(field, value, words):

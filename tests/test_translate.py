@@ -168,7 +168,7 @@ def test_wrong_recipe_and_input_are_one_line(
 ) -> None:
     run = make_run(tmp_path / "wrong", {"beam": "five"})
     assert main(["translate", str(run), "one"]) == 2
-    assert "recipe.toml: decode.beam = 'five': expected a whole number" in capsys.readouterr().err
+    assert "recipe.toml: decode.beam = 'five': expected an integer" in capsys.readouterr().err
     run = make_run(tmp_path / "right")
     feed(monkeypatch, b"one\ntw\xff\n")
     assert main(["translate", str(run)]) == 2

@@ -3,8 +3,8 @@
     import regard
     model = regard.build(regard.preset("gpt2"))
 
-The names below are loaded when they are first used (PEP 562), so `import regard` costs milliseconds
-and `regard --help` never waits for PyTorch.
+The names below are imported when they are first used (PEP 562), so `import regard` takes milliseconds and
+`regard --help` does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from regard.nn.trace import trace as trace
     from regard.tasks.registry import load as load
 
-# Public name -> the module that defines it. A new name goes here and into the block above,
-# which is how type checkers and editors see it; a test compares the two.
+# Public name -> the module that defines it. Add a new name here and to the block above, which type checkers and editors
+# read; a test compares the two.
 _LAZY = {
     "Mask": "regard.nn.mask",
     "ModelConfig": "regard.models",
@@ -46,7 +46,7 @@ def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value  # the next access does not come through here
+    globals()[name] = value  # later accesses do not call this function
     return value
 
 

@@ -1,15 +1,14 @@
 """The command line: `regard COMMAND ...`.
 
-This module is only the frame. It finds the command, parses its arguments and turns whatever happens into
-one readable line and an exit code:
+This module finds the command, parses its arguments and turns errors into one readable line and an exit code:
 
-    0    done
-    1    the machine said no (file missing, disk full) or a fault in Regard itself
-    2    the user can mend it: wrong argument, wrong value, missing package
-    130  stopped with Ctrl-C        (128 + SIGINT)
-    141  the reader of a pipe left  (128 + SIGPIPE)
+    0    success
+    1    a system error (missing file, full disk) or a bug in Regard
+    2    a `UserError`: invalid argument, setting or input, missing package
+    130  interrupted with Ctrl-C       (128 + SIGINT)
+    141  the output pipe was closed    (128 + SIGPIPE)
 
-What a command does lives in `regard.commands`, imported only when that command is named.
+The commands are in `regard.commands`; a command's module is imported only when it is called.
 """
 
 from __future__ import annotations
@@ -29,41 +28,67 @@ from regard.errors import UserError, suggest
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-# name: (module, one-line help), in the order in which `regard --help` lists them
+# purpose: {command: one-line help}, in the order of `regard --help`; the module is regard.commands.NAME
+GROUPS = {
+    "start here": {
+        "demo": "train a small Transformer on this machine and inspect it",
+    },
+    "train and evaluate": {
+        "train": "train a model from a recipe",
+        "resume": "continue an interrupted run",
+        "average": "average the last checkpoints of a run",
+        "evaluate": "compute the metrics of a trained model on its test sets",
+        "runs": "list runs: steps, losses, metrics",
+    },
+    "predict": {
+        "translate": "translate text with an encoder-decoder model",
+        "generate": "continue a prompt with a language model",
+        "classify": "classify texts or images",
+        "fill": "predict the masked words of a text with a masked language model",
+        "caption": "describe images with a captioning model",
+        "predict": "forecast a series, or predict values from features",
+    },
+    "inspect": {
+        "explore": "open a model in the browser: attention, activations, interventions",
+        "figure": "save attention weights as PNG, SVG, HTML or JSON",
+        "attend": "print the tokens that each token attends to",
+        "heads": "what each attention head does and how much it matters",
+        "prune": "remove attention heads and save the smaller model",
+    },
+    "data and models": {
+        "data": "download public data sets, check your own",
+        "cost": "parameters, FLOPs and memory of a model without building it",
+        "import": "convert a Hugging Face model to a Regard folder",
+        "export": "convert a Regard folder to a Hugging Face model",
+    },
+}
+MODULES = {"import": "import_"}  # a keyword of Python
 COMMANDS = {
-    "demo": ("regard.commands.demo", "train a small Transformer here and look inside it"),
-    "train": ("regard.commands.train", "train a model on your own sentence pairs or text"),
-    "resume": ("regard.commands.resume", "go on with a run that was stopped"),
-    "average": ("regard.commands.average", "make the mean of a run's last checkpoints its model"),
-    "evaluate": ("regard.commands.evaluate", "BLEU, or perplexity, of a trained model on its test sets"),
-    "runs": ("regard.commands.runs", "a table of runs: steps, loss, validation, test figures"),
-    "translate": ("regard.commands.translate", "translate lines with a trained model"),
-    "classify": ("regard.commands.classify", "name the class of texts, by a trained classifier"),
-    "fill": ("regard.commands.fill", "find words for the gaps of a text, by a masked language model"),
-    "explore": ("regard.commands.explore", "inspect a model and intervene in it, in the browser"),
-    "generate": ("regard.commands.generate", "go on with a text, by a trained language model"),
-    "caption": ("regard.commands.caption", "say what a picture shows, by a trained captioning model"),
-    "predict": ("regard.commands.predict", "the numbers that follow, by a trained model of numbers"),
-    "figure": ("regard.commands.figure", "draw the attention of a model, as PNG, SVG, HTML or JSON"),
-    "attend": ("regard.commands.attend", "for every token what it attends to, as text or JSON"),
-    "heads": ("regard.commands.heads", "what every head attends to and how much it matters"),
-    "prune": ("regard.commands.prune", "remove heads from a model and save the smaller one"),
-    "data": ("regard.commands.data", "download public data sets, check your own"),
-    "cost": ("regard.commands.cost", "parameters, operations and memory of a model, before you build it"),
-    "import": ("regard.commands.import_", "read a Hugging Face model into a Regard folder"),
-    "export": ("regard.commands.export", "write a Regard folder as a Hugging Face model"),
+    name: (f"regard.commands.{MODULES.get(name, name)}", summary)
+    for commands in GROUPS.values()
+    for name, summary in commands.items()
 }
 
-DESCRIPTION = "Transformers from the formula up: build, train, look inside, ship."
+DESCRIPTION = "Transformers from the formula up: build, train, inspect and deploy them."
 
 EXAMPLES = """
-regard demo              start here
-regard demo --help       what a command can do, with examples
+regard demo                    train a model in about a minute and see its attention
+regard train recipe.toml       train your own
+regard train --help            the options of a command, with examples
+"""
+
+EXIT_CODES = """exit codes:
+  0    success
+  1    system error (missing file, full disk) or a bug in Regard
+  2    invalid argument, setting or input, or a missing package
+  130  interrupted with Ctrl-C
+  141  the output pipe was closed
+
 """
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are `UserError`s, so that they are reported like all others."""
+    """An argument parser that raises a `UserError` instead of exiting."""
 
     def __init__(self, prog: str, description: str, examples: str, listing: str = "") -> None:
         examples = textwrap.indent(textwrap.dedent(examples).strip("\n"), "  ")
@@ -83,7 +108,7 @@ class Parser(argparse.ArgumentParser):
         print(self.format_help(), end="", file=file)  # argparse's own hides a full disk or a closed pipe
 
     def parse_all(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse, and answer an option that does not exist with the nearest one that does."""
+        """Parse all arguments; an unknown option is an error that suggests the most similar one."""
         parsed, unknown = self.parse_known_args(arguments)
         if unknown:
             parsed, unknown = self.parse_known_intermixed_args(arguments)  # translate RUN --beam 5 TEXT
@@ -97,10 +122,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def overview() -> Parser:
-    """The parser in front of the command: its help lists them all."""
+    """The parser for the options before the command; its help lists all commands."""
     width = max(map(len, COMMANDS))
-    lines = "".join(f"  {name:<{width}}  {summary}\n" for name, (_, summary) in COMMANDS.items())
-    parser = Parser("regard", DESCRIPTION, EXAMPLES, listing=f"commands:\n{lines}\n")
+    listing = "".join(
+        f"{purpose}:\n" + "".join(f"  {name:<{width}}  {summary}\n" for name, summary in commands.items()) + "\n"
+        for purpose, commands in GROUPS.items()
+    )
+    parser = Parser("regard", DESCRIPTION, EXAMPLES, listing=listing + EXIT_CODES)
     parser.usage = "regard [--version] [--debug] COMMAND ..."
     version = f"regard {regard.__version__}"
     parser.add_argument("--version", action="version", version=version, help="show the version and exit")
@@ -109,7 +137,7 @@ def overview() -> Parser:
 
 def dispatch(arguments: Sequence[str]) -> int:
     """Find the command in `arguments`, parse what follows it, run it."""
-    # The options in front of a command take no value, so the first word without a dash is the command.
+    # Options before the command take no value, so the first argument without a dash is the command.
     at = next((i for i, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
     parser = overview()
     parser.parse_all(arguments[:at])
@@ -126,7 +154,7 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def describe(error: BaseException) -> tuple[int, str]:
-    """The exit code and the line for an error that reached the frame."""
+    """The exit code and the message for an uncaught error."""
     first_line = next(iter(str(error).strip().splitlines()), "")
     match error:
         case UserError():
@@ -138,8 +166,7 @@ def describe(error: BaseException) -> tuple[int, str]:
             return 1, f"{reason}: {' -> '.join(names)}" if names else reason
         case OSError():
             return 1, first_line or type(error).__name__
-    name = type(error).__name__
-    return 1, f"{name}: {first_line} (unexpected; run again with --debug to see the traceback)"
+    return 1, f"{type(error).__name__}: {first_line} (unexpected; run again with --debug to see the traceback)"
 
 
 def report(error: BaseException, debug: bool) -> int:
@@ -154,7 +181,7 @@ def report(error: BaseException, debug: bool) -> int:
 
 
 def close_output() -> None:
-    """Send what is still buffered for a broken standard output nowhere: Python would complain at exit."""
+    """Discard what is buffered for a broken standard output: otherwise Python reports it at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -162,19 +189,19 @@ def close_output() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `regard` with `arguments` (those of the process unless given) and return the exit code."""
+    """Run `regard` with `arguments` (default: those of the process) and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments or os.environ.get("REGARD_DEBUG", "0") not in ("", "0")
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a letter shows ?, not a traceback
+        sys.stdout.reconfigure(errors="replace")  # an unprintable character becomes ?, not a traceback
     try:
         try:
             code = dispatch(arguments)
-        except SystemExit as stop:  # argparse leaves this way after --help and --version
+        except SystemExit as stop:  # argparse exits this way after --help and --version
             if not isinstance(stop.code, int):
                 raise
             code = stop.code
-        sys.stdout.flush()  # a full disk or a closed pipe shows here rather than after main
+        sys.stdout.flush()  # report a full disk or a closed pipe here rather than after main
         return code
     except BrokenPipeError:
         close_output()

@@ -1,7 +1,7 @@
-"""Files that are complete or absent: atomic writes, folders that replace one another.
+"""Atomic writes of files and folders.
 
-Every write goes to a temporary neighbour first, is flushed to disk and then renamed (`os.replace` is atomic on one
-file system), so a reader never sees half a file and a full disk leaves the old one as it was.
+Everything is written to a temporary file or folder beside the target, flushed to disk and then renamed (`os.replace` is
+atomic within a file system), so a reader never sees a partial file, and a full disk leaves the old one unchanged.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from regard.errors import UserError
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file that is whole or absent: a temporary neighbour, flushed to disk, then renamed."""
-    path = Path(path).resolve()  # through links, so that a link stays a link
+def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file atomically: to a temporary file in the same folder, flushed to disk, then renamed."""
+    path = Path(path).resolve()  # follow links, so that a link stays a link
     if path.is_dir():
-        raise UserError(f"{path}: cannot be written: it is a folder; give the name of a file in it")
+        raise UserError(f"{path}: cannot be written: it is a folder; pass the name of a file")
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -42,27 +42,27 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise UserError(f"{folder}: is a file; name a folder") from None
+        raise UserError(f"{folder}: is a file, not a folder; choose another name") from None
     except OSError as error:
-        raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
+        raise UserError(f"{folder}: cannot be created: {error.strerror}") from None
 
 
 @contextmanager
 def staged(folder: str | Path, *, marker: str, force: bool, keep: str | Path) -> Iterator[Path]:
-    """A temporary neighbour that becomes `folder` when the block ends well, and vanishes when it does not.
+    """A temporary folder that becomes `folder` when the block succeeds and is deleted when it fails.
 
-    With `force` an existing folder is replaced, but only one that holds `marker`, the file that shows what it
-    is, and never one that `keep` lies in.
+    With `force` an existing folder is replaced, but only if it contains the file `marker`, which identifies its kind,
+    and never if it contains `keep`.
     """
     target = Path(folder).resolve()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         if not force:
-            raise UserError(f"{folder}: exists already; name another folder, or replace it with --force")
+            raise UserError(f"{folder}: already exists; choose another folder, or replace it with --force")
         if not (target / marker).is_file():
-            raise UserError(f"{folder}: holds no {marker}, so --force does not replace it; name another folder")
+            raise UserError(f"{folder}: contains no {marker}, so --force does not replace it; choose another folder")
         if Path(keep).resolve().is_relative_to(target):
-            raise UserError(f"{folder}: holds {keep}, which is being read; name another folder")
-    made = not target.parent.exists()
+            raise UserError(f"{folder}: contains {keep}, which is being read; choose another folder")
+    new_parent = not target.parent.exists()
     make_folder(target.parent)
     suffix = secrets.token_hex(4)
     fresh, old = target.with_name(f".{target.name}.{suffix}.new"), target.with_name(f".{target.name}.{suffix}.old")
@@ -76,13 +76,13 @@ def staged(folder: str | Path, *, marker: str, force: bool, keep: str | Path) ->
         if old.exists() and not target.exists():
             os.replace(old, target)
         shutil.rmtree(fresh, ignore_errors=True)
-        if made:
-            with suppress(OSError):  # someone else has put something there meanwhile
+        if new_parent:
+            with suppress(OSError):  # not empty: another process has written there
                 target.parent.rmdir()
         raise
     shutil.rmtree(old, ignore_errors=True)
 
 
 def name_some(names: list[str]) -> str:
-    """The first three of many names."""
+    """The first three of a list of names."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

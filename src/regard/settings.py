@@ -1,8 +1,8 @@
-"""Frozen dataclasses that check their own types and travel through TOML and JSON.
+"""Settings: frozen dataclasses that check their types and are stored as TOML and JSON.
 
-A settings class is any frozen dataclass. `to_dict`/`from_dict` turn it into plain values and back, nested
-dataclasses included; `read_toml`/`write_toml` do the same with files. None is written by leaving the key
-out. An unknown key, a wrong type or a value outside a `Literal` raises a `UserError` that names the field.
+`to_dict`/`from_dict` convert a frozen dataclass, with nested ones, to plain values and back; `read_toml`/`write_toml`
+read and write files. None is stored by omitting the key. An unknown key, a wrong type or a value outside a `Literal`
+raises a `UserError` that names the field.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import tomli_w
 
 from regard.errors import UserError, suggest
-from regard.files import write_whole
+from regard.files import write_atomically
 
 T = TypeVar("T")
 
 
 def check_types(settings: object) -> None:
-    """Every field holds what its annotation says; whole numbers are welcome where a float is meant."""
+    """Check every field against its annotation; an integer is accepted for a float."""
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
         value, kind = getattr(settings, field.name), hints[field.name]
@@ -37,7 +37,7 @@ def check_types(settings: object) -> None:
 
 
 def _widened(kind: Any, value: Any) -> Any:
-    """A whole number as a float where only that is meant, in a tuple too."""
+    """An integer as a float where the annotation is float, also in a tuple."""
     if get_origin(kind) is tuple and isinstance(value, tuple):
         return tuple(_widened(get_args(kind)[0], part) for part in value)
     if _matches(int, value) and not _matches(kind, value) and _matches(kind, 0.0):
@@ -67,11 +67,11 @@ def _expected(kind: Any, value: Any) -> str:
     choices = [choice for part in parts if get_origin(part) is Literal for choice in get_args(part)]
     if choices:
         return suggest(str(value), map(str, choices))
-    names = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}
+    names = {int: "an integer", float: "a number", str: "a string in quotes", bool: "true or false"}
 
     def word(part: Any) -> str:
         if get_origin(part) is tuple:
-            return f"a list in which each is {word(get_args(part)[0])}"
+            return f"a list, each element {word(get_args(part)[0])}"
         return names.get(part, getattr(part, "__name__", str(part)))
 
     words = [word(part) for part in parts if part is not types.NoneType]
@@ -79,7 +79,7 @@ def _expected(kind: Any, value: Any) -> str:
 
 
 def to_dict(settings: Any) -> dict[str, Any]:
-    """Plain values; None is left out, tuples become lists."""
+    """Plain values; None is omitted, tuples become lists."""
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -93,7 +93,7 @@ def to_dict(settings: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type[T], values: dict[str, Any], where: str = "") -> T:
-    """A `kind` from plain values; errors name the key with the table it stands in (`model.heads`)."""
+    """A `kind` from plain values; errors name the key with its table (`model.heads`)."""
     hints = get_type_hints(kind)
     known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     ready: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def from_dict(kind: type[T], values: dict[str, Any], where: str = "") -> T:
 
 
 def _tuples(value: Any) -> Any:
-    """Lists become tuples, in tables too."""
+    """Lists become tuples, also in tables."""
     if isinstance(value, dict):
         return {name: _tuples(item) for name, item in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
@@ -129,11 +129,11 @@ def _nested(kind: Any) -> type | None:
 def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a number too long
+    except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, or a number that is too long
         raise UserError(f"{path}: not readable as TOML: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def write_toml(path: str | Path, values: dict[str, Any]) -> None:
-    write_whole(path, tomli_w.dumps(values).encode())
+    write_atomically(path, tomli_w.dumps(values).encode())

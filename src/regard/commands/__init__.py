@@ -1,6 +1,6 @@
 """The commands of `regard`, one module each.
 
-`regard NAME` imports `regard.commands.NAME` and nothing before that, so `regard --help` answers at once.
+`regard NAME` imports only `regard.commands.NAME`, so `regard --help` is fast.
 A command module is a `Command`:
 
     DESCRIPTION = "What it does, in a paragraph."
@@ -9,13 +9,12 @@ A command module is a `Command`:
     regard NAME --option 3   a variation
     '''
 
-    def add_arguments(parser): ...   # options, with their defaults in the help texts
-    def run(args) -> int: ...        # the work; the result is the exit code
+    def add_arguments(parser): ...   # options, with defaults in the help texts
+    def run(args) -> int: ...        # returns the exit code
 
-Imports that take time (torch, numpy, the rest of regard) belong inside `run`: `regard NAME --help` must be
-quick too. A command raises `UserError` for what the user can mend and lets every other exception go; the
-frame in `regard.cli` turns both into one line and an exit code. The one-line help of a command stands in
-the table of `regard.cli`.
+Slow imports (torch, numpy, the rest of regard) belong inside `run`, so that `regard NAME --help` is fast. A command
+raises `UserError` for what the user can correct and does not catch other exceptions; `regard.cli` turns both into one
+line and an exit code. The one-line help of a command is in the table of `regard.cli`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Kind = TypeVar("Kind", bound="Predictor[Any, Any]")
 
 
 class Command(Protocol):
-    """What a command module offers the frame."""
+    """The interface of a command module."""
 
     DESCRIPTION: str
     EXAMPLES: str
@@ -47,7 +46,7 @@ class Command(Protocol):
 
 
 def program() -> str:
-    """How to call `regard` from here: by name where the shell finds it, else by the path of this environment's."""
+    """How to call `regard`: by name if it is on the PATH, otherwise by the path in this environment."""
     if shutil.which("regard"):
         return "regard"
     beside = os.path.join(os.path.dirname(sys.executable), "regard")

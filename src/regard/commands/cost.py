@@ -1,11 +1,9 @@
-"""`regard cost`: what a model takes in parameters, operations and memory, before anything is built.
-
-The formulas are in `regard.cost`; here they become a table that people read, or JSON that programs do.
-"""
+"""`regard cost`: parameters, FLOPs and memory of a model, by the formulas of `regard.cost`, as a table or JSON."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,84 +12,71 @@ if TYPE_CHECKING:
     from regard.models.config import ModelConfig
 
 DESCRIPTION = """
-Parameters, operations, memory and key/value cache of a model, by formula: nothing is built, so it takes
-no time and no memory. MODEL is a preset, a recipe (a TOML file with a [model] table) or the folder of a
-saved model.
+Parameters, FLOPs, memory and key/value cache of a model, computed by formula without building it. MODEL is a preset, a
+recipe (a TOML file with a [model] table) or the folder of a saved model.
 """
 
 EXAMPLES = """
-regard cost base --seq 512 --batch 32         the paper's base model on a batch of 32 x 512 tokens
-regard cost gpt2 --set kv_heads=4 --batch 8   what a change to the model would cost
-regard cost base --seq 100 --target-seq 20    a long source, a short target
-regard cost gpt2 --dtype fp32                 numbers of 4 bytes
-regard cost recipe.toml --set vocab_size=8000      a recipe that leaves the vocabulary to its tokenizer
-regard cost runs/demo --json                  every number of a saved model, for programs
-regard cost --list                            all presets and their sizes
+regard cost base --seq 512 --batch 32          the paper's base model on a batch of 32 x 512 tokens
+regard cost gpt2 --set kv_heads=4 --batch 8    with grouped-query attention
+regard cost base --seq 100 --target-seq 20     a long source, a short target
+regard cost gpt2 --dtype fp32                  single precision
+regard cost recipe.toml --set vocab_size=8000  a recipe whose vocabulary size depends on its tokenizer
+regard cost runs/demo --json                   all values of a saved model as JSON
+regard cost --list                             all presets and their sizes
 """
 
-Row = tuple[str, str, str]  # what, how much, a remark
+Row = tuple[str, str, str]  # quantity, value, remark
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a preset, a recipe file or a model's folder")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a preset, a recipe file or a model folder")
     parser.add_argument(
         "--seq",
         type=int,
         metavar="N",
-        help="tokens a row; of the source, where there is a target too (default: max_length, or a picture's patches)",
+        help="tokens per row, of the source if there is a target (default: max_length, or the patches of an image)",
     )
-    parser.add_argument("--target-seq", type=int, metavar="N", help="tokens a row of the target (default: as --seq)")
+    parser.add_argument("--target-seq", type=int, metavar="N", help="target tokens per row (default: as --seq)")
     parser.add_argument("--batch", type=int, default=1, metavar="B", help="rows (default: %(default)s)")
     parser.add_argument(
         "--dtype",
         choices=("bf16", "fp16", "fp32", "fp64"),
         default="bf16",
-        help="number format (default: %(default)s); training with 16 bits means mixed precision",
+        help="data type (default: %(default)s); training with 16 bits means mixed precision",
     )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="change a setting of the model; may be repeated",
+        help="override a setting of the model; may be repeated",
     )
-    parser.add_argument("--json", action="store_true", help="print every number as JSON")
+    parser.add_argument("--json", action="store_true", help="print all values as JSON")
     parser.add_argument("--list", action="store_true", help="list the presets with their parameters")
 
 
 def run(args: argparse.Namespace) -> int:
     from regard.cost import cost
     from regard.errors import UserError
-    from regard.models.presets import PRESETS
+    from regard.models.presets import PRESETS, preset
     from regard.models.recipe import read_changes, read_model
 
     if args.list:
         if args.model is not None:
-            raise UserError(f"--list shows every preset: leave {args.model!r} out, or leave --list out")
-        print(_presets_json() if args.json else _presets_table())
+            raise UserError(f"--list shows every preset: remove either {args.model!r} or --list")
+        sizes = {name: cost(preset(name)).to_dict()["parameters"] for name in PRESETS}
+        print(json.dumps(sizes, indent=2) if args.json else _presets_table())
         return 0
     if args.model is None:
-        raise UserError(f"no model is named; give a recipe, a folder or one of the presets: {', '.join(PRESETS)}")
+        raise UserError(f"no model: pass a recipe, a folder or one of the presets: {', '.join(PRESETS)}")
     config = read_model(args.model, read_changes(args.set))
     found = cost(config, seq=args.seq, batch=args.batch, target_seq=args.target_seq, dtype=args.dtype)
     if args.json:
-        print(_json({"model": args.model, **found.to_dict()}))
+        print(json.dumps({"model": args.model, **found.to_dict()}, indent=2))
     else:
         print(_report(args.model, config, found))
     return 0
-
-
-def _json(values: object) -> str:
-    import json
-
-    return json.dumps(values, indent=2)
-
-
-def _presets_json() -> str:
-    from regard.cost import cost
-    from regard.models.presets import PRESETS, preset
-
-    return _json({name: cost(preset(name)).to_dict()["parameters"] for name in PRESETS})
 
 
 def _presets_table() -> str:
@@ -109,14 +94,10 @@ def _presets_table() -> str:
         lines.append((name, config.architecture, *map(str, sizes), f"{total:,}"))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = (
-        "  ".join(_pad(cell, width, i > 1) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(f"{cell:{'>' if i > 1 else '<'}{widths[i]}}" for i, cell in enumerate(line))
         for line in lines
     )
     return "\n".join(line.rstrip() for line in text)
-
-
-def _pad(cell: str, width: int, right: bool) -> str:
-    return cell.rjust(width) if right else cell.ljust(width)
 
 
 def _layers(config: ModelConfig) -> str:
@@ -126,11 +107,11 @@ def _layers(config: ModelConfig) -> str:
 
 
 def _report(name: str, config: ModelConfig, found: Cost) -> str:
-    """Four tables under one heading, columns aligned over all of them."""
+    """Four tables with aligned columns."""
     tables = {
         "parameters": _parameter_rows(config, found),
-        "operations of a forward pass": _forward_rows(config, found),
-        "operations of training and generation": _training_rows(config, found),
+        "FLOPs of a forward pass": _forward_rows(config, found),
+        "FLOPs of training and generation": _training_rows(config, found),
         "memory": _memory_rows(config, found),
     }
     rows = [row for table in tables.values() for row in table]
@@ -165,10 +146,10 @@ def _parameter_rows(config: ModelConfig, found: Cost) -> list[Row]:
     total = sum(found.parameters.values())
     rows = _parts(found.parameters, count)
     rows.append(("total", count(total), f"{total:,}"))
-    rows.append(("without lookup tables", count(total - found.table_parameters), ""))
+    rows.append(("without embeddings", count(total - found.table_parameters), ""))
     if found.active_parameters != total:
         remark = f"{config.experts_per_token} of {config.experts} experts"
-        rows.append(("that a token passes through", count(found.active_parameters), remark))
+        rows.append(("active per token", count(found.active_parameters), remark))
     return rows
 
 
@@ -177,8 +158,8 @@ def _forward_rows(config: ModelConfig, found: Cost) -> list[Row]:
     rows: list[Row] = [*_parts(found.forward, count), ("total", count(total), "")]
     rows.append((f"per {_token(config)}", count(total / found.tokens), ""))
     if found.hidden:
-        share = f"{found.hidden / total:.1%} of the total: computed, then hidden"
-        rows.append(("pairs that the mask hides", count(found.hidden), share))
+        fraction = f"{found.hidden / total:.1%} of the total: computed, then masked"
+        rows.append(("masked query-key pairs", count(found.hidden), fraction))
     return rows
 
 
@@ -190,13 +171,13 @@ def _training_rows(config: ModelConfig, found: Cost) -> list[Row]:
         (
             "  rule of thumb 6·N",
             count(rule),
-            f"N = {count(found.multiplied_parameters)} parameters that multiply",
+            f"N = {count(found.multiplied_parameters)} parameters in matmuls",
         ),
     ]
     if found.recomputed:
-        rows.append(("scores computed again", count(found.recomputed), "besides, in the backward pass"))
+        rows.append(("attention scores, recomputed", count(found.recomputed), "in addition, in the backward pass"))
     if found.step:
-        rows.append(("generation, one more token a row", count(found.step), "with the cache full"))
+        rows.append(("generation, one token per row", count(found.step), "with a full cache"))
     return rows
 
 
@@ -212,8 +193,8 @@ def _memory_rows(config: ModelConfig, found: Cost) -> list[Row]:
     rows.append(("training: activations", size(sum(found.activations.values())), ""))
     rows += [(f"  {name.replace('_', ' ')}", size(value), "") for name, value in found.activations.items()]
     if found.loss_gradients:
-        rows.append(("training: gradients of the loss", size(found.loss_gradients), "as the backward pass begins"))
-    rows.append(("training in all, at the peak", size(found.training_memory), ""))
+        rows.append(("training: gradients of the loss", size(found.loss_gradients), "at the start of backward"))
+    rows.append(("training, peak total", size(found.training_memory), ""))
     if config.attention != "reference" and config.architecture != "recurrent":
         written_out = found.training_memory + found.reference_activations - sum(found.activations.values())
         rows.append(("  with attention = 'reference'", size(written_out), ""))
@@ -236,18 +217,17 @@ def _token(config: ModelConfig) -> str:
 
 def _assumptions(config: ModelConfig, found: Cost) -> list[str]:
     path = {
-        "fused": "every pair counts, hidden or not; fused attention keeps no weights",
-        "reference": "every pair counts, hidden or not; the weights are kept for the backward pass",
-        "flex": "only visible pairs count; hidden ones are skipped",
+        "fused": "all query-key pairs count, masked or not; fused attention stores no weights",
+        "reference": "all query-key pairs count, masked or not; the backward pass keeps the weights",
+        "flex": "only unmasked query-key pairs count",
     }[config.attention]
     if config.architecture == "recurrent":
-        path = "every pair of a target and a source token counts; the weights are kept for the backward pass"
+        path = "all pairs of a target and a source token count; the weights are kept for the backward pass"
+    attention = "" if config.architecture == "recurrent" else f"attention = {config.attention!r}: "
     mixed = "; training in mixed precision" if found.dtype in ("bf16", "fp16") else ""
     return [
-        f"assumed: {path}."
-        if config.architecture == "recurrent"
-        else f"assumed: attention = {config.attention!r}: {path}.",
-        f"         A product [m, k] x [k, n] is 2·m·n·k operations, all else 0; no padding{mixed}.",
+        f"assumptions: {attention}{path}.",
+        f"             A matmul [m, k] x [k, n] has 2·m·n·k FLOPs, everything else 0; no padding{mixed}.",
     ]
 
 

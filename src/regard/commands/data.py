@@ -1,4 +1,4 @@
-"""`regard data`: public data sets to download, and a look at your own before training."""
+"""`regard data`: download public data sets, and check your own before training."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import json
 from pathlib import Path
 
 DESCRIPTION = """
-List and download public data sets (checked against their SHA-256), and check the files that the [data] table
-of a recipe names: whether they are there, are UTF-8, and belong together line by line.
+List and download public data sets (verified by SHA-256), and check the files in the [data] table of a recipe: whether
+they exist, are valid UTF-8, and have matching lines.
 """
 
 EXAMPLES = """
-regard data list                        what can be downloaded
-regard data get multi30k                into data/multi30k
-regard data get multi30k -o ~/corpora   into another folder
-regard data check recipe.toml           read everything that [data] names, report what is wrong
+regard data list                        list the data sets
+regard data get multi30k                download to data/multi30k
+regard data get multi30k -o ~/corpora   download to another folder
+regard data check recipe.toml           read all files of [data] and report problems
 regard data check recipe.toml --data ~/corpora
 """
 
@@ -25,9 +25,9 @@ ACTIONS = ("list", "get", "check")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", metavar="ACTION", help="list, get or check")
     parser.add_argument("name", nargs="?", metavar="NAME", help="get: a data set; check: a recipe")
-    parser.add_argument("-o", "--out", metavar="DIR", help="get: the folder to write (default: data/NAME)")
-    parser.add_argument("--data", metavar="DIR", help="check: where the recipe's file names start (default: beside it)")
-    parser.add_argument("--skip-bad-lines", action="store_true", help="check: count bad lines instead of refusing them")
+    parser.add_argument("-o", "--out", metavar="DIR", help="get: the output folder (default: data/NAME)")
+    parser.add_argument("--data", metavar="DIR", help="check: the data folder (default: the folder of the recipe)")
+    parser.add_argument("--skip-bad-lines", action="store_true", help="check: count bad lines instead of stopping")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -37,17 +37,17 @@ def run(args: argparse.Namespace) -> int:
 
     if args.action not in ACTIONS:
         raise UserError(f"regard data {args.action}: unknown action; {suggest(args.action, ACTIONS)}")
-    wanted = {"list": None, "get": "a data set, such as  regard data get multi30k", "check": "a recipe file"}
-    if wanted[args.action] is None and args.name is not None:
+    if args.action == "list" and args.name is not None:
         raise UserError(f"regard data list takes no name; download with  regard data get {args.name}")
-    if wanted[args.action] is not None and args.name is None:
-        raise UserError(f"regard data {args.action}: name {wanted[args.action]}")
-    for option, given, action in (
+    if args.action != "list" and args.name is None:
+        missing = {"get": "name a data set, such as  regard data get multi30k", "check": "name a recipe file"}
+        raise UserError(f"regard data {args.action}: {missing[args.action]}")
+    for option, used, action in (
         ("-o", args.out is not None, "get"),
         ("--data", args.data is not None, "check"),
         ("--skip-bad-lines", args.skip_bad_lines, "check"),
     ):
-        if given and args.action != action:
+        if used and args.action != action:
             raise UserError(f"regard data {args.action} has no option {option}: it belongs to  regard data {action}")
     with pointing(args):
         return {"list": _list, "get": _get, "check": _check}[args.action](args)
@@ -82,7 +82,7 @@ def _get(args: argparse.Namespace) -> int:
         print(json.dumps({"name": dataset.name, "folder": str(folder), "files": [str(path) for path in paths]}))
         return 0
     count = f"{len(paths)} file{'s' * (len(paths) > 1)}"
-    print(f"{dataset.name}: {count}, {dataset.size / 1e6:.1f} MB in {folder}, all with the right SHA-256")
+    print(f"{dataset.name}: {count}, {dataset.size / 1e6:.1f} MB in {folder}, verified by SHA-256")
     print(f"licence: {dataset.licence}")
     return 0
 
@@ -124,7 +124,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _check_run(args: argparse.Namespace) -> int:
-    """Any other task: its data is made ready in a folder that is thrown away, so that all of it is read once."""
+    """Any other task: its data is prepared in a temporary folder, which reads all of it once."""
     import tempfile
 
     import torch
@@ -136,8 +136,8 @@ def _check_run(args: argparse.Namespace) -> int:
     tables, _ = read(argparse.Namespace(**given, out=None, set=[], smoke=False))
     with tempfile.TemporaryDirectory() as place:
         task_of(tables)(tables, Path(place) / "run", torch.device("cpu")).prepare()
-    told = f"{args.name}: everything that [data] names can be read"
-    print(json.dumps({"recipe": args.name, "readable": True}) if args.json else told)
+    message = f"{args.name}: all files of [data] can be read"
+    print(json.dumps({"recipe": args.name, "readable": True}) if args.json else message)
     return 0
 
 

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from regard.errors import MissingExtra, UserError
-    from regard.files import write_whole
+    from regard.files import write_atomically
 
     path = Path(args.out)
     if path.suffix.lower() not in ENDINGS:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     files = contents(args, path, look, before)  # draw everything before writing anything
     print("\n".join(describe_output(look, before)))
     for file, content in files.items():
-        write_whole(file, content)
+        write_atomically(file, content)
         print(file)
     print(NOTE, file=sys.stderr)
     return 0

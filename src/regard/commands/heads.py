@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from regard.explore.heads import measure, with_importance
     from regard.explore.importance import gradients, losses_when_off, mean_loss
     from regard.explore.inside import Inside
-    from regard.files import write_whole
+    from regard.files import write_atomically
 
     if args.out is not None and Path(args.out).suffix.lower() not in ENDINGS:
         raise UserError(f"-o {args.out}: the extension chooses the format; use one of {', '.join(ENDINGS)}")
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     count = sum(batch.source.shape[0] for batch in batches)
     facts = {"model": inside.name, "data": args.data, "examples": count, "loss": loss}
     if args.out is not None:
-        write_whole(args.out, content(Path(args.out), facts, metrics))
+        write_atomically(args.out, content(Path(args.out), facts, metrics))
     if args.json:
         print(
             json.dumps({**facts, "heads": [one.to_dict() for one in ordered(metrics, args.sort)]}, ensure_ascii=False)

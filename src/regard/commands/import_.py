@@ -1,4 +1,4 @@
-"""`regard import`: a Hugging Face folder becomes a Regard folder."""
+"""`regard import`: convert a Hugging Face folder to a Regard folder."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import json
 from pathlib import Path
 
 DESCRIPTION = """
-Read a Hugging Face model (GPT-2, BERT, ViT, Marian, BART, T5) from a local folder and write it as a Regard
-folder: recipe.toml, model.safetensors and, where there is one, tokenizer.json. Only safetensors files are
-read, never a pickle.
+Convert a Hugging Face model (GPT-2, BERT, ViT, Marian, BART, T5) in a local folder to a Regard folder: recipe.toml,
+model.safetensors and, if there is one, tokenizer.json. Weights are read from safetensors files, never from a pickle.
 """
 
 EXAMPLES = """
-regard import gpt2                     ./gpt2 becomes runs/gpt2
-regard import gpt2 -o my-run --check   also compare the answers with those of transformers
-hf download gpt2 --local-dir gpt2      how to get such a folder from the hub
+hf download gpt2 --local-dir gpt2      download a model from the Hugging Face hub
+regard import gpt2                     convert ./gpt2 to runs/gpt2
+regard import gpt2 -o my-run --check   also compare the outputs with those of transformers
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="the Hugging Face folder: config.json and model.safetensors")
-    parser.add_argument("-o", "--out", metavar="RUN", help="the folder to write (default: runs/NAME of DIR)")
-    parser.add_argument("--check", action="store_true", help="load DIR with transformers too and compare the answers")
+    parser.add_argument("folder", metavar="DIR", help="the Hugging Face folder")
+    parser.add_argument("-o", "--out", metavar="RUN", help="the output folder (default: runs/NAME of DIR)")
+    parser.add_argument("--check", action="store_true", help="also load DIR with transformers and compare the outputs")
     parser.add_argument("--force", action="store_true", help="replace RUN if it is a Regard folder")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -33,26 +32,27 @@ def run(args: argparse.Namespace) -> int:
     from regard.interop import compare, read_folder
     from regard.models import folder as runs
 
-    found = read_folder(args.folder)
+    imported = read_folder(args.folder)
     output = Path(args.out) if args.out else Path("runs") / Path(args.folder).resolve().name
     with staged(output, marker=runs.RECIPE, force=args.force, keep=args.folder) as fresh:
-        difference = compare(found.model, args.folder) if args.check else None
+        difference = compare(imported.model, args.folder) if args.check else None
         report_check(difference)
-        runs.save(found.model, fresh, tokenizers=found.tokenizers, recipe={"hf": found.notes} if found.notes else None)
+        recipe = {"hf": imported.metadata} if imported.metadata else None
+        runs.save(imported.model, fresh, tokenizers=imported.tokenizers, recipe=recipe)
         files = sorted(path.name for path in fresh.iterdir())
-    parameters = sum(tensor.numel() for tensor in runs.weights_of(found.model).values())
+    parameters = sum(tensor.numel() for tensor in runs.weights_of(imported.model).values())
     if args.json:
         result = {
-            "family": found.family, "parameters": parameters, "folder": str(output), "files": files,
-            "unused": found.unused, "difference": None if difference is None else difference.largest,
+            "family": imported.family, "parameters": parameters, "folder": str(output), "files": files,
+            "unused": imported.unused, "difference": None if difference is None else difference.largest,
         }  # fmt: skip
         print(json.dumps(result, ensure_ascii=False))
         return 0
-    print(f"{found.family}, {parameters:,} parameters: {args.folder} -> {output} ({', '.join(files)})")
-    if found.unused:
-        print(f"left out, since the model does not use them: {', '.join(found.unused)}")
-    if not found.tokenizers and found.model.config.input == "tokens":
-        print("there is no tokenizer.json in that folder, so the model reads and writes ids")
+    print(f"{imported.family}, {parameters:,} parameters: {args.folder} -> {output} ({', '.join(files)})")
+    if imported.unused:
+        print(f"skipped, since the model does not use them: {', '.join(imported.unused)}")
+    if not imported.tokenizers and imported.model.config.input == "tokens":
+        print("the folder has no tokenizer.json, so the model can only be used with token ids")
     if difference is not None:
-        print(difference.sentence)
+        print(difference.summary)
     return 0

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from regard.data.pixels import open_pixels
 from regard.data.read import SHOWN
 from regard.errors import UserError
-from regard.files import make_folder, write_whole
+from regard.files import make_folder, write_atomically
 
 RESIDENT = 4 << 30  # bytes of pictures that are kept on the device as a whole: nothing is copied a step
 
@@ -89,7 +89,7 @@ def _make(files: Sequence[Path], folder: Path, channels: int, side: int, skip_ba
         _tell(files, wrong, skip_bad, kept, resized, side)
         room.flush()
         index = {"mark": mark, "kept": kept}
-        write_whole(fresh / "index.json", json.dumps(index).encode())
+        write_atomically(fresh / "index.json", json.dumps(index).encode())
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(fresh, folder)
         return index

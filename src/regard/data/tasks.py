@@ -220,7 +220,7 @@ def _read_task(name: str, table: Mapping[str, Any], common: TasksData) -> TextTa
     rest = {"train": (), **{key: value for key, value in table.items() if key not in known}}
     folder = rest.pop("folder", ".")
     if not isinstance(folder, str):
-        raise UserError(f"{where}folder = {folder!r}: expected text in quotes")
+        raise UserError(f"{where}folder = {folder!r}: expected a string in quotes")
     base = sample_folder(folder) or home(common.folder) / home(folder)
     shared: dict[str, Any] = {"folder": str(base), "skip_bad": common.skip_bad}
     kind = {"pairs": DataConfig, "labels": LabelData, "denoise": TextData}[options.kind]

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from regard.data.documents import Piece, utf8
 from regard.errors import Unfinished, UserError
-from regard.files import make_folder, write_whole
+from regard.files import make_folder, write_atomically
 from regard.text.tokenizer import Tokenizer
 
 INDEX, PROGRESS = "index.json", "progress.json"
@@ -208,7 +208,7 @@ class _Writer:
         content = {"version": VERSION, "fingerprint": self.fingerprint, "type": self.type, "shards": self.shards}
         content |= {"first": self.first}
         content |= {"counts": self.counts, "open": self.open_document} if name == PROGRESS else self.counts
-        write_whole(self.folder / name, json.dumps(content, indent=1).encode())
+        write_atomically(self.folder / name, json.dumps(content, indent=1).encode())
 
 
 def _size(tokenizer: Tokenizer, id: int) -> list[int]:

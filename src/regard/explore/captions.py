@@ -30,7 +30,7 @@ from regard.explore.inputs import grid_of
 from regard.explore.pictures import as_rgb, gallery
 from regard.explore.svg import png_bytes
 from regard.explore.translation import curves
-from regard.files import make_folder, write_whole
+from regard.files import make_folder, write_atomically
 from regard.predict.captioner import Captioner, as_input
 
 LOOKED_AT = 256  # scenes whose attention is measured
@@ -107,9 +107,9 @@ def write_examples(folder: Path, data: CaptionSet) -> None:
     rows = torch.arange(min(EXAMPLES, len(data)))
     lines = []
     for number, picture in enumerate(as_input(data.sources(rows)[0].cpu())):
-        write_whole(folder / f"{number}.png", png_bytes(as_rgb(picture)))
+        write_atomically(folder / f"{number}.png", png_bytes(as_rgb(picture)))
         lines.append(json.dumps({"picture": f"{number}.png", "caption": data.captions[number]}, ensure_ascii=False))
-    write_whole(folder / "captions.jsonl", ("\n".join(lines) + "\n").encode())
+    write_atomically(folder / "captions.jsonl", ("\n".join(lines) + "\n").encode())
 
 
 def _figures(results: Mapping[str, Judged]) -> Section:

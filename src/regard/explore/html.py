@@ -28,7 +28,7 @@ from importlib import resources
 from pathlib import Path
 
 from regard.errors import UserError
-from regard.files import write_whole
+from regard.files import write_atomically
 
 DIFFERENCE_LIMIT = 1_000  # characters; difflib takes time in proportion to the square of the length
 _INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -247,5 +247,5 @@ def page(
 
 def write_page(path: str | os.PathLike[str], html: str) -> Path:
     """Write a page atomically and return its absolute path."""
-    write_whole(path, html.encode("utf-8", "replace"))
+    write_atomically(path, html.encode("utf-8", "replace"))
     return Path(path).resolve()

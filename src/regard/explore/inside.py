@@ -204,7 +204,7 @@ class Inside:
 
             imported = read_folder(folder)
             model = imported.model.to(find_device(device))
-            return cls(Bundle(model, imported.tokenizers, {"hf": imported.notes}, folder))
+            return cls(Bundle(model, imported.tokenizers, {"hf": imported.metadata}, folder))
         return cls(load(folder, device))
 
     def look(

@@ -17,7 +17,7 @@ from pathlib import Path
 from regard.errors import MissingExtra, UserError
 from regard.explore.html import escape
 from regard.explore.svg import STYLE, svg_size
-from regard.files import write_whole
+from regard.files import write_atomically
 
 LARGEST = 16_384  # pixels per side; a larger image takes gigabytes
 FONT_SIGNATURES = (b"\0\1\0\0", b"true", b"OTTO", b"ttcf")
@@ -75,5 +75,5 @@ def _render(svg: str, zoom: float, fonts: Sequence[str]) -> bytes:
 
 def png_file(path: str | os.PathLike[str], svg: str, *, zoom: float = 2.0, fonts: Sequence[str | Path] = ()) -> Path:
     """Render a figure and save it."""
-    write_whole(path, to_png(svg, zoom=zoom, fonts=fonts))
+    write_atomically(path, to_png(svg, zoom=zoom, fonts=fonts))
     return Path(path).resolve()

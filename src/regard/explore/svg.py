@@ -26,7 +26,7 @@ import numpy as np
 
 from regard.errors import UserError
 from regard.explore.html import FIGURE_CSS, escape, text_width
-from regard.files import write_whole
+from regard.files import write_atomically
 
 Tokens = Sequence[str]
 
@@ -176,5 +176,5 @@ def svg_document(svg: str) -> bytes:
 
 def svg_file(path: str | os.PathLike[str], svg: str) -> Path:
     """Save a figure as a file of its own, for browsers, editors and papers."""
-    write_whole(path, svg_document(svg))
+    write_atomically(path, svg_document(svg))
     return Path(path).resolve()

@@ -1,12 +1,12 @@
-"""Weights to and from Hugging Face: GPT-2, BERT, ViT, Marian, BART and T5 in the parts of this library.
+"""Import from and export to Hugging Face: GPT-2, BERT, ViT, Marian, BART and T5.
 
     from regard.interop import import_folder, export_folder
     model, tokenizers = import_folder("gpt2")        # config.json, model.safetensors, tokenizer.json
     export_folder(model, "out", tokenizers)          # AutoModelForCausalLM.from_pretrained("out")
 
-Six architectures that look different are one stack with other values; a module per family says which. Read
-`gpt2` first, then `rules` and `family`, which all of them use. transformers itself is needed only for
-`compare`, which runs both and reports the largest difference.
+The six architectures are one model with different settings; one module per family lists them. Read `gpt2` first, then
+`rules` and `family`, which all of them use. transformers itself is needed only for `compare`, which runs both models
+and reports the largest difference.
 """
 
 from regard.interop.check import Difference, compare

@@ -1,15 +1,6 @@
-"""BART (Lewis et al. 2019): an encoder-decoder, post-LN, learned positions, a norm on the embeddings.
+"""BART (Lewis et al. 2019): an encoder-decoder with post-LN, learned positions and a norm after the embeddings.
 
-    shared                                       source_embedding.tokens, target_embedding.tokens, output_head.project
-    encoder.embed_positions[2:]                     encoder.position.embedding: the first two rows are never read
-    encoder.layernorm_embedding                     encoder.embed_norm
-    encoder.layers.N.self_attn.q_, k_, v_, out_proj encoder.blocks.N.attention.qkv, out
-    decoder.layers.N.encoder_attn.…                 decoder.blocks.N.cross.q, kv, out
-    …self_attn_, encoder_attn_, final_layer_norm    attention_norm, cross_norm, feedforward_norm
-    …fc1, fc2                                       feedforward.up, down
-    final_logits_bias  [1, vocab_size]                   output_head.bias  [vocab_size]
-
-Marian has the same layers; `layers`, `tables` and what surrounds them serve both.
+Marian has the same layers and uses this module too.
 """
 
 from __future__ import annotations
@@ -17,57 +8,63 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from regard.errors import UserError
-from regard.interop.family import Family, Json, Key, equal, read_architecture, tied
-from regard.interop.rules import Rule, Tensors, batch, linear, norm, rows, same
+from regard.interop.family import Family, Json, Key, equal, is_tied, read_architecture
+from regard.interop.rules import Rule, Tensors, layer, linear, rows, same, squeeze
 from regard.models.config import ModelConfig
 
 SHARED, OUTPUT, BIAS = "shared.weight", "lm_head.weight", "final_logits_bias"
 SOURCE, TARGET = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 
 
-def tables(config: ModelConfig) -> Iterator[Rule]:
+def embeddings(config: ModelConfig) -> Iterator[Rule]:
     yield same("source_embedding.tokens.weight", SHARED if config.share_embeddings else SOURCE)
     if not config.share_embeddings:
         yield same("target_embedding.tokens.weight", TARGET)
     if not config.tie_embeddings:
         yield same("output_head.project.weight", OUTPUT)
     if config.logit_bias:
-        yield batch("output_head.bias", BIAS)
+        yield squeeze("output_head.bias", BIAS)
+
+
+LAYER = {
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.out": ("self_attn.out_proj",),
+    "attention_norm": ("self_attn_layer_norm",),
+    "feedforward.up": ("fc1",),
+    "feedforward.down": ("fc2",),
+    "feedforward_norm": ("final_layer_norm",),
+}
+CROSS = {
+    "cross.q": ("encoder_attn.q_proj",),
+    "cross.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross.out": ("encoder_attn.out_proj",),
+    "cross_norm": ("encoder_attn_layer_norm",),
+}
 
 
 def layers(config: ModelConfig) -> Iterator[Rule]:
-    for stack, count in (("encoder", config.layers), ("decoder", config.decoder_layers or config.layers)):
-        for layer in range(count):
-            ours, theirs = f"{stack}.blocks.{layer}", f"{stack}.layers.{layer}"
-            yield from linear(f"{ours}.attention.qkv", *(f"{theirs}.self_attn.{part}_proj" for part in "qkv"))
-            yield from linear(f"{ours}.attention.out", f"{theirs}.self_attn.out_proj")
-            yield from norm(f"{ours}.attention_norm", f"{theirs}.self_attn_layer_norm")
-            if stack == "decoder":
-                yield from linear(f"{ours}.cross.q", f"{theirs}.encoder_attn.q_proj")
-                yield from linear(f"{ours}.cross.kv", *(f"{theirs}.encoder_attn.{part}_proj" for part in "kv"))
-                yield from linear(f"{ours}.cross.out", f"{theirs}.encoder_attn.out_proj")
-                yield from norm(f"{ours}.cross_norm", f"{theirs}.encoder_attn_layer_norm")
-            yield from linear(f"{ours}.feedforward.up", f"{theirs}.fc1")
-            yield from linear(f"{ours}.feedforward.down", f"{theirs}.fc2")
-            yield from norm(f"{ours}.feedforward_norm", f"{theirs}.final_layer_norm")
+    for number in range(config.layers):
+        yield from layer(f"encoder.blocks.{number}", f"encoder.layers.{number}", LAYER)
+    for number in range(config.decoder_layers or config.layers):
+        yield from layer(f"decoder.blocks.{number}", f"decoder.layers.{number}", {**LAYER, **CROSS})
 
 
 def rules(config: ModelConfig) -> Iterator[Rule]:
-    yield from tables(config)
+    yield from embeddings(config)
     for stack in ("encoder", "decoder"):
-        yield rows(f"{stack}.position.embedding.weight", f"{stack}.embed_positions.weight", before=2)
-        yield from norm(f"{stack}.embed_norm", f"{stack}.layernorm_embedding")
+        yield rows(f"{stack}.position.embedding.weight", f"{stack}.embed_positions.weight", offset=2)
+        yield from linear(f"{stack}.embed_norm", f"{stack}.layernorm_embedding")
     yield from layers(config)
 
 
-def open_tables(hf: Json, tensors: Tensors | None) -> Json:
-    """Which of the three tables (source, target, output) are one."""
+def infer_sharing(hf: Json, tensors: Tensors | None) -> Json:
+    """Which of the three matrices (source and target embedding, output layer) are shared."""
     share = hf.get("share_encoder_decoder_embeddings", True)
     if tensors is None:
-        return {"share_embeddings": share, "tie_embeddings": tied(hf, tensors, OUTPUT, SHARED)}
+        return {"share_embeddings": share, "tie_embeddings": is_tied(hf, tensors, OUTPUT, SHARED)}
     source, target = (name if name in tensors else SHARED for name in (SOURCE, TARGET))
     share = share and equal(tensors, source, target)
-    return {"share_embeddings": share, "tie_embeddings": tied(hf, tensors, OUTPUT, target)}
+    return {"share_embeddings": share, "tie_embeddings": is_tied(hf, tensors, OUTPUT, target)}
 
 
 def check_symmetry(hf: Json) -> None:
@@ -79,29 +76,29 @@ def check_symmetry(hf: Json) -> None:
             )
 
 
-def open_fields(hf: Json, tensors: Tensors | None) -> Json:
+def infer(hf: Json, tensors: Tensors | None) -> Json:
     headless = read_architecture(BART, hf) == "BartModel"
     check_symmetry(hf)
     bias = not headless and (tensors is None or BIAS in tensors)
-    return {**open_tables(hf, tensors), "logit_bias": bias}
+    return {**infer_sharing(hf, tensors), "logit_bias": bias}
 
 
-def common_doubts(title: str, config: ModelConfig) -> list[str]:
+def common_mismatches(name: str, config: ModelConfig) -> list[str]:
     fixed = {"norm_eps": 1e-5, "logit_scale": 1.0}
     return [
-        f"{name} = {getattr(config, name)} ({title} has {value})"
-        for name, value in fixed.items()
-        if getattr(config, name) != value
+        f"{field} = {getattr(config, field)} ({name} has {value})"
+        for field, value in fixed.items()
+        if getattr(config, field) != value
     ]
 
 
-def doubts(config: ModelConfig) -> list[str]:
-    found = common_doubts("BART", config)
+def mismatches(config: ModelConfig) -> list[str]:
+    differences = common_mismatches("BART", config)
     if not config.share_embeddings and config.tie_embeddings:
-        found.append("share_embeddings = False (BART has True with tie_embeddings = True)")
+        differences.append("share_embeddings = False (BART has True with tie_embeddings = True)")
     if config.target_size != config.vocab_size:
-        found.append(f"target_vocab_size = {config.target_vocab_size} (BART has one vocabulary)")
-    return found
+        differences.append(f"target_vocab_size = {config.target_vocab_size} (BART has one vocabulary)")
+    return differences
 
 
 def sizes(config: ModelConfig) -> Json:
@@ -115,12 +112,12 @@ def sizes(config: ModelConfig) -> Json:
 
 
 def copies(config: ModelConfig) -> dict[str, str]:
-    found = {SOURCE: SHARED, TARGET: SHARED} if config.share_embeddings else {}
-    return {**found, OUTPUT: SHARED if config.share_embeddings else TARGET} if config.tie_embeddings else found
+    shared = {SOURCE: SHARED, TARGET: SHARED} if config.share_embeddings else {}
+    return {**shared, OUTPUT: SHARED if config.share_embeddings else TARGET} if config.tie_embeddings else shared
 
 
-def repeats(config: ModelConfig) -> dict[str, str]:
-    """Without tying, transformers reads each table from the file, so a shared one is written three times."""
+def written_copies(config: ModelConfig) -> dict[str, str]:
+    """Without tying, transformers reads each matrix from the file, so a shared one is saved three times."""
     if config.tie_embeddings:
         return {}
     return {SOURCE: SHARED, TARGET: SHARED} if config.share_embeddings else {SHARED: SOURCE}
@@ -149,25 +146,25 @@ FIXED: Json = {
     "bias": True, "token_types": 0, "head_layer": False,
 }  # fmt: skip
 
-ONLY: Json = {
+SUPPORTED: Json = {
     "is_encoder_decoder": True, "is_decoder": False, "normalize_before": False, "add_final_layer_norm": False,
 }  # fmt: skip
 
 BART = Family(
-    kind="bart",
-    title="BART",
+    model_type="bart",
+    name="BART",
     architectures=("BartForConditionalGeneration", "BartModel"),
     keys=(*KEYS, Key("vocab_size", "vocab_size", 50265)),
     fixed={**FIXED, "position": "learned", "embed_norm": True},
     rules=rules,
-    only={**ONLY, "normalize_embedding": True, "static_position_embeddings": False},
+    supported={**SUPPORTED, "normalize_embedding": True, "static_position_embeddings": False},
     prefix="model.",
-    outside=("lm_head.", BIAS),
-    unused=r"shared\.weight",  # of models whose source and target tables differ from it
-    open=open_fields,
-    doubts=doubts,
-    extend=lambda config: {**sizes(config), "architectures": ["BartForConditionalGeneration"]},
+    unprefixed=("lm_head.", BIAS),
+    unused=r"shared\.weight",  # if the source and target embeddings differ from it
+    infer=infer,
+    mismatches=mismatches,
+    to_config=lambda config: {**sizes(config), "architectures": ["BartForConditionalGeneration"]},
     copies=copies,
-    repeats=repeats,
+    written_copies=written_copies,
     zeros=zeros,
 )

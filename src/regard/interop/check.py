@@ -1,8 +1,8 @@
-"""The proof: the same random input through transformers and through Regard, and the largest difference.
+"""Comparison with transformers: the same random input through both models, and the largest difference of the outputs.
 
-Both compute in float32, in another order of operations, so numbers agree to about 1e-6 of their size; a wrong
-map gives differences of the size of the numbers themselves. Rows have different lengths, so that padding is
-part of the proof; only real tokens are compared.
+Both compute in float32 with a different order of operations, so values agree to a relative error of about 1e-6; a wrong
+weight map gives errors as large as the values. Rows have different lengths, which covers padding; only real tokens are
+compared.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from regard.errors import MissingExtra, UserError
 from regard.interop.folder import read_json
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model, Recurrent
 
-TOLERANCE = 2e-5  # of the largest number compared
+TOLERANCE = 2e-5  # relative to the largest value
 
 
 @dataclass(frozen=True)
 class Difference:
     largest: float  # max |ours - theirs|
-    size: float  # max |theirs|
-    count: int  # numbers compared
+    scale: float  # max |theirs|
+    count: int  # values compared
 
     @property
-    def fits(self) -> bool:
-        return self.largest <= TOLERANCE * max(1.0, self.size)
+    def within_tolerance(self) -> bool:
+        return self.largest <= TOLERANCE * max(1.0, self.scale)
 
     @property
-    def sentence(self) -> str:
-        numbers = f"{self.count:,} numbers up to {self.size:.1f}"
-        return f"largest difference from transformers: {self.largest:.1e} in {numbers}"
+    def summary(self) -> str:
+        values = f"{self.count:,} values up to {self.scale:.1f}"
+        return f"largest difference from transformers: {self.largest:.1e} in {values}"
 
 
 def compare(model: Model, folder: str | Path) -> Difference:
-    """Run `model` and what transformers loads from `folder` on the same random inputs."""
+    """Compare `model` with the transformers model in `folder` on the same random inputs."""
     peer = load_peer(folder)
     own = copy.deepcopy(model).float().cpu().eval()
     with torch.no_grad():
         pairs = _outputs(own, peer, torch.Generator().manual_seed(0))
-    gaps = [(ours - theirs).abs().max().item() for ours, theirs in pairs]
-    sizes = [theirs.abs().max().item() for _, theirs in pairs]
-    return Difference(max(gaps), max(sizes), sum(theirs.numel() for _, theirs in pairs))
+    differences = [(ours - theirs).abs().max().item() for ours, theirs in pairs]
+    scales = [theirs.abs().max().item() for _, theirs in pairs]
+    return Difference(max(differences), max(scales), sum(theirs.numel() for _, theirs in pairs))
 
 
 def load_peer(folder: str | Path) -> Any:
@@ -62,7 +62,7 @@ def load_peer(folder: str | Path) -> Any:
     try:
         kind = getattr(transformers, name)
         return kind.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True).eval()
-    except Exception as error:  # whatever transformers raises, the folder did not load
+    except Exception as error:  # transformers raises many classes
         raise UserError(f"{folder}: transformers cannot load it as {name}: {error}") from error
     finally:
         log.set_verbosity(loud)
@@ -86,12 +86,8 @@ def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[
                 input_ids=source, attention_mask=source_is_real.long(),
                 decoder_input_ids=target, decoder_attention_mask=target_is_real.long(),
             )  # fmt: skip
-            return [
-                (
-                    model(source, target, source_is_real, target_is_real)[target_is_real],
-                    _logits(out, peer)[target_is_real],
-                )
-            ]
+            logits = model(source, target, source_is_real, target_is_real)
+            return [(logits[target_is_real], _logits(out, peer)[target_is_real])]
         case Decoder():
             ids, is_real = tokens(config.vocab_size or 0)
             out = peer(input_ids=ids, attention_mask=is_real.long())
@@ -108,7 +104,7 @@ def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[
 
 
 def _logits(out: Any, peer: Any) -> Tensor:
-    """Logits; a model without an output layer is read through its table, as Regard does."""
+    """Logits; without an output layer, computed with the input embeddings, as Regard does."""
     if "logits" in out:
         logits: Tensor = out.logits
         return logits
@@ -116,13 +112,13 @@ def _logits(out: Any, peer: Any) -> Tensor:
     return states @ peer.get_input_embeddings().weight.T
 
 
-def _encoded(model: Encoder, given: tuple[Any, ...], out: Any, is_real: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+def _encoded(model: Encoder, inputs: tuple[Any, ...], out: Any, is_real: Tensor | None) -> list[tuple[Tensor, Tensor]]:
     real: Any = slice(None) if is_real is None else is_real
     logits = out.get("logits", out.get("prediction_logits"))  # the second in BertForPreTraining
     if logits is not None:
         keep = real if model.config.output_head == "tokens" else slice(None)
-        return [(model(*given)[keep], logits[keep])]
-    states = model.encode(*given)
+        return [(model(*inputs)[keep], logits[keep])]
+    states = model.encode(*inputs)
     pairs = [(states[real], out.last_hidden_state[real])]
     if model.pooler is not None:
         pairs.append((model.pooled(states), out.pooler_output))

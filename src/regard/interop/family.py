@@ -1,13 +1,13 @@
-"""A family: one architecture of Hugging Face, told as the values of our config that it fixes or leaves free.
+"""A family: one Hugging Face architecture, described by the values of `ModelConfig` that it fixes or leaves free.
 
     keys        values that both sides have, under two names: dim <-> n_embd
-    fixed       values of ours that the architecture implies: GPT-2 is pre-LN and has learned positions
-    only        keys of config.json of which just these values are supported
+    fixed       our values that the architecture implies: GPT-2 is pre-LN and has learned positions
+    supported   keys of config.json of which only these values are supported
     rules       the weight map
-    open, doubts, extend   what takes a line of code: heads of a model, shared tables
+    infer, mismatches, to_config   what needs code: output heads, shared embeddings
 
-Reading config.json checks `only` and fills `fixed` and `keys`; writing checks `fixed` and fills `keys`. So a
-model that goes out is one that would come in the same.
+Importing checks `supported` and fills in `fixed` and `keys`; exporting checks `fixed` and fills in `keys`. A model that
+can be exported is therefore imported again as the same model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from regard.models.config import ModelConfig
 
 Json = dict[str, Any]
 
-# their name -> ours; gelu_new, gelu_fast and gelu_pytorch_tanh write one formula in three ways
+# their name -> ours; gelu_new, gelu_fast and gelu_pytorch_tanh are three implementations of one formula
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -40,8 +40,8 @@ ACTIVATIONS = {
 }
 ACTIVATION_NAMES = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_new", "silu": "silu"}
 
-# Fields of ours that no family has anything but this for.
-PLAIN: Json = {
+# Our fields that have this value in every family
+COMMON: Json = {
     "attention_score": "dot", "window": None, "experts": 0, "residual": True, "pruned": None, "position_axes": 1,
     "qk_norm": False, "shifted_window": None, "stem": "linear", "pixel_mean": (0.0,), "pixel_std": (1.0,),
 }  # fmt: skip
@@ -51,54 +51,56 @@ PLAIN: Json = {
 class Key:
     ours: str
     theirs: str
-    default: Any  # what transformers takes when config.json leaves the key out
+    default: Any  # the default of transformers if config.json omits the key
 
 
 @dataclass(frozen=True)
 class Family:
-    kind: str  # `model_type` in config.json
-    title: str
+    model_type: str  # in config.json
+    name: str
     architectures: tuple[str, ...]
     keys: tuple[Key, ...]
     fixed: Json
     rules: Callable[[ModelConfig], Iterable[Rule]]
-    only: Mapping[str, Any] = field(default_factory=dict)
-    free: tuple[str, ...] = ()  # of attention_scale and head_dim, those that may be set
-    prefix: str = ""  # in front of every tensor but those of `outside`, in models with a head
-    outside: tuple[str, ...] = ()
-    unused: str = "(?!)"  # pattern of tensors that carry nothing
-    # values of ours that need code: (config.json, the tensors if known) -> fields
-    open: Callable[[Json, Tensors | None], Json] = lambda hf, tensors: {}
-    # reasons, beyond `fixed`, why a config cannot be written
-    doubts: Callable[[ModelConfig], list[str]] = lambda config: []
-    # their values that need code, `architectures` among them
-    extend: Callable[[ModelConfig], Json] = lambda config: {}
-    # names of theirs that repeat another tensor: {copy: original}
+    supported: Mapping[str, Any] = field(default_factory=dict)
+    free: tuple[str, ...] = ()  # which of attention_scale and head_dim may be set
+    prefix: str = ""  # of all tensors except those in `unprefixed`, in models with an output head
+    unprefixed: tuple[str, ...] = ()
+    unused: str = "(?!)"  # pattern of tensors that the model does not use
+    # our values that need code: (config.json, the tensors if known) -> fields
+    infer: Callable[[Json, Tensors | None], Json] = lambda hf, tensors: {}
+    # differences, beyond `fixed`, that prevent an export
+    mismatches: Callable[[ModelConfig], list[str]] = lambda config: []
+    # their values that need code, including `architectures`
+    to_config: Callable[[ModelConfig], Json] = lambda config: {}
+    # tensors of theirs that are copies of others: {copy: original}
     copies: Callable[[ModelConfig], dict[str, str]] = lambda config: {}
-    # the same when writing: {copy: original} for copies that must be in the file
-    repeats: Callable[[ModelConfig], dict[str, str]] = lambda config: {}
-    # tensors of theirs that we have not and that are zero: {name: shape}
+    # copies that an exported file must contain: {copy: original}
+    written_copies: Callable[[ModelConfig], dict[str, str]] = lambda config: {}
+    # tensors that only theirs has, which are zero: {name: shape}
     zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}
-    # checks before reading, changes before writing
-    inspect: Callable[[ModelConfig, Tensors], None] = lambda config, tensors: None
-    arrange: Callable[[ModelConfig, Tensors], Tensors] = lambda config, tensors: tensors
+    # checks before importing, changes before exporting
+    check: Callable[[ModelConfig, Tensors], None] = lambda config, tensors: None
+    reorder: Callable[[ModelConfig, Tensors], Tensors] = lambda config, tensors: tensors
 
 
 def read_config(family: Family, hf: Json, tensors: Tensors | None) -> ModelConfig:
-    """Our config from the content of config.json; `tensors` settle what it leaves open."""
-    for name, only in family.only.items():
-        if hf.get(name, only) not in (only, None):
-            raise UserError(f"config.json: {name} = {hf[name]!r} is not supported for {family.title}; only {only!r} is")
+    """Our config from the content of config.json; `tensors` determine what it leaves open."""
+    for name, supported in family.supported.items():
+        if hf.get(name, supported) not in (supported, None):
+            raise UserError(
+                f"config.json: {name} = {hf[name]!r} is not supported for {family.name}; only {supported!r} is"
+            )
     values = dict(family.fixed)
     for key in family.keys:
         value = hf.get(key.theirs)
         value = key.default if value is None else value
         values[key.ours] = read_activation(key.theirs, value) if key.ours == "activation" else value
-    values.update(family.open(hf, tensors))
+    values.update(family.infer(hf, tensors))
     try:
         return ModelConfig(init="normal", **values)
     except UserError as error:
-        raise UserError(f"config.json describes a {family.title} that cannot be built: {error}") from None
+        raise UserError(f"config.json describes an invalid {family.name}: {error}") from None
 
 
 def read_activation(key: str, name: Any) -> str:
@@ -112,7 +114,7 @@ def read_architecture(family: Family, hf: Json) -> str:
     name = names[0] if isinstance(names, list) else names
     if name not in family.architectures:
         raise UserError(
-            f"config.json: architectures = {names!r} is not supported for {family.title}; "
+            f"config.json: architectures = {names!r} is not supported for {family.name}; "
             f"only {', '.join(family.architectures)} are"
         )
     return str(name)
@@ -120,56 +122,62 @@ def read_architecture(family: Family, hf: Json) -> str:
 
 def write_config(family: Family, config: ModelConfig) -> Json:
     """The content of config.json."""
-    hf: Json = {"model_type": family.kind}
+    hf: Json = {"model_type": family.model_type}
     for key in family.keys:
         value = getattr(config, key.ours)
         value = ACTIVATION_NAMES[value] if key.ours == "activation" else value
-        hf.setdefault(key.theirs, value)  # of two fields with one key, the first counts
-    return {**hf, **family.extend(config)}
+        hf.setdefault(key.theirs, value)  # of two fields with the same key, the first counts
+    return {**hf, **family.to_config(config)}
 
 
-def reasons(family: Family, config: ModelConfig) -> list[str]:
-    """Why this family cannot hold such a model, field by field; empty when it can."""
-    want = {**PLAIN, **family.fixed}
-    found = [
-        f"{name} = {_actual(config, name)!r} ({family.title} has {value!r})"
-        for name, value in want.items()
+def find_mismatches(family: Family, config: ModelConfig) -> list[str]:
+    """Why this family cannot represent such a model, field by field; empty if it can."""
+    differences = [
+        f"{name} = {_actual(config, name)!r} ({family.name} has {value!r})"
+        for name, value in {**COMMON, **family.fixed}.items()
         if _actual(config, name) != value
     ]
     if "activation" in {key.ours for key in family.keys} and config.activation not in ACTIVATION_NAMES:
-        found.append(f"activation = {config.activation!r} ({family.title} has one of {', '.join(ACTIVATION_NAMES)})")
+        names = ", ".join(ACTIVATION_NAMES)
+        differences.append(f"activation = {config.activation!r} ({family.name} has one of {names})")
     if config.key_heads != config.heads:
-        found.append(f"kv_heads = {config.kv_heads} ({family.title} has as many as heads)")
+        differences.append(f"kv_heads = {config.kv_heads} ({family.name} has as many as heads)")
     if config.val_dim != config.key_dim:
-        found.append(f"value_dim = {config.value_dim} ({family.title} has the size of head_dim)")
+        differences.append(f"value_dim = {config.value_dim} ({family.name} has the size of head_dim)")
     if "head_dim" not in family.free and config.key_dim * config.heads != config.dim:
-        found.append(f"head_dim = {config.head_dim} ({family.title} has dim / heads)")
+        differences.append(f"head_dim = {config.head_dim} ({family.name} has dim / heads)")
     if "attention_scale" not in family.free and not math.isclose(config.scale, config.key_dim**-0.5):
-        found.append(f"attention_scale = {config.attention_scale} ({family.title} has 1 / sqrt(head_dim))")
-    return found + family.doubts(config)
+        differences.append(f"attention_scale = {config.attention_scale} ({family.name} has 1 / sqrt(head_dim))")
+    return differences + family.mismatches(config)
 
 
 def _actual(config: ModelConfig, name: str) -> Any:
-    match name:
-        case "final_norm":
-            return config.ends_with_norm
-        case "attention_scale":
-            return config.scale
-    return getattr(config, name)
+    """The value of a field, with defaults resolved."""
+    return getattr(config, {"final_norm": "ends_with_norm", "attention_scale": "scale"}.get(name, name))
 
 
-# --- pieces that several families use
+# --- used by several families
+
+# keys of BERT and ViT
+ENCODER_KEYS = (
+    Key("dim", "hidden_size", 768),
+    Key("layers", "num_hidden_layers", 12),
+    Key("heads", "num_attention_heads", 12),
+    Key("ff_dim", "intermediate_size", 3072),
+    Key("activation", "hidden_act", "gelu"),
+    Key("norm_eps", "layer_norm_eps", 1e-12),
+)
 
 
-def tied(hf: Json, tensors: Tensors | None, output: str, table: str) -> bool:
-    """Whether the output layer is the table: config.json says so and the weights do not contradict."""
+def is_tied(hf: Json, tensors: Tensors | None, output: str, embedding: str) -> bool:
+    """Whether the output layer is the embedding matrix: config.json says so and the weights do not contradict."""
     if hf.get("tie_word_embeddings", True) is False:
         return False
-    return tensors is None or equal(tensors, output, table)
+    return tensors is None or equal(tensors, output, embedding)
 
 
 def equal(tensors: Tensors, one: str, other: str) -> bool:
-    """Both are the same, or one of them is not there."""
+    """Whether both tensors are equal, or one of them is missing."""
     first, second = tensors.get(one), tensors.get(other)
     return first is None or second is None or (first.shape == second.shape and torch.equal(first, second))
 
@@ -183,13 +191,13 @@ def count_labels(hf: Json) -> int:
 
 
 def label_names(count: int) -> Json:
-    """What config.json says about classes that have no names."""
+    """The entries of config.json for classes without names."""
     names = [f"LABEL_{index}" for index in range(count)]
     return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}
 
 
 def drop_copies(family: Family, config: ModelConfig, tensors: Tensors) -> Tensors:
-    """Each table once, under its own name; a copy that differs is an error, unless nothing reads it."""
+    """Each tensor once, under the name of the original; a copy that differs is an error, unless it is unused."""
     kept = dict(tensors)
     for copy, original in family.copies(config).items():
         differs = not equal(kept, copy, original)
@@ -197,7 +205,7 @@ def drop_copies(family: Family, config: ModelConfig, tensors: Tensors) -> Tensor
             continue
         if differs:
             raise UserError(
-                f"{copy} differs from {original}, although config.json says that they are one: "
+                f"{copy} differs from {original}, although config.json says that they are tied; "
                 "set tie_word_embeddings to false there"
             )
         tensor: Tensor = kept.pop(copy)

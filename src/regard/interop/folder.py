@@ -1,9 +1,9 @@
-"""Folders as Hugging Face writes them: config.json, model.safetensors (or shards and an index), tokenizer.json.
+"""Hugging Face folders: config.json, model.safetensors (or shards with an index), tokenizer.json.
 
     model, tokenizers = import_folder("gpt2")            export_folder(model, "out", tokenizers)
 
-Imported weights become float32 (float64 stays): every number is kept, half precision included. What
-config.json says about special tokens and class names travels as `notes` in the recipe's table [hf].
+Imported weights are converted to float32, which represents half precision exactly (float64 stays). Special tokens and
+class names of config.json are kept as `metadata` in the recipe's table [hf].
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from regard.errors import UserError
-from regard.files import make_folder, write_whole
+from regard.files import make_folder, write_atomically
 from regard.interop.convert import (
-    NOTES,
+    METADATA,
     config_from_hf,
     config_to_hf,
     family_in,
     family_of,
-    read_weights_from_hf,
+    weights_from_hf,
     weights_to_hf,
 )
 from regard.interop.family import Json
@@ -37,40 +37,40 @@ from regard.text.gpt2 import find_files, read_gpt2
 from regard.text.sentencepiece import from_sentencepiece
 from regard.text.tokenizer import Tokenizer
 
-# Tokens that transformers knows by their role and Regard does not, under the names that well-known models give them.
+# Special tokens with a role in transformers that Regard does not use
 ROLES = {"[CLS]": "cls_token", "[SEP]": "sep_token", "[MASK]": "mask_token", "<mask>": "mask_token"}
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What a folder held: `unused` names the tensors that carry nothing for the model."""
+    """The content of a folder; `unused` lists the tensors that the model does not use."""
 
     family: str
     model: Model
     tokenizers: dict[str, Tokenizer]
-    notes: Json
+    metadata: Json
     unused: list[str]
 
 
 def import_folder(folder: str | Path) -> tuple[Model, dict[str, Tokenizer]]:
-    """The model in a Hugging Face folder, in eval mode, and its tokenizer under the name "tokenizer", if any."""
-    found = read_folder(folder)
-    return found.model, found.tokenizers
+    """The model in a Hugging Face folder, in eval mode, and its tokenizers: "tokenizer", or "source" and "target"."""
+    imported = read_folder(folder)
+    return imported.model, imported.tokenizers
 
 
 def read_folder(folder: str | Path) -> Imported:
-    """Everything that a Hugging Face folder says."""
+    """The complete content of a Hugging Face folder."""
     folder = Path(folder)
     if not folder.is_dir():
         hub = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(folder))
-        hint = f"; to get it from the Hugging Face hub:  hf download {folder} --local-dir {folder.name}" if hub else ""
-        raise UserError(f"{folder}: there is no such folder{hint}")
+        hint = f"; get it from the Hugging Face hub:  hf download {folder} --local-dir {folder.name}" if hub else ""
+        raise UserError(f"{folder}: no such folder{hint}")
     hf = read_json(folder / "config.json")
     family = family_in(hf)
     tensors = _read_tensors(folder, hf)
     try:
         config = config_from_hf(hf, tensors)
-        ours, unused = read_weights_from_hf(config, tensors)
+        ours, unused = weights_from_hf(config, tensors)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
     with torch.random.fork_rng(devices=[]):
@@ -78,22 +78,21 @@ def read_folder(folder: str | Path) -> Imported:
     if any(tensor.dtype == torch.float64 for tensor in ours.values()):
         model = model.double()
     fill(model, ours, str(folder))
-    return Imported(family.title, model.eval(), _read_tokenizers(folder, family.kind), _notes(hf, config), unused)
+    tokenizers = _read_tokenizers(folder, family.model_type)
+    return Imported(family.name, model.eval(), tokenizers, _metadata(hf, config), unused)
 
 
-def _read_tokenizers(folder: Path, kind: str) -> dict[str, Tokenizer]:
-    """tokenizer.json, or GPT-2's two vocabulary files or Marian's, which older folders have instead."""
+def _read_tokenizers(folder: Path, model_type: str) -> dict[str, Tokenizer]:
+    """From tokenizer.json, or from the separate vocabulary files of GPT-2 and Marian."""
     path = folder / "tokenizer.json"
     if path.is_file():
         return {"tokenizer": Tokenizer.load(path)}
-    if kind == "marian" and (folder / "source.spm").is_file() and (folder / "target.spm").is_file():
-        # Both sides have the ids of vocab.json, or the target those of target_vocab.json.
-        names = {"source": "vocab.json", "target": "target_vocab.json"}
-        found = {
-            side: folder / name if (folder / name).is_file() else folder / "vocab.json" for side, name in names.items()
-        }
-        return {side: from_sentencepiece(folder / f"{side}.spm", _read_ids(path)) for side, path in found.items()}
-    return {"tokenizer": read_gpt2(folder)} if kind == "gpt2" and find_files(folder) else {}
+    if model_type == "marian" and (folder / "source.spm").is_file() and (folder / "target.spm").is_file():
+        # The ids of both sides are in vocab.json, or those of the target in target_vocab.json.
+        target = folder / "target_vocab.json"
+        ids = {"source": folder / "vocab.json", "target": target if target.is_file() else folder / "vocab.json"}
+        return {side: from_sentencepiece(folder / f"{side}.spm", _read_ids(path)) for side, path in ids.items()}
+    return {"tokenizer": read_gpt2(folder)} if model_type == "gpt2" and find_files(folder) else {}
 
 
 def _read_ids(path: Path) -> dict[str, int]:
@@ -103,8 +102,8 @@ def _read_ids(path: Path) -> dict[str, int]:
     return ids
 
 
-def _notes(hf: Json, config: ModelConfig) -> Json:
-    names = (name for name in NOTES if name != "id2label" or config.output_head == "classes")
+def _metadata(hf: Json, config: ModelConfig) -> Json:
+    names = (name for name in METADATA if name != "id2label" or config.output_head == "classes")
     return {name: hf[name] for name in names if hf.get(name) is not None}
 
 
@@ -112,11 +111,11 @@ def read_json(path: Path) -> Json:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{path}: missing; a Hugging Face folder has one, so copy or download it again") from None
+        raise UserError(f"{path}: missing from this Hugging Face folder; copy or download it again") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error}); copy or download it again") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a {type(content).__name__}, not a table of settings; copy or download it again")
+        raise UserError(f"{path}: contains a {type(content).__name__}, not a JSON object; copy or download it again")
     return content
 
 
@@ -129,24 +128,24 @@ def _read_tensors(folder: Path, hf: Json) -> Tensors:
     if (folder / "pytorch_model.bin").exists() or (folder / "pytorch_model.bin.index.json").exists():
         name = (hf.get("architectures") or ["AutoModel"])[0]
         raise UserError(
-            f"{folder}: the weights are a pickle (pytorch_model.bin), which can run code when it is opened, so they "
-            'are not read. Convert them where you trust them:  python -c "from transformers import '
+            f"{folder}: the weights are a pickle (pytorch_model.bin), which can execute code when it is loaded, so "
+            'they are not read. If you trust the file, convert it:  python -c "from transformers import '
             f"{name} as M; M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\""
         )
-    raise UserError(f"{single}: missing, and there is no {index.name} either; copy or download the folder again")
+    raise UserError(f"{single}: missing, and so is {index.name}; copy or download the folder again")
 
 
 def _read_shards(folder: Path, index: Path) -> Tensors:
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise UserError(f"{index}: has no table weight_map of tensor and file names; copy or download it again")
+        raise UserError(f"{index}: has no weight_map from tensor to file names; copy or download it again")
     tensors: Tensors = {}
     for name in sorted(set(names.values())):
         if Path(name).name != name:
-            raise UserError(f"{index}: the file name {name!r} leads out of the folder, so it is not read")
+            raise UserError(f"{index}: the file name {name!r} points outside of the folder, so it is not read")
         tensors.update(read_weights(folder / name))
-    if lost := [name for name in names if name not in tensors]:
-        raise UserError(f"{index}: {lost[0]} is not in {names[lost[0]]}; copy or download the folder again")
+    if missing := [name for name in names if name not in tensors]:
+        raise UserError(f"{index}: {missing[0]} is not in {names[missing[0]]}; copy or download the folder again")
     return tensors
 
 
@@ -155,12 +154,12 @@ def export_folder(
     folder: str | Path,
     tokenizers: Mapping[str, Tokenizer] | None = None,
     *,
-    notes: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write `model` so that transformers' `from_pretrained(folder)` reads it; gives the family's name.
+    """Save `model` for transformers' `from_pretrained(folder)`; returns the name of the family.
 
-    Special tokens come from the tokenizers, unless `notes` names them. Where source and target have tokenizers
-    of their own, the target's goes to the subfolder `target`.
+    Special tokens are those of the tokenizers, unless `metadata` overrides them. If source and target have separate
+    tokenizers, that of the target is saved in the subfolder `target`.
     """
     folder, tokenizers = Path(folder), dict(tokenizers or {})
     config = model.config
@@ -168,7 +167,7 @@ def export_folder(
     weights = weights_to_hf(config, weights_of(model))
     source = tokenizers.get("source", tokenizers.get("tokenizer"))
     target = tokenizers.get("target", source)
-    hf = config_to_hf(config, {**_special_ids(config, target), **(notes or {})})
+    hf = config_to_hf(config, {**_special_ids(config, target), **(metadata or {})})
     hf["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     make_folder(folder)
     for name, tokenizer in ((".", source), ("target", tokenizers.get("target"))):
@@ -180,7 +179,7 @@ def export_folder(
             _write_json(path.with_name("tokenizer_config.json"), _tokenizer_config(tokenizer, added, config))
     _write_json(folder / "config.json", hf)
     write_weights(folder / "model.safetensors", weights)
-    return family.title
+    return family.name
 
 
 def _special_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> Json:
@@ -202,4 +201,4 @@ def _tokenizer_config(tokenizer: Tokenizer, added: set[str], config: ModelConfig
 
 
 def _write_json(path: Path, content: Json) -> None:
-    write_whole(path, (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
+    write_atomically(path, (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())

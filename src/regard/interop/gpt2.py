@@ -1,54 +1,53 @@
-"""GPT-2 (Radford et al. 2019): a decoder, pre-LN, learned positions, the tanh form of GELU.
-
-wte                          embedding.tokens             wpe                 decoder.position.embedding
-h.N.ln_1, ln_2               attention_norm, feedforward_norm
-h.N.attn.c_attn, c_proj      attention.qkv, out       [in, out] there, [out, in] here
-h.N.mlp.c_fc, c_proj         feedforward.up, down     ln_f                decoder.norm
-"""
+"""GPT-2 (Radford et al. 2019): a decoder with pre-LN, learned positions and the tanh form of GELU."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from regard.interop.family import Family, Json, Key, read_architecture, tied
-from regard.interop.rules import Rule, Tensors, conv1d, norm, same
+from regard.interop.family import Family, Json, Key, is_tied, read_architecture
+from regard.interop.rules import Rule, Tensors, conv1d, layer, linear, same
 from regard.models.config import ModelConfig
+
+NORMS = {"attention_norm": ("ln_1",), "feedforward_norm": ("ln_2",)}
+MATRICES = {  # [in, out] in GPT-2, [out, in] here
+    "attention.qkv": "attn.c_attn",
+    "attention.out": "attn.c_proj",
+    "feedforward.up": "mlp.c_fc",
+    "feedforward.down": "mlp.c_proj",
+}
 
 
 def rules(config: ModelConfig) -> Iterator[Rule]:
     yield same("embedding.tokens.weight", "wte.weight")
     yield same("decoder.position.embedding.weight", "wpe.weight")
-    for layer in range(config.layers):
-        ours, theirs = f"decoder.blocks.{layer}", f"h.{layer}"
-        yield from norm(f"{ours}.attention_norm", f"{theirs}.ln_1")
-        yield from conv1d(f"{ours}.attention.qkv", f"{theirs}.attn.c_attn")
-        yield from conv1d(f"{ours}.attention.out", f"{theirs}.attn.c_proj")
-        yield from norm(f"{ours}.feedforward_norm", f"{theirs}.ln_2")
-        yield from conv1d(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc")
-        yield from conv1d(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj")
-    yield from norm("decoder.norm", "ln_f")
+    for number in range(config.layers):
+        ours, theirs = f"decoder.blocks.{number}", f"h.{number}"
+        yield from layer(ours, theirs, NORMS)
+        for name, part in MATRICES.items():
+            yield from conv1d(f"{ours}.{name}", f"{theirs}.{part}")
+    yield from linear("decoder.norm", "ln_f")
     if not config.tie_embeddings:
         yield same("output_head.project.weight", "lm_head.weight")
 
 
-def open_fields(hf: Json, tensors: Tensors | None) -> Json:
+def infer(hf: Json, tensors: Tensors | None) -> Json:
     read_architecture(GPT2, hf)
     width = hf.get("n_embd") or 768
     return {
         "ff_dim": hf.get("n_inner") or (4 * width if isinstance(width, int) else width),
-        "tie_embeddings": tied(hf, tensors, "lm_head.weight", "wte.weight"),
+        "tie_embeddings": is_tied(hf, tensors, "lm_head.weight", "wte.weight"),
         "attention_scale": 1.0 if hf.get("scale_attn_weights") is False else None,
     }
 
 
-def doubts(config: ModelConfig) -> list[str]:
+def mismatches(config: ModelConfig) -> list[str]:
     if config.scale == 1.0 or math.isclose(config.scale, config.key_dim**-0.5):
         return []
     return [f"attention_scale = {config.attention_scale} (GPT-2 has 1 / sqrt(head_dim) or 1)"]
 
 
-def extend(config: ModelConfig) -> Json:
+def to_config(config: ModelConfig) -> Json:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "n_inner": config.ff_dim,
@@ -64,8 +63,8 @@ FIXED: Json = {
 }  # fmt: skip
 
 GPT2 = Family(
-    kind="gpt2",
-    title="GPT-2",
+    model_type="gpt2",
+    name="GPT-2",
     architectures=("GPT2LMHeadModel", "GPT2Model"),
     keys=(
         Key("dim", "n_embd", 768),
@@ -81,13 +80,13 @@ GPT2 = Family(
     ),
     fixed=FIXED,
     rules=rules,
-    only={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    supported={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     free=("attention_scale",),
     prefix="transformer.",
-    outside=("lm_head.",),
-    unused=r"h\.\d+\.attn\.(bias|masked_bias)",  # the causal mask, once stored as a buffer
-    open=open_fields,
-    doubts=doubts,
-    extend=extend,
+    unprefixed=("lm_head.",),
+    unused=r"h\.\d+\.attn\.(bias|masked_bias)",  # the causal mask, a buffer of old versions
+    infer=infer,
+    mismatches=mismatches,
+    to_config=to_config,
     copies=lambda config: {"lm_head.weight": "wte.weight"} if config.tie_embeddings else {},
 )

@@ -1,15 +1,7 @@
-"""T5 (Raffel et al. 2020): an encoder-decoder, pre-RMSNorm, no biases, unscaled scores, bucketed distances.
+"""T5 (Raffel et al. 2020): an encoder-decoder with pre-RMSNorm, no biases, unscaled scores and bucketed distances.
 
-    shared                                       source_embedding.tokens, target_embedding.tokens
-    encoder.block.N.layer.0.SelfAttention.q, k, v, o         encoder.blocks.N.attention.qkv, out
-    decoder.block.N.layer.1.EncDecAttention.q, k, v, o       decoder.blocks.N.cross.q, kv, out
-    …layer.M.layer_norm                          the norm around that sub-layer
-    …layer.last.DenseReluDense.wi, wo            feedforward.up, down; gated: wi_0 (gate) and wi_1 in one product
-    …block.0.layer.0.SelfAttention.relative_attention_bias   position.embedding of the stack: all its layers use it
-    …final_layer_norm, lm_head                   norm of the stack, output_head.project
-
-Version 1.0 has ReLU and one table for everything, its logits divided by sqrt(dim); version 1.1 has gated GELU
-and an output layer of its own, not divided.
+Version 1.0 has ReLU and one shared embedding matrix, with logits scaled by sqrt(dim); version 1.1 has gated GELU and a
+separate output layer without that scaling.
 """
 
 from __future__ import annotations
@@ -17,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from regard.errors import UserError
-from regard.interop.bart import copies, open_tables
+from regard.interop.bart import copies, infer_sharing
 from regard.interop.family import ACTIVATION_NAMES, Family, Json, Key, read_activation, read_architecture
-from regard.interop.rules import Rule, Tensors, linear, norm, same
+from regard.interop.rules import Rule, Tensors, layer, linear, same
 from regard.models.config import ModelConfig
 
-# of ours, gated; "gated-gelu" means the tanh form
+# gated activations; "gated-gelu" means the tanh form
 GATED = {"gated-gelu": "geglu", "gated-gelu_new": "geglu", "gated-silu": "swiglu"}
 GATED_NAMES = {"geglu": "gated-gelu", "swiglu": "gated-silu"}
 
@@ -34,79 +26,82 @@ def rules(config: ModelConfig) -> Iterator[Rule]:
     for stack, count in (("encoder", config.layers), ("decoder", config.decoder_layers or config.layers)):
         first = f"{stack}.block.0.layer.0.SelfAttention"
         yield same(f"{stack}.position.embedding.weight", f"{first}.relative_attention_bias.weight")
-        for layer in range(count):
-            ours, theirs = f"{stack}.blocks.{layer}", f"{stack}.block.{layer}.layer"
-            yield from block_rules(config, ours, theirs, memory=stack == "decoder")
-        yield from norm(f"{stack}.norm", f"{stack}.final_layer_norm", bias=False)
+        modules = block(config, decoder=stack == "decoder")
+        for number in range(count):
+            yield from layer(f"{stack}.blocks.{number}", f"{stack}.block.{number}.layer", modules, bias=False)
+        yield from linear(f"{stack}.norm", f"{stack}.final_layer_norm", bias=False)
 
 
-def block_rules(config: ModelConfig, ours: str, theirs: str, memory: bool) -> Iterator[Rule]:
-    q_k_v = (f"{theirs}.0.SelfAttention.{part}" for part in "qkv")
-    yield from linear(f"{ours}.attention.qkv", *q_k_v, bias=False)
-    yield from linear(f"{ours}.attention.out", f"{theirs}.0.SelfAttention.o", bias=False)
-    yield from norm(f"{ours}.attention_norm", f"{theirs}.0.layer_norm", bias=False)
-    if memory:
-        cross = f"{theirs}.1.EncDecAttention"
-        yield from linear(f"{ours}.cross.q", f"{cross}.q", bias=False)
-        yield from linear(f"{ours}.cross.kv", f"{cross}.k", f"{cross}.v", bias=False)
-        yield from linear(f"{ours}.cross.out", f"{cross}.o", bias=False)
-        yield from norm(f"{ours}.cross_norm", f"{theirs}.1.layer_norm", bias=False)
-    last = f"{theirs}.{2 if memory else 1}"
-    wide = ("wi_0", "wi_1") if config.activation in GATED_NAMES else ("wi",)
-    yield from linear(f"{ours}.feedforward.up", *(f"{last}.DenseReluDense.{part}" for part in wide), bias=False)
-    yield from linear(f"{ours}.feedforward.down", f"{last}.DenseReluDense.wo", bias=False)
-    yield from norm(f"{ours}.feedforward_norm", f"{last}.layer_norm", bias=False)
+def block(config: ModelConfig, decoder: bool) -> dict[str, tuple[str, ...]]:
+    """{module of ours: modules of theirs} of one block."""
+    last = f"{2 if decoder else 1}.DenseReluDense"
+    up = ("wi_0", "wi_1") if config.activation in GATED_NAMES else ("wi",)
+    modules = {
+        "attention.qkv": ("0.SelfAttention.q", "0.SelfAttention.k", "0.SelfAttention.v"),
+        "attention.out": ("0.SelfAttention.o",),
+        "attention_norm": ("0.layer_norm",),
+        "feedforward.up": tuple(f"{last}.{part}" for part in up),
+        "feedforward.down": (f"{last}.wo",),
+        "feedforward_norm": (f"{2 if decoder else 1}.layer_norm",),
+    }
+    cross = {
+        "cross.q": ("1.EncDecAttention.q",),
+        "cross.kv": ("1.EncDecAttention.k", "1.EncDecAttention.v"),
+        "cross.out": ("1.EncDecAttention.o",),
+        "cross_norm": ("1.layer_norm",),
+    }
+    return {**modules, **cross} if decoder else modules
 
 
-def open_fields(hf: Json, tensors: Tensors | None) -> Json:
+def infer(hf: Json, tensors: Tensors | None) -> Json:
     read_architecture(T5, hf)
-    tables = open_tables(hf, tensors)
-    if not tables["share_embeddings"]:
+    sharing = infer_sharing(hf, tensors)
+    if not sharing["share_embeddings"]:
         raise UserError("encoder.embed_tokens and decoder.embed_tokens differ; only a T5 that shares them is supported")
     name = hf.get("feed_forward_proj") or "relu"
     gated = isinstance(name, str) and name.startswith("gated-")
     if gated and name not in GATED:
         raise UserError(
-            f"config.json: feed_forward_proj = {name!r} is not supported; of the gated, only {', '.join(GATED)} are"
+            f"config.json: feed_forward_proj = {name!r} is not supported; gated, only {', '.join(GATED)} are"
         )
-    # Version 1.1 is known by tie_word_embeddings = false, or in newer files by a key of its own.
-    divided = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings", True) is not False)
+    # Version 1.1 has tie_word_embeddings = false, or, in newer files, its own key.
+    scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings", True) is not False)
     dim = hf.get("d_model", 512)
     return {
-        **tables,
+        **sharing,
         "activation": GATED[name] if gated else read_activation("feed_forward_proj", name),
         "decoder_layers": hf.get("num_decoder_layers"),
-        "logit_scale": dim**-0.5 if divided and isinstance(dim, int) and dim > 0 else 1.0,
+        "logit_scale": dim**-0.5 if scaled and isinstance(dim, int) and dim > 0 else 1.0,
     }
 
 
-def doubts(config: ModelConfig) -> list[str]:
-    found = []
+def mismatches(config: ModelConfig) -> list[str]:
+    differences = []
     names = (*GATED_NAMES, *ACTIVATION_NAMES)
     if config.activation not in names:
-        found.append(f"activation = {config.activation!r} (T5 has one of {', '.join(names)})")
+        differences.append(f"activation = {config.activation!r} (T5 has one of {', '.join(names)})")
     scales = (1.0, config.dim**-0.5) if config.tie_embeddings else (1.0,)
     if config.logit_scale not in scales:
-        want = "1.0 or 1 / sqrt(dim)" if config.tie_embeddings else "1.0 with tie_embeddings = False"
-        found.append(f"logit_scale = {config.logit_scale} (T5 has {want})")
-    return found
+        expected = "1.0 or 1 / sqrt(dim)" if config.tie_embeddings else "1.0 with tie_embeddings = False"
+        differences.append(f"logit_scale = {config.logit_scale} (T5 has {expected})")
+    return differences
 
 
-def extend(config: ModelConfig) -> Json:
-    divided = config.logit_scale != 1.0
+def to_config(config: ModelConfig) -> Json:
+    scaled = config.logit_scale != 1.0
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "feed_forward_proj": {**ACTIVATION_NAMES, **GATED_NAMES}[config.activation],
         "num_decoder_layers": config.decoder_layers or config.layers,
         "d_kv": config.key_dim,
-        "tie_word_embeddings": divided,
-        "scale_decoder_outputs": divided,
+        "tie_word_embeddings": scaled,
+        "scale_decoder_outputs": scaled,
         "is_encoder_decoder": True,
     }
 
 
-def repeats(config: ModelConfig) -> dict[str, str]:
-    """A tied output layer that is not divided has to be in the file: config.json has no other word for it."""
+def written_copies(config: ModelConfig) -> dict[str, str]:
+    """A tied output layer without scaling must be in the file, since config.json cannot express it."""
     return {"lm_head.weight": "shared.weight"} if config.tie_embeddings and config.logit_scale == 1.0 else {}
 
 
@@ -117,8 +112,8 @@ FIXED: Json = {
 }  # fmt: skip
 
 T5 = Family(
-    kind="t5",
-    title="T5",
+    model_type="t5",
+    name="T5",
     architectures=("T5ForConditionalGeneration",),
     keys=(
         Key("dim", "d_model", 512),
@@ -137,13 +132,13 @@ T5 = Family(
     ),
     fixed=FIXED,
     rules=rules,
-    only={"is_encoder_decoder": True, "is_decoder": False},
+    supported={"is_encoder_decoder": True, "is_decoder": False},
     free=("head_dim", "attention_scale"),
-    # once stored for a table that cross attention never reads
+    # cross-attention does not use it; in files of old versions
     unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-    open=open_fields,
-    doubts=doubts,
-    extend=extend,
+    infer=infer,
+    mismatches=mismatches,
+    to_config=to_config,
     copies=copies,
-    repeats=repeats,
+    written_copies=written_copies,
 )

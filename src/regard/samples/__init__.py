@@ -1,9 +1,9 @@
-"""Small pieces of real data that come with Regard, so that a recipe can be tried at once.
+"""Small samples of real data included in the package, so that a recipe can be tried without a download.
 
     folder = "sample:nsmc"        in [data] or [smoke.data] of a recipe
     regard train … --data sample:nsmc
 
-Each folder here is one sample; where its lines come from and under which licence stands in its README.md.
+Each folder here is one sample; its README.md names the origin and the licence.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ PREFIX = "sample:"
 HERE = Path(__file__).parent
 
 
-def sample_folder(given: str | Path) -> Path | None:
-    """The folder that `sample:NAME` means; None for any other text, which is a path."""
-    if not str(given).startswith(PREFIX):
+def sample_folder(folder: str | Path) -> Path | None:
+    """The folder of `sample:NAME`; None for any other text, which is a path."""
+    if not str(folder).startswith(PREFIX):
         return None
-    name = str(given).removeprefix(PREFIX)
+    name = str(folder).removeprefix(PREFIX)
     names = [path.name for path in HERE.iterdir() if (path / "README.md").is_file()]
     if name not in names:
-        raise UserError(f"data.folder = {given!s}: there is no such sample; {suggest(name, names)}")
+        raise UserError(f"data.folder = {folder!s}: unknown sample; {suggest(name, names)}")
     return HERE / name

@@ -16,7 +16,7 @@ from pathlib import Path
 from regard.data.config import Files
 from regard.data.documents import Piece, Survey, part, pieces, survey
 from regard.data.text import TextData, find_texts, fingerprint
-from regard.files import make_folder, write_whole
+from regard.files import make_folder, write_atomically
 from regard.text.config import TextConfig
 from regard.text.tokenizer import Tokenizer
 from regard.train.run import TaskRun
@@ -84,7 +84,7 @@ class TextRun(TaskRun):
         make_folder(self.folder / "data")
         if any(print not in self._read_surveys() for print in self.prints.values()):
             content = {self.prints[name]: dataclasses.asdict(found) for name, found in self.surveys.items()}
-            write_whole(self._survey_file, json.dumps(content, indent=1).encode())
+            write_atomically(self._survey_file, json.dumps(content, indent=1).encode())
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -31,7 +31,7 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as RawTokenizer
 
 from regard.errors import UserError
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.text.bytes import bytes_to_unicode
 from regard.text.normalizer import sentencepiece_normalizer
 from regard.text.train import Kind, check_text, split_specials, train_tokenizer
@@ -114,7 +114,7 @@ class Tokenizer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save as `tokenizer.json`, atomically: a reader sees the old file or the complete new one."""
-        write_whole(path, self.json.encode())
+        write_atomically(path, self.json.encode())
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without <s> and </s>."""

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.files import make_folder, write_whole
+from regard.files import make_folder, write_atomically
 from regard.models.folder import fill, read_weights, weights_of, write_weights
 from regard.train import shards
 from regard.train.distributed import PeerError, current
@@ -131,7 +131,7 @@ def _write_files(fresh: Path, model: nn.Module, tensors: dict[str, Tensor]) -> d
 
 
 def _complete(fresh: Path, target: Path, content: dict[str, Any]) -> None:
-    write_whole(fresh / STATE, json.dumps({**content, "sha256": _sum(content)}, indent=1).encode())
+    write_atomically(fresh / STATE, json.dumps({**content, "sha256": _sum(content)}, indent=1).encode())
     _flush(fresh)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(fresh, target)

@@ -35,7 +35,7 @@ from regard.commands import program
 from regard.data.batch import Stream
 from regard.data.config import home
 from regard.errors import Unfinished, UserError, suggest
-from regard.files import make_folder, write_whole
+from regard.files import make_folder, write_atomically
 from regard.models import ModelConfig, build
 from regard.models.folder import WEIGHTS, fill, load_tokenizers, read_weights, weights_of, write_weights
 from regard.models.recipe import RECIPE
@@ -280,7 +280,7 @@ class TaskRun(ABC):
         write_weights(self.folder / WEIGHTS, weights)
         fill(trainer.model, weights, WEIGHTS)
         scores = self.score(trainer.model)
-        write_whole(self.folder / "scores.json", json.dumps(scores, indent=1).encode())
+        write_atomically(self.folder / "scores.json", json.dumps(scores, indent=1).encode())
         self.report(trainer.model, scores)
         return scores
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from regard.data.batch import Stream
 from regard.data.prefetch import prefetch
 from regard.errors import UserError
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.models.folder import WEIGHTS, weights_of, write_weights
 from regard.nn.block import Stack, run_block
 from regard.train import checkpoint
@@ -129,7 +129,7 @@ class Trainer:
         if self.metrics.exists():
             step = 0 if found is None else found.step
             kept = [line for line in read_metrics(self.folder) if line["step"] <= step]
-            write_whole(self.metrics, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            write_atomically(self.metrics, "".join(json.dumps(line) + "\n" for line in kept).encode())
         return found
 
     def _batches_a_step(self) -> int:
