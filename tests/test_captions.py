@@ -57,7 +57,7 @@ def test_what_are_no_features(tmp_path: Path) -> None:
     (tmp_path / "text.npy").write_text("hello")
     (tmp_path / "text.safetensors").write_text("hello")
     for name, key, size, message in (
-        ("none.npy", None, None, "there is no such file"), ("x.pt", None, None, "ending in .npy or .safetensors"),
+        ("none.npy", None, None, "no such file"), ("x.pt", None, None, "ending in .npy or .safetensors"),
         ("objects.npy", None, None, "objects, a pickle"), ("text.npy", None, None, "cannot be read as features"),
         ("flat.npy", None, None, r"has shape \(7,\); give \[regions, size\]"),
         ("many.npy", None, None, r"holds 2 pictures; say which \(0 to 1\) .* caption --key 0"),
@@ -75,21 +75,22 @@ def test_what_are_no_features(tmp_path: Path) -> None:
 def test_rows_are_named_by_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Image.new("L", (4, 4)).save(tmp_path / "a.png")
     rows = [
-        {"picture": "a.png", "caption": " a   picture "}, {"picture": "none.png", "caption": "x"}, {"caption": "x"},
-        {"picture": "a.png", "caption": " "}, {"picture": "a.png", "caption": "x", "key": 1.5},
+        {"image": "a.png", "caption": " a   picture "}, {"image": "none.png", "caption": "x"}, {"caption": "x"},
+        {"image": "a.png", "caption": " "}, {"image": "a.png", "caption": "x", "key": 1.5},
     ]  # fmt: skip
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\nnot json\n")
     config = CaptionData(train=("t.jsonl",), folder=str(tmp_path))
     with pytest.raises(UserError) as caught:
         read_captions(config.train, config, "patches")
     told = str(caught.value)
-    for message in ("line 2: .*none.png: there is no such file", "line 3: write", "line 4: \"caption\" is empty",
-                    "line 5: \"key\" is 1.5", "line 6: is not JSON", "5 problems, 1 good rows"):  # fmt: skip
+    for message in ("line 2: .*none.png: no such file", "line 3: column 'image' is missing",
+                    "line 4: column 'caption' is empty",
+                    "line 5: column 'key' is 1.5", "line 6: is not JSON", "5 problems, 1 good caption"):  # fmt: skip
         assert re.search(message, told)
     config = CaptionData(train=("t.jsonl",), folder=str(tmp_path), skip_bad=True)
     assert [row.caption for row in read_captions(config.train, config, "patches")[0]] == ["a picture"]
     said = capsys.readouterr().err
-    assert "left out: 5 bad lines of t.jsonl" in said and 'line 4: "caption" is empty' in said
+    assert "left out: 5 bad lines of t.jsonl" in said and "line 4: column 'caption' is empty" in said
 
 
 def test_features_are_named_by_file_and_line_too(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def here(empty_folder: Path) -> Path:
         picture = chance.integers(0, 60, (12, 12)) + 150 * bright
         Image.fromarray(picture.astype(np.uint8)).save(f"{number}.png")
         np.save(f"{number}.npy", chance.normal(size=(3 + number % 3, 6)) + 3 * bright)
-        lines["pictures"].append(json.dumps({"picture": f"{number}.png", "caption": caption}))
+        lines["pictures"].append(json.dumps({"image": f"{number}.png", "caption": caption}))
         lines["features"].append(json.dumps({"features": f"{number}.npy", "caption": caption}))
     for name, some in lines.items():
         Path(f"{name}.jsonl").write_text("\n".join(some) + "\n")
@@ -165,7 +166,7 @@ def test_files_with_captions_are_learned(here: Path, capsys: pytest.CaptureFixtu
     assert main([*order, "half.jsonl"]) == 0
     assert json.loads(capsys.readouterr().out)["files"]["exact"] == 0.5
     other = {"pictures": "features", "features": "pictures"}[name]
-    for file, message in ((f"{other}.jsonl", 'jsonl, line 1: names "'), (files[0], "captions stand in a .jsonl file")):
+    for file, message in ((f"{other}.jsonl", 'jsonl, line 1: has "'), (files[0], "captions stand in a .jsonl file")):
         assert main([*order, file]) == 2
         out, err = capsys.readouterr()
         assert message in err and out == ""
@@ -188,7 +189,7 @@ def test_a_run_of_scenes_is_complete(here: Path, capsys: pytest.CaptureFixture[s
     examples = "runs/scenes/data/examples/captions.jsonl"
     assert main(["evaluate", "runs/scenes", "--files", examples, "--device", "cpu"]) == 0
     assert "6 pictures" in capsys.readouterr().out
-    assert len(rows) == 6 and all((Path("runs/scenes/data/examples") / row["picture"]).is_file() for row in rows)
+    assert len(rows) == 6 and all((Path("runs/scenes/data/examples") / row["image"]).is_file() for row in rows)
 
 
 @pytest.mark.parametrize("recipe", ["scenes.toml", "pictures.toml", "features.toml"])
@@ -220,8 +221,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     ("pictures", ["model.position=learned", "model.max_length=9", "text.kind=char"], "model.max_length = 9"),
     ("features", ["model.feature_dim=2048"], "each region has 6 numbers, but the model reads feature_dim = 2,048"),
     ("features", ["train.cuda_graph=true"], "cuda_graph = true records one step"),
-    ("features", ["data.train=['pictures.jsonl']"], 'line 1: names "picture", .*: set  input = "patches"  in .mod'),
-    ("pictures", ["data.train=['features.jsonl']"], 'names "features", but .*: set  input = "features"  in .mod'),
+    ("features", ["data.train=['pictures.jsonl']"], 'line 1: has "image", .*: set  input = "patches"  in .mod'),
+    ("pictures", ["data.train=['features.jsonl']"], 'has "features", but .*: set  input = "features"  in .mod'),
 ])  # fmt: skip
 def test_a_mistake_is_told_and_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str], recipe, changes, message):
     assert train(f"{recipe}.toml", *[f"--set={one}" for one in changes]) == 2
@@ -238,12 +239,12 @@ def test_what_caption_refuses(here: Path, capsys: pytest.CaptureFixture[str]) ->
     np.save("many.npy", np.stack(both))
     save_file({str(at): torch.from_numpy(one) for at, one in enumerate(both)}, "many.safetensors")
     for arguments, message in (
-        (["runs/pictures", "none.png"], "none.png: there is no such file"),
+        (["runs/pictures", "none.png"], "none.png: no such file"),
         (["runs/pictures", "0.png", "text.png"], "text.png: cannot be read as a picture"),
         (["runs/features", "wide.npy"], "each region has 9 numbers"),
         (["runs/features", "0.png"], "0.png: features stand in a file ending in .npy"),
         (["runs/pictures", "0.png", "--beam", "0"], "beam = 0"),
-        (["runs/pictures", "0.png", "--key", "a"], "--key a: is for files of features"),
+        (["runs/pictures", "0.png", "--key", "a"], "key = a: is for files of features"),
         (["runs/features", "many.npy"], "say which (0 to 1)"),
         (["runs/features", "many.npy", "--key", "2"], "(0 to 1)"),
         (["runs/features", "many.npy", "--key", "a"], "(0 to 1)"),

@@ -15,7 +15,7 @@ import regard
 from commanded import training
 from regard.cli import main
 from regard.data.batch import PairBatch
-from regard.data.labels import examples
+from regard.data.labels import read_labelled
 from regard.models.recipe import override, read_recipe
 from regard.settings import read_toml
 from regard.tasks.text_classification import ClassificationRun
@@ -80,7 +80,7 @@ def test_a_few_lines_make_a_complete_run(here, capsys):
     assert recipe["model"]["classes"] == 2 and recipe["model"]["pooling"] == "mean"
     # the figures are those of the weights that are kept
     classifier = regard.load(run).predictor
-    rows = list(examples(("test.tsv",), ClassificationRun(tables(), run, torch.device("cpu")).data))
+    rows = list(read_labelled(("test.tsv",), ClassificationRun(tables(), run, torch.device("cpu")).data))
     given = [one.label for one in classifier.predict([one.text for one in rows])]
     right = sum(label == one.label for label, one in zip(given, rows, strict=True))
     assert told["scores"]["test"]["accuracy"] == pytest.approx(right / len(rows))
@@ -146,14 +146,13 @@ def test_validation_is_held_out_whatever_the_seed_and_a_fraction_is_drawn_by_it(
         found.append(run)
         for label in (0, 1):
             whole = (run.train_texts.labels == label).sum() / 0.5 + (run.valid_texts.labels == label).sum()
-            assert (
-                abs(int(whole) - sum(one.label == run.classes[label] for one in examples(run.data.train, run.data))) < 3
-            )
+            rows = read_labelled(run.data.train, run.data)
+            assert abs(int(whole) - sum(one.label == run.classes[label] for one in rows)) < 3
         held = [run.tokenizer.encode(one.text) for one in run.texts("valid")]
-        stored = run.valid_texts.versions[0]
+        stored = run.valid_texts.texts
         assert [row[1:-1].tolist() for row in stored.joined().split(stored.lengths.tolist())] == held
     assert [one.text for one in found[0].texts("valid")] == [one.text for one in found[1].texts("valid")]
-    first, second = (run.train_texts.versions[0].joined().tolist() for run in found)
+    first, second = (run.train_texts.texts.joined().tolist() for run in found)
     assert first != second
 
 
@@ -179,7 +178,7 @@ def test_other_forms_of_the_same_data_give_the_same_model(here, form):
         (("mine.toml", "[train]", "[tarin]"), "unknown table"),
         (("mine.toml", "steps = 6", "steps = 6\nmetric = 'bleu'"), "is no figure of a classification run"),
         (("mine.toml", "[train]", "class_weights = { nope = 2 }\n[train]"), "'nope' is no class"),
-        (("mine.toml", "[train]", "[model]\nshape = 'decoder'\nhead = 'tokens'\n[train]"),
+        (("mine.toml", "[train]", "[model]\narchitecture = 'decoder'\noutput_head = 'tokens'\n[train]"),
         "needs architecture = 'encoder'"),
         (("mine.toml", "[train]", "[model]\nclasses = 5\n[train]"), "says 2"),
         (("mine.toml", "[train]", "[model]\nposition = 'learned'\nmax_length = 8\n[train]"), "learned positions"),
@@ -208,7 +207,7 @@ def test_missing_data_is_told_with_what_to_do(here, capsys):
     for options, data, smoke in (([], True, True), (["--data", "."], False, False)):
         assert train("-o", "other", *options) == 2
         err = capsys.readouterr().err
-        assert "gone.tsv: there is no such file" in err and ("--data DIR" in err, "--smoke" in err) == (data, smoke)
+        assert "gone.tsv: no such file" in err and ("--data DIR" in err, "--smoke" in err) == (data, smoke)
     assert main(["data", "check", "mine.toml"]) == 2 and "--data DIR" in capsys.readouterr().err
 
 
@@ -260,7 +259,7 @@ def test_classify_reads_files_and_writes_one(run, capsys, monkeypatch):
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["label"] for one in found] == [row[0] for row in rows[1:]] and found[2]["row"] == 3
     for files, said in (
-        (["gone.tsv"], "there is no such file"), (["test.tsv", "--column", "review"], "column 'review' is nowhere")
+        (["gone.tsv"], "no such file"), (["test.tsv", "--column", "review"], "column 'review' is missing")
     ):  # fmt: skip
         assert main(["classify", run, "--files", *files, "-o", "never.tsv", "--device", "cpu"]) == 2
         err = capsys.readouterr().err

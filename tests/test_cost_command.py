@@ -84,7 +84,7 @@ def test_the_list_of_presets(capsys):
     [
         ([], ["no model: pass", "gpt2"]),
         (["gtp2"], ["did you mean 'gpt2'?"]),
-        (["missing.toml"], ["missing.toml: there is no such file"]),
+        (["missing.toml"], ["missing.toml: no such file"]),
         (["gpt2", "--seq", "1025"], ["seq = 1025", "max_length = 1024"]),
         (["base", "--seq", "0"], ["seq = 0: must be 1 or more"]),
         (["base", "--seq", "many"], ["--seq", "'many'"]),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.labels import Example, LabelData, check_examples, examples, settle_classes
+from regard.data.labels import Example, LabelData, check_examples, choose_classes, read_labelled
 from regard.errors import UserError
 
 ROWS = [
@@ -48,20 +48,20 @@ def test_every_kind_of_table_gives_the_same_rows(tmp_path, kind):
     if kind == "parquet":
         pytest.importorskip("pyarrow.parquet")
     name = write(tmp_path, kind)
-    found = list(examples((name,), config(tmp_path, name)))
+    found = list(read_labelled((name,), config(tmp_path, name)))
     assert [(one.text, one.label) for one in found] == ROWS
     assert all(one.file.endswith(name) for one in found)
     report = check_examples((name,), config(tmp_path, name))
     assert report.counts == {"0": 2, "1": 2} and any("empty text, kept" in note for note in report.notes)
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
     (tmp_path / name).unlink()
-    assert [(one.text, one.label) for one in examples((name,), config(tmp_path, name))] == ROWS
+    assert [(one.text, one.label) for one in read_labelled((name,), config(tmp_path, name))] == ROWS
 
 
 def test_csv_keeps_what_stands_in_quotes(tmp_path):
     (tmp_path / "a.csv").write_text('text,label\n"two\nlines, a ""quote""",x\nplain,y\n\nlast,x\n')
     (tmp_path / "b.csv").write_text("text;label\r\na, b;x\r\n")
-    found = list(examples(("a.csv", "b.csv"), config(tmp_path, "a.csv", text="text")))
+    found = list(read_labelled(("a.csv", "b.csv"), config(tmp_path, "a.csv", text="text")))
     assert [(one.text, one.label) for one in found] == [
         ('two\nlines, a "quote"', "x"), ("plain", "y"), ("last", "x"), ("a, b", "x")
     ]  # fmt: skip
@@ -71,33 +71,33 @@ def test_csv_keeps_what_stands_in_quotes(tmp_path):
 def test_labels_get_names_and_classes_an_order(tmp_path):
     name = write(tmp_path, "tsv")
     data = config(tmp_path, name, names={"0": "negative", "1": "positive"})
-    assert [one.label for one in examples((name,), data)] == ["negative", "positive", "positive", "negative"]
+    assert [one.label for one in read_labelled((name,), data)] == ["negative", "positive", "positive", "negative"]
     report = check_examples((name,), data)
-    assert settle_classes(data, report) == ("negative", "positive")
+    assert choose_classes(data, report) == ("negative", "positive")
     wished = config(tmp_path, name, names=data.names, classes=("positive", "negative"))
-    assert settle_classes(wished, report) == ("positive", "negative")
+    assert choose_classes(wished, report) == ("positive", "negative")
     (tmp_path / "n.tsv").write_text("text\tlabel\n" + "".join(f"a\t{n}\n" for n in (10, 9, -1, 9)))
     data = config(tmp_path, "n.tsv", text="text")
-    assert settle_classes(data, check_examples(data.train, data)) == ("-1", "9", "10")
+    assert choose_classes(data, check_examples(data.train, data)) == ("-1", "9", "10")
 
 
 def test_without_a_header_columns_are_counted(tmp_path):
     (tmp_path / "a.tsv").write_text("good\tx\nbad\ty\n")
     (tmp_path / "a.csv").write_text("good,x\nbad,y\n")
     data = config(tmp_path, "a.tsv", "a.csv", text="1", label="2", header=False)
-    assert [tuple(one)[:2] for one in examples(data.train, data)] == [("good", "x"), ("bad", "y")] * 2
+    assert [tuple(one)[:2] for one in read_labelled(data.train, data)] == [("good", "x"), ("bad", "y")] * 2
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"text\tlabels\na\tx\n", "line 1: column 'label' is nowhere; did you mean 'labels'"),
+        (b"text\tlabels\na\tx\n", "line 1: column 'label' is missing; did you mean 'labels'"),
         (b"text\tlabel\na\tx\nb\n", "line 3: has 1 column, 2 needed"),
-        (b"text\tlabel\na\tx\nb\tc\td\n", "line 3: has 3 columns instead of 2: is a tab in the text"),
+        (b"text\tlabel\na\tx\nb\tc\td\n", "line 3: has 3 columns instead of 2: is there a tab in the text"),
         (b"text\tlabel\na\tx\nb\t \n", "line 3: column 'label' is empty"),
-        (b"text\tlabel\na\tx\nb\0\ty\n", "line 3: column 'text' holds a NUL"),
+        (b"text\tlabel\na\tx\nb\0\ty\n", "line 3: column 'text' contains a NUL"),
         (b"text\tlabel\na\tx\n\xff\ty\n", "line 3: is not UTF-8"),
-        (b"text\tlabel\na\tx\nb\tneutral\n", "line 3: label 'neutral' is not a class that training knows"),
+        (b"text\tlabel\na\tx\nb\tneutral\n", "line 3: label 'neutral' is not a class of the training data"),
         (b"text\tlabel\n", "no labelled texts"),
         (b"", "is empty"),
     ],
@@ -115,7 +115,7 @@ def test_bad_rows_can_be_left_out(tmp_path):
     data = config(tmp_path, "a.tsv", text="text", skip_bad=True)
     report = check_examples(data.train, data, ("x", "y"))
     assert report.count == 2 and report.bad_count == 2 and [problem.line for problem in report.bad] == [3, 4]
-    assert [one.text for one in examples(data.train, data, ("x", "y"))] == ["a", "c"]
+    assert [one.text for one in read_labelled(data.train, data, ("x", "y"))] == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_bad_csv_is_named(tmp_path, content, said):
 def test_one_label_or_a_thousand_are_no_classes(tmp_path):
     (tmp_path / "one.tsv").write_text("text\tlabel\na\tx\nb\tx\n")
     data = config(tmp_path, "one.tsv", text="text")
-    with pytest.raises(UserError, match="nothing to tell apart"):
-        settle_classes(data, check_examples(data.train, data))
+    with pytest.raises(UserError, match="needs texts of two classes or more"):
+        choose_classes(data, check_examples(data.train, data))
     (tmp_path / "many.tsv").write_text("text\tlabel\n" + "".join(f"a\t{n}\n" for n in range(1001)))
     with pytest.raises(UserError, match="more than 1,000 different labels"):
         check_examples(("many.tsv",), data)
@@ -144,7 +144,7 @@ def test_one_label_or_a_thousand_are_no_classes(tmp_path):
     [
         ({"valid_fraction": 1.0}, "valid_fraction = 1.0"),
         ({"valid_fraction": 0.1, "valid": ("v.tsv",)}, "choose one"),
-        ({"text": "label"}, "they are two columns"),
+        ({"text": "label"}, "name two different columns"),
         ({"header": False}, "columns are counted"),
         ({"fraction": 0.0}, "fraction = 0.0"),
         ({"max_length": 2}, "max_length = 2"),
@@ -163,4 +163,4 @@ def test_mistakes_in_the_table_are_told(settings, said):
 
 def test_an_example_knows_where_it_stands(tmp_path):
     name = write(tmp_path, "tsv")
-    assert next(examples((name,), config(tmp_path, name))) == Example(*ROWS[0], str(tmp_path / name), 2)
+    assert next(iter(read_labelled((name,), config(tmp_path, name)))) == Example(*ROWS[0], str(tmp_path / name), 2)

@@ -19,7 +19,7 @@ from commanded import training
 from regard.cli import main
 from regard.data import documents, tokens
 from regard.data.blocks import BlockBatch
-from regard.data.text import TextData
+from regard.data.documents import TextData
 from regard.data.tokens import Tokens
 from regard.metrics.perplexity import perplexity
 from regard.models import ModelConfig, build
@@ -222,7 +222,7 @@ def test_what_evaluate_refuses(here, capsys):
     assert train() == 0
     Path("latin.txt").write_bytes(b"caf\xe9")
     for arguments, message in (
-        (["--text", "nowhere.txt"], "there is no such file"),
+        (["--text", "nowhere.txt"], "no such file"),
         (["--text", "latin.txt"], "is not UTF-8: byte 0xe9 at place 4"),
         (["--text", "input.txt", "--stride", "25"], "stride = 25: must be from 1 to the context of 24"),
         (["--text", "input.txt", "--context", "0"], "--context 0"),
@@ -272,7 +272,7 @@ def test_r_drop_is_the_formula_of_two_passes():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["data.train=['none.txt']"], "there is no such file"),
+        (["data.train=['none.txt']"], "no such file"),
         (["task.x=1"], "task = {'x': 1}: there is no such task|task is not a table"),
         (["model.architecture=encoder-decoder"], "a language model needs architecture = 'decoder'"),
         (["model.vocab_size=20"], "model.vocab_size = 20, but the tokenizer has"),

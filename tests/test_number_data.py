@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data.numbers import NumbersData, parse_numbers, read_pairs
-from regard.data.series import read_table
+from regard.data.numeric import NumberData, parse_numbers, read_number_pairs
+from regard.data.series import read_series
 from regard.errors import UserError
 
 
@@ -23,7 +23,7 @@ def test_numbers_are_read_as_they_are_written(numbers: list[float], between: str
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("1 two 3", "number 2 is 'two': is no number"), ("1 nan", "number 2 is nan: only finite numbers"),
+    ("1 two 3", "number 2 is 'two', not a number"), ("1 nan", "number 2 is nan: only finite numbers"),
     ("inf", "number 1 is inf"), ("1 1e400", "number 2 is 1e400"), ("1 1e31", "up to 1e30"),
 ])  # fmt: skip
 def test_what_is_no_number(text: str, message: str) -> None:
@@ -33,23 +33,23 @@ def test_what_is_no_number(text: str, message: str) -> None:
 
 def test_pairs_are_named_by_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.tsv").write_text("1 2\t3 4\n5\t6\n1 2 3\n7\tNaN\n\t1\n" + "1 " * 40 + "\t1\n")
-    config = NumbersData(train=("a.tsv",), folder=str(tmp_path))
+    config = NumberData(train=("a.tsv",), folder=str(tmp_path))
     with pytest.raises(UserError) as caught:
-        read_pairs(config.train, config)
+        read_number_pairs(config.train, config)
     told = str(caught.value)
-    assert "a.tsv, line 3: has 1 columns, not 2" in told and "line 4: number 1 is NaN" in told
-    assert "line 5: the source has 0 numbers" in told and "line 6: the source has 40 numbers" in told
+    assert "a.tsv, line 3: has 1 column, 2 needed" in told and "line 4: column '2' is not" in told
+    assert "line 5: column '1' has 0 numbers" in told and "line 6: column '1' has 40 numbers" in told
     assert "4 problems, 2 good pairs" in told and "skip_bad" in told
-    kept = read_pairs(config.train, NumbersData(train=("a.tsv",), folder=str(tmp_path), skip_bad=True))
+    kept = read_number_pairs(config.train, NumberData(train=("a.tsv",), folder=str(tmp_path), skip_bad=True))
     assert kept == [([1, 2], [3, 4]), ([5], [6])]
     told = capsys.readouterr().err
-    assert "left out: 4 bad lines of a.tsv" in told and "line 4: number 1 is NaN" in told
+    assert "left out: 4 bad lines of a.tsv" in told and "number 1 is NaN" in told
 
 
 def test_pairs_in_jsonl(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"source": [1, 2.5], "target": [3]}\n')
-    config = NumbersData(train=("a.jsonl",), folder=str(tmp_path))
-    assert read_pairs(config.train, config) == [([1, 2.5], [3])]
+    config = NumberData(train=("a.jsonl",), folder=str(tmp_path))
+    assert read_number_pairs(config.train, config) == [([1, 2.5], [3])]
     for line, message in (
         ("[1]", 'write  {"source"'),
         ("{", "is not JSON"),
@@ -57,27 +57,27 @@ def test_pairs_in_jsonl(tmp_path: Path) -> None:
     ):
         (tmp_path / "a.jsonl").write_text(line + "\n")
         with pytest.raises(UserError, match=message):
-            read_pairs(config.train, config)
+            read_number_pairs(config.train, config)
 
 
 def test_a_series_in_columns(tmp_path: Path) -> None:
     path = tmp_path / "load.csv"
     path.write_text("time,load,wind\n00:00,1,2\n01:00,3,4.5\n\n")
-    series, names = read_table(path)
+    (series,), names = read_series([path])
     assert series.tolist() == [[1, 2], [3, 4.5]] and names == ("load", "wind")
-    assert read_table(path, ("wind",))[0].tolist() == [[2], [4.5]]
+    assert read_series([path], ("wind",))[0][0].tolist() == [[2], [4.5]]
     for content, message in (
-        ("time,load\n0:00,1\n1:00,NaN\n", r"load.csv, line 3, column 'load': NaN: only finite numbers.*fill the gap"),
-        ("time,load\n0:00,1\n1:00,\n", r"line 3, column 'load'"),
-        ("time,load\n0:00,1\n1:00\n", r"line 3: has 1 columns, but the header names 2"),
-        ("time,load\n0:00,x\n", "line 2: no column holds a number"),
-        ("load\n", "has 1 lines"),
+        ("time,load\n0:00,1\n1:00,NaN\n", r"load.csv, line 3: column 'load' is NaN: only finite numbers.*fill the gap"),
+        ("time,load\n0:00,1\n1:00,\n", r"line 3: column 'load' is ''"),
+        ("time,load\n0:00,1\n1:00\n", r"line 3: has 1 column, 2 needed"),
+        ("time,load\n0:00,x\n", "line 2: no column is a number"),
+        ("load\n", "no rows"),
     ):
         path.write_text(content)
         with pytest.raises(UserError, match=message):
-            read_table(path)
+            read_series([path])
     path.write_text("load,load\n1,2\n")
-    with pytest.raises(UserError, match="column 'load' is twice"):
-        read_table(path)
-    with pytest.raises(UserError, match="column 'lod' is nowhere; did you mean 'load'"):
-        read_table(path, ("lod",))
+    with pytest.raises(UserError, match="column 'load' is there twice"):
+        read_series([path])
+    with pytest.raises(UserError, match="column 'lod' is missing; did you mean 'load'"):
+        read_series([path], ("lod",))

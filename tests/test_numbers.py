@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 import regard
 from commanded import training
 from regard.cli import main
-from regard.data.numbers import NumberBatch, NumbersData, Rule, Seasonal, padded
-from regard.data.scaled import Scale, make_sets
-from regard.data.series import Windows, last_season, last_value, read_table, seasonal_series
+from regard.data.numeric import NumberData, Rule, Scale, make_sets, padded
+from regard.data.series import NumberBatch, Seasonal, Windows, last_season, last_value, read_series, seasonal_series
 from regard.metrics.regression import judge_pairs, judge_series
 from regard.models import ModelConfig, build
 from regard.predict.bundle import Bundle
@@ -41,10 +40,10 @@ SMALL = [
 
 def test_a_rule_makes_other_sequences_for_every_set() -> None:
     rule = Rule(multiply=3.0, add=-1.0, low=-5, high=5, shortest=2, train=50, valid=20, test=20, seed=4)
-    sets = make_sets(NumbersData(rule=rule, longest=6))
+    sets = make_sets(NumberData(rule=rule, longest=6))
     scale, seen = Scale.of(sets.data), set()
     for batch in sets.rows.values():
-        source, target = scale.widen(batch.source), scale.widen(batch.target)
+        source, target = scale.denormalize(batch.source), scale.denormalize(batch.target)
         assert torch.allclose(target[batch.target_is_real], 3 * source[batch.source_is_real] - 1, atol=1e-4)
         assert source[batch.source_is_real].abs().max() <= 5 and batch.source_is_real.sum(dim=1).min() >= 2
         rows = {tuple(row.flatten().tolist()) for row in batch.source}
@@ -109,14 +108,14 @@ def test_free_running_reads_what_it_wrote() -> None:
 def test_figures_are_those_of_the_formulas() -> None:
     source = torch.tensor([[1.0, 2.0, 3.0, 4.0]])[..., None]
     batch = NumberBatch(source, None, torch.tensor([[5.0, 7.0]])[..., None], None)
-    data = NumbersData(seasonal=Seasonal(), context=4, horizon=2, period=3, mean=(0.0,), std=(1.0,))
+    data = NumberData(seasonal=Seasonal(), context=4, horizon=2, period=3, mean=(0.0,), std=(1.0,))
     figures = judge_series(batch, torch.tensor([[5.0, 6.0]])[..., None], data, ("a",))
     assert figures["mae"] == 0.5 and figures["mse"] == 0.5 and figures["mae_by_step"] == [0, 1]
     assert figures["last_mae"] == 2.0 and figures["seasonal_mae"] == ((5 - 2) + (7 - 3)) / 2
     assert last_value(source, 2).flatten().tolist() == [4, 4]
     assert last_season(source, 5, 3).flatten().tolist() == [2, 3, 4, 2, 3]
     pairs = padded([([1.0, 2.0], [3.0, 4.0])], longest=3)
-    data = NumbersData(rule=Rule(), longest=3, mean=(0.0,), std=(10.0,))
+    data = NumberData(rule=Rule(), longest=3, mean=(0.0,), std=(10.0,))
     wrong = pairs.target + torch.tensor([0.005, 0.02, 9.0])[None, :, None]
     figures = judge_pairs(pairs, wrong, pairs.target, data)
     assert figures["within"] == 0.5 and figures["largest"] == pytest.approx(0.2, rel=1e-4)
@@ -181,7 +180,7 @@ def test_a_run_of_a_series_foretells(here: Path, capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "a,b" and len(lines) == 6
     predictor = regard.load("runs/series").predictor
-    series = read_table(Path("load.csv"), ("a", "b"))[0]
+    series = read_series([Path("load.csv")], ("a", "b"))[0][0]
     expected = predictor.forecast(series)
     shown = torch.tensor([[float(cell) for cell in line.split(",")] for line in lines[1:]], dtype=torch.float64)
     torch.testing.assert_close(shown, expected, atol=1e-4, rtol=0)
@@ -211,14 +210,14 @@ def test_mistakes_of_a_series(here: Path, capsys: pytest.CaptureFixture[str]) ->
     for options, message in (
         (["--set", "data.period=20"], "period = 20: the seasonal forecast needs a whole season"),
         (["--set", "data.horizon=300"], "no window of 12 + 300 steps fits"),
-        (["--set", "data.columns=['t', 'c']"], "column 'c' is nowhere"),
+        (["--set", "data.columns=['t', 'c']"], "column 'c' is missing"),
     ):
         assert train("series.toml", *options) == 2
         assert message in capsys.readouterr().err
     rows = Path("load.csv").read_text().replace("\n100,", "\n100,nan,0\n1000,", 1)
     Path("load.csv").write_text(rows)
     assert train("series.toml") == 2
-    assert "load.csv, line 102, column 'a'" in capsys.readouterr().err and not Path("runs").exists()
+    assert "load.csv, line 102: column 'a'" in capsys.readouterr().err and not Path("runs").exists()
 
 
 def test_what_predict_refuses(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +229,7 @@ def test_what_predict_refuses(here: Path, capsys: pytest.CaptureFixture[str], mo
     for arguments, message in (
         (["runs/pairs", "1 x"], "NUMBERS 1: number 2 is 'x'"), (["runs/pairs", " "], "holds no numbers"),
         (["runs/pairs", "1", "--steps", "0"], "--steps 0"), (["runs/pairs", "1", "--digits", "-1"], "--digits -1"),
-        (["runs/series", "1 2"], "reads 2 channels"), (["runs/series", "--file", "none.csv"], "there is no such file"),
+        (["runs/series", "1 2"], "reads 2 channels"), (["runs/series", "--file", "none.csv"], "no such file"),
         (["runs/pairs", "1e30"], "the prediction is not a number"),
         (["runs/pairs", "1", "--file", "load.csv"], "give one of them"), (["nowhere", "1"], "there is no such folder"),
     ):  # fmt: skip
@@ -244,8 +243,8 @@ def test_what_predict_refuses(here: Path, capsys: pytest.CaptureFixture[str], mo
 @settings(max_examples=50)
 @given(numbers=st.lists(st.floats(-100, 100), min_size=1, max_size=8))
 def test_what_lies_outside_the_training_data_is_known(numbers: list[float]) -> None:
-    rule = NumbersData(rule=Rule(low=-10, high=20), mean=(5.0,), std=(9.0,))
-    series = NumbersData(train=("a.csv",), context=3, period=1, mean=(5.0,), std=(9.0,))
+    rule = NumberData(rule=Rule(low=-10, high=20), mean=(5.0,), std=(9.0,))
+    series = NumberData(train=("a.csv",), context=3, period=1, mean=(5.0,), std=(9.0,))
     steps = torch.tensor(numbers, dtype=torch.float64)[:, None]
     for data, read, low, high in ((rule, numbers, -10, 20), (series, numbers[-3:], 5 - 4 * 9, 5 + 4 * 9)):
         predictor = Regressor(Bundle(numbers_model(), recipe={"data": to_dict(data)}))

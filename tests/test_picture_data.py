@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from regard.data.augment import AugmentConfig, Draws, augment, draw
-from regard.data.pictures import Pictures, PicturesData, list_set, make_pictures, read_idx
+from regard.data.images import ImageData, Images, list_set, make_images, read_idx
 from regard.data.picturestream import PictureStream
 from regard.data.pixels import open_pixels
 from regard.data.pixelstore import Pixels
@@ -58,7 +58,7 @@ def test_what_is_no_picture(tmp_path: Path) -> None:
     (tmp_path / "cut.png").write_bytes(save("whole.png", Image.new("RGB", (64, 64))).read_bytes()[:60])
     frames = [Image.new("L", (4, 4), shade) for shade in (0, 100, 200)]
     for path, message in (
-        (tmp_path / "none.png", "there is no such file"),
+        (tmp_path / "none.png", "no such file"),
         (tmp_path / "text.png", "cannot be read as a picture"),
         (tmp_path / "empty.png", "cannot be read as a picture"),
         (tmp_path / "cut.png", "cannot be read as a picture"),
@@ -82,8 +82,8 @@ def test_idx_files(tmp_path: Path) -> None:
     assert torch.equal(read_idx(tmp_path / "a.gz"), torch.from_numpy(numbers).byte())
     whole = (tmp_path / "a").read_bytes()
     for content, message in (
-        (whole[:-1], r"says that it holds 2 x 3 x 4 bytes, but has 23"), (whole[:9], "ends within its header"),
-        (b"\x89PNG....", "is no idx file of bytes: it begins with 89 50 4e 47"), (b"", "begins with nothing"),
+        (whole[:-1], r"declares 2 x 3 x 4 bytes, but has 23"), (whole[:9], "truncated within its header"),
+        (b"\x89PNG....", "is not an idx file of bytes: it begins with 89 50 4e 47"), (b"", "begins with nothing"),
         (gzip.compress(whole)[:-12], "cut off or damaged"),
     ):  # fmt: skip
         (tmp_path / "a").write_bytes(content)
@@ -94,17 +94,17 @@ def test_idx_files(tmp_path: Path) -> None:
 def test_folders_and_idx_give_the_same_pictures(tmp_path: Path) -> None:
     here = tmp_path
     write_squares(here)
-    config = PicturesData(train=("photos/train",), folder=str(here))
+    config = ImageData(train=("photos/train",), folder=str(here))
     listed = list_set(config.train, config, ("bright", "dark"))
-    pictures = make_pictures(listed, here / "store", 1, 8, skip_bad=False)
+    pictures = make_images(listed, here / "store", 1, 8, skip_bad=False)
     idx = read_idx(here / "train-images")[:, None]
     order = [int(path.stem) for path in listed.files]
     assert torch.equal(pictures.pixels[torch.arange(24)], idx[order])
     assert pictures.labels.tolist() == [1 - number % 2 for number in order]  # bright comes first by name
     before = (here / "store" / "pixels.npy").stat().st_mtime_ns
-    make_pictures(listed, here / "store", 1, 8, skip_bad=False)
+    make_images(listed, here / "store", 1, 8, skip_bad=False)
     assert (here / "store" / "pixels.npy").stat().st_mtime_ns == before  # not decoded again
-    rest, held = pictures.divide(0.25)
+    rest, held = pictures.split(0.25)
     both = torch.cat((rest.pixels[torch.arange(18)], held.pixels[torch.arange(6)])).flatten(1)
     assert len(rest) == 18 and sorted(both.tolist()) == sorted(pictures.pixels[torch.arange(24)].flatten(1).tolist())
 
@@ -187,7 +187,7 @@ def test_a_stream_of_pictures_draws_ahead_and_goes_on_from_any_point() -> None:
     """Whatever is drawn ahead is what `draw` gives for (seed, epoch, batch), and every row comes once an epoch."""
     config = AugmentConfig(crop=2, flip=0.5, erase=0.5, mixup=0.4)
     pixels = torch.randint(256, (21, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    pictures = Pictures(Pixels(pixels), torch.arange(21) % 3)
+    pictures = Images(Pixels(pixels), torch.arange(21) % 3)
 
     def stream() -> PictureStream:
         return PictureStream(pictures, config, 4, 8, 7, torch.device("cpu"))

@@ -11,7 +11,7 @@ from PIL import Image
 import regard
 from commanded import training
 from regard.cli import main
-from regard.data.pictures import read_idx
+from regard.data.images import read_idx
 from regard.settings import read_toml
 from smoke import smoke_run
 from squares import write_squares
@@ -64,7 +64,7 @@ def test_a_run_is_complete_and_recognises(here: Path, capsys: pytest.CaptureFixt
     assert sum(found.probabilities.values()) == pytest.approx(1, abs=1e-5)
     assert main(["classify", str(run), "big.png", "none.png", "--device", "cpu"]) == 2
     out = capsys.readouterr()
-    assert out.out == "" and "none.png: there is no such file" in out.err
+    assert out.out == "" and "none.png: no such file" in out.err
     assert main(["classify", str(run), ".", "--device", "cpu"]) == 2
     assert ".: is a folder; name a file in it" in capsys.readouterr().err
 
@@ -119,7 +119,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    (["data.train=['none', 'train-labels']"], "none: there is no such file"),
+    (["data.train=['none', 'train-labels']"], "none: no such file"),
     (["data.train=['train-labels', 'train-images']"], "have 1 and 3 axes; the first must hold pictures"),
     (["data.train=['train-images', 'test-labels']"], "24 pictures, but .* has 8 labels"),
     (["data.train=['photos']"], "'dark' is no class|'test' is no class|is no class|dark"),

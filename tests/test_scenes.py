@@ -12,7 +12,7 @@ import torch
 
 from regard.data.captions import ScenesData
 from regard.data.captionsets import SceneStream, Targets, scene_sets
-from regard.data.pictures import read_idx
+from regard.data.images import read_idx
 from regard.data.scenes import COUNTS, NOUNS, PLACES, Group, SceneMaker, Scenes, coverage, describe, places_of
 from regard.errors import UserError
 from regard.explore.captions import noun_attention

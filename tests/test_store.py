@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from regard.data import store as module
 from regard.data.batch import Batches, Pairs, Ragged
-from regard.data.config import DataConfig
+from regard.data.pairs import PairData
 from regard.data.store import INDEX, Store, fingerprint, prepare
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
@@ -32,9 +32,9 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture
-def config(tmp_path) -> DataConfig:
+def config(tmp_path) -> PairData:
     (tmp_path / "t.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in LINES))
-    return DataConfig(train=("t.tsv",), folder=str(tmp_path))
+    return PairData(train=("t.tsv",), folder=str(tmp_path))
 
 
 def rows_of(ragged: Ragged) -> list[list[int]]:
@@ -127,8 +127,8 @@ def test_everything_that_matters_is_in_the_fingerprint(config, tokenizer, tmp_pa
     other = Tokenizer.train(["something else entirely"], "bpe", 280)
     base = fingerprint(config.train, config, tokenizer, tokenizer, None)
     assert base == fingerprint(config.train, config, Tokenizer(tokenizer.json), tokenizer, None)
-    columns = DataConfig(train=config.train, folder=config.folder, source="a", target="b")
-    skipping = DataConfig(train=config.train, folder=config.folder, skip_bad=True)
+    columns = PairData(train=config.train, folder=config.folder, source="a", target="b")
+    skipping = PairData(train=config.train, folder=config.folder, skip_bad=True)
     others = [
         fingerprint(config.train, config, tokenizer, other, None),
         fingerprint(config.train, config, other, tokenizer, None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import unicodedata
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data import documents
-from regard.data.documents import Piece, part, pieces, survey
-from regard.data.text import TextData, find_texts, fingerprint
+from regard.data.documents import Piece, TextData, find_texts, part, pieces, survey, text_fingerprint
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
 
@@ -101,7 +101,7 @@ def test_no_token_lies_across_a_cut(words, random):
     text = "".join(word + random.choice([" ", "\n", "  ", "\n\n", " \n", "\t"]) for word in words)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "PIECE", 25)
-        found = [piece.text for piece in documents._document(text, "", 1, documents.Counter())]
+        found = [piece.text for piece in documents._document(text, "", 1, Counter())]
     for tokenizer in TOKENIZERS:
         assert [id for piece in found for id in tokenizer.encode(piece)] == tokenizer.encode(text)
 
@@ -128,16 +128,16 @@ def test_a_part_is_that_part_of_the_characters(stream, data):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"good line\nbad \xff here\n", r"a\.txt, line 2: is not UTF-8: byte 0xff at place 15"),
-        ("a.txt", b"x" * 9 + b"\xed\x95", r"is not UTF-8: byte 0xed at place 10"),
+        ("a.txt", b"good line\nbad \xff here\n", r"a\.txt, line 2: is not UTF-8: byte 0xff at position 15"),
+        ("a.txt", b"x" * 9 + b"\xed\x95", r"is not UTF-8: byte 0xed at position 10"),
         ("a.txt", "text".encode("utf-16"), "looks like UTF-16"),
         ("a.txt", b"a\0b", "NUL character; is this a text file"),
         ("a.txt", b"", "no text; a language model needs some"),
         ("a.txt.gz", gzip.compress(b"text" * 999, mtime=0)[:-9], "the gzip file is cut off"),
-        ("a.jsonl", b'{"text": "ok"}\n{"body": "x"}\n', r"line 2: column 'text' is nowhere.*Set column in \[data\]"),
+        ("a.jsonl", b'{"text": "ok"}\n{"body": "x"}\n', r"line 2: column 'text' is missing.*Set column in \[data\]"),
         ("a.jsonl", b'{"text": 3}\n', "is int, not text"),
         ("a.jsonl", b"not json\n", "is not JSON"),
-        ("a.tsv", b"label\tbody\n1\tx\n", "column 'text' is nowhere"),
+        ("a.tsv", b"label\tbody\n1\tx\n", "column 'text' is missing"),
         ("a.parquet", b"PAR1", "cannot be read as Parquet"),
     ],
 )
@@ -165,20 +165,20 @@ def test_files_that_are_not_there(tmp_path):
     with pytest.raises(UserError, match=r"did you mean 'input\.txt'"):
         find_texts(("imput.txt",), tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="the folder holds no files"):
+    with pytest.raises(UserError, match="the folder is empty"):
         find_texts(("empty",), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"train": ()}, "names no file"),
+        ({"train": ()}, "no files"),
         ({"train": "a.txt"}, "write a list"),
         ({"train": ("a",), "valid_fraction": 1.0}, "must be at least 0 and below 1"),
         ({"train": ("a",), "valid": ("b",), "valid_fraction": 0.1}, "choose one"),
         ({"train": ("a",), "separator": ""}, "separator = ''"),
         ({"train": ("a",), "test": ("b",)}, "give each set a name"),
-        ({"train": ("a",), "folder": ""}, "is no name of a folder"),
+        ({"train": ("a",), "folder": ""}, "not a folder name"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):
@@ -196,8 +196,8 @@ def test_a_byte_order_mark_is_left_out_and_said(tmp_path):
 def test_the_fingerprint_follows_the_files_and_the_settings(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     config = TextData(train=("a.txt",), folder=str(tmp_path))
-    before = fingerprint(config.train, config)
-    assert fingerprint(config.train, config) == before
-    assert fingerprint(config.train, TextData(train=("a.txt",), folder=str(tmp_path), separator="x")) != before
+    before = text_fingerprint(config.train, config)
+    assert text_fingerprint(config.train, config) == before
+    assert text_fingerprint(config.train, TextData(train=("a.txt",), folder=str(tmp_path), separator="x")) != before
     (tmp_path / "a.txt").write_text("another text")
-    assert fingerprint(config.train, config) != before
+    assert text_fingerprint(config.train, config) != before

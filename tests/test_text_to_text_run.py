@@ -143,7 +143,7 @@ def test_denoising_is_a_run_that_others_start_from(here, capsys):
         ("repeat = 2", "density = 0.5", "is not for a task of kind = 'labels'"),
         ("repeat = 2", "nope = 1", "data.tasks.size.nope: unknown setting"),
         ('kind = "denoise"', 'kind = "denoise"\ndensity = 1.5', "data.tasks.holes.density"),
-        ('train = ["numbers.tsv"]', 'train = ["gone.tsv"]', "there is no such file"),
+        ('train = ["numbers.tsv"]', 'train = ["gone.tsv"]', "no such file"),
         ("max_length = 64", "max_length = 4", "data.max_length = 4"),
         ('test = { all = ["sizes.tsv"] }', 'test = { all = ["other.tsv"] }', "label '7' is not a class"),
         ("[train]", "[text]\njoint = false\n[train]", "share one tokenizer"),

@@ -15,7 +15,7 @@ import regard
 from corpus import FIVE_LINES, train, write_corpus
 from regard.cli import main
 from regard.commands import program
-from regard.data.config import DataConfig
+from regard.data.pairs import PairData
 from regard.explore.translation import attention_of
 from regard.models.folder import read_weights
 from regard.settings import read_toml
@@ -247,7 +247,7 @@ def test_when_the_data_is_gone(here, monkeypatch, capsys, tmp_path):
     before = Path("run/recipe.toml").read_bytes()
     assert main(["resume", "run"]) == 2
     error = capsys.readouterr().err
-    assert str(here / "train.en") in error and "there is no such file" in error and "--data DIR" in error
+    assert str(here / "train.en") in error and "no such file" in error and "--data DIR" in error
     assert main(["resume", "run", "--data", "nowhere"]) == 2
     assert Path("run/recipe.toml").read_bytes() == before
     assert main(["resume", "run", "--data", "moved", "--device", "cpu"]) == 0
@@ -313,7 +313,7 @@ def test_the_page_has_a_row_for_every_setting_of_the_data():
     page = (Path(__file__).parent.parent / "docs" / "translation.md").read_text(encoding="utf-8")
     table = page.split("| `[data]` |")[1].split("\n\n")[0]
     shown = [line.split("|")[1].strip(" `") for line in table.splitlines()[2:]]
-    assert shown == [field.name for field in dataclasses.fields(DataConfig)]
+    assert shown == [field.name for field in dataclasses.fields(PairData)]
 
 
 def test_evaluating_what_has_no_test_files(here, capsys):

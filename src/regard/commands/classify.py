@@ -146,35 +146,25 @@ def read_given(texts: list[str]) -> Iterator[list[Asked]]:
 
 def read_files(names: list[str], column: str | None, data: object) -> Iterator[list[Asked]]:
     """The texts of files, a chunk at a time; every file is read to its end before the first."""
-    from collections import Counter
+    from itertools import chain
 
-    from regard.data.config import table_kind
-    from regard.data.labels import find_tables, table_rows
-    from regard.data.lines import Notes, Problem, read_lines
-    from regard.errors import UserError
+    from regard.data.sets import find_files
+    from regard.data.tables import read_rows, table_kind
 
     known = data.get("text") if isinstance(data, dict) else None
-    paths = find_tables(names)  # a missing one is named before any is read
-    notes: Notes = Counter()
-
-    def texts() -> Iterator[Asked]:
-        for path in paths:
-            plain = column is None and table_kind(path) is None and ".csv" not in path.suffixes
-            remedy = "Name the column with --column"
-            cells = table_rows(path, (column or str(known or "text"),), notes, True, remedy)
-            for number, text in enumerate(read_lines(path, notes), 1) if plain else _first_cells(cells):
-                if isinstance(text, Problem):
-                    raise UserError(str(text) if text.fatal else f"{text}; mend the row, or leave it out")
-                yield Asked(text, str(path), number)
-
-    for _ in texts():
-        pass
-    return _chunks(texts())
-
-
-def _first_cells(rows: Iterator[Any]) -> Iterator[tuple[int, Any]]:
-    for row in rows:
-        yield (row[0], row[1][0]) if isinstance(row, tuple) else (0, row)
+    tables = [
+        read_rows(
+            [str(path)],
+            (column or str(known or "text"),),
+            kind="text" if column is None and table_kind(path) is None else None,
+            remedy="Name the column with --column",
+        )
+        for path in find_files(names)
+    ]
+    for table in tables:
+        table.check()
+    rows = chain.from_iterable(tables)
+    return _chunks(Asked(row.cells[0], row.file, row.line) for row in rows)
 
 
 def _chunks(stream: Iterator[Asked]) -> Iterator[list[Asked]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 DESCRIPTION = """
 List and download public data sets (verified by SHA-256), and check the files in the [data] table of a recipe: whether
@@ -88,99 +89,90 @@ def _get(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from regard.data.config import read_data
-    from regard.data.read import check
-    from regard.models.recipe import read_recipe
+    from regard.commands.train import read
 
-    task = read_recipe(args.name).get("task", "translation")
-    if task in ("language", "masked"):
-        return _check_text(args)
-    if task == "classification":
-        return _check_labels(args)
-    if task != "translation":
-        return _check_run(args)
-    config = read_data(args.name, args.data)
-    sets = {"train": config.train, "valid": config.valid}
-    sets |= {f"test.{name}": files for name, files in config.test.items()}
-    reports = {
-        name: check(files, config, skip_bad=args.skip_bad_lines or config.skip_bad)
-        for name, files in sets.items()
-        if files
-    }
+    options = {"recipe": args.name, "data": args.data, "skip_bad_lines": args.skip_bad_lines}
+    tables, _ = read(argparse.Namespace(**options, out=None, set=[], smoke=False))
+    task, data = tables.get("task", "translation"), tables["data"]
+    assert isinstance(data, dict)
+    match task:
+        case "translation":
+            found = _check_pairs(data)
+        case "classification":
+            found = _check_labels(data)
+        case "language" | "masked":
+            found = _check_text(data)
+        case _:
+            return _check_run(args, tables)
     if args.json:
-        rows = {
-            name: {"pairs": one.count, "bad": one.bad_count, "first": [str(p) for p in one.bad], "notes": one.notes}
-            for name, one in reports.items()
-        }
-        print(json.dumps(rows, ensure_ascii=False))
+        print(json.dumps({name: fields for name, (_, fields, _) in found.items()}, ensure_ascii=False))
         return 0
-    for name, one in reports.items():
-        print(f"{name}: {one.count:,} pairs{f', {one.bad_count:,} left out' if one.bad_count else ''}")
-        for line in (*map(str, one.bad), *one.notes):
+    for name, (summary, fields, lines) in found.items():
+        left_out = f", {fields['bad']:,} left out" if fields["bad"] else ""
+        print(f"{name}: {summary}{left_out}")
+        for line in lines:
             print(f"  {line}")
-        if one.bad_count > len(one.bad):
-            print(f"  and {one.bad_count - len(one.bad):,} more")
     return 0
 
 
-def _check_run(args: argparse.Namespace) -> int:
-    """Any other task: its data is prepared in a temporary folder, which reads all of it once."""
+Found = dict[str, tuple[str, dict[str, Any], list[str]]]  # set -> (summary, fields of the JSON output, notes)
+
+
+def _check_pairs(table: dict[str, Any]) -> Found:
+    from regard.data.pairs import PairData, read_pairs
+    from regard.settings import from_dict
+
+    config, found = from_dict(PairData, table, "data."), {}
+    sets = {"train": config.train, "valid": config.valid, **{f"test.{name}": f for name, f in config.test.items()}}
+    for name, files in sets.items():
+        if files:
+            one = read_pairs(files, config).check()
+            first = [str(problem) for problem in one.bad]
+            more = [f"and {one.bad_count - len(one.bad):,} more"] if one.bad_count > len(one.bad) else []
+            fields = {"pairs": one.count, "bad": one.bad_count, "first": first, "notes": one.notes}
+            found[name] = f"{one.count:,} pairs", fields, [*first, *one.notes, *more]
+    return found
+
+
+def _check_labels(table: dict[str, Any]) -> Found:
+    from regard.data.labels import LabelData, check_examples, choose_classes
+    from regard.settings import from_dict
+
+    config, found = from_dict(LabelData, table, "data."), {}
+    classes = config.classes
+    for name, files in {"train": config.train, **config.sets}.items():
+        one = check_examples(files, config, classes)
+        classes = classes or choose_classes(config, one)
+        fields = {"texts": one.count, "classes": one.counts, "bad": one.bad_count, "notes": one.notes}
+        by_class = ", ".join(f"{label} {one.counts.get(label, 0):,}" for label in classes)
+        found[name] = f"{one.count:,} texts: {by_class}", fields, [*map(str, one.bad), *one.notes]
+    return found
+
+
+def _check_text(table: dict[str, Any]) -> Found:
+    from regard.data.documents import TextData, survey
+    from regard.settings import from_dict
+
+    config, found = from_dict(TextData, table, "data."), {}
+    sets = {"train": config.train, "valid": config.valid, **{f"test.{name}": f for name, f in config.test.items()}}
+    for name, files in sets.items():
+        if files:
+            one = survey(files, config)
+            summary = f"{one.documents:,} documents, {one.characters:,} characters, {one.bytes:,} bytes"
+            found[name] = summary, vars(one), list(one.notes)
+    return found
+
+
+def _check_run(args: argparse.Namespace, tables: dict[str, object]) -> int:
+    """Any other task: its data is prepared in a temporary folder, so that all of it is read once."""
     import tempfile
 
     import torch
 
-    from regard.commands.train import read
     from regard.tasks.registry import task_of
 
-    given = {"recipe": args.name, "data": args.data, "skip_bad_lines": args.skip_bad_lines}
-    tables, _ = read(argparse.Namespace(**given, out=None, set=[], smoke=False))
     with tempfile.TemporaryDirectory() as place:
         task_of(tables)(tables, Path(place) / "run", torch.device("cpu")).prepare()
-    message = f"{args.name}: all files of [data] can be read"
+    message = f"{args.name}: everything that [data] names can be read"
     print(json.dumps({"recipe": args.name, "readable": True}) if args.json else message)
-    return 0
-
-
-def _check_labels(args: argparse.Namespace) -> int:
-    from regard.commands.train import read
-    from regard.data.labels import LabelData, check_examples, settle_classes
-    from regard.settings import from_dict
-
-    given = {"recipe": args.name, "data": args.data, "skip_bad_lines": args.skip_bad_lines}
-    tables, _ = read(argparse.Namespace(**given, out=None, set=[], smoke=False))
-    config = from_dict(LabelData, {"train": (), **tables["data"]}, "data.")  # type: ignore[dict-item]
-    found = {"train": check_examples(config.train, config, config.classes)}
-    classes = settle_classes(config, found["train"])
-    found |= {name: check_examples(files, config, classes) for name, files in config.sets.items()}
-    if args.json:
-        rows = {
-            name: {"texts": one.count, "classes": one.counts, "bad": one.bad_count, "notes": one.notes}
-            for name, one in found.items()
-        }
-        print(json.dumps(rows, ensure_ascii=False))
-        return 0
-    for name, one in found.items():
-        by_class = ", ".join(f"{label} {one.counts.get(label, 0):,}" for label in classes)
-        print(f"{name}: {one.count:,} texts: {by_class}{f'; {one.bad_count:,} left out' if one.bad_count else ''}")
-        for line in (*map(str, one.bad), *one.notes):
-            print(f"  {line}")
-    return 0
-
-
-def _check_text(args: argparse.Namespace) -> int:
-    from regard.data.documents import survey
-    from regard.data.text import read_text
-
-    config = read_text(args.name, args.data, skip_bad=args.skip_bad_lines)
-    sets = {"train": config.train, "valid": config.valid}
-    sets |= {f"test.{name}": files for name, files in config.test.items()}
-    found = {name: survey(files, config) for name, files in sets.items() if files}
-    if args.json:
-        print(json.dumps({name: vars(one) for name, one in found.items()}, ensure_ascii=False))
-        return 0
-    for name, one in found.items():
-        left_out = f", {one.bad:,} left out" if one.bad else ""
-        print(f"{name}: {one.documents:,} documents, {one.characters:,} characters, {one.bytes:,} bytes{left_out}")
-        for line in one.notes:
-            print(f"  {line}")
     return 0

@@ -86,7 +86,7 @@ def _lines(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def _parse(where: str, text: str) -> list[float]:
-    from regard.data.numbers import parse_numbers
+    from regard.data.numeric import parse_numbers
     from regard.errors import UserError
 
     try:
@@ -128,12 +128,12 @@ def _tell_long(predictor: Regressor, most: int) -> None:
 def _table(args: argparse.Namespace, predictor: Regressor) -> int:
     from pathlib import Path
 
-    from regard.data.series import read_table
+    from regard.data.series import read_series
     from regard.errors import UserError
 
     if not Path(args.file).is_file():
-        raise UserError(f"--file {args.file}: there is no such file")
-    series, channels = read_table(Path(args.file), predictor.data.columns)
+        raise UserError(f"--file {args.file}: no such file")
+    (series,), channels = read_series([Path(args.file)], predictor.data.columns)
     if len(channels) != predictor.channels:
         raise UserError(
             f"{args.file}: has {len(channels)} columns of numbers ({', '.join(channels)}), but the model reads "

@@ -93,8 +93,8 @@ def read(args: argparse.Namespace) -> tuple[dict[str, object], Path]:
     data = tables.get("data")
     if not isinstance(data, dict):
         raise UserError(f"{path}: has no table [data]; write one, such as  [data]  with  {task_of(tables).EXAMPLE}")
-    if args.data or isinstance(data.get("folder", "."), str):
-        given = args.data or data.get("folder", ".")
+    given = args.data or data.get("folder", ".")
+    if isinstance(given, str) and "\0" not in given:
         base = sample_folder(given) or (Path(given) if args.data else path.parent / Path(given).expanduser())
         data["folder"] = str(base.resolve())
     train = tables.get("train")

@@ -22,7 +22,7 @@ from torch import Tensor
 from regard.data.batch import PairBatch, Stream
 from regard.data.captions import CaptionData, Captioned, ScenesData, pad_features
 from regard.data.features import open_features
-from regard.data.pictures import PicturesData, list_set
+from regard.data.images import ImageData, list_set
 from regard.data.pixelstore import store_pixels
 from regard.data.rows import Rows
 from regard.data.scenes import Phrase, SceneMaker, Scenes
@@ -86,7 +86,7 @@ def scene_makers(config: ScenesData, folder: str, canvas: int) -> tuple[SceneMak
     """Of training, and of the tests, which show other items."""
     makers = []
     for files in (config.items, config.test_items):
-        listed = list_set(files, PicturesData(train=files, folder=folder), ())
+        listed = list_set(files, ImageData(train=files, folder=folder), ())
         if listed.pixels is None or listed.pixels.shape[1:] != (1, SIDE, SIDE):
             raise UserError(f"{list(files)}: scenes are made of Fashion-MNIST's idx files, pictures of {SIDE} x {SIDE}")
         pixels = listed.pixels[:, 0]

@@ -1,41 +1,63 @@
-"""Documents from files, piece by piece, however long they are.
+"""Documents: the [data] table of a recipe that learns from plain text, and its text, piece by piece.
 
-A document (a text file, a part of one between separators, a row of a table) may be larger than memory, so it is
-handed on in pieces of about 100,000 characters. Pieces are turned into tokens one by one; they are cut where no
-token can lie across the cut: before a line end or a space that follows a letter or a sign. GPT-2's pattern never
-joins white space to what stands before it, so byte-level BPE, bytes and characters give the same tokens as
+    [data]
+    train = ["input.txt"]                 a file, a pattern ("part-*.txt"), a folder with all files in it
+    valid_fraction = 0.1                  the last tenth of its characters is held out; or  valid = ["valid.jsonl"]
+    test = { wiki = ["wiki.parquet"] }    named sets, evaluated at the end
+
+A text file is one document; `separator` splits it into several. In a table (.jsonl, .parquet, .tsv and .csv with a
+header) every row is a document, and `column` names its text.
+
+A document may be larger than memory, so it is read in pieces of about 100,000 characters, which are tokenised one by
+one. Pieces end where no token can span the cut: before a line end or a space that follows another character. GPT-2's
+pattern never joins white space to the text before it, so byte-level BPE, bytes and characters give the same tokens as
 for the whole text.
 
     a file "… the end.\\nThe next …"    ->    "… the end."    "\\nThe next …"
 
-The text stays as it is, line ends of Windows included; only a byte order mark at the start of a file is left out.
+The text is not changed, line ends of Windows included; only a byte order mark at the start of a file is removed.
 """
 
 from __future__ import annotations
 
 import codecs
 import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-from regard.data.config import table_kind
 from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes, unreadable
-from regard.data.table import Row, csv_rows, jsonl_rows, parquet_rows, tsv_rows
-from regard.data.text import TextData, find_texts
+from regard.data.sets import DataConfig, find_files, fingerprint
+from regard.data.tables import Rows, read_table, table_kind
 from regard.errors import UserError
 
 PIECE = 100_000  # characters
 BLOCK = 1 << 20  # bytes read at once
-LONGEST = 1 << 28  # bytes of a row in a table; a longer document belongs into a text file
-SHOWN = 10  # problems that are listed
-REMEDY = "Set column in [data]"
+LONGEST = 1 << 28  # bytes of a row in a table; a longer document belongs in a text file
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextData(DataConfig):
+    """Where the text is, and which of it is used."""
+
+    valid_fraction: float = 0.0  # of the characters of `train`, the last of them, in place of `valid`
+    column: str = "text"  # of a table
+    table: Literal["tsv", "csv", "jsonl", "parquet"] | None = None  # what every file is, whatever its ending
+    separator: str | None = None  # between the documents of a text file, such as "<|endoftext|>"
+
+    EXAMPLE: ClassVar[str] = "input.txt"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_valid_fraction(self.valid_fraction)
+        if self.separator == "":
+            raise UserError("separator = '': remove it to read a text file as one document")
 
 
 class Piece(NamedTuple):
-    """A part of a document; `ends` where it is the last."""
+    """A part of a document; `ends` if it is the last."""
 
     text: str
     ends: bool
@@ -52,47 +74,51 @@ class Survey:
     notes: tuple[str, ...] = ()
 
 
-def pieces(files: Sequence[str], config: TextData) -> Iterator[Piece]:
+find_texts = partial(find_files, folders=True)
+
+
+def text_fingerprint(files: Sequence[str], config: TextData) -> str:
+    """A digest of what decides the text: the files and how they are read."""
+    how = (config.column, config.separator, config.skip_bad, config.table)
+    return fingerprint(find_texts(files, config.folder), *how)
+
+
+def pieces(files: Sequence[str], config: TextData) -> Rows[Piece]:
     """The documents of `files` in order."""
-    for item in _scan(files, config, Counter()):
-        if isinstance(item, Piece):
-            yield item
-        elif item.fatal or not config.skip_bad:
-            raise UserError(f"{item}\n{_remedy(item.fatal)}")
+
+    def scan(notes: Notes) -> Iterator[Piece | Problem]:
+        for path in find_texts(files, config.folder):
+            if (config.table or table_kind(path)) is None:
+                yield from _plain(path, config.separator, notes)
+                continue
+            for row in read_table(
+                path, (config.column,), notes, kind=config.table, longest=LONGEST, remedy="Set column in [data]"
+            ):
+                yield from (row,) if isinstance(row, Problem) else _document(row.cells[0], row.file, row.line, notes)
+
+    return Rows(files, scan, skip_bad=config.skip_bad, what="text", remedy="a language model needs some to learn from")
 
 
 def survey(files: Sequence[str], config: TextData) -> Survey:
     """Read everything once; what is wrong becomes one UserError."""
-    notes: Notes = Counter()
-    documents = characters = size = bad = 0
-    shown: list[Problem] = []
-    fatal = False
-    for item in _scan(files, config, notes):
-        if isinstance(item, Piece):
-            documents, characters, size = documents + item.ends, characters + len(item.text), size + utf8(item.text)
-            continue
-        bad, fatal = bad + 1, fatal or item.fatal
-        if len(shown) < SHOWN:
-            shown.append(item)
-    names = ", ".join(files)
-    if fatal or (bad and not config.skip_bad):
-        listed = "".join(f"\n  {problem}" for problem in shown)
-        more = f"\n  and {bad - len(shown):,} more" * (bad > len(shown))
-        raise UserError(f"{names}: {bad:,} problem{'s' * (bad != 1)}{listed}{more}\n{_remedy(fatal)}")
-    if not characters:
-        raise UserError(f"{names}: no text; a language model needs some to learn from")
-    told = [f"{file}: {n:,} x {what}" for (file, what), n in notes.items()]
-    told += [f"left out: {problem}" for problem in shown]
-    return Survey(documents, characters, size, bad, tuple(told))
+    totals = [0, 0, 0]
+
+    def count(piece: Piece) -> None:
+        for at, value in enumerate((int(piece.ends), len(piece.text), utf8(piece.text))):
+            totals[at] += value
+
+    report = pieces(files, config).check(count)
+    notes = (*report.notes, *(f"left out: {problem}" for problem in report.bad))
+    return Survey(*totals, bad=report.bad_count, notes=notes)
 
 
 def utf8(text: str) -> int:
-    """How many bytes the text has as UTF-8."""
+    """The number of bytes of the text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 
 
 def part(stream: Iterable[Piece], begin: int, end: int) -> Iterator[Piece]:
-    """The characters from `begin` to before `end` of all documents end to end."""
+    """The characters from `begin` to before `end` of all documents, concatenated."""
     at = 0
     for text, ends in stream:
         first, last = max(begin - at, 0), min(end - at, len(text))
@@ -104,7 +130,7 @@ def part(stream: Iterable[Piece], begin: int, end: int) -> Iterator[Piece]:
 
 
 def cut(text: str, start: int = 0) -> int:
-    """Where a piece that begins at `start` ends: after at most PIECE characters, where no token lies across."""
+    """Where a piece that begins at `start` ends: after at most PIECE characters, where no token spans the cut."""
     for mark in "\n ":
         at = start + PIECE + 1
         for _ in range(1000):
@@ -117,43 +143,17 @@ def cut(text: str, start: int = 0) -> int:
 
 
 def _joined(pair: str) -> bool:
-    """Whether two characters are one in NFC, or the second is a mark on what stands before it."""
+    """Whether two characters compose to one in NFC, or the second is a combining mark."""
     return bool(unicodedata.combining(pair[1])) or len(unicodedata.normalize("NFC", pair)) < len(pair)
-
-
-def _remedy(fatal: bool) -> str:
-    if fatal:
-        return "Mend the file: skip_bad leaves out single rows of a table, never these."
-    return "Mend these rows, or leave them out with  skip_bad = true  in [data]."
-
-
-def _scan(files: Sequence[str], config: TextData, notes: Notes) -> Iterator[Piece | Problem]:
-    """Everything there is, the good and the bad, in order."""
-    for path in find_texts(files, config.folder):
-        rows: Iterator[Row | Problem]
-        match f".{config.table}" if config.table else table_kind(path):
-            case ".jsonl":
-                rows = jsonl_rows(path, (config.column,), notes, remedy=REMEDY, longest=LONGEST)
-            case ".parquet":
-                rows = parquet_rows(path, (config.column,), remedy=REMEDY, longest=LONGEST)
-            case ".tsv":
-                rows = tsv_rows(path, (config.column,), notes, header=True, remedy=REMEDY)
-            case ".csv":
-                rows = csv_rows(path, (config.column,), notes, header=True, remedy=REMEDY)
-            case _:
-                yield from _plain(path, config.separator, notes)
-                continue
-        for row in rows:
-            yield from (row,) if isinstance(row, Problem) else _document(row[1][0], str(path), row[0], notes)
 
 
 def _document(text: str, file: str, number: int, notes: Notes) -> Iterator[Piece | Problem]:
     """A document that is in memory."""
     if "\0" in text:
-        yield Problem(file, number, "holds a NUL character; is this text?")
+        yield Problem(file, number, "contains a NUL character; is this text?")
         return
     if not text:
-        notes[file, "an empty document, left out"] += 1
+        notes[file, "an empty document, skipped"] += 1
         return
     start = 0
     while len(text) - start > PIECE:
@@ -166,7 +166,7 @@ def _document(text: str, file: str, number: int, notes: Notes) -> Iterator[Piece
 def _plain(path: Path, separator: str | None, notes: Notes) -> Iterator[Piece | Problem]:
     """A text file, in constant memory."""
     held, begun, name = "", False, str(path)
-    spare = PIECE + len(separator or "")  # so much has to be there before a piece is cut off
+    spare = PIECE + len(separator or "")  # characters needed before a piece is split off
     for text in _decoded(path, notes):
         if isinstance(text, Problem):
             yield text
@@ -187,7 +187,7 @@ def _plain(path: Path, separator: str | None, notes: Notes) -> Iterator[Piece | 
     if held or begun:
         yield Piece(held, True)
     elif separator is None:
-        notes[name, "an empty document, left out"] += 1
+        notes[name, "an empty document, skipped"] += 1
 
 
 def _decoded(path: Path, notes: Notes) -> Iterator[str | Problem]:
@@ -198,7 +198,7 @@ def _decoded(path: Path, notes: Notes) -> Iterator[str | Problem]:
         with open_bytes(path) as file:
             while True:
                 block = file.read(BLOCK)
-                pending = len(decoder.getstate()[0])  # bytes of a character that the last block has begun
+                pending = len(decoder.getstate()[0])  # bytes of a character that the last block began
                 try:
                     text = decoder.decode(block, final=not block)
                 except UnicodeDecodeError as error:
@@ -207,15 +207,15 @@ def _decoded(path: Path, notes: Notes) -> Iterator[str | Problem]:
                     hint = "; the file looks like UTF-16: convert it with  iconv -f UTF-16 -t UTF-8"
                     utf16 = at <= 2 and error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
                     yield Problem(
-                        name, line, f"is not UTF-8: byte {bad:#04x} at place {at:,}{hint * utf16}", fatal=True
+                        name, line, f"is not UTF-8: byte {bad:#04x} at position {at:,}{hint * utf16}", fatal=True
                     )
                     return
                 if not read and text.startswith("\ufeff"):
                     text = text[1:]
-                    notes[name, "a byte order mark at the start, left out"] += 1
+                    notes[name, "a byte order mark at the start, removed"] += 1
                 read, line = read + len(block), line + text.count("\n")
                 if "\0" in text:
-                    yield Problem(name, None, "holds a NUL character; is this a text file?", fatal=True)
+                    yield Problem(name, None, "contains a NUL character; is this a text file?", fatal=True)
                     return
                 if text:
                     yield text

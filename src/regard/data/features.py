@@ -28,7 +28,7 @@ def open_features(path: str | Path, key: str | int | None = None, size: int | No
     if path.suffix not in ENDINGS:
         raise UserError(f"{path}: features stand in a file ending in {' or '.join(ENDINGS)}")
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file")
+        raise UserError(f"{path}: no such file")
     found = _from_numpy(path, key) if path.suffix == ".npy" else _from_safetensors(path, key)
     if found.dim() != 2 or 0 in found.shape:
         raise UserError(f"{path}: has shape {tuple(found.shape)}; give [regions, size], a vector for each region")

@@ -23,8 +23,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from regard.data.batch import PairBatch, Ragged, Tensors
-from regard.data.labels import LabelData, examples, find_tables
+from regard.data.labels import LabelData, read_labelled
 from regard.data.pack import Plan
+from regard.data.sets import find_files
 from regard.data.store import CHUNK, VERSION, Ids, Store, digest_of, is_whole
 from regard.data.textpack import TextPacks
 from regard.errors import UserError
@@ -128,7 +129,7 @@ def prepare_labelled(
     numbers = {name: number for number, name in enumerate(classes)}
 
     def rows() -> Iterator[tuple[Ids, ...]]:
-        stream = examples(files, config, classes)
+        stream = iter(read_labelled(files, config, classes))
         with tqdm(desc="tokenising", unit="text", disable=not sys.stderr.isatty(), leave=False) as bar:
             while chunk := list(islice(stream, CHUNK)):
                 texts = tokenizer.encode_batch([one.text for one in chunk], add_bos=True, add_eos=True)
@@ -149,7 +150,7 @@ def _shortened(ids: Ids, length: int) -> Ids:
 
 def _fingerprint(files: Sequence[str], config: LabelData, tokenizer: Tokenizer, classes: Sequence[str]) -> str:
     """A digest of everything that decides what a store holds."""
-    paths = [path.resolve() for path in find_tables(files, config.folder)]
+    paths = [path.resolve() for path in find_files(files, config.folder)]
     parts = {
         "version": VERSION,
         "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths],

@@ -1,12 +1,12 @@
-"""Lines of text from files, and what can be wrong with one.
+"""Lines of text from files, and what can be wrong with them.
 
     a line   ends at \\n and nowhere else: U+2028, a form feed or a lone \\r belong to the sentence. A \\r before
-             the \\n (files from Windows) is left out, and so is a byte order mark at the start
+             the \\n (files from Windows) and a byte order mark at the start are removed
     text     is UTF-8, strictly
-    gzip     is recognised by its first two bytes, 1f 8b, with which no UTF-8 text begins
+    gzip     is recognised by its first two bytes, 1f 8b, which cannot begin a UTF-8 text
 
-A bad line is still a line: `read_lines` yields a `Problem` in its place, so that line n stays line n. No more
-than one line is in memory, and never more than `longest` bytes of it.
+A bad line is still a line: `read_lines` yields a `Problem` in its place, so that line n stays line n. Only one
+line is in memory at a time, and at most `longest` bytes of it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ import shutil
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from regard.errors import UserError
-
-LONGEST = 1_000_000  # bytes in a line; more is no sentence
+LONGEST = 1_000_000  # bytes in a line
 
 UNREADABLE = (EOFError, zlib.error, OSError)  # what reading a file may raise, gzip or not
-Notes = Counter[tuple[str, str]]  # (file, what was mended) -> how often
+Notes = Counter[tuple[str, str]]  # (file, what was changed) -> how often
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a line cannot be used; `fatal` where it spoils the whole file."""
+    """Why a line cannot be used; `fatal` if the whole file cannot."""
 
     file: str
     line: int | None
@@ -44,7 +42,7 @@ class Problem:
 
 
 def read_lines(path: Path, notes: Notes, longest: int = LONGEST) -> Iterator[str | Problem]:
-    """One item for each line: the text, or why there is none, as where it has more than `longest` bytes."""
+    """One item per line: the text, or the problem, such as more than `longest` bytes."""
     name, number = str(path), 0
     try:
         with open_bytes(path) as file:
@@ -59,10 +57,10 @@ def read_lines(path: Path, notes: Notes, longest: int = LONGEST) -> Iterator[str
                 raw = raw.removesuffix(b"\n")
                 if raw[-1:] == b"\r":
                     raw = raw[:-1]
-                    notes[name, "a carriage return before the line's end, left out"] += 1
+                    notes[name, "a carriage return before the line end, removed"] += 1
                 if number == 1 and raw.startswith(b"\xef\xbb\xbf"):
                     raw = raw[3:]
-                    notes[name, "a byte order mark at the start, left out"] += 1
+                    notes[name, "a byte order mark at the start, removed"] += 1
                 text, wrong = decode(raw)
                 if wrong and number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
                     wrong += "; the file looks like UTF-16: convert it with  iconv -f UTF-16 -t UTF-8"
@@ -71,23 +69,8 @@ def read_lines(path: Path, notes: Notes, longest: int = LONGEST) -> Iterator[str
         yield unreadable(error, name, number)
 
 
-def refusal(files: Sequence[str], good: str, shown: Sequence[Problem], count: int, remedy: str) -> UserError:
-    """The error about `count` problems, the first of which are `shown`; `good` says what was found besides."""
-    listed = [f"  {problem}" for problem in shown]
-    rest = [f"  and {count - len(listed):,} more"] if count > len(listed) else []
-    head = f"{', '.join(files)}: {count:,} problem{'s' * (count != 1)}, {good}"
-    return UserError("\n".join([head, *listed, *rest, remedy]))
-
-
-def left_out(files: Sequence[str], shown: Sequence[Problem], count: int) -> str:
-    """What is said about `count` bad rows that are left out, the first of which are `shown`."""
-    more = f"\n  and {count - len(shown):,} more" * (count > len(shown))
-    listed = "".join(f"\n  {problem}" for problem in shown)
-    return f"left out: {count:,} bad line{'s' * (count != 1)} of {', '.join(files)}{listed}{more}"
-
-
 def unreadable(error: Exception, name: str, line: int) -> Problem:
-    """What an error of UNREADABLE means, which came up after `line`."""
+    """The problem that an error of UNREADABLE after `line` means."""
     match error:
         case EOFError():
             what = "the gzip file is cut off after this line; copy or download it again"
@@ -104,28 +87,27 @@ def decode(raw: bytes) -> tuple[str, str]:
     try:
         return raw.decode(), ""
     except UnicodeDecodeError as error:
-        return "", f"is not UTF-8: byte {raw[error.start]:#04x} at place {error.start + 1}"
+        return "", f"is not UTF-8: byte {raw[error.start]:#04x} at position {error.start + 1}"
 
 
 def too_long(size: int, longest: int = LONGEST) -> tuple[str, str]:
-    what = "sentence" if longest == LONGEST else "document"
-    return "", f"has {size:,} bytes; more than {longest:,} is no {what}. Do lines end with \\n?"
+    return "", f"has {size:,} bytes, more than {longest:,}: do lines end with \\n?"
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """A file of bytes, unpacked if it is gzip."""
+    """A file of bytes, decompressed if it is gzip."""
     file = path.open("rb")
     zipped = file.read(2) == b"\x1f\x8b"
     file.seek(0)
     if not zipped:
         return file
     file.close()
-    # The outer buffer finds the lines in C; GzipFile's own readline is several times slower.
+    # The outer buffer finds line ends in C; GzipFile's own readline is several times slower.
     return io.BufferedReader(gzip.GzipFile(path), 1 << 18)  # type: ignore[arg-type]
 
 
 def open_seekable(path: Path) -> IO[bytes]:
-    """For readers that jump about in a file: what is gzipped is unpacked into a temporary file first."""
+    """For random access: a gzip file is decompressed into a temporary file first."""
     file = open_bytes(path)
     if not (isinstance(file, io.BufferedReader) and isinstance(file.raw, gzip.GzipFile)):
         return file

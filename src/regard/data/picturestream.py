@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.data.augment import AugmentConfig, Draws, draw
 from regard.data.batch import Stream, Tensors
-from regard.data.pictures import Pictures
+from regard.data.images import Images
 from regard.data.rows import order_of
 
 
@@ -49,7 +49,7 @@ class PictureStream(Stream):
     """Batches of `rows` pictures, in another order and with other draws every epoch."""
 
     def __init__(
-        self, pictures: Pictures, config: AugmentConfig, rows: int, side: int, seed: int, device: torch.device
+        self, pictures: Images, config: AugmentConfig, rows: int, side: int, seed: int, device: torch.device
     ) -> None:
         self.pixels, self.labels = pictures.pixels.to(device), pictures.labels.to(device)
         self.config, self.row_count, self.side, self.seed, self.device = config, rows, side, seed, device

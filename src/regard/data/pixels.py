@@ -31,7 +31,7 @@ def open_pixels(path: str | Path, channels: int, side: int) -> tuple[Tensor, tup
         raise UserError(f"channels = {channels}: a picture file has 1, 3 or 4; give the numbers instead")
     if not Path(path).is_file():
         folder = Path(path).is_dir()
-        raise UserError(f"{path}: {'is a folder; name a file in it' if folder else 'there is no such file'}")
+        raise UserError(f"{path}: {'is a folder; name a file in it' if folder else 'no such file'}")
     try:
         with Image.open(path) as image:
             _refuse(path, image)

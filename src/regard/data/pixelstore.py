@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from regard.data.pixels import open_pixels
-from regard.data.read import SHOWN
+from regard.data.tables import SHOWN
 from regard.errors import UserError
 from regard.files import make_folder, write_atomically
 
@@ -120,11 +120,11 @@ def _tell(
     if resized:
         (width, height), _ = resized.most_common(1)[0]
         more = f" and {len(resized) - 1:,} other sizes" if len(resized) > 1 else ""
-        told = tell_resized(sum(resized.values()), f"{width} x {height}{more}", side)
-        print(f"note: {told}", file=sys.stderr)
+        note = describe_resized(sum(resized.values()), f"{width} x {height}{more}", side)
+        print(f"note: {note}", file=sys.stderr)
 
 
-def tell_resized(count: int, sizes: str, side: int) -> str:
+def describe_resized(count: int, sizes: str, side: int) -> str:
     pictures, are = ("picture", "is") if count == 1 else ("pictures", "are")
     return f"{count:,} {pictures} of {sizes} {are} resized to {side} x {side}"
 

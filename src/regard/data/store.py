@@ -38,8 +38,7 @@ import torch
 from tqdm import tqdm
 
 from regard.data.batch import Pairs, Ragged
-from regard.data.config import DataConfig, find
-from regard.data.read import Pair, pairs
+from regard.data.pairs import Pair, PairData, find_pairs, read_pairs
 from regard.errors import UserError
 from regard.files import make_folder
 from regard.text.tokenizer import Tokenizer
@@ -114,7 +113,7 @@ class Store:
 
 def prepare(
     files: Sequence[str],
-    config: DataConfig,
+    config: PairData,
     folder: str | Path,
     source: Tokenizer,
     target: Tokenizer,
@@ -129,7 +128,7 @@ def prepare(
     """
     print_now = partial(fingerprint, files, config, source, target, max_length)
     return prepare_pairs(
-        partial(pairs, files, config), folder, source, target, name=", ".join(files), print_now=print_now,
+        lambda: iter(read_pairs(files, config)), folder, source, target, name=", ".join(files), print_now=print_now,
         max_length=max_length, count=count,
     )  # fmt: skip
 
@@ -178,13 +177,13 @@ def prepare_pairs(
 
 def fingerprint(
     files: Sequence[str],
-    config: DataConfig,
+    config: PairData,
     source: Tokenizer,
     target: Tokenizer,
     max_length: int | None,
 ) -> str:
     """A digest of everything that decides what a store holds."""
-    paths = [path.resolve() for paths in find(files, config.folder) for path in paths]
+    paths = [path.resolve() for paths in find_pairs(files, config.folder) for path in paths]
     parts = {
         "version": VERSION,
         "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths],

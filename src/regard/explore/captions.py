@@ -108,7 +108,7 @@ def write_examples(folder: Path, data: CaptionSet) -> None:
     lines = []
     for number, picture in enumerate(as_input(data.sources(rows)[0].cpu())):
         write_atomically(folder / f"{number}.png", png_bytes(as_rgb(picture)))
-        lines.append(json.dumps({"picture": f"{number}.png", "caption": data.captions[number]}, ensure_ascii=False))
+        lines.append(json.dumps({"image": f"{number}.png", "caption": data.captions[number]}, ensure_ascii=False))
     write_atomically(folder / "captions.jsonl", ("\n".join(lines) + "\n").encode())
 
 

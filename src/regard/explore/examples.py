@@ -22,12 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from regard.data.config import DataConfig, find
-from regard.data.documents import pieces
-from regard.data.labels import LabelData
-from regard.data.labels import examples as labelled_examples
-from regard.data.read import pairs
-from regard.data.text import TextData
+from regard.data.documents import TextData, pieces
+from regard.data.labels import LabelData, read_labelled
+from regard.data.pairs import PairData, find_pairs, read_pairs
 from regard.errors import UserError
 from regard.explore.inputs import InputReader
 from regard.explore.inside import Inside
@@ -90,13 +87,13 @@ def read_examples(inside: Inside, files: Sequence[str], limit: int, seed: int = 
 def _examples(inside: Inside, files: Sequence[str], limit: int, seed: int) -> Iterator[Example]:
     config, reader = inside.config, inside.reader
     if config.input == "tokens" and config.output_head == "classes":
-        for row in labelled_examples(files, _columns(inside, files)):
+        for row in read_labelled(files, _columns(inside, files)):
             yield _of_text(inside, row.text, row.label, f"{row.file}, row {row.row}")
         return
     if config.input != "tokens" or reader.writes:
-        data = DataConfig(train=tuple(files))
-        folder = find(files, data.folder)[0][0].parent
-        for pair in pairs(files, data):
+        data = PairData(train=tuple(files))
+        folder = find_pairs(files, data.folder)[0][0].parent
+        for pair in read_pairs(files, data):
             yield _of_pair(inside, reader, pair.source, pair.target, folder, f"{pair.file}, line {pair.line}")
         return
     texts = pieces(files, TextData(train=tuple(files)))

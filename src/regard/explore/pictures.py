@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.data.pictures import Pictures
+from regard.data.images import Images
 from regard.explore.classes import class_sections
 from regard.explore.html import Section, attention_note, figure, page, paragraph, token_label, write_page
 from regard.explore.images import image_panels
@@ -39,7 +39,7 @@ class Tried:
     """A set and what the model says about it, [N, classes]."""
 
     name: str
-    pictures: Pictures
+    pictures: Images
     probabilities: Tensor
 
 

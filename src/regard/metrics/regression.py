@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.numbers import NumberBatch, NumbersData
-from regard.data.series import last_season, last_value
+from regard.data.numeric import NumberData
+from regard.data.series import NumberBatch, last_season, last_value
 from regard.models import EncoderDecoder
 from regard.predict.regressor import autoregress
 
@@ -23,7 +23,7 @@ TOGETHER = 1024  # rows
 
 
 def evaluate_regression(
-    model: EncoderDecoder, batch: NumberBatch, data: NumbersData, channels: tuple[str, ...]
+    model: EncoderDecoder, batch: NumberBatch, data: NumberData, channels: tuple[str, ...]
 ) -> dict[str, Any]:
     """The figures of a set, as plain values."""
     device = next(model.parameters()).device
@@ -39,7 +39,7 @@ def evaluate_regression(
     return judge_pairs(batch, torch.cat(written), torch.cat(forced), data)
 
 
-def judge_series(batch: NumberBatch, written: Tensor, data: NumbersData, channels: tuple[str, ...]) -> dict[str, Any]:
+def judge_series(batch: NumberBatch, written: Tensor, data: NumberData, channels: tuple[str, ...]) -> dict[str, Any]:
     """Of windows [n, horizon, channels]: over all, by channel and by step, beside the two simple forecasts."""
     figures: dict[str, Any] = {"windows": len(written), "channels": list(channels)}
     forecasts = {
@@ -55,7 +55,7 @@ def judge_series(batch: NumberBatch, written: Tensor, data: NumbersData, channel
     return figures
 
 
-def judge_pairs(batch: NumberBatch, written: Tensor, forced: Tensor, data: NumbersData) -> dict[str, Any]:
+def judge_pairs(batch: NumberBatch, written: Tensor, forced: Tensor, data: NumberData) -> dict[str, Any]:
     """Of padded sequences, in the units of the data; `forced` was written while the true numbers were read."""
     assert batch.source_is_real is not None and batch.target_is_real is not None
     is_real, unit = batch.target_is_real, data.std[0]

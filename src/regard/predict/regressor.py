@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.numbers import NumbersData
-from regard.data.scaled import Scale
+from regard.data.numeric import NumberData, Scale
 from regard.errors import UserError
 from regard.models import EncoderDecoder
 from regard.predict.bundle import Bundle, Prediction, Predictor
@@ -60,7 +59,7 @@ class Regressor(Predictor["Sequence[float] | Tensor", Forecast]):
         super().__init__(bundle)
         self.model: EncoderDecoder = bundle.model  # type: ignore[assignment]
         try:
-            self.data = from_dict(NumbersData, bundle.table("data"), "data.")
+            self.data = from_dict(NumberData, bundle.table("data"), "data.")
         except UserError as error:
             raise UserError(f"{bundle.where}: {error}") from None
         self.scale = Scale.of(self.data)
@@ -120,8 +119,8 @@ class Regressor(Predictor["Sequence[float] | Tensor", Forecast]):
         if context and len(series) < context:
             raise UserError(f"{len(series):,} steps are too few: the model reads {context}")
         steps = steps or (self.data.horizon if context else len(series))
-        source = self.scale.shrink(self._read(series)).to(self.device)
-        outputs = self.scale.widen(autoregress(self.model, source[None], None, steps))[0]
+        source = self.scale.normalize(self._read(series)).to(self.device)
+        outputs = self.scale.denormalize(autoregress(self.model, source[None], None, steps))[0]
         if not bool(outputs.isfinite().all()):
             scale = ", ".join(f"{mean:g} ± {std:g}" for mean, std in zip(self.data.mean, self.data.std, strict=True))
             raise UserError(

@@ -35,8 +35,8 @@ from regard.data.captionsets import (
     scene_makers,
     scene_sets,
 )
-from regard.data.config import Files, expand_all
 from regard.data.scenes import SceneMaker
+from regard.data.sets import Files, find_files
 from regard.errors import UserError, suggest
 from regard.explore.captions import Judged, noun_attention, write_examples, write_report
 from regard.metrics.bleu import score
@@ -131,7 +131,7 @@ class CaptioningRun(TaskRun):
     def find_data(self) -> None:
         scenes = self.data.scenes
         for files in self.files.values() if scenes is None else (scenes.items, scenes.test_items):
-            expand_all(files, self.data.folder)
+            find_files(files, self.data.folder)
 
     def check_data(self) -> None:
         """All tables, and all features; pictures are decoded, and refused, in `prepare_data`."""

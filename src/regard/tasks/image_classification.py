@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from regard.data.augment import AugmentConfig, Draws, augment
-from regard.data.config import Files
-from regard.data.pictures import Listed, Pictures, PicturesData, find_set, folder_classes, list_set, make_pictures
+from regard.data.images import ImageData, Images, Listed, find_set, folder_classes, list_set, make_images
 from regard.data.picturestream import PictureBatch, PictureStream
+from regard.data.sets import Files
 from regard.errors import UserError, suggest
 from regard.explore.pictures import Tried, write_report
 from regard.metrics.classification import evaluate_classes, tell_classes
@@ -82,7 +82,7 @@ class PicturesRun(TaskRun):
     EVALUATE = ("test", "files")
 
     listed: dict[str, Listed]
-    sets: dict[str, Pictures]  # "train", and those that are judged
+    sets: dict[str, Images]  # "train", and those that are judged
     classes: tuple[str, ...]
 
     @classmethod
@@ -96,7 +96,7 @@ class PicturesRun(TaskRun):
         return complete
 
     def read_tables(self, tables: Mapping[str, Any]) -> None:
-        self.data = from_dict(PicturesData, {"train": (), **tables.get("data", {})}, "data.")
+        self.data = from_dict(ImageData, {"train": (), **tables.get("data", {})}, "data.")
         self.augment = from_dict(AugmentConfig, tables.get("augment", {}), "augment.")
         self.classes = self.data.classes
         for name in ("r_drop", "loss_chunk"):
@@ -141,11 +141,11 @@ class PicturesRun(TaskRun):
     def prepare_data(self) -> None:
         channels, side = self.model_config.channels, self.model_config.image_size
         self.sets = {
-            name: make_pictures(listed, self.folder / "data" / name, channels, side, self.data.skip_bad)
+            name: make_images(listed, self.folder / "data" / name, channels, side, self.data.skip_bad)
             for name, listed in self.listed.items()
         }
         if self.data.valid_fraction:
-            rest, held = self.sets["train"].divide(self.data.valid_fraction)
+            rest, held = self.sets["train"].split(self.data.valid_fraction)
             self.sets = {"train": rest, "valid": held, **{k: v for k, v in self.sets.items() if k != "train"}}
 
     # --- model
@@ -215,7 +215,7 @@ class PicturesRun(TaskRun):
             run.classes, config = recogniser.classes, recogniser.model.config
             listed = list_set(files, dataclasses.replace(run.data, folder="."), run.classes)
             with TemporaryDirectory() as room:
-                kept = make_pictures(listed, Path(room, "files"), config.channels, config.image_size, run.data.skip_bad)
+                kept = make_images(listed, Path(room, "files"), config.channels, config.image_size, run.data.skip_bad)
                 run.sets = {"files": kept}
                 return {"files": run._judge(recogniser.model, "files")}
         run.check_data()

@@ -1,6 +1,6 @@
 """Language modelling: text in, a decoder out that knows what may come next.
 
-    [data]   files, folders, tables of text                       `regard.data.text`
+    [data]   files, folders, tables of text                       `regard.data.documents`
     [text]   one tokenizer                                        `regard.text.config`
     loss     that of each token, given the ones before            Radford et al. 2019
     figures  perplexity and bits per byte over the whole text     `regard.metrics.perplexity`
@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from regard.data.blocks import BlockBatch, Blocks
-from regard.data.documents import pieces, survey
-from regard.data.text import TextData
+from regard.data.documents import TextData, pieces, survey
 from regard.data.tokens import Tokens, prepare_tokens
 from regard.errors import UserError, suggest
 from regard.explore.language import write_report
@@ -182,7 +181,7 @@ class LanguageRun(TextRun):
             for line in found.notes:
                 print(f"note: {line}", file=sys.stderr)
             with tempfile.TemporaryDirectory() as place:
-                stream = pieces(data.train, data)
+                stream = iter(pieces(data.train, data))
                 text = prepare_tokens(
                     stream, Path(place) / "text", generator.tokenizer, fingerprint="", characters=found.characters
                 )

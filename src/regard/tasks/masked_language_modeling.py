@@ -1,6 +1,6 @@
 """Masked language modelling: text in, an encoder out that guesses what was hidden, from both sides.
 
-    [data]   files, folders, tables of text                        `regard.data.text`
+    [data]   files, folders, tables of text                        `regard.data.documents`
     [text]   one tokenizer, to which <mask> is added                `regard.text.config`
     [mask]   how much is hidden, and how                            `regard.data.masked`
     loss     that of each hidden token, given all that is shown     Devlin et al. 2018
@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import PairBatch
+from regard.data.documents import TextData
 from regard.data.masked import MaskConfig, MaskedBatch, MaskedPacks, prepare_texts
 from regard.data.store import Store
-from regard.data.text import TextData
 from regard.errors import UserError, suggest
 from regard.explore.masked import write_report
 from regard.models import Encoder, ModelConfig

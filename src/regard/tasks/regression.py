@@ -1,6 +1,6 @@
 """Numbers: continuous values in, continuous values out, through an encoder-decoder that reads and writes vectors.
 
-    [data]   pairs of sequences, or a series that is foretold      `regard.data.numbers`, `regard.data.series`
+    [data]   pairs of sequences, or a series that is foretold      `regard.data.numeric`, `regard.data.series`
     loss     squared error of each number, given those before      Σ (y - ŷ)² over scaled numbers
     figures  errors of what it writes by itself                    `regard.predict.regressor`
 
@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.data.config import expand_all
-from regard.data.numbers import NumberBatch, NumbersData
+from regard.data.numeric import NumberData, NumberSets, Scale, make_sets
 from regard.data.rows import Rows
-from regard.data.scaled import NumberSets, Scale, make_sets
+from regard.data.series import NumberBatch
+from regard.data.sets import find_files
 from regard.errors import UserError, suggest
 from regard.explore.numbers import Shown, write_report
 from regard.metrics.regression import TOGETHER, evaluate_regression, tell_numbers
@@ -72,13 +72,13 @@ class NumbersRun(TaskRun):
     def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         complete = super().complete(tables)
         data = complete.get("data", {})
-        length = data.get("context") or data.get("longest", NumbersData.longest)
+        length = data.get("context") or data.get("longest", NumberData.longest)
         if not complete["train"].get("pack") and isinstance(length, int):
             complete["train"]["pack"] = length
         return complete
 
     def read_tables(self, tables: Mapping[str, Any]) -> None:
-        self.data = from_dict(NumbersData, tables.get("data", {}), "data.")
+        self.data = from_dict(NumberData, tables.get("data", {}), "data.")
         length = self.data.context or self.data.longest
         if self.config.pack != length:
             raise UserError(f"train.pack = {self.config.pack}: follows from the data, {length} steps; leave it out")
@@ -93,7 +93,7 @@ class NumbersRun(TaskRun):
     # --- data
 
     def find_data(self) -> None:
-        expand_all([*self.data.train, *self.data.valid, *sum(self.data.test.values(), ())], self.data.folder)
+        find_files([*self.data.train, *self.data.valid, *sum(self.data.test.values(), ())], self.data.folder)
 
     def check_data(self) -> None:
         self.sets = make_sets(self.data)
@@ -193,7 +193,7 @@ class NumbersRun(TaskRun):
         windows, starts, scale = self.sets.windows, self.sets.starts, Scale.of(self.data)
         assert windows is not None and starts is not None
         batch = [windows.batch(starts[-1:]), *self.sets.rows.values()][-1]
-        source, target = (scale.widen(part[len(part) // 2]) for part in (batch.source, batch.target))
+        source, target = (scale.denormalize(part[len(part) // 2]) for part in (batch.source, batch.target))
         found = predictor.forecast(source)
         return [
             Shown(channel, source[:, at].tolist(), target[:, at].tolist(), found[:, at].tolist())
@@ -206,7 +206,7 @@ class NumbersRun(TaskRun):
             shown.append(self._material(predictor))
         for row in range(min(8, len(batch.source))):
             source, target = (
-                scale.widen(part[row])[:, 0][is_real[row]].tolist()  # type: ignore[index]
+                scale.denormalize(part[row])[:, 0][is_real[row]].tolist()  # type: ignore[index]
                 for part, is_real in ((batch.source, batch.source_is_real), (batch.target, batch.target_is_real))
             )
             shown.append(Shown("", source, target, predictor.predict([source], steps=len(target))[0].series))

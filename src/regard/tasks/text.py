@@ -13,9 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from regard.data.config import Files
-from regard.data.documents import Piece, Survey, part, pieces, survey
-from regard.data.text import TextData, find_texts, fingerprint
+from regard.data.documents import Piece, Survey, TextData, find_texts, part, pieces, survey, text_fingerprint
+from regard.data.sets import Files
 from regard.files import make_folder, write_atomically
 from regard.text.config import TextConfig
 from regard.text.tokenizer import Tokenizer
@@ -44,7 +43,7 @@ class TextRun(TaskRun):
         """Every file once; what was found is kept in the folder, so that a resumed run need not read it all again."""
         wanted = {"train": self.data.train, **self.sets}
         known = self._read_surveys()
-        self.prints = {name: fingerprint(files, self.data) for name, files in wanted.items()}
+        self.prints = {name: text_fingerprint(files, self.data) for name, files in wanted.items()}
         self.surveys = {}
         for name, files in wanted.items():
             if self.prints[name] in known:

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from regard.data.batch import Batches, Stream
 from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weights, draw, prepare_labelled
-from regard.data.labels import Example, LabelData, check_examples, examples, find_tables, settle_classes
-from regard.data.lines import left_out
+from regard.data.labels import Example, LabelData, check_examples, choose_classes, read_labelled
+from regard.data.sets import find_files
 from regard.errors import UserError, suggest
 from regard.explore.classification import Answer, write_report
 from regard.metrics.classification import ClassMetrics, evaluate_classes, tell_classes
@@ -112,18 +112,15 @@ class ClassificationRun(TaskRun):
 
     def find_data(self) -> None:
         for files in (self.data.train, *self.data.sets.values()):
-            find_tables(files, self.data.folder)
+            find_files(files, self.data.folder)
 
     def check_data(self) -> None:
         """Every file once; a label that training does not know is a mistake elsewhere."""
         for name, files in {"train": self.data.train, **self.data.sets}.items():
             report = check_examples(files, self.data, self.classes)
-            for line in report.notes:
-                print(f"note: {line}", file=sys.stderr)
-            if report.bad_count:
-                print(left_out(files, report.bad, report.bad_count), file=sys.stderr)
+            report.print(files)
             if name == "train":
-                self.classes = settle_classes(self.data, report)
+                self.classes = choose_classes(self.data, report)
                 if missing := [label for label in self.classes if label not in report.counts]:
                     raise UserError(
                         f"data.classes: {', '.join(files)} has no text of {missing[0]!r}; leave it out, or set "
@@ -175,7 +172,7 @@ class ClassificationRun(TaskRun):
         return self.tokenizers["tokenizer"]
 
     def make_tokenizers(self) -> dict[str, Tokenizer]:
-        lines = (one.text for one in examples(self.data.train, self.data, self.classes))
+        lines = (one.text for one in read_labelled(self.data.train, self.data, self.classes))
         return {"tokenizer": self.learn_tokenizer(lines, self.text, self.data.folder)}
 
     def settle_model(self) -> ModelConfig:
@@ -254,14 +251,14 @@ class ClassificationRun(TaskRun):
     def texts(self, name: str) -> list[Example]:
         """The rows of a set that is judged."""
         if name != "valid" or self.data.valid:
-            return list(examples(self.data.sets[name], self.data, self.classes))
-        rows = list(examples(self.data.train, self.data, self.classes))
+            return list(read_labelled(self.data.sets[name], self.data, self.classes))
+        rows = list(read_labelled(self.data.train, self.data, self.classes))
         labels = torch.tensor([self.classes.index(one.label) for one in rows])
         return [rows[i] for i in self._held(labels).tolist()]
 
     def training_examples(self, seed: int) -> list[Example]:
         """The rows that training learns from: without what is held out, and the drawn fraction of the rest."""
-        rows = list(examples(self.data.train, self.data, self.classes))
+        rows = list(read_labelled(self.data.train, self.data, self.classes))
         labels = torch.tensor([self.classes.index(one.label) for one in rows])
         return [rows[i] for i in self._kept(labels, seed).tolist()]
 
@@ -291,7 +288,7 @@ class ClassificationRun(TaskRun):
         run.classes = classifier.classes
         if files:
             data = dataclasses.replace(run.data, folder=".")
-            return {"files": dataclasses.asdict(_try(classifier, list(examples(files, data, run.classes)))[0])}
+            return {"files": dataclasses.asdict(_try(classifier, list(read_labelled(files, data, run.classes)))[0])}
         if wanted is not None and wanted not in run.judged_sets:
             raise UserError(f"--test {wanted}: the recipe has no such set; {suggest(wanted, run.judged_sets)}")
         names = [name for name in run.judged_sets if wanted in (None, name)]

@@ -1,6 +1,6 @@
 """Text to text: one encoder-decoder that learns several tasks, told apart by a prefix.
 
-    [data.tasks.NAME]   pairs, labelled texts, or text with holes         `regard.data.tasks`, `regard.data.denoise`
+    [data.tasks.NAME]   pairs, labelled texts, or text with holes         `regard.data.mixture`, `regard.data.denoise`
     loss                that of each target token, given the ones before  as in translation
     figures             loss; BLEU, chrF and exact matches of what it writes
 
@@ -21,12 +21,12 @@ import torch
 
 from regard.data.batch import Batches, Pairs, Stream
 from regard.data.denoise import SENTINELS, Denoised, Mixture, find_sentinels
+from regard.data.documents import TextData
 from regard.data.masked import prepare_texts
+from regard.data.mixture import TextTask, fingerprint, read_tasks
 from regard.data.pack import Packs
-from regard.data.read import Pair
+from regard.data.pairs import Pair
 from regard.data.store import digest_of, prepare_pairs
-from regard.data.tasks import TextTask, fingerprint, read_tasks
-from regard.data.text import TextData
 from regard.errors import UserError, suggest
 from regard.explore.texttotext import write_report
 from regard.files import make_folder

@@ -1,6 +1,6 @@
 """Translation: sentence pairs in, an encoder-decoder out.
 
-    [data]   two files whose lines belong together, or a table      `regard.data.config`
+    [data]   two files whose lines belong together, or a table      `regard.data.pairs`
     [text]   one tokenizer for both sides, or two                   `regard.text.config`
     loss     that of each target token, given the ones before       `regard.train.objective`
     figures  BLEU and chrF of what it writes                        `regard.metrics.bleu`
@@ -20,10 +20,9 @@ from typing import Any, ClassVar
 import torch
 
 from regard.data.batch import Batches, Pairs, Stream
-from regard.data.config import DataConfig, Files, find
-from regard.data.lines import left_out
 from regard.data.pack import Packs
-from regard.data.read import Pair, check, pairs
+from regard.data.pairs import Pair, PairData, find_pairs, read_pairs
+from regard.data.sets import Files
 from regard.data.store import Store, prepare
 from regard.errors import UserError, suggest
 from regard.explore.translation import Result, write_report
@@ -65,7 +64,7 @@ class TranslationRun(TaskRun):
     valid_pairs: Pairs | None
 
     def read_tables(self, tables: Mapping[str, Any]) -> None:
-        self.data = from_dict(DataConfig, {"train": (), **tables.get("data", {})}, "data.")
+        self.data = from_dict(PairData, {"train": (), **tables.get("data", {})}, "data.")
         self.text = from_dict(TextConfig, tables.get("text", {}), "text.")
         self.search = read_config(tables.get("decode", {}))
         self._model_config(8, 8)  # a mistake in [model] shows before the data is read
@@ -78,19 +77,15 @@ class TranslationRun(TaskRun):
 
     def find_data(self) -> None:
         for files in (self.data.train, *self.tests.values()):
-            find(files, self.data.folder)
+            find_pairs(files, self.data.folder)
 
     def check_data(self) -> None:
         for files in (self.data.train, *self.tests.values()):
-            report = check(files, self.data)
-            for line in report.notes:
-                print(f"note: {line}", file=sys.stderr)
-            if report.bad_count:
-                print(left_out(files, report.bad, report.bad_count), file=sys.stderr)
+            read_pairs(files, self.data).check().print(files)
 
     def lines(self, name: str) -> Iterator[Pair]:
         """The pairs of a set: "train", "valid" or one of the tests."""
-        return pairs({"train": self.data.train, **self.tests}[name], self.data)
+        return iter(read_pairs({"train": self.data.train, **self.tests}[name], self.data))
 
     # --- tokenizers and model
 
@@ -225,13 +220,13 @@ class TranslationRun(TaskRun):
         if options["tokenize"] is not None:
             bleu_metric(options["tokenize"])  # a mistake shows before everything is translated
         if options["files"]:
-            config = DataConfig(train=tuple(options["files"]))
+            config = PairData(train=tuple(options["files"]))
             sets = {"files": config.train}
         else:
             table = load_recipe(folder).get("data")
             if not isinstance(table, dict) or isinstance(table.get("train"), int):  # imported, or a demo
                 raise UserError(f"{folder}: its recipe names no files; give some with --files")
-            config = from_dict(DataConfig, table, "data.")
+            config = from_dict(PairData, table, "data.")
             sets = {"valid": config.valid, **config.test}
             if wanted is not None and wanted not in sets:
                 raise UserError(f"--test {wanted}: the recipe has no such set; {suggest(wanted, sets)}")
@@ -241,7 +236,7 @@ class TranslationRun(TaskRun):
         changes = {} if options["beam"] is None else {"beam": options["beam"]}
         translator = Translator(bundles.load(folder, device))
         translator.config = translator.configured(**changes)
-        results = {name: try_pairs(translator, list(pairs(files, config))) for name, files in sets.items()}
+        results = {name: try_pairs(translator, list(read_pairs(files, config))) for name, files in sets.items()}
         return {name: dataclasses.asdict(score_of(result, options["tokenize"])) for name, result in results.items()}
 
     @staticmethod

@@ -33,7 +33,7 @@ import torch
 
 from regard.commands import program
 from regard.data.batch import Stream
-from regard.data.config import home
+from regard.data.sets import home
 from regard.errors import Unfinished, UserError, suggest
 from regard.files import make_folder, write_atomically
 from regard.models import ModelConfig, build

@@ -1,43 +1,40 @@
-"""Several tasks as one: each turns a text into a text, and a prefix says which is meant (Raffel et al. 2020).
+"""A mixture of tasks: each maps a text to a text, and a prefix says which is meant (Raffel et al. 2020).
 
     [data.tasks.german]
     prefix = "translate English to German: "
-    train = ["train.en", "train.de"]          sentence pairs, as `regard.data.config` reads them
+    train = ["train.en", "train.de"]          sentence pairs, as `regard.data.pairs` reads them
 
     [data.tasks.sentiment]
-    kind = "labels"                           labelled texts, as `regard.data.labels` reads them: the label is written
+    kind = "labels"                           labelled texts, as `regard.data.labels` reads them: the label is generated
     prefix = "sentiment: "
     train = ["train.tsv"]
 
     [data.tasks.reviews]
-    kind = "denoise"                          plain text, as `regard.data.text` reads it, with holes to be filled
+    kind = "denoise"                          plain text, as `regard.data.documents` reads it, with spans to restore
     train = ["train.tsv"]
 
-All pairs of all tasks make an epoch, those of a task `repeat` times: so tasks are met in proportion to their sizes
-unless one is to be met more often.
+All pairs of all tasks make an epoch, those of a task `repeat` times: so tasks occur in proportion to their sizes.
+
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from regard.data.config import DataConfig, Files, find, home
 from regard.data.denoise import Noise
-from regard.data.documents import Piece, part, pieces, survey
+from regard.data.documents import Piece, TextData, find_texts, part, pieces, survey
 from regard.data.labelled import draw
-from regard.data.labels import LabelData, LabelReport, check_examples, examples, find_tables, settle_classes
-from regard.data.lines import left_out
-from regard.data.read import Pair, Report, check, pairs
-from regard.data.text import TextData, find_texts
+from regard.data.labels import LabelData, check_examples, choose_classes, read_labelled
+from regard.data.pairs import Pair, PairData, find_pairs, read_pairs
+from regard.data.sets import Files, find_files, home
+from regard.data.sets import fingerprint as file_fingerprint
 from regard.errors import UserError
 from regard.samples import sample_folder
 from regard.settings import check_types, from_dict, to_dict
@@ -55,13 +52,13 @@ LABELS_ONLY = (
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """What every task has besides its data."""
+    """The keys of a task besides its data."""
 
     kind: Literal["pairs", "labels", "denoise"] = "pairs"
-    prefix: str = ""  # stands before every source
-    repeat: int = 1  # times that each of its pairs comes in an epoch
-    density: float = 0.15  # denoise: share of the tokens that is taken out
-    span: float = 3.0  # denoise: mean tokens of a hole
+    prefix: str = ""  # before every source
+    repeat: int = 1  # times that each of its pairs occurs in an epoch
+    density: float = 0.15  # denoise: fraction of the tokens that is removed
+    span: float = 3.0  # denoise: mean tokens of a span
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -79,12 +76,12 @@ class TextTask:
 
     name: str
     options: TaskOptions
-    data: DataConfig | LabelData | TextData
+    data: PairData | LabelData | TextData
     folder: str  # as the recipe has it
 
     @property
     def sets(self) -> dict[str, Files]:
-        """The sets that are judged by what the model writes; noise is judged by its loss alone."""
+        """The sets that are evaluated by what the model generates; denoising is evaluated by its loss alone."""
         if isinstance(self.data, TextData):
             return {}
         held = {"valid": self.data.train} if getattr(self.data, "valid_fraction", 0) else {"valid": self.data.valid}
@@ -106,49 +103,46 @@ class TextTask:
             if not files:
                 continue
             match self.data:
-                case DataConfig():
-                    found += [path for some in find(files, self.data.folder) for path in some]
+                case PairData():
+                    found += [path for some in find_pairs(files, self.data.folder) for path in some]
                 case LabelData():
-                    found += find_tables(files, self.data.folder)
+                    found += find_files(files, self.data.folder)
                 case TextData():
                     found += find_texts(files, self.data.folder)
         return found
 
     def check(self) -> None:
-        """Read everything once; a label that training does not know is a mistake elsewhere."""
+        """Read everything once; a label that is not in the training data is a problem elsewhere."""
         known: tuple[str, ...] = ()
         for files in (self.data.train, self.data.valid, *self.data.test.values()):
             if not files:
                 continue
-            if isinstance(self.data, TextData):
-                notes: Sequence[str] = survey(files, self.data).notes
-            else:
-                if isinstance(self.data, DataConfig):
-                    found: Report | LabelReport = check(files, self.data)
-                else:
-                    found = check_examples(files, self.data, known)
-                    known = known or settle_classes(self.data, found)
-                notes = found.notes
-                if found.bad_count:
-                    print(left_out(files, found.bad, found.bad_count), file=sys.stderr)
-            for line in notes:
-                print(f"note: {line}", file=sys.stderr)
+            match self.data:
+                case TextData():
+                    for note in survey(files, self.data).notes:
+                        print(f"note: {note}", file=sys.stderr)
+                case PairData():
+                    read_pairs(files, self.data).check().print(files)
+                case LabelData():
+                    report = check_examples(files, self.data, known)
+                    known = known or choose_classes(self.data, report)
+                    report.print(files)
 
     def lines(self, name: str) -> Iterator[Pair]:
         """The pairs of a set, "train" or one of `sets`, each source with the prefix."""
         prefix = self.options.prefix
-        if isinstance(self.data, DataConfig):
-            for pair in pairs({"train": self.data.train, **self.sets}[name], self.data):
+        if isinstance(self.data, PairData):
+            for pair in read_pairs({"train": self.data.train, **self.sets}[name], self.data):
                 yield pair._replace(source=prefix + pair.source)
         elif isinstance(self.data, LabelData):
             chosen = _chosen(self.data, name)
-            for number, one in enumerate(examples({"train": self.data.train, **self.sets}[name], self.data)):
+            for number, one in enumerate(read_labelled({"train": self.data.train, **self.sets}[name], self.data)):
                 if chosen is None or chosen[number]:
                     yield Pair(prefix + one.text, one.label, one.file, one.row)
 
     @property
     def noise_sets(self) -> list[str]:
-        """The sets of text to be denoised that are judged."""
+        """The sets of text to be denoised that are evaluated."""
         if not isinstance(self.data, TextData):
             return []
         return [*(["valid"] if self.validated else []), *(name for name, files in self.data.test.items() if files)]
@@ -158,16 +152,17 @@ class TextTask:
         assert isinstance(self.data, TextData)
         share = self.data.valid_fraction
         if not share or name in self.data.test:
-            return pieces({"train": self.data.train, "valid": self.data.valid, **self.data.test}[name], self.data)
+            files = {"train": self.data.train, "valid": self.data.valid, **self.data.test}[name]
+            return iter(pieces(files, self.data))
         count = survey(self.data.train, self.data).characters
         border = int(count * (1 - share))
         span = (0, border) if name == "train" else (border, count)
         return part(pieces(self.data.train, self.data), *span)
 
     def table(self) -> dict[str, Any]:
-        """As it stands in a recipe, complete."""
+        """The complete table for a recipe."""
         own = {name: value for name, value in to_dict(self.data).items() if name not in ("folder", "skip_bad")}
-        unused = {DataConfig: ("max_length",), LabelData: LABELS_ONLY, TextData: ()}[type(self.data)]
+        unused = {PairData: ("max_length",), LabelData: LABELS_ONLY, TextData: ()}[type(self.data)]
         options = to_dict(self.options)
         if self.options.kind != "denoise":
             options = {name: value for name, value in options.items() if name not in ("density", "span")}
@@ -179,7 +174,7 @@ def _chosen(data: LabelData, name: str) -> list[bool] | None:
     if not data.valid_fraction or name not in ("train", "valid"):
         return None
     labels: dict[str, int] = {}
-    numbers = [labels.setdefault(one.label, len(labels)) for one in examples(data.train, data)]
+    numbers = [labels.setdefault(one.label, len(labels)) for one in read_labelled(data.train, data)]
     held = draw(torch.tensor(numbers), data.valid_fraction, HOLD_OUT, keep=True)
     chosen: list[bool] = (held if name == "valid" else ~held).tolist()
     return chosen
@@ -205,7 +200,7 @@ def read_tasks(table: Mapping[str, Any]) -> tuple[TasksData, dict[str, TextTask]
     tasks = table.get("tasks")
     if not isinstance(tasks, dict) or not tasks or not all(isinstance(one, dict) for one in tasks.values()):
         raise UserError(
-            'data.tasks: names no task; write tables such as  [data.tasks.german]  with  prefix = "to German: "  and '
+            'data.tasks: no task; write tables such as  [data.tasks.german]  with  prefix = "to German: "  and '
             'train = ["train.en", "train.de"]'
         )
     return common, {name: _read_task(name, one, common) for name, one in tasks.items()}
@@ -214,22 +209,20 @@ def read_tasks(table: Mapping[str, Any]) -> tuple[TasksData, dict[str, TextTask]
 def _read_task(name: str, table: Mapping[str, Any], common: TasksData) -> TextTask:
     where = f"data.tasks.{name}."
     if not name or "." in name or "/" in name:
-        raise UserError(f"data.tasks.{name!r}: is no name of a task; use letters, digits and -")
+        raise UserError(f"data.tasks.{name!r}: is not a task name; use letters, digits and -")
     known = {field.name for field in dataclasses.fields(TaskOptions)}
     options = from_dict(TaskOptions, {key: value for key, value in table.items() if key in known}, where)
-    rest = {"train": (), **{key: value for key, value in table.items() if key not in known}}
+    rest = {key: value for key, value in table.items() if key not in known}
     folder = rest.pop("folder", ".")
     if not isinstance(folder, str):
         raise UserError(f"{where}folder = {folder!r}: expected a string in quotes")
     base = sample_folder(folder) or home(common.folder) / home(folder)
     shared: dict[str, Any] = {"folder": str(base), "skip_bad": common.skip_bad}
-    kind = {"pairs": DataConfig, "labels": LabelData, "denoise": TextData}[options.kind]
+    kind = {"pairs": PairData, "labels": LabelData, "denoise": TextData}[options.kind]
     refused = {"pairs": ("max_length",), "labels": LABELS_ONLY, "denoise": ()}[options.kind]
     for key in (*refused, "skip_bad", *(() if options.kind == "denoise" else ("density", "span"))):
         if key in table:
-            raise UserError(
-                f"{where}{key} = {table[key]!r}: is not for a task of kind = {options.kind!r}; leave it out"
-            )
+            raise UserError(f"{where}{key} = {table[key]!r}: not for a task of kind = {options.kind!r}; remove it")
     if options.kind == "pairs":
         shared["max_length"] = common.max_length
     return TextTask(name, options, from_dict(kind, {**rest, **shared}, where), folder)
@@ -237,7 +230,5 @@ def _read_task(name: str, table: Mapping[str, Any], common: TasksData) -> TextTa
 
 def fingerprint(tasks: Mapping[str, TextTask], *others: object) -> str:
     """A digest of the tasks, their files (names, sizes, times) and whatever else is given."""
-    paths = [path.resolve() for one in tasks.values() for path in one.paths()]
-    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    parts = [files, {name: one.table() for name, one in tasks.items()}, [str(one) for one in others]]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    paths = (path for one in tasks.values() for path in one.paths())
+    return file_fingerprint(paths, {name: one.table() for name, one in tasks.items()}, [str(one) for one in others])

@@ -1,0 +1,279 @@
+"""Number sequences: the [data] table of a regression recipe, and its data as normalised tensors.
+
+    pairs     train = ["pairs.tsv"]          1 2 3<tab>3 4 5   or in .jsonl  {"source": [1, 2, 3], "target": [3, 4, 5]}
+              [data.rule]                    generated: y = multiply · x + add, x between low and high
+    series    train = ["load.csv"]           one column per channel, one row per time step; with context > 0:
+              context = 96, horizon = 24     96 steps are the input, the next 24 are forecast
+              [data.seasonal]                generated: see `regard.data.series`
+
+Both give sequences of vectors, source [S, channels] and target [T, channels], normalised per channel:
+
+    (x - mean) / std        mean and standard deviation of the training data, never of what is tested
+
+The two are saved in the recipe of the run. Pairs are split by file (or, generated, by seed), a series in time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.data.batch import Tensors
+from regard.data.lines import Notes, Problem
+from regard.data.series import NumberBatch, Seasonal, Windows, read_series, seasonal_series
+from regard.data.sets import DataConfig, Files, find_files
+from regard.data.tables import Rows, read_table, table_kind
+from regard.errors import UserError
+from regard.settings import check_types
+
+Pair = tuple[list[float], list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Generated pairs y = multiply · x + add."""
+
+    multiply: float = 1.0
+    add: float = 2.0
+    low: float = 0.0  # x is uniform between low
+    high: float = 100.0  # and high
+    shortest: int = 2
+    train: int = 20_000  # sequences
+    valid: int = 500
+    test: int = 2_000
+    seed: int = 1  # of the data; it does not depend on train.seed
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if not self.low < self.high:
+            raise UserError(f"low = {self.low}: must be below high = {self.high}")
+        for name, least in {"shortest": 1, "train": 1, "valid": 1, "test": 1, "seed": 0}.items():
+            if getattr(self, name) < least:
+                raise UserError(f"{name} = {getattr(self, name)}: must be {least} or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberData(DataConfig):
+    rule: Rule | None = None
+    seasonal: Seasonal | None = None
+    # pairs
+    longest: int = 32  # most numbers of a source or target; rows are padded to it
+    tolerance: float = 0.1  # a prediction within it counts as correct
+    # series
+    context: int = 0  # steps of the input; 0: the data are pairs
+    horizon: int = 24  # steps of the forecast
+    period: int = 24  # steps of a season: the baseline repeats the last one
+    columns: Files = ()  # channels; empty: every column of numbers
+    valid_fraction: float = 0.1  # of the steps, before the test part
+    test_fraction: float = 0.2  # of the steps, at the end
+    # both
+    mean: tuple[float, ...] = ()  # of the channels; empty: those of the training data
+    std: tuple[float, ...] = ()
+
+    NEEDS_FILES: ClassVar[bool] = False
+    EXAMPLE: ClassVar[str] = "pairs.tsv"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_origin()
+        self.check_at_least(longest=1, context=0, horizon=1, period=1)
+        if not self.tolerance > 0:
+            raise UserError(f"tolerance = {self.tolerance}: must be greater than 0")
+        for name in ("valid_fraction", "test_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} = {getattr(self, name)}: must be at least 0 and below 1, such as 0.1")
+        if (held := self.valid_fraction + self.test_fraction) >= 1:
+            raise UserError(f"valid_fraction + test_fraction = {held}: leaves nothing to learn from")
+        if len(self.mean) != len(self.std) or any(not scale > 0 for scale in self.std):
+            raise UserError(f"std = {list(self.std)}: give one number above 0 for each of mean = {list(self.mean)}")
+
+    def _check_origin(self) -> None:
+        """One origin: files, a rule, or a seasonal series."""
+        origins = [name for name in ("train", "rule", "seasonal") if getattr(self, name)]
+        if len(origins) != 1:
+            raise UserError(
+                f"{' and '.join(origins) or 'train'}: {'choose one of them' if origins else 'there is no data'}; write "
+                'train = ["pairs.tsv"], or a table [data.rule] or [data.seasonal]'
+            )
+        if self.rule is not None and self.context:
+            raise UserError(f"context = {self.context}: is for a series, but [data.rule] makes pairs; remove one")
+        if self.seasonal is not None and not self.context:
+            raise UserError("context = 0: a series needs the number of steps to read, such as context = 96")
+        if self.context and self.period > self.context:
+            raise UserError(
+                f"period = {self.period}: the seasonal forecast needs a whole season within context = {self.context} "
+                "steps; raise context"
+            )
+        if self.context and (self.valid or self.test):
+            raise UserError("valid and test: a series is split in time; use valid_fraction and test_fraction")
+        if self.rule is not None and self.longest < self.rule.shortest:
+            raise UserError(f"longest = {self.longest}: must be rule.shortest = {self.rule.shortest} or more")
+
+
+@dataclass(frozen=True)
+class Scale(Tensors):
+    """Mean and standard deviation of the channels."""
+
+    mean: Tensor  # [channels]
+    std: Tensor
+
+    @classmethod
+    def of(cls, data: NumberData) -> Scale:
+        return cls(torch.tensor(data.mean, dtype=torch.float64), torch.tensor(data.std, dtype=torch.float64))
+
+    def normalize(self, numbers: Tensor) -> Tensor:
+        return ((numbers.double() - self.mean) / self.std).float()
+
+    def denormalize(self, numbers: Tensor) -> Tensor:
+        return numbers.double().cpu() * self.std + self.mean
+
+
+@dataclass(frozen=True)
+class NumberSets:
+    """The sets of a recipe; `data` is its table with mean and std filled in."""
+
+    data: NumberData
+    channels: tuple[str, ...]
+    rows: dict[str, NumberBatch]  # the sets that are evaluated, and for pairs "train"
+    windows: Windows | None = None  # a series, and where its training windows begin
+    starts: Tensor | None = None
+
+
+def make_sets(data: NumberData) -> NumberSets:
+    """Read or generate everything that the table asks for."""
+    return _series(data) if data.context else _pairs(data)
+
+
+def _series(data: NumberData) -> NumberSets:
+    if data.seasonal is not None:
+        series = [seasonal_series(data.seasonal)]
+        channels = tuple(f"channel {number}" for number in range(1, data.seasonal.channels + 1))
+    else:
+        series, channels = read_series(find_files(data.train, data.folder), data.columns)
+        print(f"note: channels: {', '.join(channels)}", file=sys.stderr)
+    border, last = 1 - data.valid_fraction - data.test_fraction, 1 - data.test_fraction
+    data = _with_scale(data, torch.cat([one[: int(border * len(one))] for one in series]), channels)
+    scale = Scale.of(data)
+    windows = Windows([scale.normalize(one) for one in series], data.context, data.horizon)
+    parts = {"train": (0.0, border), "valid": (border, last), "test": (last, 1.0)}
+    starts = {name: windows.starts(*part) for name, part in parts.items() if part[0] < part[1]}
+    for name, at in starts.items():
+        if not len(at):
+            lengths = ", ".join(f"{len(one):,}" for one in series)
+            raise UserError(
+                f"data.{name}: no window of {data.context} + {data.horizon} steps fits into its part of {lengths} "
+                "steps; give a longer series, or lower context or horizon"
+            )
+    train = starts.pop("train")
+    rows = {name: windows.batch(at) for name, at in starts.items()}
+    return NumberSets(data, channels, rows, windows, train)
+
+
+def _pairs(data: NumberData) -> NumberSets:
+    if data.rule is not None:
+        counts = {"train": data.rule.train, "valid": data.rule.valid, "test": data.rule.test}
+        pairs = {
+            name: rule_pairs(data.rule, count, data.longest, len(counts) * data.rule.seed + number)
+            for number, (name, count) in enumerate(counts.items())
+        }
+    else:
+        pairs = {name: read_number_pairs(files, data) for name, files in {"train": data.train, **data.sets}.items()}
+    sets = {name: padded(rows, data.longest) for name, rows in pairs.items()}
+    train = sets["train"]
+    numbers = torch.cat((train.source[train.source_is_real], train.target[train.target_is_real]))
+    data = _with_scale(data, numbers, ("number",))
+    scale = Scale.of(data)
+    rows = {
+        name: dataclasses.replace(one, source=scale.normalize(one.source), target=scale.normalize(one.target))
+        for name, one in sets.items()
+    }
+    return NumberSets(data, ("number",), rows)
+
+
+def _with_scale(data: NumberData, numbers: Tensor, channels: tuple[str, ...]) -> NumberData:
+    """Mean and standard deviation of the training numbers [n, channels], unless the recipe has them."""
+    if not data.mean:
+        mean, std = numbers.double().mean(dim=0), numbers.double().std(dim=0, correction=0)
+        std = torch.where(std > 0, std, 1.0)  # a constant channel
+        data = dataclasses.replace(data, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+    if len(data.mean) != len(channels):
+        raise UserError(
+            f"data.mean = {list(data.mean)}: there are {len(channels)} channels ({', '.join(channels)}); give a number "
+            "for each, or remove mean and std"
+        )
+    return data
+
+
+def padded(pairs: Sequence[Pair], longest: int) -> NumberBatch:
+    """All pairs as one batch, each side as long as `longest`."""
+    sides = []
+    for side in zip(*pairs, strict=True):
+        rows = torch.zeros(len(side), longest, 1)
+        is_real = torch.zeros(len(side), longest, dtype=torch.bool)
+        for row, numbers in enumerate(side):
+            rows[row, : len(numbers), 0] = torch.tensor(numbers)
+            is_real[row, : len(numbers)] = True
+        sides += [rows, is_real]
+    return NumberBatch(*sides)
+
+
+def rule_pairs(rule: Rule, count: int, longest: int, seed: int) -> list[Pair]:
+    """`count` generated pairs."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(rule.shortest, longest + 1, (count,), generator=generator)
+    numbers = torch.rand(int(lengths.sum()), generator=generator, dtype=torch.float64)
+    flat = rule.low + (rule.high - rule.low) * numbers
+    return [(x.tolist(), (rule.multiply * x + rule.add).tolist()) for x in flat.split(lengths.tolist())]
+
+
+def read_number_pairs(files: Sequence[str], config: NumberData) -> list[Pair]:
+    """The pairs of all files: columns 1 and 2 of TSV and CSV, "source" and "target" of other tables."""
+
+    def sequence(value: Any) -> list[float]:
+        try:
+            numbers = parse_numbers(value) if isinstance(value, str) else check_numbers(value)
+        except (UserError, TypeError) as error:
+            raise ValueError(f"is not a list of numbers: {error}") from None
+        if not 1 <= len(numbers) <= config.longest:
+            raise ValueError(f"has {len(numbers)} numbers; 1 to data.longest = {config.longest} are possible")
+        return numbers
+
+    def scan(notes: Notes) -> Iterator[Pair | Problem]:
+        for path in find_files(files, config.folder):
+            columns = ("source", "target") if table_kind(path) in ("jsonl", "parquet") else ("1", "2")
+            convert = dict.fromkeys(columns, sequence)
+            for row in read_table(path, columns, notes, header=False, convert=convert):
+                yield row if isinstance(row, Problem) else (row.cells[0], row.cells[1])
+
+    remedy = "put  1 2 3<tab>3 4 5  in a line"
+    return Rows(files, scan, skip_bad=config.skip_bad, what="pairs", remedy=remedy).read()
+
+
+def parse_numbers(text: str) -> list[float]:
+    """Numbers separated by blanks, commas or both, in brackets or not."""
+    words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
+    return check_numbers([] if words == [""] else words)
+
+
+def check_numbers(values: Sequence[object]) -> list[float]:
+    """Finite numbers, or an error that says which is not."""
+    numbers = []
+    for at, value in enumerate(values, 1):
+        try:
+            if isinstance(value, bool) or not isinstance(value, str | int | float):
+                raise ValueError
+            number = float(value)
+        except (ValueError, OverflowError):
+            raise UserError(f"number {at} is {str(value)[:40]!r}, not a number; write it like 12 or 3.5") from None
+        if not math.isfinite(number) or abs(number) > 1e30:
+            raise UserError(f"number {at} is {value}: only finite numbers (up to 1e30) can be learned; replace it")
+        numbers.append(number)
+    return numbers

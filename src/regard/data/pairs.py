@@ -1,0 +1,106 @@
+"""Sentence pairs: the [data] table of a recipe that translates.
+
+    [data]
+    train = ["train.en", "train.de"]      line n of one file belongs to line n of the other
+    valid = ["valid.tsv"]                 or tables: .tsv, .csv, .jsonl, .parquet
+    source = "en"                         in tables, the names of the two columns; a TSV or CSV file then has a header
+    target = "de"
+
+Without names, they are columns 1 and 2 of a TSV or CSV file without a header, and "source" and "target" elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from regard.data.lines import Notes, Problem
+from regard.data.sets import DataConfig, find_files, find_partners
+from regard.data.tables import TABLES, Row, Rows, aligned_rows, read_table, table_kind
+from regard.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairData(DataConfig):
+    """Where the pairs are, and which of them are used."""
+
+    source: str | None = None  # name of the column, in a table
+    target: str | None = None
+    max_length: int = 256  # longest sequence in training: the tokens of a sentence and one for its end
+
+    EXAMPLE: ClassVar[str] = "train.tsv"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.source is None) != (self.target is None):
+            named, other = ("source", "target") if self.target is None else ("target", "source")
+            raise UserError(f"{named} = {getattr(self, named)!r} without {other}: name both columns or neither")
+        if self.source is not None and self.source == self.target:
+            raise UserError(f"source = target = {self.source!r}: a pair needs two columns")
+        if self.max_length < 2:
+            raise UserError(f"max_length = {self.max_length}: a token and its end make 2; give 2 or more")
+
+
+class Pair(NamedTuple):
+    """A sentence and its translation, and where they are."""
+
+    source: str
+    target: str
+    file: str
+    line: int
+
+
+def find_pairs(files: Sequence[str], folder: str | Path = ".") -> list[tuple[Path, ...]]:
+    """The files on disk: [(source, target), …] where lines are aligned, [(table,), …] for tables."""
+    kinds = {table_kind(name) for name in files}
+    if files and None not in kinds:
+        return [(path,) for path in find_files(files, folder)]
+    if len(kinds) > 1 or len(files) != 2:
+        endings = ", ".join(f".{kind}" for kind in TABLES)
+        raise UserError(f"{list(files)}: give two files whose lines belong together, or tables ending in {endings}")
+    return list(find_partners(files, folder))
+
+
+def read_pairs(files: Sequence[str], config: PairData, skip_bad: bool | None = None) -> Rows[Pair]:
+    """The pairs in `files`; `skip_bad` overrides that of `config`."""
+
+    def scan(notes: Notes) -> Iterator[Pair | Problem]:
+        for paths in find_pairs(files, config.folder):
+            if len(paths) == 2:
+                for row in aligned_rows(paths[0], paths[1], notes):
+                    yield row if isinstance(row, Problem) else _pair(row, str(paths[0]), str(paths[1]))
+            else:
+                yield from _table_pairs(paths[0], config, notes)
+
+    skip_bad = config.skip_bad if skip_bad is None else skip_bad
+    return Rows(files, scan, skip_bad=skip_bad, what="sentence pairs", remedy="put a sentence in each line")
+
+
+def _table_pairs(path: Path, config: PairData, notes: Notes) -> Iterator[Pair | Problem]:
+    named, separated = config.source is not None, table_kind(path) in ("tsv", "csv")
+    columns = (config.source or "source", config.target or "target") if named or not separated else ("1", "2")
+    remedy = "Set source and target in [data]"
+    if separated:
+        remedy = "If the file has no header, remove source and target from [data]"
+    for row in read_table(path, columns, notes, header=named, remedy=remedy):
+        pair = row if isinstance(row, Problem) else _pair(row, *columns)
+        if isinstance(pair, Problem) and not isinstance(row, Problem):
+            pair = Problem(str(path), row.line, f"column {pair.file!r} {pair.what}")
+        yield pair
+
+
+def _pair(row: Row, source_name: str, target_name: str) -> Pair | Problem:
+    """A pair, unless a side is blank; the names are those of files or of columns."""
+    source, target = row.cells
+    for text, name in ((source, source_name), (target, target_name)):
+        if "\0" in text:
+            return Problem(name, row.line, "contains a NUL character; is this a text file?")
+    blank = [not text or text.isspace() for text in (source, target)]
+    if all(blank):
+        return Problem(source_name, row.line, "is empty on both sides")
+    if any(blank):
+        empty, other = (source_name, target_name) if blank[0] else (target_name, source_name)
+        return Problem(empty, row.line, f"is empty, but {other} has a sentence there")
+    return Pair(source, target, row.file, row.line)

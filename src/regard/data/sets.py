@@ -1,0 +1,180 @@
+"""Which files: what every [data] table has in common, and how names become files on disk.
+
+    [data]
+    train = ["part-*.tsv"]                files to learn from; * and ? match several, read in order of name
+    valid = ["valid.tsv"]                 to evaluate during training
+    test = { news = ["news.tsv.gz"] }     named sets, evaluated at the end
+    skip_bad = false                      stop at rows that cannot be used, or leave them out
+    folder = "."                          where relative names start: the recipe's folder unless given
+
+Any file may be gzipped, and for one that is missing the name with .gz is tried. What the rows of the files mean is up
+to the subclasses of `DataConfig`: `regard.data.pairs`, `labels`, `text`, `images`, `captions` and `numeric`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from regard.errors import MissingFiles, UserError
+from regard.settings import check_types
+
+Files = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The keys that every [data] table has."""
+
+    train: Files = ()
+    valid: Files = ()
+    test: dict[str, Files] = field(default_factory=dict)
+    skip_bad: bool = False  # leave out rows that cannot be used, instead of stopping
+    folder: str = "."  # where relative names start
+
+    EXAMPLE: ClassVar[str] = "train.tsv"  # of a file, for messages
+    NEEDS_FILES: ClassVar[bool] = True  # False where the data may be generated instead
+
+    def __post_init__(self) -> None:
+        check_files("train", self.train)
+        check_files("valid", self.valid)
+        if not isinstance(self.test, dict):
+            raise UserError(f"test = {self.test!r}: give each set a name:  test = {{ new = [{self.EXAMPLE!r}] }}")
+        for name, files in self.test.items():
+            check_files(f"test.{name}", files)
+            if name in ("train", "valid") or not re.fullmatch(r"\w[\w .-]*", name):
+                raise UserError(f"test.{name}: choose another name for the set, of letters, digits, '-' and '_'")
+        check_types(self)
+        if not self.folder or "\0" in self.folder:
+            raise UserError(f"folder = {self.folder!r}: not a folder name; remove it to use the recipe's folder")
+        if self.NEEDS_FILES and not self.train:
+            raise UserError(f"train = []: no files; write  train = [{self.EXAMPLE!r}]")
+
+    @property
+    def sets(self) -> dict[str, Files]:
+        """The sets with files of their own that are evaluated."""
+        return {name: files for name, files in {"valid": self.valid, **self.test}.items() if files}
+
+    def check_at_least(self, **least: float) -> None:
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise UserError(f"{name} = {getattr(self, name)}: must be {value} or more")
+
+    def check_valid_fraction(self, fraction: float) -> None:
+        """`valid_fraction` of the training data takes the place of `valid`."""
+        if not 0 <= fraction < 1:
+            raise UserError(f"valid_fraction = {fraction}: must be at least 0 and below 1, such as 0.05")
+        if fraction and self.valid:
+            raise UserError(f"valid_fraction = {fraction} and valid = {list(self.valid)}: choose one")
+
+
+def check_files(name: str, files: Any) -> None:
+    if isinstance(files, str):
+        raise UserError(f"{name} = {files!r}: write a list, {name} = [{files!r}]")
+    if not isinstance(files, tuple) or not all(isinstance(file, str) and file and "\0" not in file for file in files):
+        raise UserError(f'{name} = {files!r}: expected a list of file names, such as ["train.en", "train.de"]')
+
+
+def check_word_dropout(word_dropout: float) -> None:
+    if not 0 <= word_dropout < 1:
+        raise UserError(f"word_dropout = {word_dropout}: must be at least 0 and below 1, such as 0.1")
+
+
+def fingerprint(paths: Iterable[Path], *parts: object) -> str:
+    """A digest of files (names, sizes, times) and of settings: equal only where the same data would be read."""
+    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
+    return hashlib.sha256(json.dumps([files, parts], sort_keys=True).encode()).hexdigest()
+
+
+def find_files(names: Sequence[str], folder: str | Path = ".", *, folders: bool = False) -> list[Path]:
+    """The files on disk, in order. With `folders`, a folder stands for all files in it, in order of name.
+
+    All missing files are named in one error, with the nearest name that exists.
+    """
+    paths: list[Path] = []
+    missing: list[str] = []
+    for name in names:
+        path = home(folder) / home(name)
+        matches = _inside(path) if folders and path.is_dir() else _expand(name, path)
+        if isinstance(matches, str):
+            missing.append(matches)
+        else:
+            paths += matches
+    if missing:
+        raise MissingFiles("\n".join(missing))
+    return paths
+
+
+def find_partners(names: Sequence[str], folder: str | Path = ".") -> list[tuple[Path, Path]]:
+    """Two names whose lines belong together; as patterns, they match the same parts: part-2.en and part-2.de."""
+    find_files(names, folder)  # all that is missing in one error
+    sources, targets = (find_files([name], folder) for name in names)
+    if len(sources) == len(targets) == 1:
+        return [(sources[0], targets[0])]
+    keys = [
+        {_wildcards(home(folder) / home(name), path): path for path in paths}
+        for name, paths in zip(names, (sources, targets), strict=True)
+    ]
+    alone = [keys[0].get(key) or keys[1][key] for key in keys[0].keys() ^ keys[1].keys()]
+    if alone:
+        raise UserError(
+            f"{list(names)}: match {len(sources)} and {len(targets)} files; without a partner: "
+            f"{', '.join(map(str, sorted(alone)[:10]))}"
+        )
+    return list(zip(sources, targets, strict=True))
+
+
+def home(name: str | Path) -> Path:
+    return Path(os.path.expanduser(name))  # unlike Path's own, it leaves an unknown ~user as it is
+
+
+def _inside(folder: Path) -> list[Path] | str:
+    """The files in a folder, hidden ones excepted."""
+    entries = (entry for entry in folder.rglob("*") if entry.is_file())
+    shown = (entry for entry in entries if not any(p.startswith(".") for p in entry.relative_to(folder).parts))
+    return sorted(shown) or f"{folder}: the folder is empty; name one that contains text"
+
+
+def _expand(name: str, path: Path) -> list[Path] | str:
+    """The files that a name or pattern matches, or what is wrong with it."""
+    for candidate in (path, path.with_name(path.name + ".gz")):
+        if candidate.is_file():
+            return [candidate]
+    if path.is_dir():
+        return f"{path}: is a folder; name a file in it"
+    if path.exists():
+        return f"{path}: is not a regular file, and it has to be read more than once; save it as one first"
+    if glob.has_magic(name):
+        matches = sorted(match for match in map(Path, glob.glob(str(path))) if match.is_file())
+        return matches or f"{path}: no file matches{_near(path)}"
+    return f"{path}: no such file{_near(path)}"
+
+
+def _near(path: Path) -> str:
+    """The end of an error about a missing file: what there is instead."""
+    if not path.parent.is_dir():
+        return f", nor the folder {path.parent}; relative names start in the recipe's folder, or give --data DIR"
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file())
+    except OSError as error:
+        return f"; its folder cannot be read: {error.strerror}"
+    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    if close:
+        return f"; did you mean {' or '.join(map(repr, close))}?"
+    return f"; the folder contains {', '.join(names[:5]) or 'no files'}{', …' if len(names) > 5 else ''}"
+
+
+def _wildcards(pattern: Path, path: Path) -> tuple[str, ...]:
+    """What the wildcards of `pattern` match in `path`."""
+    parts = re.split(r"(\*+|\?|\[[^\]]+\])", str(pattern))
+    escaped = (re.escape(part) if i % 2 == 0 else "(.*)" if part[0] == "*" else "(.)" for i, part in enumerate(parts))
+    match = re.fullmatch("".join(escaped), str(path), re.DOTALL)
+    return match.groups() if match else (str(path),)

@@ -1,0 +1,402 @@
+"""Rows of files: one reader for every table, one checker for every task.
+
+    TSV, TXT    columns are separated by tabs; quotes are literal. A header names them, or they are counted: "1", "2"
+    CSV         by commas, or by semicolons if the first line has no comma; quoted cells as in RFC 4180
+    JSONL       one object per line
+    Parquet     needs the extra `parquet`
+    text        one text per line; two files whose lines belong together make rows of two cells
+
+Any of them may be gzipped. Cells of TSV, CSV and text are strings; JSONL and Parquet may contain other values, which
+`convert` checks per column. A row that cannot be used becomes a `Problem` with file, line and reason, so row n stays
+row n. Files are read in constant memory, one row at a time.
+
+`Rows` is what a task reads: iterating yields the good rows (and stops at a bad one unless `skip_bad`), `check` makes
+one pass and reports every problem at once. The two files of parallel text, for example, are checked in full before
+training: with one line missing, every later pair would be wrong without looking wrong.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from regard.data.lines import LONGEST, Notes, Problem, decode, open_seekable, read_lines, too_long
+from regard.data.sets import find_files
+from regard.errors import MissingExtra, UserError, suggest
+
+T = TypeVar("T")
+SHOWN = 10  # problems that are listed
+TABLES = ("tsv", "csv", "jsonl", "parquet")
+Convert = Callable[[Any], Any]  # a cell as it is used; ValueError says what is wrong with it
+
+
+class Row(NamedTuple):
+    """Cells of a row and where it is."""
+
+    cells: tuple[Any, ...]
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `Rows.check` found: `count` good rows, `bad_count` that are left out, the first of them in `bad`."""
+
+    count: int
+    bad: list[Problem]
+    bad_count: int
+    notes: list[str]
+
+    def print(self, files: Sequence[str]) -> None:
+        """Notes, and the rows that are left out, on standard error."""
+        for note in self.notes:
+            print(f"note: {note}", file=sys.stderr)
+        if self.bad_count:
+            lines = f"{self.bad_count:,} bad line{'s' * (self.bad_count != 1)}"
+            print(f"left out: {lines} of {', '.join(files)}{_listed(self.bad, self.bad_count)}", file=sys.stderr)
+
+
+class Rows(Generic[T]):
+    """Rows of `files`: `scan` yields each or its problem. `what` and `remedy` are for messages.
+
+    `skip_bad` leaves bad rows out; None: there is no such setting, so messages do not propose it.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        scan: Callable[[Notes], Iterator[T | Problem]],
+        *,
+        skip_bad: bool | None = None,
+        what: str = "rows",
+        remedy: str = "put one in each line",
+    ) -> None:
+        self.files, self.scan, self.skip_bad, self.what, self.remedy = files, scan, skip_bad, what, remedy
+
+    def __iter__(self) -> Iterator[T]:
+        for item in self.scan(Counter()):
+            if not isinstance(item, Problem):
+                yield item
+            elif item.fatal or not self.skip_bad:
+                raise UserError(f"{item}\n{self._remedy(item.fatal)}")
+
+    def check(self, each: Callable[[T], None] | None = None) -> Report:
+        """Read everything once and pass every good row to `each`; what is wrong becomes one UserError."""
+        notes: Notes = Counter()
+        count = bad_count = 0
+        bad: list[Problem] = []
+        fatal: list[Problem] = []
+        for item in self.scan(notes):
+            if isinstance(item, Problem):
+                bad_count += 1
+                listed = fatal if item.fatal else bad
+                if len(listed) < SHOWN:
+                    listed.append(item)
+            else:
+                count += 1
+                if each is not None:
+                    each(item)
+        names = ", ".join(self.files)
+        if fatal or (bad and not self.skip_bad):
+            good = f"{count:,} good {self.what if count != 1 else self.what.removesuffix('s')}"
+            problems = f"{bad_count:,} problem{'s' * (bad_count != 1)}"
+            listed_ = _listed((fatal + bad)[:SHOWN], bad_count)
+            raise UserError(f"{names}: {problems}, {good}{listed_}\n{self._remedy(bool(fatal))}")
+        if not count:
+            skipped = f" ({bad_count:,} bad lines are left out, such as  {bad[0]})" if bad else ""
+            raise UserError(f"{names}: no {self.what}{skipped}; {self.remedy}")
+        return Report(count, bad, bad_count, [f"{file}: {n:,} x {what}" for (file, what), n in notes.items()])
+
+    def read(self) -> list[T]:
+        """All good rows; what is left out is reported on standard error."""
+        rows: list[T] = []
+        self.check(rows.append).print(self.files)
+        return rows
+
+    def _remedy(self, fatal: bool) -> str:
+        if self.skip_bad is None:
+            return "Fix the file and try again."
+        if fatal:
+            return "Fix the file: skip_bad leaves out single lines, never these."
+        return "Fix these lines, or leave them out with  skip_bad = true  in [data]."
+
+
+def _listed(problems: Sequence[Problem], count: int) -> str:
+    more = f"\n  and {count - len(problems):,} more" * (count > len(problems))
+    return "".join(f"\n  {problem}" for problem in problems) + more
+
+
+def read_rows(
+    files: Sequence[str],
+    columns: Sequence[str],
+    folder: str | Path = ".",
+    *,
+    kind: str | None = None,
+    header: bool = True,
+    skip_bad: bool | None = None,
+    convert: Mapping[str, Convert] | None = None,
+    remedy: str = "Name the columns of the table",
+) -> Rows[Row]:
+    """The named columns of tables; `kind` is one of TABLES or "text", by default what the file name says."""
+    paths = find_files(files, folder)
+
+    def scan(notes: Notes) -> Iterator[Row | Problem]:
+        for path in paths:
+            yield from read_table(path, columns, notes, kind=kind, header=header, convert=convert, remedy=remedy)
+
+    return Rows(files, scan, skip_bad=skip_bad)
+
+
+def table_kind(name: str | Path) -> str | None:
+    """One of TABLES, by the file name; None for other files."""
+    suffix = Path(str(name).lower().removesuffix(".gz")).suffix[1:]
+    return suffix if suffix in TABLES else None
+
+
+def text(value: Any) -> str:
+    """A cell that has to be text."""
+    if value is None:
+        raise ValueError("has no value")
+    if not isinstance(value, str):
+        raise ValueError(f"is {type(value).__name__}, not text")
+    if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+        raise ValueError("has half a surrogate pair (\\ud800 to \\udfff), which is not Unicode text")
+    return value
+
+
+def label(value: Any) -> str:
+    """A cell that is text, a whole number, or true or false."""
+    return json.dumps(value) if isinstance(value, int) else text(value)
+
+
+def read_table(
+    path: Path,
+    columns: Sequence[str],
+    notes: Notes,
+    *,
+    kind: str | None = None,
+    header: bool = True,
+    optional: Collection[str] = (),
+    convert: Mapping[str, Convert] | None = None,
+    longest: int = LONGEST,
+    remedy: str = "",
+) -> Iterator[Row | Problem]:
+    """The named columns of one file; a column of `optional` may be missing (None).
+
+    `remedy` ends an error about a missing column, `longest` is the most bytes of a row.
+    """
+    raw: Iterator[tuple[int, tuple[Any, ...]] | Problem]
+    match kind or table_kind(path) or "tsv":
+        case "text":
+            lines = enumerate(read_lines(path, notes), 1)
+            raw = (line if isinstance(line, Problem) else (number, (line,)) for number, line in lines)
+        case "jsonl":
+            raw = _json_rows(path, columns, notes, optional, longest, remedy)
+        case "parquet":
+            raw = _parquet_rows(path, columns, optional, longest, remedy)
+        case separated:
+            raw = _separated_rows(path, columns, notes, separated, header, optional, remedy)
+    converters = [(name, (convert or {}).get(name, text)) for name in columns]
+    for item in raw:
+        if isinstance(item, Problem):
+            yield item
+            continue
+        number, values = item
+        cells = []
+        for value, (name, converted) in zip(values, converters, strict=True):
+            try:
+                cells.append(None if value is None and name in optional else converted(value))
+            except ValueError as error:
+                yield Problem(str(path), number, f"column {name!r} {error}")
+                break
+        else:
+            yield Row(tuple(cells), str(path), number)
+
+
+def column_names(path: Path, kind: str | None = None) -> list[str]:
+    """The columns of a table: its header, the keys of its first object, or its schema."""
+    kind, notes = kind or table_kind(path) or "tsv", Counter[tuple[str, str]]()
+    if kind == "parquet":
+        _, parquet = _arrow(path)
+        with open_seekable(path) as file, parquet.ParquetFile(file) as table:
+            return list(table.schema_arrow.names)
+    first: Any = next(_split(path, notes, kind), (0, [])) if kind != "jsonl" else next(read_lines(path, notes), "{}")
+    if isinstance(first, Problem):
+        raise UserError(str(first))
+    return list(json.loads(first)) if kind == "jsonl" else [cell.strip() for cell in first[1]]
+
+
+def aligned_rows(source: Path, target: Path, notes: Notes) -> Iterator[Row | Problem]:
+    """Line n of one file with line n of the other; files of different length are one fatal problem."""
+    left, right = read_lines(source, notes), read_lines(target, notes)
+    for number, (a, b) in enumerate(zip_longest(left, right), 1):
+        wrong = sorted((side for side in (a, b) if isinstance(side, Problem)), key=lambda side: not side.fatal)
+        if wrong and (wrong[0].fatal or (a is not None and b is not None)):
+            yield wrong[0]
+            if wrong[0].fatal:
+                return
+        elif a is None or b is None:
+            short, long, rest = (source, target, right) if a is None else (target, source, left)
+            total = number + sum(1 for _ in rest)
+            what = f"the file ends here, but {long} has {total:,} lines: one of them lacks or adds a line"
+            yield Problem(str(short), number - 1, what, fatal=True)
+            return
+        else:
+            yield Row((a, b), str(source), number)
+
+
+def _split(path: Path, notes: Notes, kind: str) -> Iterator[tuple[int, list[str]] | Problem]:
+    """The cells of each line, or of each CSV row (numbered by its last line)."""
+    if kind == "tsv":
+        for number, line in enumerate(read_lines(path, notes), 1):
+            yield line if isinstance(line, Problem) else (number, line.split("\t"))
+        return
+    bad: list[Problem] = []
+    lines = _until_bad(read_lines(path, notes), bad)
+    first = next(lines, "")
+    reader = csv.reader(
+        chain((first,), lines), delimiter=";" if ";" in first and "," not in first else ",", strict=True
+    )
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            yield Problem(str(path), reader.line_num, f"is not CSV: {error}")
+            continue
+        if cells:  # an empty line has none
+            yield reader.line_num, cells
+    yield from bad
+
+
+def _until_bad(lines: Iterator[str | Problem], bad: list[Problem]) -> Iterator[str]:
+    """Lines with their ends; one that cannot be read ends a CSV file, since it may be part of a longer row."""
+    for line in lines:
+        if isinstance(line, Problem):
+            bad.append(Problem(line.file, line.line, line.what, fatal=True))
+            return
+        yield line + "\n"
+
+
+def _separated_rows(
+    path: Path, columns: Sequence[str], notes: Notes, kind: str, header: bool, optional: Collection[str], remedy: str
+) -> Iterator[tuple[int, tuple[Any, ...]] | Problem]:
+    rows, width = _split(path, notes, kind), 0
+    positions = [] if header else [int(name) - 1 for name in columns]
+    if header:
+        first = next(rows, Problem(str(path), None, "is empty, without even a header", fatal=True))
+        if isinstance(first, Problem):
+            yield Problem(first.file, first.line, first.what, fatal=True)
+            return
+        names = [cell.strip() for cell in first[1]]
+        if wrong := _wrong_columns([name for name in columns if name not in optional], names):
+            yield Problem(str(path), 1, f"{wrong}. {remedy}", fatal=True)
+            return
+        positions, width = [names.index(name) if name in names else -1 for name in columns], len(names)
+    sign = "tab" if kind == "tsv" else "comma or quote"
+    for row in rows:
+        if isinstance(row, Problem):
+            yield row
+            continue
+        number, cells = row
+        width = width or len(cells)  # without a header the first line says how many columns there are
+        if len(cells) <= max(positions):
+            what = f"has {len(cells)} column{'s' * (len(cells) > 1)}, {max(positions) + 1} needed"
+            yield Problem(str(path), number, what)
+        elif len(cells) > width:
+            what = f"has {len(cells)} columns instead of {width}: is there a {sign} in the text?"
+            yield Problem(str(path), number, what)
+        else:
+            yield number, tuple(cells[at] if at >= 0 else None for at in positions)
+
+
+def _json_rows(
+    path: Path, columns: Sequence[str], notes: Notes, optional: Collection[str], longest: int, remedy: str
+) -> Iterator[tuple[int, tuple[Any, ...]] | Problem]:
+    for number, line in enumerate(read_lines(path, notes, longest), 1):
+        if isinstance(line, Problem):
+            yield line
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield Problem(str(path), number, f"is not JSON: {error}")
+            continue
+        if not isinstance(row, dict):
+            example = ", ".join(f'"{name}": "…"' for name in columns if name not in optional)
+            yield Problem(str(path), number, f"is not an object; write  {{{example}}}")
+        elif wrong := _wrong_columns([name for name in columns if name not in optional], list(row)):
+            yield Problem(str(path), number, f"{wrong}. {remedy}")
+        else:
+            yield number, tuple(row.get(name) for name in columns)
+
+
+def _arrow(path: Path) -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtra("parquet", "pyarrow", f"{path}: reading Parquet") from None
+    return pyarrow, parquet
+
+
+def _parquet_rows(
+    path: Path, columns: Sequence[str], optional: Collection[str], longest: int, remedy: str
+) -> Iterator[tuple[int, tuple[Any, ...]] | Problem]:
+    arrow, parquet = _arrow(path)
+    number = 0
+    try:
+        with open_seekable(path) as file, parquet.ParquetFile(file) as table:
+            names = table.schema_arrow.names
+            if wrong := _wrong_columns([name for name in columns if name not in optional], names):
+                yield Problem(str(path), None, f"{wrong}. {remedy}", fatal=True)
+                return
+            for batch in table.iter_batches(1024, columns=[name for name in columns if name in names]):
+                values = [
+                    _undecoded(arrow, batch.column(name)) if name in names else [None] * len(batch) for name in columns
+                ]
+                for row in zip(*values, strict=True):
+                    number += 1
+                    yield _decoded(row, number, path, columns, longest)
+    except (arrow.ArrowException, OSError, EOFError, zlib.error) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        yield Problem(str(path), None, f"cannot be read as Parquet after row {number:,}: {reason}", fatal=True)
+
+
+def _undecoded(arrow: Any, column: Any) -> list[Any]:
+    """The values of a column, texts as bytes: Parquet does not check that they are UTF-8."""
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    is_text = str(column.type) in ("string", "large_string", "string_view", "binary", "large_binary")
+    return list((column.cast(arrow.large_binary()) if is_text else column).to_pylist())
+
+
+def _decoded(
+    row: tuple[Any, ...], number: int, path: Path, columns: Sequence[str], longest: int
+) -> tuple[int, tuple[Any, ...]] | Problem:
+    values = []
+    for value, name in zip(row, columns, strict=True):
+        if isinstance(value, bytes):
+            value, wrong = decode(value) if len(value) <= longest else too_long(len(value), longest)
+            if wrong:
+                return Problem(str(path), number, f"column {name!r} {wrong}")
+        values.append(value)
+    return number, tuple(values)
+
+
+def _wrong_columns(columns: Sequence[str], names: Sequence[str]) -> str:
+    """What keeps the columns from being found, or nothing."""
+    for name in columns:
+        if names.count(name) != 1:
+            how = "there twice" if name in names else "missing"
+            return f"column {name!r} is {how}; {suggest(name, [known[:40] for known in names[:20]])}"
+    return ""
