@@ -13,23 +13,19 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import regard
-from regard.explore import head_grid, heat_map, svg_file
-from regard.explore.translation import attention_of
+from regard.explore import Inside, head_grid, heat_map, svg_file
 
 HERE = Path(__file__).parent
 LINE = "March 3rd, 2021"
 
 
 def draw(run: Path) -> None:
-    translator = regard.load(run).predictor
-    answer = translator.translate([LINE])[0]
-    seen = attention_of(translator, LINE, answer)
-    mean = seen.cross[-1].mean(dim=0)  # [written, source], the heads of the last layer
-    title = f"{LINE} → {answer}"
-    alignment = heat_map(mean, seen.written, seen.source, title=title, row_label="written", column_label="source")
+    look = Inside.open(run).look(LINE)
+    cross = look.parts["cross"]
+    mean, title = cross.weights[-1].mean(dim=0), f"{LINE} → {look.output.answer}"  # [output, source], last layer
+    alignment = heat_map(mean, cross.rows, cross.columns, title=title, row_label="output", column_label="source")
     svg_file(HERE / "alignment.svg", alignment)
-    svg_file(HERE / "heads.svg", head_grid(seen.cross, seen.written, seen.source, title="Cross attention"))
+    svg_file(HERE / "heads.svg", head_grid(cross.weights, cross.rows, cross.columns, title="Cross-attention"))
 
 
 def photograph(browser: str, page: Path, picture: Path, width: int, height: int) -> None:

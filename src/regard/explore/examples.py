@@ -109,7 +109,8 @@ def _examples(inside: Inside, files: Sequence[str], limit: int, seed: int) -> It
 def _columns(inside: Inside, files: Sequence[str]) -> LabelData:
     """The columns of text and label: those of the recipe, or the default ones."""
     table = inside.bundle.table("data")
-    own = {name: table[name] for name in ("text", "label", "header", "names", "skip_bad") if name in table}
+    known = ("text", "label", "header", "names", "skip_bad")
+    own = {name: value for name, value in table.items() if name in known}
     return from_dict(LabelData, {**own, "train": list(files)}, "data.")
 
 

@@ -166,7 +166,8 @@ class InputReader:
             if tuple(pixels.shape) != shape:
                 raise UserError(f"the image has shape {tuple(pixels.shape)}: give {shape}, or the name of a file")
             low, high = float(pixels.min()), float(pixels.max())
-            shown = ((pixels - low) / (high - low) if high > low else pixels).clamp(0, 1)
+            normalised = low < 0 or high > 1  # such as by mean and standard deviation: stretched for display
+            shown = (pixels - low) / (high - low) if normalised and high > low else pixels.clamp(0, 1)
         grid = grid_of(config)
         return Input(self._batch_of_one(pixels), grid.labels, image=shown, grid=grid)
 
