@@ -1,4 +1,4 @@
-"""`regard figure` and `regard attend`: what they write, and what they say when it cannot be done."""
+"""`regard figure` and `regard attend`: their output, and their error messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_figure_writes_every_kind(run: Path, capsys: pytest.CaptureFixture[str])
     assert "unchanged: output:" in told.out and "Jain & Wallace 2019" in told.err
 
 
-def test_attend_tells_text_and_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attend_prints_text_and_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attend", str(run / "run"), "the animal", "--top", "2"]) == 0
     assert "cross attention, mean of all layers and heads" in capsys.readouterr().out
     assert main(["attend", str(run / "run"), "the animal", "--each", "--json", "--part", "encoder"]) == 0
@@ -86,14 +86,14 @@ def test_mistakes_are_one_line(
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
-def test_no_text_is_no_figure(run: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_text_is_refused(run: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["figure", str(run / "run"), text, "-o", str(run / "a.svg")], ["attend", str(run / "run"), text]):
         assert main(words) == 2
         assert "the text is empty" in capsys.readouterr().err
     assert not (run / "a.svg").exists()
 
 
-def test_pictures_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image = pytest.importorskip("PIL.Image")
     regard.save(opened("vit").model.float(), tmp_path / "vit")
     image.fromarray(np.full((40, 30, 3), (255, 0, 0), np.uint8)).save(tmp_path / "red.png")

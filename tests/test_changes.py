@@ -1,4 +1,4 @@
-"""Changes as values: they travel as JSON, and what comes from outside is one or is refused in words."""
+"""Changes as values: JSON gives them back, and invalid ones are refused with a message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ changes = st.builds(
 
 
 @generated(changes)
-def test_changes_travel_as_json(wanted: Changes) -> None:
+def test_changes_survive_json(wanted: Changes) -> None:
     assert Changes.from_dict(json.loads(json.dumps(wanted.to_dict()))) == wanted
     assert bool(wanted) == (wanted != Changes()) == bool(wanted.to_dict())
     assert str(wanted)
@@ -51,7 +51,7 @@ anything = st.recursive(
 @generated(
     st.dictionaries(st.sampled_from(["heads", "layers", "future", "temperature", "shuffle", "rows", "x"]), anything)
 )
-def test_what_comes_from_outside_is_a_change_or_a_message(values: dict) -> None:
+def test_invalid_json_is_reported(values: dict) -> None:
     try:
         SHARED.look("a b", changes=Changes.from_dict(values))
     except UserError as error:
@@ -71,7 +71,7 @@ def test_what_comes_from_outside_is_a_change_or_a_message(values: dict) -> None:
         (Changes(rows=(Row("decoder", 0, 0, 0, (1.0, -1.0, 0.0, 0.0, 0.0)),)), "none below 0"),
     ],
 )
-def test_what_cannot_be_changed_is_said(changes: Changes, message: str) -> None:
+def test_impossible_changes_are_reported(changes: Changes, message: str) -> None:
     inside = opened("decoder")
     with pytest.raises(UserError, match=message):
         inside.look(SENTENCE, changes=changes)

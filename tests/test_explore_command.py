@@ -94,7 +94,7 @@ def test_a_browser_is_opened_where_there_is_a_screen(monkeypatch, capsys):
         (["run", "--link", "http://127.0.0.1/"], "no part after #"),
     ],
 )
-def test_mistakes_are_told_in_one_line(tmp_path, monkeypatch, capsys, arguments, said):
+def test_mistakes_are_reported_in_one_line(tmp_path, monkeypatch, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
     if arguments[0] == "run":
         make_decoder(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Who may ask the server of the page, and what it survives."""
+"""Which requests the server of the page accepts, and what it survives."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_page_itself_and_a_link_to_it_are_let_in(address):
     assert ask(address, "", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})[0] == 200
 
 
-def test_every_answer_forbids_what_comes_from_elsewhere(address):
+def test_every_response_forbids_content_from_elsewhere(address):
     url = urlsplit(address)
     for path in ("", "api/runs", "nothing-here"):
         connection = http.client.HTTPConnection(url.hostname, url.port)

@@ -153,7 +153,7 @@ def test_a_vision_transformer_as_it_was_downloaded(open_page, tmp_path):
 # --- when things go wrong
 
 
-def test_a_damaged_run_is_told_and_the_others_go_on(open_page):
+def test_a_damaged_run_is_reported_and_the_others_work(open_page):
     page = open_page("run=damaged&text=the", ready=False)
     sync_api.expect(page.get_by_test_id("refused")).to_contain_text("model.safetensors")
     page.locator("#run").select_option("decoder")

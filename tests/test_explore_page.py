@@ -175,7 +175,7 @@ def test_a_link_that_makes_no_sense_is_no_catastrophe(open_page, link):
     page.get_by_test_id("grid").first.wait_for()
 
 
-def test_a_change_that_the_server_refuses_is_told(open_page):
+def test_a_change_that_the_server_refuses_is_reported(open_page):
     page = open_page(state("decoder", changes='{"heads": [["decoder", 0, 77]]}'))
     assert "heads 0 to 2" in page.get_by_test_id("refused").inner_text()
 

@@ -1,4 +1,4 @@
-"""The server of the page: its numbers are the model's, and what it should refuse it refuses."""
+"""The server of the page: its numbers are the model's, and invalid requests are refused."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_head_switched_off_gives_the_probabilities_that_a_trace_gives(address,
     assert header["output"]["after"]["loss"] == pytest.approx(loss, abs=1e-4)
 
 
-def test_a_long_text_is_thinned_and_its_maps_are_fetched_one_by_one(address, runs, monkeypatch):
+def test_maps_of_a_long_text_are_reduced_and_fetched_one_by_one(address, runs, monkeypatch):
     from regard.explore.server import answer
 
     monkeypatch.setattr(answer, "WHOLE", 10)
@@ -127,7 +127,7 @@ def test_steps_follow_the_formula(address, runs):
     assert np.allclose(found["output"], found["weights"] @ found["v"], atol=1e-4)
 
 
-def test_a_dragged_row_is_what_the_head_looks_at(address, runs):
+def test_a_dragged_row_replaces_the_weights_of_the_head(address, runs):
     look = Inside.open(runs / "translator").look(TEXT)
     count = len(look.parts["cross"].columns)
     weights = [0.0] * count
@@ -157,7 +157,7 @@ def test_the_search_tree_is_the_beam_search(address, runs):
     assert max(children.values()) <= 1 + 1e-5
 
 
-def test_pictures_come_back_and_are_looked_at(address, runs):
+def test_images_are_stored_and_read_by_the_model(address, runs):
     pixels = bytes(random.Random(0).randbytes(32 * 32 * 3))
     name = json.loads(ask(address, "api/picture", pixels)[1])["name"]
     assert ask(address, f"api/picture/{name}") == (200, pixels)
@@ -173,7 +173,7 @@ def test_pictures_come_back_and_are_looked_at(address, runs):
     assert "32 x 32" in refusal(ask(address, "api/look", {"run": "captioner", "picture": small}))[1]
 
 
-def test_weights_that_are_no_numbers_are_named_not_drawn(tmp_path):
+def test_weights_that_are_not_finite_are_reported(tmp_path):
     make_decoder(tmp_path / "nan")
     model = load(tmp_path / "nan")
     with torch.no_grad():
@@ -187,7 +187,7 @@ def test_weights_that_are_no_numbers_are_named_not_drawn(tmp_path):
 # --- the models
 
 
-def test_the_shelf_lists_runs_and_says_which_are_broken(tmp_path):
+def test_runs_are_listed_with_their_errors(tmp_path):
     make_decoder(tmp_path / "good")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "recipe.toml").write_text("[model\n")
@@ -223,7 +223,7 @@ def test_a_folder_without_runs_is_an_error_that_helps(tmp_path, content, word):
         find_runs(tmp_path / "given")
 
 
-def test_only_the_newest_looks_stay_in_memory(runs, monkeypatch):
+def test_only_the_latest_looks_stay_in_memory(runs, monkeypatch):
     from regard.explore.server import models as module
     from regard.explore.server.models import Question
 

@@ -62,7 +62,7 @@ def softmax(*shape: int) -> np.ndarray:
 # Panels
 
 
-def test_head_panels_tell_every_weight() -> None:
+def test_head_panels_show_every_weight() -> None:
     weights, names = softmax(3, 4, 5), ["a", "b", "c", "d"]
     root = parse(head_panels(weights, names, [*names, "e"], ["one", "two", "three"], title="t"))
     tips = [float(element.find(f"{NS}title").text.rsplit(" ", 1)[1]) for element in root.iter(f"{NS}rect")]
@@ -104,7 +104,7 @@ def test_odd_labels_are_text() -> None:
         assert "<script>" in shown and "동물" in shown and "שלום" in shown
 
 
-def test_pictures_are_grey_and_attention_is_orange_by_its_weight() -> None:
+def test_images_are_grey_and_attention_is_orange_by_its_weight() -> None:
     picture, weights = torch.rand(3, 6, 6).numpy(), softmax(2, 9)
     root = parse(image_panels(picture, 3, 3, weights, ["a", "b"]))
     (image,) = [image for image in root.find(f"{NS}defs").iter(f"{NS}image")]
@@ -120,7 +120,7 @@ def test_pictures_are_grey_and_attention_is_orange_by_its_weight() -> None:
     )
 
 
-def test_stages_show_their_numbers_and_what_is_hidden() -> None:
+def test_stages_show_their_numbers_and_masked_keys() -> None:
     root = parse(stage_panel([("scores", [1.5, -2.0, 0.0]), ("masked", [1.5, -np.inf, np.nan])], ["a", "b", "c"]))
     shown = words(root)
     assert [shown.count(text) for text in ("1.500", "-2.000", "0.000", "masked", "not a number")] == [2, 1, 1, 2, 1]
@@ -136,7 +136,7 @@ def test_layers_may_have_different_numbers_of_heads() -> None:
 
 
 @pytest.mark.parametrize("architecture", SHAPES)
-def test_every_shape_can_be_drawn_in_every_way(architecture: str) -> None:
+def test_every_architecture_can_be_drawn_in_every_way(architecture: str) -> None:
     inside = opened(architecture)
     look = inside.look(**given(architecture, "the animal 동물 <unk>"))
     for part in look.parts:
@@ -175,7 +175,7 @@ def test_a_comparison_shows_both_answers() -> None:
     assert "head cross.0.0 off" in look_page(both.after, both.before)
 
 
-def test_wrong_choices_are_said() -> None:
+def test_invalid_options_are_reported() -> None:
     look = opened("decoder").look("a b a")
     for which, message in (
         ({"head": 0}, "its layer too"),
@@ -195,7 +195,7 @@ def test_wrong_choices_are_said() -> None:
 # In words
 
 
-def test_the_largest_weights_are_told_largest_first() -> None:
+def test_the_largest_weights_come_first() -> None:
     look = opened("decoder").look("the animal did not cross")
     part = look.parts["decoder"]
     (mean,) = attended(look, part, layer=None, head=None, top=2, each=False)
@@ -210,7 +210,7 @@ def test_the_largest_weights_are_told_largest_first() -> None:
     assert json.dumps(every[0].to_dict())
 
 
-def test_columns_of_text_stand_below_each_other_in_any_script() -> None:
+def test_columns_of_text_are_aligned_in_any_script() -> None:
     """동 takes two columns of a terminal, a combining accent none (Unicode UAX 11)."""
     assert [screen_width(text) for text in ("동물", "ab", "e\u0301", "漢a")] == [4, 2, 1, 3]
     look = opened("decoder").look("the 동물 a")
@@ -225,13 +225,13 @@ def test_columns_of_text_stand_below_each_other_in_any_script() -> None:
 # Fonts and PNG
 
 
-def test_the_map_of_heads_tells_every_score_in_full() -> None:
+def test_the_map_of_heads_shows_every_score_in_full() -> None:
     names = ("previous token", "next token", "first token", "last token", "punctuation", "alignment", "-12 tokens")
     svg = label_map([[0.1] * len(names)], [[f"{name} 0.70" for name in names]])
     assert "…" not in svg and svg.count(" 0.70</text>") == len(names)
 
 
-def test_a_font_that_is_none_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_font_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("resvg_py")
     (tmp_path / "a.ttf").write_text("no font")
     with pytest.raises(UserError, match="is not a font"):

@@ -1,4 +1,4 @@
-"""What heads do and how much they matter: made-up attention, losses computed anew, slopes by differences."""
+"""Metrics of heads and their importance: constructed attention, losses by PyTorch, gradients by differences."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def shifted(count: int, offset: int) -> torch.Tensor:
     ("offset", "pattern"),
     [(-1, "previous token"), (1, "next token"), (0, "self"), (-3, "-3 tokens"), (2, "+2 tokens")],
 )
-def test_a_head_that_looks_at_one_distance_is_called_so(offset: int, pattern: str) -> None:
+def test_a_head_with_a_fixed_offset_is_recognised(offset: int, pattern: str) -> None:
     found = figures_of(shifted(12, offset))
     assert found.pattern == (pattern, 1.0)
     assert found.entropy == 0 and found.breadth == 0
@@ -68,13 +68,13 @@ def test_a_head_that_looks_at_one_distance_is_called_so(offset: int, pattern: st
 
 
 @pytest.mark.parametrize(("column", "pattern"), [(0, "first token"), (11, "last token")])
-def test_ends(column: int, pattern: str) -> None:
+def test_the_first_and_the_last_token_are_recognised(column: int, pattern: str) -> None:
     weights = torch.zeros(12, 12)
     weights[:, column] = 1
     assert figures_of(weights).pattern == (pattern, 1.0)
 
 
-def test_an_even_head_is_broad() -> None:
+def test_a_uniform_head_is_broad() -> None:
     found = figures_of(torch.full((12, 12), 1 / 12))
     assert found.pattern == ("broad", pytest.approx(1)) and found.entropy == pytest.approx(math.log(12))
     past = torch.ones(12, 12).tril()
@@ -85,7 +85,7 @@ def test_an_even_head_is_broad() -> None:
     assert "next" not in found.fractions and "last" not in found.fractions
 
 
-def test_shares_and_entropy_by_a_loop() -> None:
+def test_fractions_and_entropy_equal_a_loop() -> None:
     weights = torch.rand(9, 9).mul(3).softmax(dim=-1).double()
     signs = torch.rand(1, 9) < 0.4
     found = figures_of(weights, punctuation=signs)
@@ -106,8 +106,8 @@ def test_shares_and_entropy_by_a_loop() -> None:
     assert found.offset == max(far, key=far.get) and found.fractions["positional"] == pytest.approx(max(far.values()))
 
 
-def test_a_picture_is_measured_in_squares() -> None:
-    """Token 5 of a 3 x 4 picture behind [CLS] is row 1, column 0; place 12 is row 2, column 3: distance sqrt(10)."""
+def test_distances_over_an_image_are_in_patches() -> None:
+    """Token 5 of a 3 x 4 image after [CLS] is row 1, column 0; position 12 is row 2, column 3: distance sqrt(10)."""
     weights = torch.eye(13)
     weights[5] = 0
     weights[5, 12] = 1
@@ -116,7 +116,7 @@ def test_a_picture_is_measured_in_squares() -> None:
     assert set(found.fractions) == {"first", "self"}
 
 
-def test_signs_are_punctuation_of_any_script() -> None:
+def test_punctuation_of_any_script_is_recognised() -> None:
     assert all(map(is_punctuation, [".", "▁,", "##!", "。", "…", "«", "()"]))
     assert not any(map(is_punctuation, ["a", "</s>", "<unk>", "▁", "", "3", "동", "a."]))
 
@@ -186,23 +186,23 @@ def one_by_one(inside: Inside, examples: list[Example]) -> list:
 
 
 @pytest.mark.parametrize("architecture", TEXTS)
-def test_filler_changes_nothing(architecture: str, tmp_path: Path) -> None:
-    """Padded batches give the figures, losses and slopes of examples one by one."""
+def test_padding_changes_nothing(architecture: str, tmp_path: Path) -> None:
+    """Padded batches give the metrics, losses and gradients of examples one by one."""
     inside = opened(architecture)
     examples = read_examples(inside, write_data(inside, tmp_path), 10)
     together, alone = in_batches(examples, inside.device), one_by_one(inside, examples)
     assert len(together) < len(alone) or len(alone) == 1
     for own, other in zip(measure(inside, together), measure(inside, alone), strict=True):
         assert own.entropy == pytest.approx(other.entropy) and own.fractions == pytest.approx(other.fractions)
-    off, slopes = losses_when_off(inside, together), gradients(inside, together)
+    off, by_gradient = losses_when_off(inside, together), gradients(inside, together)
     assert off == pytest.approx(losses_when_off(inside, alone), abs=1e-9)
-    assert slopes == pytest.approx(gradients(inside, alone), abs=1e-9)
-    assert set(off) == set(all_heads(inside)) and (set(slopes) == set(off) or architecture == "vectors")
+    assert by_gradient == pytest.approx(gradients(inside, alone), abs=1e-9)
+    assert set(off) == set(all_heads(inside)) and (set(by_gradient) == set(off) or architecture == "vectors")
 
 
 @pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder", "masked", "classes"])
 def test_importance_is_the_loss_without_the_head(architecture: str, tmp_path: Path) -> None:
-    """Computed anew: the head's columns of the output matrix are zero, the loss is PyTorch's, one example at a time."""
+    """The head's columns of the output matrix are zero, the loss is PyTorch's, one example at a time."""
     inside = opened(architecture)
     examples = read_examples(inside, write_data(inside, tmp_path), 10)
     off = losses_when_off(inside, in_batches(examples, inside.device))
@@ -229,11 +229,11 @@ def test_importance_is_the_loss_without_the_head(architecture: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder", "classes", "recurrent"])
-def test_slopes_are_differences(architecture: str, tmp_path: Path) -> None:
+def test_gradients_equal_finite_differences(architecture: str, tmp_path: Path) -> None:
     """I_h = mean |L(1 + ε) - L(1 - ε)| / 2ε, each example by itself."""
     inside = opened(architecture)
     examples = read_examples(inside, write_data(inside, tmp_path), 4)
-    slopes, step = gradients(inside, in_batches(examples, inside.device)), 1e-5
+    by_gradient, step = gradients(inside, in_batches(examples, inside.device)), 1e-5
     for part, layer, head in all_heads(inside)[::5]:
         path, total = inside.anatomy.path(part, layer), 0.0
         for batch in one_by_one(inside, examples):
@@ -250,7 +250,7 @@ def test_slopes_are_differences(architecture: str, tmp_path: Path) -> None:
                 expected = batch.expected.flatten()
                 losses.append(F.cross_entropy(torch.atleast_2d(logits), expected, ignore_index=IGNORE).item())
             total += abs(losses[0] - losses[1]) / (2 * step)
-        assert slopes[part, layer, head] == pytest.approx(total / len(examples), rel=1e-4, abs=1e-8)
+        assert by_gradient[part, layer, head] == pytest.approx(total / len(examples), rel=1e-4, abs=1e-8)
 
 
 def test_alignment_is_seen_in_cross_attention(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_alignment_is_seen_in_cross_attention(tmp_path: Path) -> None:
         assert found[f"cross.1.{head}"].fractions["alignment"] == pytest.approx(float(total[head]) / count, rel=1e-4)
 
 
-def test_the_least_important_go_first_and_every_layer_keeps_one(tmp_path: Path) -> None:
+def test_the_least_important_are_removed_first_and_every_layer_keeps_one(tmp_path: Path) -> None:
     inside = opened("decoder")
     for layer, head in ((0, 2), (1, 1), (1, 3)):  # heads that say nothing: nothing is lost without them
         inside.model.decoder.blocks[layer].attention.out.weight.data[:, 4 * head : 4 * head + 4] = 0
@@ -286,7 +286,7 @@ def test_the_least_important_go_first_and_every_layer_keeps_one(tmp_path: Path) 
         least_important(inside, batches, 7)
 
 
-def test_data_that_does_not_fit_is_said(tmp_path: Path) -> None:
+def test_data_that_does_not_fit_is_reported(tmp_path: Path) -> None:
     inside = opened("classes")
     (tmp_path / "a.tsv").write_text("text\tlabel\nthe animal\twhat\n")
     with pytest.raises(UserError, match=r"a\.tsv, row \d: 'what' is not a class"):

@@ -49,7 +49,7 @@ def read(markup):
 
 
 def parse(svg):
-    """The figure as a tree; on the way, what must hold for every figure."""
+    """The figure as a tree, after checking what must hold for every figure."""
     root = read(svg)
     assert root.get("role") == "img" and root.get("aria-label")
     assert root[0].tag == NS + "title" and root[0].text and root[1].tag == NS + "desc"
@@ -146,7 +146,7 @@ def test_empty_single_constant_and_negative_maps():
         assert [cell.get("class") for cell in parse(square(weights)).iter(NS + "rect")] == classes
 
 
-def test_values_that_are_not_finite_are_said_and_never_zero():
+def test_values_that_are_not_finite_are_counted_and_never_zero():
     weights = softmax(3, 3)
     weights[0, 1], weights[2, 2] = np.nan, np.inf
     root = parse(square(torch.from_numpy(weights)))  # whatever numpy can read
@@ -156,7 +156,7 @@ def test_values_that_are_not_finite_are_said_and_never_zero():
     parse(head_grid(np.full((1, 2, 2, 2), np.nan), NAMES[:2], NAMES[:2]))
 
 
-def test_many_tokens_are_one_small_picture_with_thinned_labels():
+def test_many_tokens_are_one_small_image_with_fewer_labels():
     weights = softmax(200, 200)
     svg = square(weights)
     root = parse(svg)
@@ -223,7 +223,7 @@ def test_curves_are_linear_in_the_values_or_their_logarithms():
     assert np.diff(line[:, 1]).min() > 0 and np.ptp(np.diff(line[:, 1])) <= 0.11
 
 
-def test_values_that_cannot_be_drawn_are_gaps_and_said():
+def test_values_that_cannot_be_drawn_are_gaps_and_counted():
     root = parse(curve([(0, 1), (1, 2), (2, math.nan), (3, 2), (4, math.inf), (5, 1), (6, 2), (math.nan, 3)]))
     assert [len(line) for line in drawn(root)] == [2, 2] and len(list(root.iter(NS + "circle"))) == 1
     assert "Gaps: 3 values not finite." in all_text(root, "text")

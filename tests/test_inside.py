@@ -1,4 +1,4 @@
-"""Looking inside: every map against a trace and the written-out formula, every change against another way to do it."""
+"""Inside: every map against a trace and the written-out formula, every intervention against another implementation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SENTENCE = "the animal did not cross"
 
 
 def logits_of(inside: Inside, look, model=None) -> torch.Tensor:
-    """The model's answer without any of ours in between."""
+    """The output of the model itself."""
     reading = look.input
     given = (reading.source,) if reading.target is None else (reading.source, reading.target)
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_maps_are_the_weights_of_a_trace(architecture: str) -> None:
 
 
 def test_a_map_is_the_softmax_computed_by_hand() -> None:
-    """Layer 0 of a decoder without positions, from its matrices: softmax(x Wq (x Wk)ᵀ / 2), the future hidden."""
+    """Layer 0 of a decoder without positions, from its matrices: softmax(x Wq (x Wk)ᵀ / 2), with a causal mask."""
     inside = opened("decoder", position="none")
     look = inside.look(SENTENCE)
     block, ids = inside.model.decoder.blocks[0], look.input.source[0]
@@ -128,7 +128,7 @@ def test_classes_masks_and_vectors() -> None:
     torch.testing.assert_close(vector.output.logits, logits_of(vector.inside, vector).float())
 
 
-def test_a_picture_has_its_squares_in_order() -> None:
+def test_the_patches_of_an_image_are_in_order() -> None:
     look = opened("vit").look(image=torch.rand(3, 16, 16))
     assert look.input.source_labels == ("[CLS]", *(f"{row},{column}" for row in range(4) for column in range(4)))
     assert opened("captions").look(image=torch.rand(3, 16, 16)).parts["cross"].columns[5] == "1,1"
@@ -152,7 +152,7 @@ def test_a_head_that_is_off_is_a_column_without_weight(architecture: str) -> Non
 
 @pytest.mark.parametrize("layers", [(0,), (1,), (0, 1), (1, 2)])
 @pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
-def test_a_layer_that_is_left_out_is_not_there(layers: tuple[int, ...], architecture: str) -> None:
+def test_a_skipped_layer_equals_a_model_without_it(layers: tuple[int, ...], architecture: str) -> None:
     inside = opened(architecture, layers=3, norm_order="post")
     look = inside.look(SENTENCE, changes=Changes(layers=tuple(("decoder", layer) for layer in layers)))
     stack = inside.model.decoder
@@ -208,7 +208,7 @@ def test_shuffled_positions_are_the_tokens_in_another_order(position: str) -> No
         torch.testing.assert_close(inside.model(moved)[0].float(), look.output.logits[order.argsort()])
 
 
-def test_a_rewritten_row_takes_the_value_it_points_at() -> None:
+def test_a_rewritten_row_takes_the_value_of_its_key() -> None:
     inside = opened("decoder")
     row = Row("decoder", 1, 2, 3, (0.0, 5.0, 0.0, 0.0, 0.0))
     look = inside.look(SENTENCE, changes=Changes(rows=(row,)))
@@ -221,7 +221,7 @@ def test_a_rewritten_row_takes_the_value_it_points_at() -> None:
 
 
 def greedy_without_cache(inside: Inside, source: torch.Tensor, edits: dict, limit: int = 10) -> list[int]:
-    """Read everything again for each token, the changes in place by hand."""
+    """Greedy search that reads the whole prefix for each token, with the interventions as edits."""
     begin, end = inside.bundle.target_frame
     read = [begin]
     with torch.no_grad():
@@ -235,8 +235,8 @@ def greedy_without_cache(inside: Inside, source: torch.Tensor, edits: dict, limi
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder", "cross"])
-def test_an_answer_under_changes_is_greedy_search_without_a_cache(part: str) -> None:
-    """Rows are counted rightly while the model writes: one query at a time with a cache, all of them without."""
+def test_generation_under_changes_equals_greedy_search_without_a_cache(part: str) -> None:
+    """Rows are counted correctly during generation: one query per step with a cache, all of them without."""
     changed = 0
     for seed in range(4):
         inside = opened("encoder-decoder", seed)
@@ -262,8 +262,8 @@ def test_an_answer_under_changes_is_greedy_search_without_a_cache(part: str) -> 
 
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("part", ["decoder", "cross"])
-def test_beams_of_one_sentence_are_at_the_same_step(part: str, beams: int) -> None:
-    """Every query looks at the first key: told row by row, or by replacing all weights at once."""
+def test_hypotheses_of_one_sentence_are_at_the_same_step(part: str, beams: int) -> None:
+    """Every query attends to the first key: set row by row, or by replacing all weights at once."""
     for seed in range(3):
         inside = opened("encoder-decoder", seed)
         inside.search = SearchConfig(beam=beams, n_best=beams, max_length=8)
@@ -308,7 +308,7 @@ def test_differences_are_divergences() -> None:
 # What is refused, and who may ask
 
 
-def test_what_cannot_be_read_is_said() -> None:
+def test_unreadable_inputs_are_reported() -> None:
     with pytest.raises(UserError, match="give an image"):
         opened("vit").look("text")
     with pytest.raises(UserError, match="not images"):

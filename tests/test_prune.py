@@ -89,7 +89,7 @@ def test_a_pruned_model_generates_with_its_cache(kind: dict[str, object]) -> Non
 
 @pytest.mark.parametrize("architecture", OFF)
 def test_saved_loaded_and_pruned_again(architecture: str, tmp_path: Path) -> None:
-    """Heads are numbered as they are now; the config keeps the numbers they were born with."""
+    """Heads are numbered as they are now; the config keeps their original numbers."""
     model, given = make(architecture), inputs(architecture)
     small = prune(model, OFF[architecture])
     regard.save(small, tmp_path)
@@ -104,7 +104,7 @@ def test_saved_loaded_and_pruned_again(architecture: str, tmp_path: Path) -> Non
     assert smaller.config.pruned[place] == tuple(sorted([*gone, born]))
 
 
-def test_training_goes_on_after_pruning() -> None:
+def test_training_continues_after_pruning() -> None:
     small = prune(make("decoder"), OFF["decoder"]).train()
     small(torch.randint(11, (2, 6))).sum().backward()
     assert all(parameter.grad is not None for parameter in small.parameters())
@@ -126,7 +126,7 @@ def test_pruning_leaves_the_model_and_the_seed_alone() -> None:
         ({"encoder.0.attention": [0]}, "this model has no encoder.0.attention"),
     ],
 )
-def test_what_cannot_be_pruned_is_said(heads: dict[str, list[int]], message: str) -> None:
+def test_invalid_heads_are_reported(heads: dict[str, list[int]], message: str) -> None:
     with pytest.raises(UserError, match=message):
         prune(make("decoder"), heads)
 
@@ -146,7 +146,7 @@ def test_a_config_with_wrong_heads_is_refused(pruned: dict[str, tuple[int, ...]]
         make("decoder", pruned=pruned)
 
 
-def test_what_knows_only_whole_models_says_so() -> None:
+def test_exports_refuse_pruned_models() -> None:
     small = prune(make("decoder", norm_order="pre", position="learned"), {"decoder.0.attention": [1]})
     with pytest.raises(UserError, match="pruned"):
         cost(small.config)

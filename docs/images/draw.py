@@ -1,4 +1,4 @@
-"""Draw the pictures of these pages anew from a finished demo run.
+"""Draw the figures of the documentation from a finished demo run.
 
     python docs/images/draw.py runs/demo                        alignment.svg, heads.svg
     python docs/images/draw.py runs/demo --browser chromium     and report.png, the top of the run's report
