@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.nn.attention import attend, reference, softmax
+from regard.nn.attention import attend, attention_stages, softmax
 from regard.nn.mask import AttentionMask, Positions, causal, everything, from_tensor
 from regard.nn.position import Bias
 
@@ -168,8 +168,8 @@ def test_an_additive_mask_is_a_boolean_mask(seed: int) -> None:
     assert case.visible is not None
     visible = case.visible[:, None]
     added = torch.zeros_like(visible, dtype=case.q.dtype).masked_fill(~visible, float("-inf"))
-    boolean = reference(case.q, case.k, case.v, visible).output
-    assert_same(reference(case.q, case.k, case.v, bias=added).output, boolean, [case.q, case.k, case.v])
+    boolean = attention_stages(case.q, case.k, case.v, visible).output
+    assert_same(attention_stages(case.q, case.k, case.v, bias=added).output, boolean, [case.q, case.k, case.v])
 
 
 def test_gradcheck() -> None:
@@ -177,7 +177,7 @@ def test_gradcheck() -> None:
     visible = torch.tensor([[True, False, True], [False, False, False]])  # the second query is blind
 
     def compute(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
-        return reference(q, k, v, visible, bias=table).output
+        return attention_stages(q, k, v, visible, bias=table).output
 
     shapes = ((1, 2, 2, 3), (1, 1, 3, 3), (1, 1, 3, 2), (1, 2, 2, 3))
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
@@ -188,7 +188,7 @@ def test_gradcheck() -> None:
 def test_stages_follow_from_each_other(seed: int) -> None:
     case = make_case(seed)
     visible = None if case.visible is None else case.visible[:, None]
-    stages = reference(case.q, case.k, case.v, visible, bias=case.table)
+    stages = attention_stages(case.q, case.k, case.v, visible, bias=case.table)
     group = case.q.shape[1] // case.k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (case.k, case.v))
     torch.testing.assert_close(stages.scores, torch.einsum("bhid,bhjd->bhij", case.q, k))
@@ -237,7 +237,7 @@ def test_softmax_of_large_scores() -> None:
 
 def test_every_key_alike_gives_the_mean_of_the_values() -> None:
     q, v = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 6, 5)
-    out = reference(q, torch.zeros(2, 3, 6, 8), v).output
+    out = attention_stages(q, torch.zeros(2, 3, 6, 8), v).output
     torch.testing.assert_close(out, v.mean(dim=2, keepdim=True).expand_as(out))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, build
-from regard.nn.block import Block, Stack
+from regard.nn.block import Block, Memory, Stack
 from regard.nn.config import StackConfig
 from regard.nn.mask import Positions
 from regard.nn.norm import make_norm
@@ -229,3 +231,23 @@ def test_a_document_longer_than_the_learned_table_is_refused(lengths: tuple[int,
         made(tokens, document=document)
     with pytest.raises(UserError, match="max_length = 6"):
         made(torch.cat((tokens, tokens)), document=torch.cat((torch.arange(sum(lengths))[None], document)))
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_block_reaches_scaled_dot_product_attention_in_few_frames(
+    memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reading path is short: at most 5 functions of regard, Block.forward included, call one another."""
+    depths = []
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def counted(*args: object, **kwargs: object) -> Tensor:
+        names = [frame.name for frame in traceback.extract_stack() if "/regard/" in frame.filename]
+        depths.append(len(names) - names.index("run_block") - 1)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    stack = Stack(config(position="rope", dim=18), causal=True, memory=memory)
+    known = Memory(torch.randn(2, 3, 18), Positions.of(3, CPU)) if memory else None
+    stack(torch.randn(2, 4, 18), Positions.of(4, CPU), memory=known)
+    assert len(depths) == stack.config.layers * (2 if memory else 1) and max(depths) <= 5

@@ -12,10 +12,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from regard.errors import UserError
 from regard.models import EncoderDecoder
-from regard.nn.cache import Cache, FixedCache
+from regard.nn.cache import Cache
 from regard.predict import Hypothesis, SearchConfig, beam
 from regard.predict.beam import foremost
 from regard.predict.fixed import LANES, SHAPES, FixedBeam, FixedGreedy, FixedSearches
+from regard.predict.fixed_cache import FixedCache
 from regard.predict.search import TURN
 from test_beam import BOS, EOS, padded, transformer
 

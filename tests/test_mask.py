@@ -248,13 +248,13 @@ def test_blocks_are_the_dense_mask(situation: tuple[AttentionMask, int]) -> None
     from torch.nn.attention.flex_attention import create_mask
 
     attention_mask, batch = situation
-    expected = attention_mask.dense().expand(batch, 1, len(attention_mask.q), len(attention_mask.k))
+    expected = attention_mask.dense().expand(batch, 1, attention_mask.q.length, attention_mask.k.length)
     blocks = attention_mask.blocks(batch)
     if blocks is None:
         assert expected.all()
         return
     assert torch.equal(
-        create_mask(blocks.mask_mod, batch, 1, len(attention_mask.q), len(attention_mask.k), "cpu"), expected
+        create_mask(blocks.mask_mod, batch, 1, attention_mask.q.length, attention_mask.k.length, "cpu"), expected
     )
     kept = blocks.to_dense().bool().expand(batch, 1, -1, -1)  # one block of 128 x 128 holds all of it
     assert torch.equal(kept[:, 0, 0, 0], expected.flatten(1).any(dim=1))
@@ -265,8 +265,8 @@ def test_blocks_are_the_dense_mask(situation: tuple[AttentionMask, int]) -> None
 def test_fused_is_the_dense_mask(situation: tuple[AttentionMask, int]) -> None:
     """Whatever shortcut `fused` takes, SDPA computes what the dense mask says."""
     attention_mask, batch = situation
-    q = torch.randn(batch, 1, len(attention_mask.q), 4, dtype=torch.float64)
-    k = torch.randn(batch, 1, len(attention_mask.k), 4, dtype=torch.float64)
+    q = torch.randn(batch, 1, attention_mask.q.length, 4, dtype=torch.float64)
+    k = torch.randn(batch, 1, attention_mask.k.length, 4, dtype=torch.float64)
     mask, is_causal = attention_mask.fused()
     ours = F.scaled_dot_product_attention(q, k, k, mask, is_causal=is_causal)
     dense_mask = attention_mask.dense().expand(batch, 1, q.shape[2], k.shape[2])

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.errors import UserError
 from regard.models import Decoder
-from regard.nn.cache import FixedCache, together
 from regard.nn.trace import trace
 from regard.predict import SearchConfig
 from regard.predict.bundle import Bundle
+from regard.predict.fixed_cache import FixedCache, together
 from regard.predict.generator import Drawing, Generator, Sample, lay_columns
 from regard.predict.replay import FixedDrawing, FixedStep, reach
 from regard.predict.sampling import Chance, draw

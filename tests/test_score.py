@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.nn.attention import reference
+from regard.nn.attention import attention_stages
 from regard.nn.score import LearnedScore, additive, concat, multiplicative
 
 B, H, NQ, NK, D, E, A = 2, 3, 4, 5, 3, 2, 6
@@ -70,7 +70,7 @@ def test_a_learned_score_takes_the_dot_product_s_place(kind: str) -> None:
     score = LearnedScore(kind, H, D)
     q, k, v = torch.randn(B, H, NQ, D), torch.randn(B, H, NK, D), torch.randn(B, H, NK, 7)
     visible = torch.ones(NQ, NK, dtype=torch.bool).tril()
-    stages = reference(q, k, v, visible, scale=1.0, score=score)
+    stages = attention_stages(q, k, v, visible, scale=1.0, score=score)
     torch.testing.assert_close(stages.weights.sum(dim=-1), torch.ones(B, H, NQ))
     assert (stages.weights[..., ~visible] == 0).all()
     stages.output.sin().sum().backward()

@@ -32,6 +32,7 @@ from regard.explore.changes import Anatomy, Changes, PartName, edits
 from regard.explore.inputs import Input, InputReader
 from regard.explore.output import Difference, Kind, Output, difference, read_output
 from regard.models.folder import find_device
+from regard.models.prune import key_head
 from regard.models.recipe import RECIPE
 from regard.nn.multihead import MultiHead
 from regard.nn.trace import trace
@@ -110,7 +111,8 @@ class Look:
         with inside.lock, trace(inside.model, edits(self.changes, inside.anatomy), only=f"{path}.*") as seen:
             inside.forward(self.input)
         stage = {name: seen[f"{path}.{name}"][0].float().cpu() for name in _STAGES}
-        own = getattr(inside.attention(path), "key_of", (0,))[head]  # grouped-query attention shares key heads
+        attention = inside.attention(path)
+        own = key_head(attention, head) if isinstance(attention, MultiHead) else 0  # recurrent: one head
         k, v = stage["k"][own], stage["v"][own]
         weights = stage["weights"][head, query]
         return Steps(

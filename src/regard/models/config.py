@@ -174,11 +174,6 @@ class ModelConfig(StackConfig):
                 "classes is not set: output_head = 'classes' needs the number of classes, such as classes = 2"
             )
 
-    def pruned_in(self, stack: str) -> dict[str, tuple[int, ...]] | None:
-        """What was taken out of one stack."""
-        found = {place: heads for place, heads in (self.pruned or {}).items() if place.startswith(f"{stack}.")}
-        return found or None
-
     @property
     def position_limit(self) -> int | None:
         """The longest sequence that the positions reach: learned ones have a row each; None: no limit."""

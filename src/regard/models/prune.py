@@ -1,89 +1,147 @@
-"""Pruning: heads that are not needed go, and their parameters with them.
+"""Pruning: attention heads that are not needed are removed, with their parameters.
 
-    MultiHead(x) = Σ_h head_h(x) W_o,h          head_h off  =  leave the term out
+    MultiHead(x) = Σ_h head_h(x) W_o,h          removing head h leaves out its term
 
-A head owns D rows of W_q, W_k and W_v each, and Dv columns of W_o. Where those are cut out, the model computes
-exactly what it computed with that head switched off, and is smaller: for width d, 4·d·D numbers a head. Key heads
-that several query heads share (grouped queries) go with the last one that they serve.
+A head owns D rows of W_q, W_k and W_v each, and Dv columns of W_o. Without them the model computes exactly what it
+computed with the output of that head set to zero, and is smaller by 4 · dim · D parameters per head. A key/value head
+that several query heads share (grouped-query attention) is removed with the last of them.
 
-The config keeps the heads' old numbers, `pruned = {"encoder.0.attention": [1, 3]}`, so that positions which
-know heads by number (T5's table, ALiBi's slopes) keep theirs, and a saved model loads like any other. Michel et al.
-2019; Voita et al. 2019.
+The config keeps the original numbers of the heads, `pruned = {"encoder.0.attention": [1, 3]}`, so that position
+biases with values per head (T5, ALiBi) stay correct, and a saved model loads like any other. Michel et al. 2019;
+Voita et al. 2019.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.models.folder import fill, weights_of
-from regard.models.transformer import Model, build
+from regard.nn.config import Path
+from regard.nn.mask import AttentionMask
 from regard.nn.multihead import MultiHead
+from regard.nn.position import At, Bias
+
+if TYPE_CHECKING:
+    from regard.models.transformer import Model
+
+
+class PrunedMultiHead(MultiHead):
+    """`whole` with only these of its heads.
+
+    kept    the original number of each head
+    key_of  the key/value head of each head
+    uneven  whether the key/value heads serve different numbers of heads
+    """
+
+    def __init__(self, whole: MultiHead, heads: list[int]) -> None:
+        with torch.device("meta"):
+            super().__init__(whole.config, layer=whole.layer, cross=whole.cross)
+        config, key_of = whole.config, [key_head(whole, head) for head in heads]
+        key_heads = sorted(set(key_of))
+        self.kept = tuple(whole.kept[head] for head in heads) if isinstance(whole, PrunedMultiHead) else tuple(heads)
+        self.key_of = tuple(key_heads.index(head) for head in key_of)
+        self.heads, self.key_heads = len(heads), len(key_heads)
+        self.uneven = self.key_of != tuple(index // (self.heads // self.key_heads) for index in range(self.heads))
+        q, k, v = _rows(heads, config.key_dim), _rows(key_heads, config.key_dim), _rows(key_heads, config.val_dim)
+        q_size, k_size, _ = whole.sizes
+        self.sizes = (len(q), len(k), len(v))
+        if whole.cross:
+            self.q, self.kv = _output_rows(whole.q, q), _output_rows(whole.kv, torch.cat((k, v + k_size)))
+        else:
+            self.qkv = _output_rows(whole.qkv, torch.cat((q, k + q_size, v + q_size + k_size)))
+        self.out = _linear(whole.out.weight[:, _rows(heads, config.val_dim)], whole.out.bias)
+        if self.score is not None and whole.score is not None:
+            self.score.weights = nn.ParameterList(_parameter(weight[heads]) for weight in whole.score.weights)
+        self.q_norm, self.k_norm = whole.q_norm, whole.k_norm
+        self.train(whole.training)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, attention_mask: AttentionMask, bias: Bias | None, path: Path
+    ) -> Tensor:
+        if self.uneven:
+            k, v = k[:, self.key_of], v[:, self.key_of]
+        bias = None if bias is None else _bias_of_heads(bias, self.kept)
+        return super()._attend(q, k, v, attention_mask, bias, path)
+
+
+def key_head(part: MultiHead, head: int) -> int:
+    """The key/value head that this head reads; several share one in grouped-query attention."""
+    return part.key_of[head] if isinstance(part, PrunedMultiHead) else head // (part.heads // part.key_heads)
 
 
 def prune(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
     """A smaller model without these heads: {"encoder.0.attention": [1, 3]}, numbered as they are in `model`."""
     if model.config.architecture == "recurrent":
-        raise UserError("architecture = 'recurrent': it has one head, so there is none to take out")
-    old = {name.replace("blocks.", ""): part for name, part in model.named_modules() if isinstance(part, MultiHead)}
-    gone = {place: list(positions) for place, positions in (model.config.pruned or {}).items()}
-    kept: dict[str, list[int]] = {}
-    for place, some in heads.items():
-        off = set(some)
-        if place not in old:
-            raise UserError(f"heads: this model has no {place}; it has {', '.join(old)}")
-        part = old[place]
-        if wrong := sorted(off - set(range(part.heads))):
-            raise UserError(f"heads: {place} has no head {wrong[0]}; its heads are 0 to {part.heads - 1}")
-        kept[place] = [head for head in range(part.heads) if head not in off]
-        if not kept[place]:
-            raise UserError(f"heads: {place} would lose all its heads; leave it at least one")
-        gone.setdefault(place, []).extend(part.kept[head] for head in off)
-    pruned = {place: tuple(sorted(some)) for place, some in sorted(gone.items()) if some}
-    with torch.random.fork_rng(devices=[]):
-        small = build(replace(model.config, pruned=pruned or None))
-    like = next(model.parameters())
-    small = small.to(device=like.device, dtype=like.dtype)
-    tensors = weights_of(model)
-    for place, some in kept.items():
-        tensors.update(_cut(old[place], some, _module(place)))
-    with torch.no_grad():
-        fill(small, tensors, "prune")
-    return small.train(model.training)
+        raise UserError("architecture = 'recurrent': its attention has one head, which cannot be pruned")
+    small = copy.deepcopy(model)
+    parts = attention_layers(small)
+    pruned = {name: list(numbers) for name, numbers in (model.config.pruned or {}).items()}
+    for name, numbers in heads.items():
+        removed = set(numbers)
+        if name not in parts:
+            raise UserError(f"heads: this model has no {name}; it has {', '.join(parts)}")
+        part = parts[name]
+        if unknown := sorted(removed - set(range(part.heads))):
+            raise UserError(f"heads: {name} has no head {unknown[0]}; its heads are 0 to {part.heads - 1}")
+        if len(removed) == part.heads:
+            raise UserError(f"heads: {name} would lose all its heads; keep at least one")
+        kept = part.kept if isinstance(part, PrunedMultiHead) else range(part.heads)
+        pruned.setdefault(name, []).extend(kept[head] for head in removed)
+        remove_heads(small, name, part, removed)
+    sorted_heads = {name: tuple(sorted(numbers)) for name, numbers in sorted(pruned.items()) if numbers}
+    small.config = replace(model.config, pruned=sorted_heads or None)
+    return small
 
 
-def _module(place: str) -> str:
-    """encoder.0.attention -> encoder.blocks.0.attention"""
-    stack, rest = place.split(".", 1)
-    return f"{stack}.blocks.{rest}"
+def remove_heads(model: nn.Module, name: str, part: MultiHead, heads: Iterable[int]) -> None:
+    """Replace `part`, the attention layer called `name` in `model`, by one without these heads."""
+    removed = set(heads)
+    stack, layer, attribute = name.split(".")
+    block = model.get_submodule(f"{stack}.blocks.{layer}")
+    setattr(block, attribute, PrunedMultiHead(part, [head for head in range(part.heads) if head not in removed]))
 
 
-def _cut(part: MultiHead, kept: list[int], name: str) -> dict[str, Tensor]:
-    """The tensors of one attention with only these heads, by name."""
-    config = part.config
-    key_heads = sorted({part.key_of[head] for head in kept})
-    rows = (_rows(kept, config.key_dim), _rows(key_heads, config.key_dim), _rows(key_heads, config.val_dim))
-    columns = _rows(kept, config.val_dim)
-    q_size, k_size, _ = part.sizes
-    cut = {f"{name}.out.weight": part.out.weight[:, columns]}
-    if part.out.bias is not None:
-        cut[f"{name}.out.bias"] = part.out.bias
-    inner = {"q": (rows[0],), "kv": (rows[1], rows[2] + k_size)}
-    if not part.cross:
-        inner = {"qkv": (rows[0], rows[1] + q_size, rows[2] + q_size + k_size)}
-    for linear, chosen in inner.items():
-        for parameter, tensor in getattr(part, linear).named_parameters():
-            cut[f"{name}.{linear}.{parameter}"] = tensor[torch.cat(chosen)]
-    if part.score is not None:
-        for parameter, tensor in part.score.named_parameters():
-            cut[f"{name}.score.{parameter}"] = tensor[kept]
-    return {key: tensor.detach() for key, tensor in cut.items()}
+def attention_layers(model: nn.Module) -> dict[str, MultiHead]:
+    """The attention layers by name, such as encoder.0.attention."""
+    modules = model.named_modules()
+    return {name.replace("blocks.", ""): module for name, module in modules if isinstance(module, MultiHead)}
+
+
+def _bias_of_heads(bias: Bias, heads: tuple[int, ...]) -> Bias:
+    """The bias of a layer that has only these heads."""
+    if bias.content:  # computed from the queries, of which only these heads are left
+        return Bias(bias.at, len(heads), bias.q_pos, bias.k_pos, content=True)
+    numbers = torch.tensor(heads, device=bias.q_pos.device)
+
+    def at(q: Tensor) -> At:
+        value = bias.at(q)
+        return lambda b, h, i, j: value(b, numbers[h], i, j)
+
+    return Bias(at, len(heads), bias.q_pos, bias.k_pos, content=False)
+
+
+def _output_rows(linear: nn.Linear, rows: Tensor) -> nn.Linear:
+    return _linear(linear.weight[rows], None if linear.bias is None else linear.bias[rows])
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = _parameter(weight)
+    if bias is not None:
+        linear.bias = _parameter(bias)
+    return linear
+
+
+def _parameter(values: Tensor) -> nn.Parameter:
+    return nn.Parameter(values.detach().clone())
 
 
 def _rows(heads: list[int], size: int) -> Tensor:
-    """The rows that these heads own, each `size` of them."""
+    """The rows of these heads in a projection, `size` each."""
     return (torch.tensor(heads)[:, None] * size + torch.arange(size)).flatten()

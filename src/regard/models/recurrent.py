@@ -31,7 +31,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.output_head import Head
-from regard.nn.attention import dot, reference
+from regard.nn.attention import attention_stages, dot
 from regard.nn.block import Memory
 from regard.nn.dropout import dropout
 from regard.nn.embedding import Tokens
@@ -123,8 +123,10 @@ class Alignment(Traceable):
         """state [B, dim] -> context [B, 2 dim]"""
         q = self.mark("q", (state if self.q is None else self.q(state))[:, None, None])  # [B, 1, 1, dim]
         dropout = self.config.attention_dropout if self.training else 0.0
-        seen = reference(q, k, v, visible, scale=self.scale, dropout=dropout, score=self._score(), mark=self.mark)
-        return seen.output[:, 0, 0]
+        stages = attention_stages(
+            q, k, v, visible, scale=self.scale, dropout=dropout, score=self._score(), mark=self.mark
+        )
+        return stages.output[:, 0, 0]
 
     def _score(self) -> Callable[[Tensor, Tensor], Tensor]:
         v = self.v

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.output_head import Head
+from regard.models.prune import attention_layers, remove_heads
 from regard.models.recurrent import Recurrent
 from regard.nn.block import Memory, Stack
 from regard.nn.cache import Cache
@@ -30,7 +31,7 @@ from regard.nn.mask import Mask, Positions, everything
 def make_source(config: ModelConfig) -> Tokens | Patches | Features:
     match config.input:
         case "tokens":
-            return Tokens(config.vocab_size or 0, config.dim, scaled=config.embed_scale, types=config.token_types)
+            return Tokens(config.vocab_size or 0, config.dim, scaled=config.embed_scale, token_types=config.token_types)
         case "patches":
             return Patches(
                 config.image_size,
@@ -81,9 +82,7 @@ class EncoderDecoder(nn.Module):
             self.target_embedding.tokens = self.source_embedding.tokens
         self.encoder = Stack(config, causal=False)
         layers = config.layers if config.decoder_layers is None else config.decoder_layers
-        self.decoder = Stack(
-            replace(config, layers=layers, pruned=config.pruned_in("decoder")), causal=True, memory=True
-        )
+        self.decoder = Stack(replace(config, layers=layers, pruned=None), causal=True, memory=True)
         table = (
             self.target_embedding.tokens
             if config.tie_embeddings and isinstance(self.target_embedding, Tokens)
@@ -271,16 +270,13 @@ Model = SequenceToSequence | Decoder | Encoder
 
 
 def build(config: ModelConfig) -> Model:
-    """A new model with random weights (seed torch first for the same ones again)."""
-    match config.architecture:
-        case "encoder-decoder":
-            return EncoderDecoder(config)
-        case "decoder":
-            return Decoder(config)
-        case "encoder":
-            return Encoder(config)
-        case "recurrent":
-            return Recurrent(config)
+    """A new model with random weights (seed torch first for reproducible ones)."""
+    models = {"encoder-decoder": EncoderDecoder, "decoder": Decoder, "encoder": Encoder, "recurrent": Recurrent}
+    model: Model = models[config.architecture](config)
+    layers = attention_layers(model)
+    for name, heads in (config.pruned or {}).items():
+        remove_heads(model, name, layers[name], heads)
+    return model
 
 
 def initialise(model: EncoderDecoder | Decoder | Encoder) -> None:

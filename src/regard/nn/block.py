@@ -1,9 +1,9 @@
-"""Block and stack: attention and feed-forward, each with a way around it, repeated.
+"""Blocks and stacks: attention and feed-forward, each with a residual connection, repeated.
 
     post-LN (2017)   x ← Norm(x + f(x))        pre-LN (GPT-2)   x ← x + f(Norm(x))
 
-One block serves encoder and decoder: a decoder's block also looks at a memory (cross attention), and its
-self attention is causal. One stack, told apart by two flags:
+One block serves encoder and decoder: a block of a decoder may also attend to a memory (cross-attention), and its
+self-attention is causal. Two flags give the three kinds of stack:
 
     encoder              causal=False, memory=False
     decoder-only (GPT)   causal=True,  memory=False
@@ -29,15 +29,15 @@ from regard.nn.feedforward import make_feedforward
 from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, tiles, window
 from regard.nn.multihead import Context, MultiHead
 from regard.nn.norm import make_norm
-from regard.nn.position import check_length, make_position
+from regard.nn.position import make_position
 from regard.nn.trace import Traceable
 
 
-def narrow(x: Tensor) -> Tensor:
-    """Under autocast to bfloat16 the stream between the layers is bfloat16 too: half the memory traffic."""
-    kind = x.device.type
-    half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
-    return x.to(torch.bfloat16) if half else x
+def to_autocast_dtype(x: Tensor) -> Tensor:
+    """Under autocast to bfloat16 the residual stream is bfloat16 too: half the memory traffic."""
+    device = x.device.type
+    bfloat16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
+    return x.to(torch.bfloat16) if bfloat16 else x
 
 
 class Block(Traceable):
@@ -45,13 +45,12 @@ class Block(Traceable):
 
     stages = ("output",)
 
-    def __init__(self, config: StackConfig, *, layer: int = 0, memory: bool = False, stack: str = "encoder") -> None:
+    def __init__(self, config: StackConfig, *, layer: int = 0, memory: bool = False) -> None:
         super().__init__()
         self.pre_norm, self.residual, self.dropout = config.norm_order == "pre", config.residual, config.dropout
-        within, across = (config.kept_heads(f"{stack}.{layer}.{part}") for part in ("attention", "cross"))
-        self.attention = MultiHead(config, layer=layer, kept=within)
+        self.attention = MultiHead(config, layer=layer)
         self.attention_norm = make_norm(config)
-        self.cross = MultiHead(config, layer=layer, cross=True, kept=across) if memory else None
+        self.cross = MultiHead(config, layer=layer, cross=True) if memory else None
         self.cross_norm = make_norm(config) if memory else None
         self.feedforward = make_feedforward(config)
         self.feedforward_norm = make_norm(config)
@@ -79,14 +78,14 @@ class Block(Traceable):
 
 
 def run_block(block: nn.Module, x: Tensor, context: Context) -> Tensor:
-    """One block: what is compiled, so that its code is made once and serves every layer of a stack."""
+    """The function that training compiles: once, for all layers of a stack."""
     out: Tensor = block(x, context)
     return out
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What an encoder hands to a decoder: states [B, M, dim] and where they stand."""
+    """The output of an encoder, which a decoder attends to: states [B, M, dim] and their positions."""
 
     states: Tensor
     positions: Positions
@@ -100,17 +99,14 @@ class Stack(Traceable):
         if config.grid is None and (config.position_axes == 2 or config.shifted_window is not None):
             raise UserError(
                 f"position_axes = {config.position_axes}, shifted_window = {config.shifted_window}: this stack has no "
-                "rows and columns; use a ModelConfig with input = 'patches', or leave them out"
+                "rows and columns; use a ModelConfig with input = 'patches', or remove them"
             )
         self.config, self.causal = config, causal
-        self.checkpoint = False  # recompute activations in the backward pass instead of keeping them
-        self.compute: Callable[[nn.Module, Tensor, Context], Tensor] = run_block  # or that compiled, for training
+        self.checkpoint = False  # recompute activations in the backward pass instead of storing them
+        self.compute: Callable[[nn.Module, Tensor, Context], Tensor] = run_block  # training may set a compiled one
         self.position = make_position(config, causal=causal)
         self.embed_norm = make_norm(config) if config.embed_norm else nn.Identity()
-        name = "decoder" if causal else "encoder"
-        self.blocks = nn.ModuleList(
-            Block(config, layer=layer, memory=memory, stack=name) for layer in range(config.layers)
-        )
+        self.blocks = nn.ModuleList(Block(config, layer=layer, memory=memory) for layer in range(config.layers))
         self.norm = make_norm(config) if config.ends_with_norm else nn.Identity()
 
     def forward(
@@ -122,24 +118,24 @@ class Stack(Traceable):
         cache: Cache | None = None,
         mask: Mask = everything,
     ) -> Tensor:
-        """x: embeddings [B, N, dim]; `mask` further restricts self attention."""
-        check_length(self.config, positions, 0 if cache is None else len(cache))
-        told = self.mark("positions", positions.pos)  # what the position scheme is told; masks keep to the real ones
-        contexts = self._contexts(positions, told, memory, cache, mask, len(x))
-        embedded = self.position.embed(told)
+        """x: embeddings [B, N, dim]; `mask` further restricts self-attention."""
+        self.position.check_length(positions, 0 if cache is None else len(cache))
+        pos = self.mark("positions", positions.pos)  # a trace may change what is encoded; masks keep the real positions
+        contexts = self._contexts(positions, pos, memory, cache, mask)
+        embedded = self.position.embed(pos)
         if embedded is not None:
             x = x + embedded.to(x.dtype)
         x = self.embed_norm(x)
         if self.training and self.config.embed_dropout:
             x = dropout(x, self.config.embed_dropout)
-        x = self.mark("embedded", narrow(x))
+        x = self.mark("embedded", to_autocast_dtype(x))
         for context in contexts:
             context.prepare(self.config.attention, x)
-        # a trace sees every activation once, so nothing is computed twice under it
+        # a trace records each activation once, so nothing is recomputed under it
         recompute = self.checkpoint and self.tap is None and torch.is_grad_enabled()
         bias = contexts[0].bias
-        if recompute and bias is not None and self.config.attention != "flex":
-            bias.share(x)
+        if recompute and bias is not None and not bias.content and self.config.attention != "flex":
+            bias.dense(x)  # all layers share it, so it is not part of a layer that is recomputed
         compute = self.compute if self.training else run_block
         for layer, block in enumerate(self.blocks):
             context = contexts[layer % len(contexts)]
@@ -147,27 +143,24 @@ class Stack(Traceable):
         return self.mark("output", self.norm(x))
 
     def _contexts(
-        self, positions: Positions, told: Tensor, memory: Memory | None, cache: Cache | None, mask: Mask, rows: int
+        self, positions: Positions, pos: Tensor, memory: Memory | None, cache: Cache | None, mask: Mask
     ) -> tuple[Context, ...]:
-        """One for all layers, or two that they take in turn: squares of a picture, and the same moved by half."""
+        """One for all layers; with shifted windows two, which the layers use alternately."""
         if self.config.window is not None:
             mask = window(self.config.window) & mask
         if self.causal:
             mask = causal & mask
         keys = positions if cache is None else cache.add(positions)
-        asking = positions
-        if memory is not None and len(memory.states) < rows:  # rows that share a source ask it together
-            asking = Positions.of(positions.length * (rows // len(memory.states)), positions.pos.device)
         context = Context(
             attention_mask=AttentionMask(mask, positions, keys, first=keys.length - positions.length),
-            rotation=self.position.rotation(told),
-            bias=self.position.bias(told, told if cache is None else keys.pos),
+            rotation=self.position.rotation(pos),
+            bias=self.position.bias(pos, pos if cache is None else keys.pos),
             cache=cache,
             memory=None if memory is None else memory.states,
-            memory_mask=None if memory is None else AttentionMask(everything, asking, memory.positions),
+            memory_mask=None if memory is None else AttentionMask(everything, positions, memory.positions),
         )
         size, grid = self.config.shifted_window, self.config.grid
         if size is None or grid is None or self.causal:
             return (context,)
-        seen = (context.attention_mask.with_mask(tiles(size, grid, shift) & mask) for shift in (0, size // 2))
-        return tuple(replace(context, attention_mask=attention_mask) for attention_mask in seen)
+        masks = (context.attention_mask.with_mask(tiles(size, grid, shift) & mask) for shift in (0, size // 2))
+        return tuple(replace(context, attention_mask=attention_mask) for attention_mask in masks)

@@ -203,10 +203,5 @@ class StackConfig:
         return self.key_dim**-0.5 if self.attention_score == "dot" else 1.0
 
     @property
-    def recordable(self) -> bool:
-        """Whether a step has the same work for all numbers and asks the processor for nothing: what a graph records."""
-        return self.experts == 0 and self.attention != "flex" and self.position != "alibi" and not self.pruned
-
-    @property
     def ends_with_norm(self) -> bool:
         return self.norm_order == "pre" if self.final_norm is None else self.final_norm

@@ -1,12 +1,12 @@
-"""The feed-forward layer: after attention has mixed tokens, each one is worked on alone.
+"""The feed-forward layer: attention mixes tokens, then this layer transforms each token by itself.
 
     relu, gelu, silu      W₂ act(W₁ x + b₁) + b₂                     Vaswani et al. 2017, eq. 2
     swiglu, geglu         W₂ (act(W_g x) ⊙ W_u x)                    Shazeer 2020
 
     x [B, N, dim] -> hidden [B, N, ff_dim] -> [B, N, dim]
 
-A mixture of experts (Shazeer et al. 2017; Fedus et al. 2021) keeps several of them and sends each token
-only to the few that a router prefers: more parameters at the same work per token.
+A mixture of experts (Shazeer et al. 2017; Fedus et al. 2021) has several of these layers and sends each token
+to the few that a router selects: more parameters at the same compute per token.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class FeedForward(Traceable):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        wide = 2 * config.ff_dim if gated(config.activation) else config.ff_dim  # gate and value in one product
-        self.up = nn.Linear(config.dim, wide, bias=config.bias)
+        width = 2 * config.ff_dim if gated(config.activation) else config.ff_dim  # gate and value in one matmul
+        self.up = nn.Linear(config.dim, width, bias=config.bias)
         self.down = nn.Linear(config.ff_dim, config.dim, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,21 +71,21 @@ class Experts(Traceable):
         self.balance: Tensor | None = None  # load-balancing loss of the last forward pass, for the objective
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "balance": None}  # part of a graph, which can be neither copied nor saved
+        return {**super().__getstate__(), "balance": None}  # part of an autograd graph: it cannot be copied or saved
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, -2)  # [T, dim]
         exact = torch.promote_types(x.dtype, torch.float32)
-        chance = self.mark("router", self.router(tokens).softmax(dim=-1, dtype=exact))  # [T, experts]
-        weight, chosen = chance.topk(self.top, dim=-1)  # [T, top]
+        probability = self.mark("router", self.router(tokens).softmax(dim=-1, dtype=exact))  # [T, experts]
+        weight, chosen = probability.topk(self.top, dim=-1)  # [T, top]
         weight = (weight / weight.sum(dim=-1, keepdim=True)).to(x.dtype)
         out = torch.zeros_like(tokens)
         for index, expert in enumerate(self.experts):
             token, rank = (chosen == index).nonzero(as_tuple=True)
             out = out.index_add(0, token, expert(tokens[token]) * weight[token, rank, None])
-        # Fedus et al. 2021, eq. 4: share of tokens times mean probability, smallest (1) when even
-        share = F.one_hot(chosen, self.count).to(exact).mean(dim=(0, 1))
-        self.balance = self.count * (share * chance.mean(dim=0)).sum()
+        # Fedus et al. 2021, eq. 4: fraction of tokens times mean probability, smallest (1) when uniform
+        fraction = F.one_hot(chosen, self.count).to(exact).mean(dim=(0, 1))
+        self.balance = self.count * (fraction * probability.mean(dim=0)).sum()
         return self.mark("output", out.view_as(x))
 
 

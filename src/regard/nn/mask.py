@@ -1,22 +1,22 @@
-"""Masks: who may look at whom.
+"""Attention masks: which key each query may attend to.
 
-A mask is a predicate over two positions, the query's and the key's: True means *visible*.
+A mask is a predicate over two tokens, the query and the key: True means that the query attends to the key.
 
-    causal            q.pos >= k.pos                     the future stays hidden
-    window(n)         |q.pos - k.pos| < n                only near tokens (Longformer, 2020)
-    padding           k.is_real                          filler is never looked at
-    same_document     q.document == k.document           packed texts stay apart
-    tiles(n, grid)    both in one square of n x n        patches of a picture (Swin: Liu et al. 2021)
+    causal            q.pos >= k.pos                     no future tokens
+    window(n)         |q.pos - k.pos| < n                only near tokens (Longformer, Beltagy et al. 2020)
+    padding           k.is_real                          no padding
+    same_document     q.document == k.document           packed texts stay separate
+    tiles(n, grid)    both in one window of n x n        image patches (Swin: Liu et al. 2021)
     everything        True
 
 Predicates combine with `&`, `|` and `~`:
 
     mask = causal & (window(64) | Mask("first", lambda q, k: k.pos == 0))
 
-and see explicit positions, never array indices, so that the same mask serves a whole sequence, one new
-token beside a cache, left padding and packed rows. One predicate renders itself three ways by broadcasting:
+They read explicit positions, not array indices, so the same mask serves a whole sequence, one new token with a
+KV cache, left padding and packed rows. By broadcasting, one predicate gives three forms:
 
-    AttentionMask.dense()   bool [B|1, 1, Nq|1, Nk]      for the written-out formula
+    AttentionMask.dense()   bool [B|1, 1, Nq|1, Nk]      for the reference implementation
     AttentionMask.fused()   (tensor or None, is_causal)  for scaled_dot_product_attention
     AttentionMask.blocks()  BlockMask                    for FlexAttention
 """
@@ -36,13 +36,13 @@ from regard.errors import UserError
 
 @dataclass(frozen=True)
 class Positions:
-    """Where the tokens of a sequence stand.
+    """The positions of the tokens of a batch.
 
     pos       [B|1, N]  position of each token in its own text
-    is_real   [B, N]    True for real tokens; None: all are
-    document  [B, N]    number of the text a token belongs to in a packed row; None: one text a row
-    start               not None promises pos == start, start+1, … in every row, so that exact shortcuts
-                        can be chosen without reading a tensor
+    is_real   [B, N]    True for real tokens, False for padding; None: all are real
+    document  [B, N]    number of the text that a token of a packed row belongs to; None: one text per row
+    start               not None: pos is start, start + 1, … in every row, so that `fused` can omit the mask
+                        without reading a tensor
     """
 
     pos: Tensor
@@ -50,20 +50,16 @@ class Positions:
     document: Tensor | None = None
     start: int | None = None
 
-    def __len__(self) -> int:
-        return self.length
-
     @property
     def length(self) -> int:
-        """As `len`, which would freeze the length when torch.compile or torch.export leaves it open."""
-        return self.pos.shape[-1]
+        return self.pos.shape[-1]  # not `__len__`: torch.compile and torch.export keep this dynamic
 
     @property
     def rows(self) -> int:
         return max(x.shape[0] for x in (self.pos, self.is_real, self.document) if x is not None)
 
     def reorder(self, rows: Tensor) -> Positions:
-        """Keep these rows in this order; what all rows share stays shared."""
+        """Keep these rows in this order; a tensor with one row for the whole batch stays as it is."""
 
         def pick(x: Tensor) -> Tensor:
             return x if x.shape[0] == 1 else x.index_select(0, rows)
@@ -81,35 +77,35 @@ class Positions:
         document: Tensor | None = None,
         start: int = 0,
     ) -> Positions:
-        """Positions of a sequence; positions count the real tokens (per document) from `start`."""
+        """Positions that count the real tokens (of each document) from `start`."""
         if is_real is None and document is None:
             return cls(torch.arange(start, start + length, device=device)[None], start=start)
-        _check_marks(length, is_real, document)
+        _check_shapes(length, is_real, document)
         real = torch.ones_like(document) if is_real is None else is_real.long()  # type: ignore[arg-type]
-        before = real.cumsum(dim=1) - real  # [B, N] real tokens in front of each one
+        before = real.cumsum(dim=1) - real  # [B, N] real tokens before each one
         if document is not None:
-            fresh = torch.ones_like(document, dtype=torch.bool)
-            fresh[:, 1:] = document[:, 1:] != document[:, :-1]
-            before = before - torch.where(fresh, before, 0).cummax(dim=1).values
+            is_first = torch.ones_like(document, dtype=torch.bool)
+            is_first[:, 1:] = document[:, 1:] != document[:, :-1]
+            before = before - torch.where(is_first, before, 0).cummax(dim=1).values
         return cls(before + start, is_real, document)
 
 
-def _check_marks(length: int, is_real: Tensor | None, document: Tensor | None) -> None:
+def _check_shapes(length: int, is_real: Tensor | None, document: Tensor | None) -> None:
     if is_real is not None and (is_real.dtype != torch.bool or is_real.dim() != 2 or is_real.shape[1] != length):
         raise UserError(
             f"is_real has dtype {is_real.dtype} and shape {tuple(is_real.shape)}: "
-            f"give booleans (True = real token) of shape [batch, {length}]"
+            f"pass booleans (True = real token) of shape [batch, {length}]"
         )
     if document is not None and (document.is_floating_point() or document.dim() != 2 or document.shape[1] != length):
         raise UserError(
             f"document has dtype {document.dtype} and shape {tuple(document.shape)}: "
-            f"give whole numbers of shape [batch, {length}]"
+            f"pass integers of shape [batch, {length}]"
         )
 
 
 @dataclass(frozen=True)
 class Token:
-    """One side of a predicate. Every field broadcasts against the other side's."""
+    """The query or the key of a predicate. Every field broadcasts against the other token's."""
 
     batch: Tensor
     index: Tensor
@@ -123,9 +119,9 @@ Predicate = Callable[[Token, Token], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """A named predicate; `parts` remembers what `&` and `|` combined, so that a part can be taken out again.
+    """A named predicate; `parts` are the masks that `&` or `|` combined, so that one can be removed again.
 
-    `rows` is the number of batch rows the predicate itself knows about (1: the same for all).
+    `rows` is the number of batch rows that the predicate distinguishes (1: the same for all).
     """
 
     name: str
@@ -156,12 +152,12 @@ class Mask:
     def __contains__(self, part: Mask) -> bool:
         return self is part or any(part in own for own in self.parts)
 
-    def demands(self, part: Mask) -> bool:
-        """Whether nothing is visible that `part` hides: it is this mask, or joined to it by `&` alone."""
-        return self is part or (self.operator == "&" and any(own.demands(part) for own in self.parts))
+    def implies(self, part: Mask) -> bool:
+        """Whether True here means True in `part`: it is this mask, or combined into it by `&` alone."""
+        return self is part or (self.operator == "&" and any(own.implies(part) for own in self.parts))
 
     def without(self, part: Mask) -> Mask:
-        """This mask as if `part` let everything through: `(causal & padding).without(causal) is padding`."""
+        """This mask with `part` replaced by `everything`: `(causal & padding).without(causal) is padding`."""
         if self is part:
             return everything
         if not self.parts:
@@ -169,14 +165,11 @@ class Mask:
         left, right = (own.without(part) for own in self.parts)
         return left & right if self.operator == "&" else left | right
 
-    def __repr__(self) -> str:
-        return f"Mask({self.name})"
-
     def __str__(self) -> str:
         return self.name
 
     def draw(self, queries: int, keys: int | None = None) -> str:
-        """A picture for people: ■ is visible, · is hidden.
+        """A text drawing, one line per query: ■ is True, · is False.
 
         >>> print(causal.draw(3))
         ■ · ·
@@ -195,7 +188,7 @@ def _padding(q: Token, k: Token) -> Tensor:
 
 def _same_document(q: Token, k: Token) -> Tensor:
     if q.document is None or k.document is None:
-        raise UserError("mask = 'same_document' needs document numbers on both sides: give `document` to the positions")
+        raise UserError("mask = 'same_document' needs the documents of queries and keys: pass `document` to Positions")
     return q.document == k.document
 
 
@@ -207,70 +200,70 @@ same_document = Mask("same_document", _same_document)
 
 @cache
 def window(size: int) -> Mask:
-    """Only tokens less than `size` away: with `causal`, the query itself and `size - 1` before it."""
+    """Only tokens less than `size` away: with `causal`, the token itself and `size - 1` before it."""
     if size < 1:
-        raise UserError(f"window = {size}: must be 1 or more, so that a token can see at least itself")
+        raise UserError(f"window = {size}: must be 1 or more, so that a token can attend to itself")
     return Mask(f"window({size})", lambda q, k: (q.pos - k.pos).abs() < size)
 
 
 def rows_and_columns(pos: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Row and column of each patch; grid: (patches per row, positions before them, such as [CLS])."""
-    across, first = grid
-    place = (pos - first).clamp_min(0)
-    return place // across, place % across
+    columns, first = grid
+    patch = (pos - first).clamp_min(0)
+    return patch // columns, patch % columns
 
 
 @cache
 def tiles(size: int, grid: tuple[int, int], shift: int = 0) -> Mask:
-    """Only patches of the same square of `size` x `size`; the squares begin at row and column `shift`.
+    """Only patches of the same window of `size` x `size`; the windows begin at row and column `shift`.
 
-    Swin rolls the picture by `shift`, cuts it, and masks what came round the edge: the same squares, cut off at the
-    edges. Positions before the patches, such as [CLS], see everything and are seen by all (Longformer's global tokens).
+    Swin rolls the image by `shift`, partitions it, and masks what was rolled over the edge: the same windows, cut off
+    at the edges. Positions before the patches, such as [CLS], are global: they attend to all patches, and all patches
+    attend to them (as in Longformer).
     """
 
-    def look(q: Token, k: Token) -> Tensor:
+    def same_tile(q: Token, k: Token) -> Tensor:
         (q_row, q_column), (k_row, k_column) = rows_and_columns(q.pos, grid), rows_and_columns(k.pos, grid)
-        move = size - shift  # added, so that nothing below 0 is divided
-        same = ((q_row + move) // size == (k_row + move) // size) & (
-            (q_column + move) // size == (k_column + move) // size
-        )
-        return same | (q.pos < grid[1]) | (k.pos < grid[1])
+        offset = size - shift  # added rather than subtracted, so that no negative number is divided
+        same_row = (q_row + offset) // size == (k_row + offset) // size
+        same_column = (q_column + offset) // size == (k_column + offset) // size
+        return (same_row & same_column) | (q.pos < grid[1]) | (k.pos < grid[1])
 
-    return Mask(f"tiles({size}, shift {shift})", look)
+    return Mask(f"tiles({size}, shift {shift})", same_tile)
 
 
-def from_tensor(visible: Tensor) -> Mask:
-    """A mask from a ready boolean table [Nq, Nk] or [B, Nq, Nk], read by index."""
-    if visible.dtype != torch.bool or visible.dim() not in (2, 3):
+def from_tensor(mask: Tensor) -> Mask:
+    """A mask from a boolean tensor [Nq, Nk] or [B, Nq, Nk], read by index."""
+    if mask.dtype != torch.bool or mask.dim() not in (2, 3):
         raise UserError(
-            f"mask tensor has dtype {visible.dtype} and shape {tuple(visible.shape)}: "
-            "give booleans (True = visible) of shape [queries, keys] or [batch, queries, keys]"
+            f"mask tensor has dtype {mask.dtype} and shape {tuple(mask.shape)}: "
+            "pass booleans (True = attend) of shape [queries, keys] or [batch, queries, keys]"
         )
-    table = visible if visible.dim() == 3 else visible[None]
-    rows = table.shape[0]
+    values = mask if mask.dim() == 3 else mask[None]
+    rows = values.shape[0]
 
-    def look(q: Token, k: Token) -> Tensor:
+    def read(q: Token, k: Token) -> Tensor:
         sizes = (1 if rows == 1 else q.batch.numel(), q.index.numel(), k.index.numel())
-        if any(size > own for size, own in zip(sizes, table.shape, strict=True)):
+        if any(size > own for size, own in zip(sizes, values.shape, strict=True)):
             raise UserError(
-                f"mask tensor has shape {tuple(visible.shape)}: too small for {sizes[1]} queries "
+                f"mask tensor has shape {tuple(mask.shape)}: too small for {sizes[1]} queries "
                 f"and {sizes[2]} keys in {q.batch.numel()} rows"
             )
-        return table[0 if rows == 1 else q.batch, q.index, k.index]
+        return values[0 if rows == 1 else q.batch, q.index, k.index]
 
-    return Mask("tensor", look, rows=rows)
+    return Mask("tensor", read, rows=rows)
 
 
 class AttentionMask:
-    """A mask over given positions; each rendering is made once and shared by all layers of a forward pass."""
+    """A mask for the positions of a batch; each form is computed once and shared by all layers of a forward pass."""
 
     def __init__(self, mask: Mask, q: Positions, k: Positions, first: int = 0) -> None:
-        """`first` is the index of the first query among the keys, where a cache holds those before it."""
-        for part, given in ((padding, k.is_real), (same_document, k.document)):
-            if given is not None and not mask.demands(part):
+        """`first` is the index of the first query among the keys: the number of cached tokens before it."""
+        for part, field in ((padding, k.is_real), (same_document, k.document)):
+            if field is not None and not mask.implies(part):
                 mask = mask & part
         self.mask, self.q, self.k, self.first = mask, q, k, first
-        # a word, because torch.compile watches what it is, but not which mask stands in `mask`
+        # a string, because torch.compile guards on its value, but not on which mask `mask` is
         self.kind = "everything" if mask is everything else "causal" if mask is causal else "other"
         self._dense: Tensor | None = None
         self._additive: Tensor | None = None
@@ -288,34 +281,37 @@ class AttentionMask:
         return self._dense
 
     def additive(self, dtype: torch.dtype) -> Tensor:
-        """0 where visible, -inf where hidden, in the shape of `dense`."""
+        """0 where `dense` is True, -inf where it is False."""
         if self._additive is None or self._additive.dtype != dtype:
-            visible = self.dense()
-            self._additive = torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, float("-inf"))
+            mask = self.dense()
+            self._additive = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, float("-inf"))
         return self._additive
 
     def fused(self) -> tuple[Tensor | None, bool]:
-        """(mask tensor or None, is_causal) for SDPA; no tensor wherever leaving it out is exact."""
+        """(mask tensor or None, is_causal) for SDPA; None wherever omitting the mask is exact."""
         if self.kind == "everything":
             return None, False
         if self.kind == "causal" and self.q.start is not None and self.k.start is not None:
             if self.q.start == self.k.start and self.q.length == self.k.length:
-                return None, True  # is_causal counts from the first key, so both must start together
+                return None, True  # is_causal counts from the first key, so both must start at one position
             if self.q.start >= self.k.start + self.k.length - 1:
-                return None, False  # every key is already in the past, as for one token beside a cache
+                return None, False  # no key is in the future, as for one token with a cache
         return self.dense(), False
 
-    def blocks(self, batch: int) -> BlockMask | None:
-        """The sparse form of FlexAttention; None where everything is visible."""
+    def blocks(self, batch: int, queries: int | None = None) -> BlockMask | None:
+        """The block-sparse form for FlexAttention; None where nothing is masked.
+
+        `queries` is a multiple of q's length where a cache joins the queries of rows that share their keys.
+        """
         if self.kind == "everything":
             return None
         if self._blocks is None:
-            rows = max(self.mask.rows, self.q.rows, self.k.rows)
+            rows, length = max(self.mask.rows, self.q.rows, self.k.rows), self.q.length
             self._blocks = create_block_mask(
-                lambda b, h, i, j: self.mask.predicate(_pick(self.q, b, i, self.first), _pick(self.k, b, j)),
+                lambda b, h, i, j: self.mask.predicate(_pick(self.q, b, i % length, self.first), _pick(self.k, b, j)),
                 B=None if rows == 1 else batch,
                 H=None,
-                Q_LEN=self.q.length,
+                Q_LEN=queries or length,
                 KV_LEN=self.k.length,
                 device=self.q.pos.device,
             )
@@ -323,21 +319,21 @@ class AttentionMask:
 
 
 def _spread(positions: Positions, rows: int, axis: int, first: int = 0) -> Token:
-    """All positions at once, laid along `axis` of [B, H, Nq, Nk]."""
+    """All tokens at once, along `axis` of [B, H, Nq, Nk]."""
 
-    def lay(x: Tensor) -> Tensor:
+    def along(x: Tensor) -> Tensor:
         return x[:, None, :, None] if axis == 2 else x[:, None, None, :]
 
     device = positions.pos.device
     batch = torch.arange(max(rows, positions.rows), device=device).view(-1, 1, 1, 1)
-    index = lay(torch.arange(first, first + positions.length, device=device)[None])
-    is_real = None if positions.is_real is None else lay(positions.is_real)
-    document = None if positions.document is None else lay(positions.document)
-    return Token(batch, index, lay(positions.pos), is_real, document)
+    index = along(torch.arange(first, first + positions.length, device=device)[None])
+    is_real = None if positions.is_real is None else along(positions.is_real)
+    document = None if positions.document is None else along(positions.document)
+    return Token(batch, index, along(positions.pos), is_real, document)
 
 
 def _pick(positions: Positions, b: Tensor, i: Tensor, first: int = 0) -> Token:
-    """One place: token `i` of row `b`, as FlexAttention asks for it."""
+    """Token `i` of row `b`, as FlexAttention reads it."""
 
     def at(x: Tensor) -> Tensor:
         return x[b, i] if x.shape[0] > 1 else x[0, i]

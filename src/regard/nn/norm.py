@@ -1,10 +1,11 @@
-"""Norms: every vector brought to one size, so that layers need not fear what the one before has done.
+"""Normalisation: keeps activations at a fixed scale, which makes deep stacks trainable.
 
     layer   (x - mean) / std · g + b                     Ba et al. 2016
     rms     x / rms · g,  rms = sqrt(mean(x²))           Zhang & Sennrich 2019
 
-`MultiHead` norms queries and keys of each head where `qk_norm` is set: scores then grow with the angle between them
-and the learned g alone, not with their lengths, and cannot run away (Henry et al. 2020; Dehghani et al. 2023).
+With `qk_norm`, `MultiHead` applies the RMS norm to the queries and keys of each head: the attention scores then
+depend on the angle between query and key and on the learned g, and cannot grow without bound during training
+(Henry et al. 2020; Dehghani et al. 2023).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def make_norm(config: StackConfig) -> nn.Module:
 
 
 class LayerNorm(nn.LayerNorm):
-    """Gives back the type it was given: autocast would widen to float32, which the next product narrows again."""
+    """Returns the dtype of its input; autocast would return float32, which the next matmul casts back."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
@@ -36,7 +37,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """As LayerNorm: what comes in decides the type."""
+    """Returns the dtype of its input, as `LayerNorm` does."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):

@@ -1,24 +1,24 @@
-"""Positions: attention itself sees a set, so order has to be told.
+"""Position encodings: attention is permutation-invariant, so the order of the tokens has to be encoded.
 
-One interface, three optional effects, all over explicit positions:
+Position information enters in one of three ways, always from explicit positions:
 
     embed(pos)           [B|1, N, dim]     added to the embeddings     sinusoidal, learned
-    rotation(pos)        cos, sin          turns queries and keys      rope
+    rotation(pos)        cos, sin          rotates queries and keys    rope
     bias(q_pos, k_pos)   [B|1, H, Nq, Nk]  added to the scaled scores  relative, t5, alibi
 
     sinusoidal  PE(pos, 2i) = sin(pos / 10000^(2i/dim)), PE(pos, 2i+1) = cos(…)    Vaswani et al. 2017
-    learned     a row per position                                                  Gehring et al. 2017
+    learned     one embedding per position                                          Gehring et al. 2017
     relative    scores += q · a[clip(j - i)] / sqrt(d)                              Shaw et al. 2018
-    t5          scores += table[bucket(j - i), head]                                Raffel et al. 2020
-    rope        q, k turned by angle pos · base^(-2i/d) in each pair of numbers     Su et al. 2021
+    t5          scores += b[bucket(j - i), head]                                    Raffel et al. 2020
+    rope        q, k rotated by the angle pos · base^(-2i/d) in each pair           Su et al. 2021
     alibi       scores += -slope[head] · |i - j|                                    Press et al. 2022
 
-With `position_axes` = 2 the waves and turns of a picture's patches are told by row in the first half of the pairs
-and by column in the second (Dosovitskiy et al. 2021, appendix D.4; rope: Heo et al. 2024). [CLS] stands at 0, 0.
+With `position_axes` = 2, image patches use the row in the first half of the pairs and the column in the second
+(Dosovitskiy et al. 2021, appendix D.4; rope: Heo et al. 2024). [CLS] has row 0 and column 0.
 
-A bias is written once, as a function of single indices (row, head, query, key). Broadcast index tensors
-make it the dense table; FlexAttention calls it as its `score_mod`. Shaw's second table, added to the
-values, is left out: the paper's Table 4 finds the same BLEU without it.
+A bias is written once, as a function of the indices (row, head, query, key). Broadcast index tensors give the dense
+bias; FlexAttention calls it as its `score_mod`. Shaw's second embedding, added to the values, is left out: Table 4 of
+the paper reports the same BLEU without it.
 """
 
 from __future__ import annotations
@@ -34,51 +34,34 @@ from regard.nn.config import StackConfig
 from regard.nn.mask import Positions, rows_and_columns
 
 At = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (row, head, query, key) -> bias, elementwise
-Rotation = tuple[Tensor, Tensor]  # cos, and sin with the sign of the other's share, [B|1, 1, N, head_dim]
+Rotation = tuple[Tensor, Tensor]  # cos, and sin with the sign of its term in `rotate`, [B|1, 1, N, head_dim]
 
 
 class Bias:
-    """A score bias over given positions; `content` says that it also depends on the query vectors."""
+    """A score bias for these positions; `content`: it also depends on the query vectors."""
 
     def __init__(self, at: Callable[[Tensor], At], heads: int, q_pos: Tensor, k_pos: Tensor, content: bool) -> None:
-        self._at, self._heads, self._q_pos, self._k_pos, self.content = at, heads, q_pos, k_pos, content
+        self.at, self.heads, self.q_pos, self.k_pos, self.content = at, heads, q_pos, k_pos, content
         self._dense: Tensor | None = None
 
     def dense(self, q: Tensor) -> Tensor:
-        """[B|1, H, Nq, Nk]; made once for all layers unless the queries matter."""
+        """[B|1, H, Nq, Nk]; computed once for all layers unless it depends on the queries."""
         if self._dense is not None and not self.content:
             return self._dense.to(q.dtype)
-        rows = q.shape[0] if self.content else max(self._q_pos.shape[0], self._k_pos.shape[0])
-        sizes = (rows, self._heads, self._q_pos.shape[1], self._k_pos.shape[1])
+        rows = q.shape[0] if self.content else max(self.q_pos.shape[0], self.k_pos.shape[0])
+        sizes = (rows, self.heads, self.q_pos.shape[1], self.k_pos.shape[1])
         index = (torch.arange(size, device=q.device) for size in sizes)
         b, h, i, j = (x.view([-1 if axis == own else 1 for axis in range(4)]) for own, x in enumerate(index))
-        self._dense = self._at(q)(b, h, i, j)
+        self._dense = self.at(q)(b, h, i, j)
         return self._dense.to(q.dtype)
 
-    def only(self, heads: tuple[int, ...]) -> Bias:
-        """The bias of a layer that has kept these heads alone."""
-        if self.content:  # it follows from the queries, which are theirs already
-            return Bias(self._at, len(heads), self._q_pos, self._k_pos, content=True)
-        kept = torch.tensor(heads, device=self._q_pos.device)
-
-        def at(q: Tensor) -> At:
-            whole = self._at(q)
-            return lambda b, h, i, j: whole(b, kept[h], i, j)
-
-        return Bias(at, len(heads), self._q_pos, self._k_pos, content=False)
-
-    def share(self, x: Tensor) -> None:
-        """Make the table that all layers use now, so that it is no part of a layer that is computed again."""
-        if not self.content:
-            self.dense(x)
-
     def score_mod(self, q: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-        at = self._at(q)
+        at = self.at(q)
         return lambda score, b, h, i, j: score + at(b, h, i, j)
 
 
 class Position(nn.Module):
-    """No positions at all, and the interface of every other scheme."""
+    """No position encoding, and the interface of all others."""
 
     def embed(self, pos: Tensor) -> Tensor | None:
         return None
@@ -89,89 +72,106 @@ class Position(nn.Module):
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Bias | None:
         return None
 
+    def check_length(self, positions: Positions, cached: int = 0) -> None:
+        """Raise an error for positions that cannot be encoded, after `cached` earlier tokens."""
+
 
 def frequencies(size: int, base: float, device: torch.device) -> Tensor:
-    """base^(-2i/size) for i = 0 … size/2 - 1, in float64 (where the device has it): far positions stay exact."""
-    wide = torch.float32 if device.type == "mps" else torch.float64
-    return base ** (-torch.arange(0, size, 2, device=device, dtype=wide) / size)
+    """base^(-2i/size) for i = 0 … size/2 - 1, in float64 (where the device has it): large positions stay exact."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return base ** (-torch.arange(0, size, 2, device=device, dtype=dtype) / size)
 
 
-def lay_pairs(first: Tensor, second: Tensor, pairs: str) -> Tensor:
-    """[…, n] twice -> […, 2n]: neighbours (f0 s0 f1 s1 …) or halves (f0 f1 … s0 s1 …)."""
+def join_pairs(first: Tensor, second: Tensor, pairs: str) -> Tensor:
+    """[…, n] twice -> […, 2n]: interleaved (f0 s0 f1 s1 …) or halves (f0 f1 … s0 s1 …)."""
     return torch.stack((first, second), -1).flatten(-2) if pairs == "interleaved" else torch.cat((first, second), -1)
 
 
-class Waves:
-    """Angles of `size` / 2 pairs at each position, along the line or, with a grid, along rows and columns."""
+class Angles:
+    """The angles of `size` / 2 pairs at each position; with a grid, from the row and the column of a patch."""
 
     def __init__(self, size: int, base: float, grid: tuple[int, int] | None) -> None:
         self.size, self.base, self.grid = size, base, grid
 
-    def angles(self, pos: Tensor) -> Tensor:
+    def __call__(self, pos: Tensor) -> Tensor:
         """[B|1, N] -> [B|1, N, size / 2]"""
         if self.grid is None:
             return pos[..., None] * frequencies(self.size, self.base, pos.device)
-        first = self.grid[1]  # [CLS] stands at 0, 0; behind it rows and columns count from 1
-        parts = (torch.where(pos < first, 0, axis + first) for axis in rows_and_columns(pos, self.grid))
-        each = frequencies(self.size // 2, self.base, pos.device)
-        return torch.cat([axis[..., None] * each for axis in parts], dim=-1)
+        first = self.grid[1]  # [CLS] is at row 0, column 0; after it rows and columns count from 1
+        axes = (torch.where(pos < first, 0, axis + first) for axis in rows_and_columns(pos, self.grid))
+        half = frequencies(self.size // 2, self.base, pos.device)
+        return torch.cat([axis[..., None] * half for axis in axes], dim=-1)
 
 
 class Sinusoidal(Position):
     def __init__(self, config: StackConfig, grid: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.waves, self.pairs = Waves(config.dim, 10000.0, grid), config.pairs
+        self.angles, self.pairs = Angles(config.dim, 10000.0, grid), config.pairs
 
     def embed(self, pos: Tensor) -> Tensor:
-        angle = self.waves.angles(pos)
-        return lay_pairs(angle.sin(), angle.cos(), self.pairs)
+        angle = self.angles(pos)
+        return join_pairs(angle.sin(), angle.cos(), self.pairs)
 
 
 class Learned(Position):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         self.embedding = nn.Embedding(config.max_length, config.dim)
+        self.checks_length = True  # False while no tensor may be read, as in the recording of a CUDA graph
 
     def embed(self, pos: Tensor) -> Tensor:
-        last = self.embedding.num_embeddings - 1  # only filler stands behind it, see `check_length`
+        last = self.embedding.num_embeddings - 1  # only padding may be beyond it, see `check_length`
         out: Tensor = self.embedding(pos.clamp_max(last))
         return out
+
+    def check_length(self, positions: Positions, cached: int = 0) -> None:
+        longest, length = self.embedding.num_embeddings, positions.length + cached
+        if length <= longest or not self.checks_length:
+            return
+        if positions.start is None and positions.length:  # padding and packed texts: rows are longer than their texts
+            pos = positions.pos if positions.is_real is None else torch.where(positions.is_real, positions.pos, -1)
+            length = int(pos.max()) + 1
+        if length > longest:
+            raise UserError(
+                f"sequence of {length} tokens is longer than max_length = {longest} of the learned positions: "
+                "shorten it, raise max_length, or use position = 'rope' or 'sinusoidal', which have no limit"
+            )
 
 
 class Rotary(Position):
     def __init__(self, config: StackConfig, grid: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.waves, self.pairs = Waves(config.key_dim, config.rope_base, grid), config.pairs
+        self.angles, self.pairs = Angles(config.key_dim, config.rope_base, grid), config.pairs
 
     def rotation(self, pos: Tensor) -> Rotation:
-        angle = self.waves.angles(pos)[:, None]
-        return lay_pairs(angle.cos(), angle.cos(), self.pairs), lay_pairs(-angle.sin(), angle.sin(), self.pairs)
+        angle = self.angles(pos)[:, None]
+        return join_pairs(angle.cos(), angle.cos(), self.pairs), join_pairs(-angle.sin(), angle.sin(), self.pairs)
 
 
 def rotate(x: Tensor, rotation: Rotation, pairs: str) -> Tensor:
-    """Turn each pair (a, b) of x [B, H, N, D] to (a cos - b sin, b cos + a sin)."""
+    """Rotate each pair (a, b) of x [B, H, N, D] to (a cos - b sin, b cos + a sin)."""
     cos, sin = (part.to(x.dtype) for part in rotation)
     count = x.shape[-1] // 2
     sizes, axis = ((count, 2), -1) if pairs == "interleaved" else ((2, count), -2)
-    swapped = x.view(*x.shape[:-1], *sizes).flip(axis).flatten(-2)  # (b, a); the sign of b's share is in `sin`
+    swapped = x.view(*x.shape[:-1], *sizes).flip(axis).flatten(-2)  # (b, a); the sign of its term is in `sin`
     return torch.addcmul(x * cos, swapped, sin)
 
 
 class Relative(Position):
-    """Shaw et al. 2018; one table shared by heads and layers."""
+    """Shaw et al. 2018; one embedding shared by heads and layers."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
-        self.reach, self.heads, self.scale = config.position_distance, config.heads, config.scale
-        self.embedding = nn.Embedding(2 * self.reach + 1, config.key_dim)
+        self.max_distance, self.heads, self.scale = config.position_distance, config.heads, config.scale
+        self.embedding = nn.Embedding(2 * self.max_distance + 1, config.key_dim)
 
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Bias:
         def at(q: Tensor) -> At:
-            content = q @ self.embedding.weight.T * self.scale  # [B, H, Nq, 2 reach + 1]
+            content = q @ self.embedding.weight.T * self.scale  # [B, H, Nq, 2 max_distance + 1]
 
             def value(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
                 distance = _at(k_pos, b, j) - _at(q_pos, b, i)
-                return content[b, h, i, distance.clamp(-self.reach, self.reach) + self.reach]
+                return content[b, h, i, distance.clamp(-self.max_distance, self.max_distance) + self.max_distance]
 
             return value
 
@@ -182,22 +182,22 @@ class T5(Position):
     def __init__(self, config: StackConfig, causal: bool) -> None:
         super().__init__()
         self.heads, self.causal = config.heads, causal
-        self.buckets, self.reach = config.position_buckets, config.position_distance
+        self.buckets, self.max_distance = config.position_buckets, config.position_distance
         self.embedding = nn.Embedding(self.buckets, config.heads)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Near distances have a bucket each, far ones share logarithmic ones; two-way stacks split by sign."""
+        """Small distances have a bucket each, large ones logarithmic buckets; bidirectional stacks split by sign."""
         buckets = self.buckets
         offset = torch.zeros_like(distance)
         if self.causal:
-            far = (-distance).clamp_min(0)
+            distance = (-distance).clamp_min(0)
         else:
             buckets //= 2
-            offset, far = (distance > 0).long() * buckets, distance.abs()
+            offset, distance = (distance > 0).long() * buckets, distance.abs()
         exact = buckets // 2
-        ratio = (far.clamp_min(1).float() / exact).log() / math.log(self.reach / exact)
-        shared = (exact + (ratio * (buckets - exact)).long()).clamp_max(buckets - 1)
-        return offset + torch.where(far < exact, far, shared)
+        ratio = (distance.clamp_min(1).float() / exact).log() / math.log(self.max_distance / exact)
+        logarithmic = (exact + (ratio * (buckets - exact)).long()).clamp_max(buckets - 1)
+        return offset + torch.where(distance < exact, distance, logarithmic)
 
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Bias:
         def value(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ class ALiBi(Position):
         self.heads = config.heads
 
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Bias:
-        # no buffer: a model made on the meta device would lose it, one in half precision would round it
+        # not a buffer: a model on the meta device would lose it, and one in half precision would round it
         slopes = torch.tensor(alibi_slopes(self.heads), device=q_pos.device)
 
         def value(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ def _at(pos: Tensor, b: Tensor, i: Tensor) -> Tensor:
 
 
 def make_position(config: StackConfig, *, causal: bool) -> Position:
-    """A causal stack reads a line, whatever the encoder beside it reads."""
+    """The scheme of `config.position`; only the encoder of an image model has two axes."""
     grid = config.grid if config.position_axes == 2 and not causal else None
     match config.position:
         case "sinusoidal":
@@ -250,22 +250,3 @@ def make_position(config: StackConfig, *, causal: bool) -> Position:
             return ALiBi(config)
         case "none":
             return Position()
-
-
-def check_length(config: StackConfig, positions: Positions, before: int = 0) -> None:
-    """A learned table ends; every other scheme goes on. `before` tokens stand in a cache."""
-    length = positions.length + before
-    if config.position != "learned" or length <= config.max_length:
-        return
-    if positions.start is None and len(positions):  # a row may be longer than the texts in it: filler takes no position
-        if (
-            positions.pos.is_cuda and torch.cuda.is_current_stream_capturing()
-        ):  # no tensor can be read now; the steps before were checked
-            return
-        pos = positions.pos if positions.is_real is None else torch.where(positions.is_real, positions.pos, -1)
-        length = int(pos.max()) + 1
-    if length > config.max_length:
-        raise UserError(
-            f"sequence of {length} tokens is longer than max_length = {config.max_length} of the learned positions: "
-            "shorten it, raise max_length, or use position = 'rope' or 'sinusoidal', which have no end"
-        )

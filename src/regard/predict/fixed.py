@@ -29,10 +29,10 @@ from torch import Tensor
 
 from regard.models.transformer import EncoderDecoder, State
 from regard.nn.block import Memory
-from regard.nn.cache import FixedCache
 from regard.nn.mask import Positions
 from regard.predict.beam import extensions, foremost, ordered
 from regard.predict.config import SearchConfig
+from regard.predict.fixed_cache import FixedCache, recordable
 from regard.predict.search import TURN, Hypothesis, check_scores, keep_ready, length_limits, log_probabilities
 
 Name = TypeVar("Name")
@@ -59,7 +59,7 @@ class FixedSearches:
     def fits(self, config: SearchConfig, limits: list[int]) -> bool:
         """Whether this search can be done in fixed shapes."""
         plain = not (config.sample or config.coverage_penalty or config.no_repeat_ngram)
-        return plain and max(limits) <= LONGEST and self.model.config.recordable and self.model.decoder.tap is None
+        return plain and max(limits) <= LONGEST and recordable(self.model.config) and self.model.decoder.tap is None
 
     def search(self, source: Tensor, is_real: Tensor | None, config: SearchConfig) -> list[list[Hypothesis]]:
         """As `beam`, for token ids [B, S]."""
@@ -208,7 +208,7 @@ class FixedSearch(ABC):
         """The memory of the sources, and empty tables. No shape depends on a value, and nothing is read back."""
         memory = self.model.encode(self.source, self.is_real)
         for layer, block in enumerate(self.model.decoder.blocks):
-            new = block.cross.remember(memory.states)  # type: ignore[union-attr, operator]
+            new = block.cross.project_memory(memory.states)  # type: ignore[union-attr, operator]
             if layer not in self.cache.memory:
                 self.cache.memory[layer] = torch.empty_like(new[0]), torch.empty_like(new[1])
             for buffer, part in zip(self.cache.memory[layer], new, strict=True):

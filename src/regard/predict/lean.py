@@ -23,13 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.models.prune import PrunedMultiHead
 from regard.models.transformer import EncoderDecoder
 from regard.nn.block import Block
 from regard.nn.embedding import Tokens
 from regard.nn.feedforward import FeedForward, activate
 from regard.nn.mask import Positions
 from regard.nn.multihead import MultiHead
-from regard.nn.position import check_length
 from regard.nn.trace import Traceable
 from regard.predict.search import Steps
 
@@ -52,7 +52,7 @@ def serves(model: EncoderDecoder) -> bool:
         and config.position in ("sinusoidal", "learned", "none")
         and isinstance(model.target_embedding, Tokens)
         and not traced(model)
-        and not any(part.uneven for part in model.decoder.modules() if isinstance(part, MultiHead))
+        and not any(part.uneven for part in model.decoder.modules() if isinstance(part, PrunedMultiHead))
     )
 
 
@@ -110,7 +110,7 @@ class Lean:
             return x
         positions = self.positions  # batches in other threads may put a longer table there, or a shorter one
         if positions is None or at >= len(positions):
-            check_length(config, Positions.of(1, x.device, start=at), at)
+            position.check_length(Positions.of(1, x.device, start=at), at)
             count = max(2 * at, 64)
             told = torch.arange(min(count, config.max_length) if config.position == "learned" else count)
             table = position.embed(told[None])
@@ -188,7 +188,7 @@ class Layer:
         self.add_attention, self.add_cross, self.add_feedforward = (residual(block, norm) for norm in norms)
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        return self.cross.part.remember(memory)
+        return self.cross.part.project_memory(memory)
 
     def step(self, x: Tensor, state: LeanState, within: tuple[Tensor, Tensor], across: tuple[Tensor, Tensor]) -> Tensor:
         x = self.add_attention(x, lambda h: self.attention.within(h, *within, state.mask, state.length))

@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.models.prune import PrunedMultiHead
 from regard.models.transformer import Decoder, State
 from regard.nn.block import Block
 from regard.nn.cache import Cache
 from regard.nn.feedforward import FeedForward
-from regard.nn.position import Rotation, check_length, rotate
+from regard.nn.position import Rotation, rotate
 from regard.predict.lean import norm_of, residual, traced, work
 
 
@@ -40,7 +41,7 @@ def serves(model: Decoder) -> bool:
     plain = next(model.parameters()).device.type == "cpu" and not torch.is_autocast_enabled("cpu")
     return (
         (usual and plain and not model.training and config.position in ("learned", "sinusoidal", "rope", "none"))
-        and not any(block.attention.uneven for block in stack.blocks)  # type: ignore[union-attr]
+        and not any(part.uneven for part in stack.modules() if isinstance(part, PrunedMultiHead))
         and not traced(model)
     )
 
@@ -59,7 +60,7 @@ class LeanDecoder:
             return self.model.step(tokens, state, last=last)
         stack, cache = self.model.decoder, state.cache
         positions = cache.next_positions(1, tokens.device)
-        check_length(stack.config, positions, len(cache))
+        stack.position.check_length(positions, len(cache))
         cache.add(positions)
         x = self.model.embedding(tokens)[:, 0]
         embedded, rotation = stack.position.embed(positions.pos), stack.position.rotation(positions.pos)  # type: ignore[operator]

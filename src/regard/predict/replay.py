@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from regard.models.transformer import Decoder, State
-from regard.nn.cache import FixedCache
 from regard.predict.config import SearchConfig
+from regard.predict.fixed_cache import FixedCache, recordable
 from regard.predict.sampling import Chance, draw
 from regard.predict.search import TURN, check_scores, keep_ready, log_probabilities
 
@@ -48,7 +48,7 @@ class Replays:
 
     def fits(self, config: SearchConfig) -> bool:
         """Whether a step can be recorded: nothing may depend on a value, or be looked at or changed on the way."""
-        return self.model.config.recordable and not config.no_repeat_ngram and self.model.decoder.tap is None
+        return recordable(self.model.config) and not config.no_repeat_ngram and self.model.decoder.tap is None
 
     @contextmanager
     def drawing(self, prompt: list[int], config: SearchConfig, context: int, limit: int) -> Iterator[FixedDrawing]:

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from regard.nn.position import Learned
 
 Update = Callable[[Any], tuple[Tensor, Tensor]]
 
@@ -21,8 +23,9 @@ class Graph:
 
     WARM_UP = 3  # calls before recording, as the allocator and the libraries need; they are real steps
 
-    def __init__(self, update: Update) -> None:
+    def __init__(self, update: Update, model: nn.Module) -> None:
         self.update, self.calls = update, 0
+        self.learned = [part for part in model.modules() if isinstance(part, Learned)]
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
@@ -37,8 +40,14 @@ class Graph:
         if self.graph is None:
             self.batch = batch.clone()
             self.graph = torch.cuda.CUDAGraph()
+            self._check_lengths(False)  # that would read a tensor; the warm-up steps were checked
             with torch.cuda.graph(self.graph):  # records, does not run
                 self.result = self.update(self.batch)
+            self._check_lengths(True)
         self.batch.copy_(batch)
         self.graph.replay()
         return self.result
+
+    def _check_lengths(self, checks: bool) -> None:
+        for position in self.learned:
+            position.checks_length = checks

@@ -90,7 +90,7 @@ class Trainer:
             stack.compute = torch.compile(run_block) if config.compile else run_block
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.mean = [p.detach().clone() for p in model.parameters()] if config.ema else []  # see `TrainConfig.ema`
-        self.update: Update = Graph(lambda batch: self._update([batch])) if config.cuda_graph else self._update
+        self.update: Update = Graph(lambda batch: self._update([batch]), model) if config.cuda_graph else self._update
         self.evaluate, self.metric, self.unit = evaluate, metric, unit
         self.best: dict[str, Any] = {"step": 0, "stale": 0}  # and "value", once there is one
         self.seconds = 0.0  # spent training, over all runs
