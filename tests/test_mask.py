@@ -51,7 +51,7 @@ def by_loop(mask: Mask, q: Positions, k: Positions, batch: int) -> Tensor:
 
     rows = range(batch)
     cells = [
-        [[bool(mask.predicate(place(q, b, i), place(k, b, j))) for j in range(len(k))] for i in range(len(q))]
+        [[bool(mask.predicate(place(q, b, i), place(k, b, j))) for j in range(k.length)] for i in range(q.length)]
         for b in rows
     ]
     return torch.tensor(cells)
@@ -124,7 +124,6 @@ def test_without_and_in() -> None:
 
 def test_names_say_what_was_combined() -> None:
     assert str(causal & ~(window(3) | first)) == "(causal & ~(window(3) | first))"
-    assert repr(causal) == "Mask(causal)"
 
 
 def test_draw() -> None:
@@ -228,7 +227,7 @@ def situations(draw: st.DrawFn) -> tuple[AttentionMask, int]:
         q = Positions.of(new, CPU, start=keys - new)
     mask = draw(masks)
     if draw(st.booleans()):
-        table = torch.tensor([[draw(bits) for _ in range(len(q))] for _ in range(batch)])
+        table = torch.tensor([[draw(bits) for _ in range(q.length)] for _ in range(batch)])
         mask = mask & from_tensor(table)
     return AttentionMask(mask, q, k), batch
 

@@ -47,8 +47,8 @@ def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, 
     kept["source"] = _source(config, batch, stacks, size)
     for stack in stacks:
         tokens, layers = batch * stack.length, stack.layers
-        norms = layers * stack.sublayers + config.embed_norm + config.ends_with_norm
-        kept["norms"] += norms * tokens * _norm(config, wide)
+        norms = layers * stack.sublayers + config.ends_with_norm
+        kept["norms"] += tokens * (norms * _norm(config, size) + config.embed_norm * _norm(config, wide))
         kept["attention"] += layers * _attention(config, stack, batch, size)
         kept["scores"] += _scores(config, stack, batch, size)
         kept["feedforward"] += layers * tokens * _feedforward(config, size)
@@ -83,9 +83,11 @@ def _source(config: ModelConfig, batch: int, stacks: list[StackShape], size: int
             return target + batch * stacks[0].length * config.feature_dim * size
 
 
-def _norm(config: ModelConfig, wide: int) -> int:
-    """Of one token: the input, and mean and 1/deviation (rms: 1/rms alone)."""
-    return {"layer": config.dim + 2, "rms": config.dim + 1, "none": 0}[config.norm] * wide
+def _norm(config: ModelConfig, size: int) -> int:
+    """Of one token: the input, and in 32 bits the mean and 1 / standard deviation (rms: only 1 / rms)."""
+    if config.norm == "none":
+        return 0
+    return config.dim * size + {"layer": 2, "rms": 1}[config.norm] * max(4, size)
 
 
 def _attention(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
@@ -143,8 +145,7 @@ def _cross(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int
     else:
         own += tokens * (size * config.heads * config.key_dim + max(4, size) * config.heads)
         own += memory * size * _keys_values(config)
-    states = memory * config.dim * size  # one tensor for all layers; autocast makes a copy for each
-    return stack.layers * own + states * (stack.layers if size < 4 else 1)
+    return stack.layers * own + memory * config.dim * size  # all layers read the same encoder output
 
 
 def _scores(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
@@ -201,8 +202,8 @@ def _feedforward(config: ModelConfig, size: int) -> int:
     hidden = {"relu": 1, "swiglu": 4, "geglu": 4}.get(config.activation, 2) * config.ff_dim * size
     if not config.experts:
         return config.dim * size + hidden
-    wide, top = max(4, size), config.experts_per_token
-    expert = hidden + config.dim * (2 * size + wide) + wide + 2 * INDEX  # gathered, put out, weighted, its place
+    top = config.experts_per_token
+    expert = hidden + 3 * config.dim * size + size + 2 * INDEX  # input, output, weighted output, weight, indices
     router = config.dim * size + 4 * config.experts + top * (4 + INDEX) + 4
     return router + top * expert
 
@@ -214,8 +215,7 @@ def _head(config: ModelConfig, batch: int, length: int, size: int) -> int:
         return tokens * (dim * size + layer)
     if config.output_head == "none" or not (config.pooler or config.output_head == "classes"):
         return 0
-    # the first state is a view that keeps all states alive, unless autocast copies it
-    rows = tokens if config.pooling == "cls" and size >= 4 else batch
+    rows = tokens if config.pooling == "cls" else batch  # the first state is a view, which keeps all states alive
     return size * dim * (rows + batch * config.pooler)
 
 

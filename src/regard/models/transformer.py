@@ -272,15 +272,15 @@ Model = SequenceToSequence | Decoder | Encoder
 def build(config: ModelConfig) -> Model:
     """A new model with random weights (seed torch first for reproducible ones)."""
     models = {"encoder-decoder": EncoderDecoder, "decoder": Decoder, "encoder": Encoder, "recurrent": Recurrent}
-    model: Model = models[config.architecture](config)
-    layers = attention_layers(model)
-    for name, heads in (config.pruned or {}).items():
-        remove_heads(model, name, layers[name], heads)
-    return model
+    return models[config.architecture](config)  # type: ignore[return-value]
 
 
 def initialise(model: EncoderDecoder | Decoder | Encoder) -> None:
-    """xavier: Glorot & Bengio 2010, as the paper's code; normal: GPT-2's 0.02 with smaller residual outputs."""
+    """Random weights, then without the heads in `config.pruned`.
+
+    xavier: Glorot & Bengio 2010, as in the code of Vaswani et al.; normal: standard deviation 0.02 (GPT-2), smaller
+    for the last projection of each residual branch.
+    """
     config = model.config
     depth = sum(len(stack.blocks) for stack in model.modules() if isinstance(stack, Stack))
     for name, module in model.named_modules():
@@ -298,3 +298,6 @@ def initialise(model: EncoderDecoder | Decoder | Encoder) -> None:
         head := getattr(model, "output_head", None)
     ) is not None:
         nn.init.normal_(head.project.weight, std=config.dim**-0.5)
+    layers = attention_layers(model)
+    for name, heads in (config.pruned or {}).items():
+        remove_heads(model, name, layers[name], heads)
