@@ -1,13 +1,13 @@
-"""One block of ours beside the same block of others: nn.Transformer*Layer, Hugging Face, x-transformers.
+"""One block of Regard and the same block of other libraries: nn.Transformer*Layer, Hugging Face, x-transformers.
 
     python benchmarks/attention.py --out benchmarks/results/attention-cpu.json
     python benchmarks/attention.py --device cuda --dtype bfloat16 --out benchmarks/results/attention-h200.json
 
 Three kinds of block, at several sizes:
 
-    encoder   two-way self attention, feed-forward; post-norm, ReLU       HF: BertLayer
-    decoder   causal self attention, cross attention, feed-forward        HF: MarianDecoderLayer
-    gpt       causal self attention, feed-forward; pre-norm, tanh-GELU    HF: GPT2Block
+    encoder   bidirectional self-attention, feed-forward; post-norm, ReLU       HF: BertLayer
+    decoder   causal self-attention, cross-attention, feed-forward        HF: MarianDecoderLayer
+    gpt       causal self-attention, feed-forward; pre-norm, tanh-GELU    HF: GPT2Block
 
 each forward (no gradients, eval mode) and forward + backward (training mode, no dropout), eager and through
 torch.compile. All have the same number of heads, width, feed-forward width and activation; x-transformers is always
@@ -74,7 +74,7 @@ def ours(kind: str, size: Size, device: str) -> nn.Module:
         def __init__(self) -> None:
             super().__init__()
             self.block = block
-            places = Positions.of(size.length, torch.device(device))  # a stack makes these once for all its blocks
+            places = Positions.of(size.length, torch.device(device))  # computed once for all blocks of a stack
             self.within = AttentionMask(everything if kind == "encoder" else causal, places, places)
             self.across = AttentionMask(everything, places, places)
 
@@ -230,8 +230,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--rounds", type=int, default=7, help="samples of each peer; the median counts")
-    parser.add_argument("--least", type=float, default=0.2, help="seconds of one sample")
+    parser.add_argument("--rounds", type=int, default=7, help="samples per peer, of which the median is reported")
+    parser.add_argument("--least", type=float, default=0.2, help="seconds per sample")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--sizes", nargs="+", help="only these sizes")
     parser.add_argument("--modes", nargs="+", default=("eager", "compiled"), choices=("eager", "compiled"))
@@ -241,7 +241,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for mode, size, kind in itertools.product(args.modes, sizes, args.kinds):
         rows += row(kind, size, mode == "compiled", args)
-        if args.out:  # after every row, so that a long run that is cut short has told what it knows
+        if args.out:  # after every row, so that an interrupted run keeps its results
             measure.write(args.out, {"machine": measure.machine(args.device), "dtype": args.dtype, "rows": rows})
 
 

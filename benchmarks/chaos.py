@@ -1,10 +1,10 @@
-"""Kill training at random moments, again and again, and compare what comes out with a run that was left alone.
+"""Kill training repeatedly at random times and compare the result with that of an uninterrupted run.
 
     python benchmarks/chaos.py --kills 50
 
-Two runs of one recipe on a small generated corpus: the first is never touched, the second is killed with
-SIGKILL (no chance to save anything) at random moments and started again each time, until it has been killed
-often enough; then it may finish. Every file of weights and the log must be equal bit for bit.
+Two runs of one recipe on a small generated corpus: the first is not interrupted, the second is killed with
+SIGKILL (so it cannot save anything) at random times and resumed each time, until it has been killed often enough; then
+it finishes. All weights and the log must be bitwise equal.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def step_of(run: Path) -> int:
 def torment(folder: Path, kills: int, chance: random.Random) -> tuple[int, list[str]]:
     """Start and kill until `kills` are done, then let it finish; (runs that finished, files that differ).
 
-    A run that is faster than the next kill is compared, too, and begun again.
+    A run that finishes before the next kill is compared as well and started again.
     """
     done, finished, different = 0, 0, list[str]()
     while True:
@@ -75,10 +75,10 @@ def torment(folder: Path, kills: int, chance: random.Random) -> tuple[int, list[
             process.kill()
             process.wait()
             done += 1
-            print(f"kill {done:2}: the last whole checkpoint is step {step_of(folder / 'killed')}", flush=True)
+            print(f"kill {done:2}: the last complete checkpoint is step {step_of(folder / 'killed')}", flush=True)
             continue
         if code:
-            raise SystemExit(f"the run could not go on: exit code {code}")
+            raise SystemExit(f"the run could not be resumed: exit code {code}")
         finished += 1
         different += compare(folder / "whole", folder / "killed")
         if done == kills:
@@ -87,7 +87,7 @@ def torment(folder: Path, kills: int, chance: random.Random) -> tuple[int, list[
 
 
 def compare(whole: Path, killed: Path) -> list[str]:
-    """The files that differ, of those that hold what was learned."""
+    """The files with results that differ."""
     names = [path.relative_to(whole) for path in sorted(whole.rglob("*.safetensors"))]
     different = [str(name) for name in names if (whole / name).read_bytes() != (killed / name).read_bytes()]
     logs = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (whole, killed)]
@@ -109,7 +109,7 @@ def main() -> int:
         subprocess.run(command(folder, "whole"), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         finished, different = torment(folder, args.kills, random.Random(args.seed))
     print(f"{args.kills} kills over {finished} run{'s' * (finished > 1)} of {args.steps:,} steps")
-    print(f"different: {', '.join(different)}" if different else "all weights and the log are equal bit for bit")
+    print(f"different: {', '.join(different)}" if different else "all weights and the log are bitwise equal")
     return 1 if different else 0
 
 

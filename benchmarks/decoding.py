@@ -1,16 +1,16 @@
-"""Decoding speed side by side: output tokens a second, greedy and beam 5, ours beside transformers, CTranslate2, JoeyNMT.
+"""Decoding speed side by side: output tokens/s, greedy and beam 5, Regard, transformers, CTranslate2, JoeyNMT.
 
     regard train recipes/multi30k-en-de.toml --data multi30k-tok -o runs/multi30k
     python benchmarks/decoding.py --run runs/multi30k --data multi30k-tok --joey joey/bin/python -o benchmarks/results/decoding-cpu.json
     python benchmarks/decoding.py --device cuda --run runs/multi30k --data multi30k-tok -o benchmarks/results/decoding-h200.json
 
-All tools translate the 1,000 sentences of test2016 with the same weights; what they are and what is timed stands in
-`translators.py`. `same` is the share of sentences whose translation is that of transformers' `generate`, letter by letter.
+All tools translate the 1,000 sentences of test2016 with the same weights; `translators.py` describes them and what is
+timed. `same` is the fraction of sentences whose translation is identical to that of transformers' `generate`.
 
-Without --run the weights are random (--size), so that answers would never end: then all tools write exactly --length
+Without --run the weights are random (--size), so translations would never end: all tools generate exactly --length
 tokens. Without --data the sentences are made-up words. fp32 on a CPU; on a GPU bf16 (--precision), ours and `generate`.
 
-The tools take turns; the figure is the median of the rounds, with the least and the most. Where a tool is so slow that
+The tools take turns; the result is the median of the rounds, with minimum and maximum. Where a tool is so slow that
 a round would take minutes (JoeyNMT, and batches of one sentence), it gets every n-th sentence, and the result says so.
 """  # noqa: E501
 
@@ -40,7 +40,7 @@ from regard.text.tokenizer import Tokenizer
 PEERS = {"cpu": ("regard", "huggingface", "ctranslate2", "joeynmt"), "cuda": ("regard", "huggingface")}
 BATCHES = {"cpu": (64, 128), "cuda": (128, 1)}
 BEAM = 5
-EVERY = {"joeynmt": 5}  # of so many sentences, one
+EVERY = {"joeynmt": 5}  # one of so many sentences
 EVERY_ALONE = 20  # the same in batches of one
 REFERENCE = "huggingface"
 
@@ -49,7 +49,7 @@ def make_model(args: argparse.Namespace) -> tuple[SequenceToSequence, Tokenizer,
     """The weights, the tokenizer of both sides, and the lines to translate."""
     if args.run is not None:
         if args.data is None:
-            raise UserError(f"--run {args.run}: give --data DIR too, with the sentences that it can translate")
+            raise UserError(f"--run {args.run}: also pass --data DIR with the sentences to translate")
         model, tokenizers = load(args.run), load_tokenizers(args.run)
         if not isinstance(model, SequenceToSequence) or "tokenizer" not in tokenizers:
             raise UserError(f"--run {args.run}: needs an encoder-decoder with one tokenizer for both sides")
@@ -71,7 +71,7 @@ def test_lines(args: argparse.Namespace) -> list[str]:
 
 
 def make_tool(name: str, model: SequenceToSequence, folder: Path, args: argparse.Namespace) -> Tool | str:
-    """The tool, or why it is left out."""
+    """The tool, or the reason why it is skipped."""
     dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
     plain = args.device == "cpu" and args.precision == "fp32"
     match name:
@@ -92,7 +92,7 @@ def make_tool(name: str, model: SequenceToSequence, folder: Path, args: argparse
 
 
 def every(name: str, batch: int) -> int:
-    """Of how many sentences this tool gets one."""
+    """This tool translates one of so many sentences."""
     return max(EVERY.get(name, 1), EVERY_ALONE if batch == 1 else 1)
 
 
@@ -122,7 +122,7 @@ def _texts(answers: dict[str, list[Answers]], chosen: dict[str, list[str]], name
 
 
 def same_share(found: dict[str, str], expected: dict[str, str]) -> float:
-    """The share of the lines that both translate, and alike."""
+    """The fraction of common lines with identical translations."""
     both = found.keys() & expected.keys()
     return round(sum(found[line] == expected[line] for line in both) / max(len(both), 1), 4)
 
@@ -146,9 +146,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--beams", nargs="+", type=int, default=(1, BEAM), metavar="N", help="default: 1 5")
     parser.add_argument("--precision", choices=("fp32", "bf16"), help="default: fp32, on a GPU bf16")
     parser.add_argument("--sentences", type=int, default=1000, help="how many are translated (default: 1000)")
-    parser.add_argument("--length", type=int, help="tokens of an answer: at most with --run (64), else exactly (20)")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds; the median counts (default: 3)")
-    parser.add_argument("--smoke", action="store_true", help="a minute model and few sentences: does it run?")
+    parser.add_argument("--length", type=int, help="tokens per translation: with --run at most (64), else exactly (20)")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, of which the median is reported (default: 3)")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model and few sentences, as a test")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the result file here")
     args = parser.parse_args()
     if min(args.repeats, args.sentences, args.length or 1, *(args.batches or (1,)), *args.beams) < 1:
@@ -189,7 +189,7 @@ def measure_all(args: argparse.Namespace, folder: Path) -> None:
                 search = Search(beam, batch, least=args.length if args.run is None else 0, most=args.length)
                 rows.append(measured(tools, lines, search, args.repeats))
                 show(rows[-1])
-                if args.out:  # after every row, so that a run that is cut short has told what it knows
+                if args.out:  # after every row, so that an interrupted run keeps its results
                     measure.write(args.out, result)
     finally:
         for tool in tools.values():

@@ -2,15 +2,15 @@
 
     python benchmarks/explore.py --out benchmarks/results/explore-cpu.json
 
-A decoder of GPT-2's size, 12 layers of 12 heads with random weights, is looked at with 128 and with 512 tokens:
+A decoder of GPT-2's size, 12 layers of 12 heads with random weights, is shown with 128 and with 512 tokens:
 
-    paint     ms from the last byte of the answer to the frame that shows all 144 maps
-    frames    frames a second while the pointer moves over a view, or while it scrolls
-    blocked   ms of the longest task of the page's thread meanwhile: for so long it cannot react
+    paint     ms from the last byte of the response to the frame that shows all 144 maps
+    frames    frames per second while the pointer moves over a view, or while it scrolls
+    blocked   ms of the longest task of the page's thread meanwhile, during which it cannot react
 
-Chromium draws without a GPU here, at most 60 frames a second. Whatever else runs on the machine takes frames away, so
-the row "nothing" says how many there are while the page is left alone, and `load` how many processes wanted to run.
-Needs Chromium, `playwright` and the built page.
+Chromium draws without a GPU here, at most 60 frames per second. Other processes on the machine reduce the frame rate,
+so the row "nothing" shows the frame rate of an idle page, and `load` the load average. Needs Chromium, `playwright` and
+the built page.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def make_run(folder: Path) -> None:
     model = build(preset("gpt2", vocab_size=len(tokenizer)))
     with torch.no_grad():
         for block in model.decoder.blocks:
-            block.attention.qkv.weight.mul_(8)  # else every head looks everywhere alike, and hardly a line is drawn
+            block.attention.qkv.weight.mul_(8)  # otherwise attention is nearly uniform, and few lines are visible
     save(model, folder, tokenizers={"tokenizer": tokenizer})
 
 
 def first_paint(page: Page, tokens: int, times: int) -> list[float]:
-    """Type a text of so many tokens, a few times, and see how long its maps take to appear."""
+    """Type a text of so many tokens a few times and measure how long its maps take to appear."""
     words = WORDS.split()
     figures = []
     for turn in range(times):
@@ -78,7 +78,7 @@ def first_paint(page: Page, tokens: int, times: int) -> list[float]:
 
 
 def interact(page: Page, seconds: float, move: Any) -> dict[str, Any]:
-    """Frames a second, and the longest task, while `move(share)` is called over and over."""
+    """Frames per second, and the longest task, while `move(share)` is called over and over."""
     page.evaluate("watched.frames = []; watched.tasks = []")
     start = page.evaluate("performance.now()")
     step = 0

@@ -1,18 +1,18 @@
-"""Generation side by side: tokens a second that a language model writes, ours beside transformers and x-transformers.
+"""Generation side by side: tokens/s of a language model, Regard, transformers and x-transformers.
 
     python benchmarks/generation.py -o benchmarks/results/generation-cpu.json --curve
     python benchmarks/generation.py --device cuda -o benchmarks/results/generation-h200.json --curve --profile
 
 On a GPU the shape is GPT-2's with 124M parameters in bf16; on a CPU that of nanoGPT's Shakespeare (dim 384, 6 layers,
 6 heads, 65 characters, 256 tokens) in fp32. The weights are random, and the same for transformers' `generate`; every
-tool reads 32 tokens and writes 224, in 1 or more rows. What the tools are and how they draw stands in `writers.py`.
-The tools take turns; the figure is the median of the rounds, with the least and the most. `same` is the share of our
-tokens up to the first that is not that of `generate`, where both take the likeliest.
+tool reads 32 tokens and generates 224, in 1 or more rows. `writers.py` describes the tools and how they sample.
+The tools take turns; the result is the median of the rounds, with minimum and maximum. `same` is the fraction of
+our tokens before the first that differs from `generate`, with greedy decoding.
 
-A step must read all weights and all keys and values. `bandwidth` is that over the time of a step, as a share of the
-bandwidth of a large copy on the same device, measured in the same run.
+A step must read all weights and all keys and values. `bandwidth` is that divided by the time of a step, as a fraction
+of the bandwidth of a large copy on the same device, measured in the same run.
 
-`--curve` times a token by how much was written before it: with the cache, and by reading everything again.
+`--curve` measures the time per token as a function of the context length, with the cache and without it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WINDOW = 16  # tokens over which the curve is averaged
 
 
 def make_model(args: argparse.Namespace, folder: Path, **changes: Any) -> tuple[Decoder, Tokenizer, str]:
-    """Random weights, the tokenizer, and a text to take prompts from."""
+    """Random weights, the tokenizer, and a text for prompts."""
     letters = args.device == "cpu" or args.smoke
     tokenizer, text = writers.letters_tokenizer() if letters else writers.large_tokenizer(folder)
     size: dict[str, Any] = SMOKE if args.smoke else SHAKESPEARE if letters else {}
@@ -60,17 +60,17 @@ def make_model(args: argparse.Namespace, folder: Path, **changes: Any) -> tuple[
 
 
 def cut_prompt(tokenizer: Tokenizer, text: str, tokens: int) -> str:
-    """The beginning of the text that is so many tokens."""
+    """The prefix of the text that has so many tokens."""
     for end in range(tokens, len(text) + 1):
         if len(tokenizer.encode(text[:end])) == tokens:
             return text[:end]
-    raise UserError(f"--prompt {tokens}: the text is shorter; give less")
+    raise UserError(f"--prompt {tokens}: the text is shorter; use fewer")
 
 
 def make_tools(
     args: argparse.Namespace, folder: Path, config: ModelConfig, tokenizer: Tokenizer
 ) -> tuple[dict[str, Tool], dict[str, str]]:
-    """The tools, and why others are left out."""
+    """The tools, and the reasons why others are skipped."""
     dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
     tools: dict[str, Tool] = {}
     left_out: dict[str, str] = {}
@@ -86,7 +86,7 @@ def make_tools(
 
 def measured(tools: dict[str, Tool], wish: Wish, repeats: int) -> dict[str, Any]:
     """All tools at one number of rows."""
-    for tool in tools.values():  # warm up: what is compiled or recorded is so now, for every length
+    for tool in tools.values():  # warm up: compile and capture graphs for every length
         tool(wish)
     written = measure.take_turns({name: partial(tool, wish) for name, tool in tools.items()}, repeats)
     row: dict[str, Any] = {"batch": wish.rows, "draw": "likeliest" if wish.greedy else "sample", "tools": {}}
@@ -106,7 +106,7 @@ def check(name: str, found: Written, wish: Wish) -> None:
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second of a large copy on the GPU, read and written."""
+    """Bytes per second of a large copy on the GPU, read and written."""
     source = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     took = measure.race({"copy": lambda: target.copy_(source)}, "cuda", rounds=5, least=0.02)["copy"]["ms"]
@@ -122,7 +122,7 @@ def add_bandwidth(row: dict[str, Any], model: Decoder, args: argparse.Namespace,
 
 
 def curve(args: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
-    """Milliseconds of a token after so many others: with the cache, and by reading all of them again."""
+    """Milliseconds per token after so many others, with the cache and without it."""
     longest = 48 if args.smoke else 1024
     model, tokenizer, text = make_model(args, folder, max_length=longest)
     save(model, folder / "long", tokenizers={"tokenizer": tokenizer})
@@ -143,7 +143,7 @@ def curve(args: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
 
 
 def token_times(tool: Ours, prompt: str, count: int) -> list[float]:
-    """When each token was there, and before them when the first was asked for."""
+    """The start time, and the time when each token was available."""
     config = SearchConfig(sample=True, min_length=count, max_length=count)
     stream = tool.generator.stream([prompt], config=config)
     return [writers.clock(torch.device("cpu")), *(writers.clock(torch.device("cpu")) for _ in stream)]
@@ -168,7 +168,7 @@ def kernels(tool: Tool, wish: Wish) -> list[dict[str, Any]]:
     ]  # fmt: skip
     found = sorted(found, key=lambda one: -one["us"])
     total = sum(one["us"] for one in found)
-    print(f"GPU: {total:.0f} us and {sum(one['count'] for one in found):.0f} kernels a step at batch {wish.rows}")
+    print(f"GPU: {total:.0f} us and {sum(one['count'] for one in found):.0f} kernels per step at batch {wish.rows}")
     for one in found[:20]:
         print(f"  {one['us']:8.2f} us {one['count']:7.2f} x  {one['kernel']}")
     return found[:20]
@@ -191,15 +191,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", choices=tuple(PEERS))
     parser.add_argument("--precision", choices=("fp32", "bf16"), help="default: fp32 on a CPU, bf16 on a GPU")
     parser.add_argument("--peers", nargs="+", choices=ALL, metavar="NAME", help=f"tools: {', '.join(ALL)}")
-    parser.add_argument("--batches", type=int, nargs="+", metavar="N", help="rows written together")
+    parser.add_argument("--batches", type=int, nargs="+", metavar="N", help="rows generated together")
     parser.add_argument("--draws", nargs="+", default=["likeliest", "sample"], choices=("likeliest", "sample"))
     parser.add_argument("--prompt", type=int, default=32, metavar="N", help="tokens read (32)")
-    parser.add_argument("--new", type=int, default=224, metavar="N", help="tokens written (224)")
+    parser.add_argument("--new", type=int, default=224, metavar="N", help="tokens generated (224)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds (3)")
     parser.add_argument("--threads", type=int, metavar="N", help="of a CPU (default: all)")
-    parser.add_argument("--curve", action="store_true", help="also the cost of a token by what was written before")
+    parser.add_argument("--curve", action="store_true", help="also the time per token by context length")
     parser.add_argument("--profile", action="store_true", help="also where a GPU spends its time")
-    parser.add_argument("--smoke", action="store_true", help="a minute model and few tokens, to see that all works")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model and few tokens, as a test")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the result file here")
     args = parser.parse_args()
     if min(args.repeats, args.prompt, args.new, args.threads or 1, *(args.batches or (1,))) < 1:
@@ -236,7 +236,7 @@ def measure_all(args: argparse.Namespace, folder: Path) -> None:
         show(rows[-1])
         if args.profile and args.device == "cuda" and "regard" in tools:
             rows[-1]["kernels"] = kernels(tools["regard"], wish)
-        if args.out:  # after every row, so that a run that is cut short has told what it knows
+        if args.out:  # after every row, so that an interrupted run keeps its results
             measure.write(args.out, result)
     if args.curve:
         result["curve"] = curve(args, folder)

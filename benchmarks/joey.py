@@ -1,13 +1,14 @@
-"""JoeyNMT (Kreutzer et al. 2019) as a peer. It needs other versions than Regard, so it runs in a process of its own.
+"""JoeyNMT (Kreutzer et al. 2019) as a peer. It needs other package versions, so it runs in a separate process.
 
     python3 -m venv joey
     joey/bin/pip install torch==2.13.0 joeynmt==2.3.0 importlib_metadata
 
-makes an environment for it, and  --joey joey/bin/python  tells the benchmarks where it is. JoeyNMT forgets to ask for
-importlib_metadata; on Linux, take torch from PyTorch's index of CPU-only builds. `joey_worker.py` is what runs there.
+makes an environment for it, and  --joey joey/bin/python  tells the benchmarks where it is. JoeyNMT does not declare its
+dependency importlib_metadata; on Linux, take torch from PyTorch's index of CPU-only builds. `joey_worker.py` runs
+there.
 
-Its Transformer is the paper's, so it can hold our weights: post-norm, sinusoidal positions in interleaved pairs, one
-table. It has no cache: each step of a search reads the whole target again.
+Its Transformer is the paper's, so it can use our weights: post-norm, sinusoidal positions in interleaved pairs, shared
+embeddings. It has no cache: each decoding step recomputes the complete prefix.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Worker:
 
     def __init__(self, python: Path) -> None:
         command = [str(python), str(WORKER), str(torch.get_num_threads())]
-        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads would fill up and stop it
+        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - an unread pipe would fill up and block it
         try:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said, text=True
@@ -59,11 +60,11 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        self.process.communicate()  # the end of its input is the end of its work
+        self.process.communicate()  # it exits at the end of its input
 
 
 def shape(config: ModelConfig) -> dict[str, Any]:
-    """What JoeyNMT must know; a config it cannot hold is refused."""
+    """The config for JoeyNMT; an error if it cannot represent ours."""
     wanted = {
         "architecture": "encoder-decoder", "position": "sinusoidal", "pairs": "interleaved", "norm": "layer",
         "norm_order": "post", "activation": "relu", "bias": True, "share_embeddings": True, "tie_embeddings": True,
@@ -72,7 +73,7 @@ def shape(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
     for name, value in wanted.items():
         if getattr(config, name) != value:
-            raise UserError(f"{name} = {getattr(config, name)!r}: JoeyNMT has {value!r}; leave it out of --peers")
+            raise UserError(f"{name} = {getattr(config, name)!r}: JoeyNMT has {value!r}; remove it from --peers")
     names = ("dim", "heads", "ff_dim", "layers", "dropout", "embed_dropout", "norm_eps")
     layers = config.layers if config.decoder_layers is None else config.decoder_layers
     return {
@@ -118,7 +119,7 @@ class JoeySearch:
 
 
 def joey_weights(model: Any) -> dict[str, Tensor]:
-    """Our tensors under JoeyNMT's names; rows 0 and 1 of the table, <pad> and <unk>, change places."""
+    """Our tensors under JoeyNMT's names; rows 0 and 1 of the embedding matrix, <pad> and <unk>, are swapped."""
     ours = {name: tensor.detach().float().cpu() for name, tensor in weights_of(model).items()}
     table = ours["source_embedding.tokens.weight"]
     table = torch.cat((table[1:2], table[:1], table[2:]))

@@ -1,8 +1,8 @@
-"""JoeyNMT at work in an environment of its own: reads one JSON request a line, answers one a line.
+"""JoeyNMT in a separate environment: one JSON request per line in, one response per line out.
 
-Started by `joey.py`; nothing of Regard is imported here. It runs JoeyNMT's own parts: `build_model`, `Batch`, the step
-of `TrainManager`, `search`. JoeyNMT puts <unk> at 0 and <pad> at 1, Regard the other way round: ids are swapped on the
-way in and out.
+Started by `joey.py`; nothing of Regard is imported here. It runs JoeyNMT's own code: `build_model`, `Batch`, the step
+of `TrainManager`, `search`. JoeyNMT puts <unk> at 0 and <pad> at 1, Regard the other way round: ids are
+swapped.
 
     {"do": "learn", "shape": …, "batches": [[sources, targets], …]}    -> {"parameters": n, "versions": …}
     {"do": "step"}                                                     -> {"tokens": n, "seconds": s}   (all batches)
@@ -134,7 +134,7 @@ def translate(model: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(request: dict[str, Any]) -> Any:
-    """The model with given weights, whose table has its first two rows swapped."""
+    """The model with our weights, with the first two rows of the embedding matrix swapped."""
     model = make_model(request["shape"])
     tensors = torch.load(request["weights"], weights_only=True)
     missing, unknown = model.load_state_dict(tensors, strict=False)
@@ -145,7 +145,7 @@ def load(request: dict[str, Any]) -> Any:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed must not stand among the answers
+    os.dup2(2, 1)  # other output must not mix with the responses
     torch.set_num_threads(int(sys.argv[1]))
     state: Any = None
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Training speed of language models side by side: tokens a second, ours beside Hugging Face's GPT-2 and x-transformers.
+"""Training speed of language models side by side: tokens/s, Regard, Hugging Face's GPT-2 and x-transformers.
 
     python benchmarks/language.py --profile -o benchmarks/results/language-cpu.json
     python benchmarks/language.py --device cuda -o benchmarks/results/language-h200.json
@@ -6,10 +6,10 @@
     gpt2          GPT-2 with 124M parameters, 32 rows of 1,024 tokens, bf16 autocast: the size on a GPU
     shakespeare   nanoGPT's for tiny Shakespeare, 10.7M, 12 rows of 256 characters, fp32: the size on a CPU
 
-All have the same layers, widths, learned positions, tied tables, biases and vocabulary (of gpt2 50,304 rows, 50,257 and
-some unused: a multiple of 128, which helps everyone), no dropout, and read random ids. GELU is GPT-2's approximation in
-gpt2 and the exact one in shakespeare, as in nanoGPT; x-transformers has the exact one in both. A step is: forward pass,
-cross-entropy, backward pass, the norm of the gradient cut at 1, fused AdamW. Ours is the step of
+All have the same layers, widths, learned positions, tied embeddings, biases and vocabulary (of gpt2 50,304 rows, 50,257
+and some unused: a multiple of 128, which is faster for all), no dropout, and read random ids. GELU is GPT-2's
+approximation in gpt2 and the exact one in shakespeare, as in nanoGPT; x-transformers has the exact one in both. A step
+is: forward pass, cross-entropy, backward pass, gradient clipping at norm 1, fused AdamW. Ours is the step of
 `regard.train.trainer.Trainer` as a recipe would set it up, batches cut from the text included; the others get theirs
 ready on the device.
 
@@ -17,10 +17,10 @@ ready on the device.
     huggingface, huggingface-compiled      GPT2LMHeadModel with sdpa attention and its own loss; torch.compile of it
     x-transformers, x-transformers-compiled   Decoder in a TransformerWrapper; no biases in its attention
 
-The tools take turns; the figure is the median of the rounds, with the least and the most. On a GPU also the most memory
-a tool held, and MFU: 6 N + 12 · layers · dim · context operations a token, N without the table of positions (nanoGPT's
-formula, after PaLM's: all pairs of attention count, though the mask hides half), over 989 TFLOP/s, the dense bf16
-figure of NVIDIA's sheet for H100 and H200, and over what a product of two 8192 x 8192 matrices reaches in the same run.
+The tools take turns; the result is the median of the rounds, with minimum and maximum. On a GPU also peak memory
+and MFU: 6 N + 12 · layers · dim · context FLOPs per token, N without position embeddings (nanoGPT's formula, after
+PaLM's: all query-key pairs count, although half of them are masked), relative to 989 TFLOP/s, the dense bf16 peak in
+NVIDIA's data sheet for H100 and H200, and relative to a matmul of two 8192 x 8192 matrices in the same run.
 Needs  pip install 'regard[bench]'.
 """
 
@@ -57,14 +57,14 @@ from regard.train.config import TrainConfig
 from regard.train.trainer import Trainer
 from regard.train.vocabulary import chunked
 
-SHEET = 989e12  # operations a second, dense bf16
+SHEET = 989e12  # FLOP/s, dense bf16
 RATE, BETAS, EPS, DECAY, CLIP, SEED = 1e-4, (0.9, 0.95), 1e-8, 0.1, 1.0, 1
 PLAIN: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "embed_dropout": 0.0}
 OURS: dict[str, dict[str, bool]] = {
     "regard": {},
     "regard-compiled": {"compile": True},
-    "regard-graph": {"graph": True},
-    "regard-graph-compiled": {"graph": True, "compile": True},
+    "regard-graph": {"cuda_graph": True},
+    "regard-graph-compiled": {"cuda_graph": True, "compile": True},
 }
 OTHERS = ("huggingface", "huggingface-compiled", "x-transformers", "x-transformers-compiled")
 TOOLS = {
@@ -128,7 +128,7 @@ class Ours:
 
 
 class Other:
-    """Another library's model under a plain training loop."""
+    """Another library's model in a plain training loop."""
 
     def __init__(self, name: str, size: Size, device: str) -> None:
         torch.manual_seed(SEED)
@@ -154,7 +154,7 @@ class Other:
 
 
 class HuggingFace(nn.Module):
-    MORE = 0  # ids of a row: it moves them by one itself, and lets the last position learn nothing
+    MORE = 0  # ids of a row: it shifts them itself and ignores the last position
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def make(name: str, size: Size, device: str, folder: Path) -> Tool:
 
 
 def warm_up(tool: Tool, device: str) -> None:
-    for _ in range(6 if device == "cuda" else 1):  # a graph is recorded at the fourth step
+    for _ in range(6 if device == "cuda" else 1):  # a graph is captured at the fourth step
         tool.step()
 
 
@@ -217,7 +217,7 @@ def sample(tool: Tool, size: Size, device: str) -> Sample:
 
 
 def operations_per_token(config: ModelConfig) -> int:
-    """nanoGPT's: 6 a parameter, and 12 for each pair of numbers that meet in attention."""
+    """nanoGPT's: 6 per parameter, and 12 for each query-key pair and dimension."""
     matrices = count(build(config)) - config.max_length * config.dim
     return 6 * matrices + 12 * config.layers * config.dim * config.max_length
 
@@ -263,13 +263,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, help="default: shakespeare, on a GPU gpt2")
     parser.add_argument("--tools", nargs="+", choices=(*OURS, *OTHERS), help="those to measure (default: by device)")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds; the median counts (default: 3)")
-    parser.add_argument("--profile", action="store_true", help="also tell where the time goes, on a CPU")
-    parser.add_argument("--smoke", action="store_true", help="a minute model: does it run?")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, of which the median is reported (default: 3)")
+    parser.add_argument("--profile", action="store_true", help="also profile the step, on a CPU")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model, as a test")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the result file here")
     args = parser.parse_args()
     if args.profile and args.device != "cpu":
-        parser.error("--profile reads the times of a CPU: leave it out, or --device cpu")
+        parser.error("--profile measures CPU times: remove it, or use --device cpu")
     if args.repeats < 1:
         parser.error("--repeats must be 1 or more")
     args.sizes = args.sizes or {"cpu": ("shakespeare",), "cuda": ("gpt2",)}[args.device]
@@ -286,7 +286,7 @@ def main() -> None:
             rows.append(measured(size, args, Path(folder)))
             show(rows[-1])
             torch.compiler.reset()
-            if args.out:  # after every size, so that a run that is cut short has told what it knows
+            if args.out:  # after every size, so that an interrupted run keeps its results
                 measure.write(args.out, result)
     print(f"{time.perf_counter() - begin:.0f} s", file=sys.stderr)
 

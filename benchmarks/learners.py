@@ -1,15 +1,15 @@
-"""One tool in training: the whole step, and how many real target tokens it learns a second.
+"""One tool in training: the complete step, in real target tokens/s.
 
-A step is: forward pass, cross-entropy with label smoothing 0.1 over the vocabulary, backward pass, the norm of the
-gradient cut at 1, Adam. MaskPredictor is computed but not counted.
+A step is: forward pass, cross-entropy with label smoothing 0.1 over the vocabulary, backward pass, gradient
+clipping at norm 1, Adam. Padding is computed but not counted.
 
     Padded   another library's model. Batches are rectangles of similar lengths, ready on the device before the clock
-             starts; the optimizer is the same fused Adam as ours. To a compiled one the axes are announced as
-             changing, so that it is compiled once and not for each shape (no length is rounded up: that would give it
-             more filler than the others), and it is warmed up on every batch it will be timed on.
-    Ours     the step of `regard.train.trainer.Trainer`, as a recipe would set it up. What it takes to make a batch
-             counts. With `pack` on a GPU a sample is a whole epoch, so that laying it out is counted too; on a CPU an
-             epoch takes minutes and is laid out in a fraction of a second, which is measured apart.
+             starts; the optimizer is the same fused Adam as ours. For a compiled model the axes are marked as
+             dynamic, so that it is compiled once and not for each shape (lengths are not rounded up: that would add
+             padding), and it is warmed up on every batch that is timed.
+    Ours     the step of `regard.train.trainer.Trainer`, as a recipe would set it up. The time to make a batch
+             counts. With `pack` on a GPU a sample is a complete epoch, so that packing is counted too; on a CPU an
+             epoch takes minutes and is packed in a fraction of a second, which is measured separately.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ SMOOTHING, CLIP, RATE, BETAS, SEED = 0.1, 1.0, 1e-4, (0.9, 0.98), 1
 
 @dataclass(frozen=True)
 class Task:
-    """What every tool is given."""
+    """The input of every tool."""
 
     config: ModelConfig
     corpus: Corpus
-    budget: int  # tokens of a batch: rows x longest side, filler included
+    budget: int  # tokens of a batch: rows x longest side, padding included
     pack: int  # tokens of a packed row
     steps: int  # of a sample, in padded batches
     device: str
-    folder: Path  # of our Trainer, which writes nothing unless it runs to a checkpoint
+    folder: Path  # of our Trainer, which saves nothing before a checkpoint
 
     @property
     def half(self) -> bool:
         return self.device == "cuda"  # bf16 there, fp32 on a CPU
 
     def rows(self) -> list[Tensor]:
-        """Which pairs the padded batches of a sample hold: the same for every tool."""
+        """The pairs in the padded batches of a sample, the same for every tool."""
         batches = Batches(self.corpus.pairs, self.budget, SEED)
         return even_choice(batches.plan(0), self.corpus.pairs, self.steps)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Real target tokens learned, and the seconds it took."""
+    """Real target tokens, and the seconds they took."""
 
     tokens: int
     seconds: float
@@ -72,7 +72,7 @@ class Sample:
 
 class Learner(Protocol):
     parameters: int  # that are trained
-    filled: float  # share of the target positions that are real
+    filled: float  # fraction of the target positions that are real
 
     def warm_up(self) -> None: ...
 
@@ -80,7 +80,7 @@ class Learner(Protocol):
 
 
 class Padded:
-    """A peer's model under a plain training loop."""
+    """A peer's model in a plain training loop."""
 
     def __init__(self, name: str, task: Task, compiled: bool) -> None:
         torch.manual_seed(SEED)
@@ -110,9 +110,9 @@ class Padded:
         self.optimizer.zero_grad()
 
     def warm_up(self) -> None:
-        """See every shape once where that matters, so that nothing is compiled or allocated when it counts."""
+        """Run every shape once if that matters, so that nothing is compiled or allocated while timing."""
         batches = self.batches if self.compiled or self.task.device == "cuda" else self.batches[:1]
-        if self.compiled:  # axes of equal length would be taken for one: begin where they differ
+        if self.compiled:  # axes of equal length would be identified: start where they differ
             batches = sorted(batches, key=lambda batch: batch.source.shape[1] == batch.target.shape[1])
             for tensor in (x for batch in batches for x in vars(batch).values()):
                 torch._dynamo.maybe_mark_dynamic(tensor, [0, 1])
@@ -151,7 +151,7 @@ class Ours:
         self.layout_seconds = 0.0
 
     def step(self, batch: Any) -> Tensor:
-        """The number of tokens learned, on the device."""
+        """The number of target tokens, on the device."""
         given = batch.to(self.trainer.device)
         _, count = self.trainer.update(given if self.trainer.config.cuda_graph else [given])
         return count
@@ -161,7 +161,7 @@ class Ours:
         first = next(self._batches())
         self.layout_seconds = time.perf_counter() - begin
         self.filled = int(first.tokens) / first.target.numel()
-        for _ in range(6 if self.task.device == "cuda" else 1):  # a graph is recorded at the fourth step
+        for _ in range(6 if self.task.device == "cuda" else 1):  # a graph is captured at the fourth step
             self.step(first)
         clock(self.task.device)
 
@@ -176,7 +176,7 @@ class Ours:
         return Sample(learned, seconds)
 
     def _batches(self) -> Iterator[Any]:
-        """Those of one sample: the padded ones that all tools get, or the next ones of the packed stream."""
+        """Those of one sample: the padded ones of all tools, or the next ones of the packed stream."""
         if self.packed is None:
             yield from (self.task.corpus.pairs.batch(rows) for rows in self.rows)
             return
@@ -187,13 +187,13 @@ class Ours:
 
 
 def with_mask(batch: PairBatch) -> PairBatch:
-    """The batch with a mask of the source in any case, so that a compiled model sees one kind of batch."""
+    """The batch, always with a source mask, so that a compiled model sees one kind of batch."""
     is_real = torch.ones_like(batch.source, dtype=torch.bool) if batch.source_is_real is None else batch.source_is_real
     return replace(batch, source_is_real=is_real)
 
 
 def clock(device: str) -> float:
-    """Now, when all that was asked of the device is done."""
+    """The current time after the device has finished."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

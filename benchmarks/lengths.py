@@ -1,16 +1,16 @@
-"""Beyond the training length: what language models foresee at positions that they never saw in training.
+"""Length extrapolation: the loss of language models at positions beyond their training length.
 
     python benchmarks/lengths.py --data data/shakespeare -o benchmarks/results/lengths-cpu.json --figure lengths.svg
 
-Small models, alike but for their positions, learn tiny Shakespeare in rows of 64 characters and then read the held-out
-tenth in rows of 512, eight times as long. The figure is the loss by position, in groups of 16 positions.
+Small models that differ only in their positions are trained on tiny Shakespeare in rows of 64 characters and evaluated
+on the validation set in rows of 512, eight times as long. The result is the loss by position, in groups of 16.
 
-    rope          every token sees all before it; distances over 63 are new
-    rope-window   a token sees the 16 last ones of the layer below, itself included, so no distance is ever new; what
-                  stands further away arrives through the layers, four of them reach 60 characters back
-    alibi         no positions, but scores that fall with the distance (Press et al. 2022)
+    rope          every token attends to all previous ones; distances over 63 are new
+    rope-window   a token attends to the last 16, itself included, so no distance is new; information from further
+                  away arrives through the layers: four of them reach 60 characters back
+    alibi         no positions, but scores that decrease with the distance (Press et al. 2022)
 
-Minutes on one core. A point is the mean over all held-out text; a run is one seed.
+Minutes on one core. A point is the mean over the validation set; a run is one seed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def measured(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any
 def chart(rows: list[dict[str, Any]]) -> str:
     series = {row["model"]: [((at + 0.5) * GROUP, loss) for at, loss in enumerate(row["by_position"])] for row in rows}
     title = f"Trained on rows of {CONTEXT} characters, read in rows of {CONTEXT * TIMES}"
-    return line_chart(series, title=title, x_label="position", y_label="validation loss, nats a character")
+    return line_chart(series, title=title, x_label="position", y_label="validation loss, nats per character")
 
 
 def arguments() -> argparse.Namespace:
@@ -94,7 +94,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=800, help="default: 800")
     parser.add_argument("--rows", type=int, default=32, help="of a batch (default: 32)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--smoke", action="store_true", help="minute models, a few steps: does it run?")
+    parser.add_argument("--smoke", action="store_true", help="tiny models and few steps, as a test")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the result file here")
     parser.add_argument("--figure", type=Path, metavar="SVG", help="draw the losses here")
     args = parser.parse_args()

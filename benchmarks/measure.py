@@ -1,9 +1,8 @@
-"""Timing side by side, and what a result file must say about itself.
+"""Timing of several tools, and the metadata of a result file.
 
-Peers take turns (round robin), so that a noisy minute hits all of them alike. The figure of a peer is the
-median over the rounds; the spread is given as the quartiles, or as the least and the most where the rounds are
-few. On a GPU each sample is a batch of calls between two events; on a CPU it is the wall clock around as many calls
-as fill `least` seconds.
+Peers take turns (round robin), so that noise affects all of them equally. The result of a peer is the median over the
+rounds; the spread is given as quartiles, or as minimum and maximum if there are few rounds. On a GPU each sample is a
+batch of calls between two events; on a CPU it is the wall clock around as many calls as fill `least` seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Outcome = TypeVar("Outcome")
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Where and with what this was measured."""
+    """The machine and the versions."""
     packages = ("torch", "transformers", "x-transformers", "ctranslate2", "scikit-learn", "triton")
     versions = {"python": platform.python_version()}
     for name in packages:
@@ -58,7 +57,7 @@ def commit() -> str:
 
 
 def _without_folders(argument: str) -> str:
-    """A result file does not tell how the folders of this machine are called."""
+    """Result files do not contain folder names of the machine."""
     return Path(argument).name if argument.startswith("/") else argument
 
 
@@ -104,7 +103,7 @@ def race(calls: Mapping[str, Call], device: str, rounds: int, least: float) -> d
 
 
 def take_turns(calls: Mapping[str, Callable[[], Outcome]], rounds: int) -> dict[str, list[Outcome]]:
-    """What each call gives, once a round; another one begins every round."""
+    """The results of each call, once per round; every round starts with another one."""
     outcomes: dict[str, list[Outcome]] = {name: [] for name in calls}
     names = list(calls)
     for turn in range(rounds):
@@ -115,7 +114,7 @@ def take_turns(calls: Mapping[str, Callable[[], Outcome]], rounds: int) -> dict[
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """The median of a few samples, the least and the most."""
+    """Median, minimum and maximum of a few samples."""
     figures = {"median": statistics.median(values), "low": min(values), "high": max(values)}
     return {name: round(value, 1) for name, value in figures.items()}
 

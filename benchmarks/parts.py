@@ -1,12 +1,12 @@
 """Where the time of a training step goes on a CPU, by torch.profiler.
 
-Each operation counts with its own time, without that of the operations it calls, under the first of
+Each operation counts with its self time in the first matching part:
 
     optimizer     Adam and the norm of the gradient
-    vocabulary    whatever touches a tensor with an axis as long as the vocabulary: the output layer, softmax and
-                  loss, and their gradients (looking up embeddings is not among them)
-    attention     fused attention, products of batches of matrices, softmax
-    matmul        the other matrix products: projections and feed-forward
+    vocabulary    operations on a tensor with an axis as long as the vocabulary: the output layer, softmax and
+                  loss, and their gradients (without embedding lookups)
+    attention     fused attention, batched matmuls, softmax
+    matmul        the other matmuls: projections and feed-forward
     rest          norms, dropout, activations, residual sums, embeddings, copies
 """
 
@@ -26,7 +26,7 @@ MATMUL = ("::mm", "::addmm", "::linear", "::matmul", "::_linear_pointwise")
 
 
 def part_of(name: str, shapes: Sequence[Sequence[Any]], vocab_size: int) -> str:
-    """Which part an operation of this name, on inputs of these shapes, belongs to."""
+    """The part of an operation with this name and input shapes."""
     low = name.lower()
     if any(word in low for word in OPTIMIZER):
         return "optimizer"
@@ -39,7 +39,7 @@ def part_of(name: str, shapes: Sequence[Sequence[Any]], vocab_size: int) -> str:
 
 
 def shares(step: Callable[[], Any], vocab_size: int, steps: int = 2) -> dict[str, float]:
-    """The share of each part in `steps` steps; they sum to 1."""
+    """The fraction of each part in `steps` steps; they sum to 1."""
     step()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         for _ in range(steps):

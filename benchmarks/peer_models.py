@@ -4,13 +4,14 @@
     marian           transformers.MarianMTModel: Marian is the Transformer of 2017, and so is ours
     x-transformers   Encoder and Decoder in a TransformerWrapper each
 
-All have the layers, width, heads, feed-forward width, vocabulary and activation of `config`, one table for source,
-target and output, sinusoidal positions, and dropout on the output of each sub-layer and on the embeddings, not on
-attention weights (x-transformers drops inside its feed-forward instead). What still differs shows in the number of
-parameters: nn.Transformer ends both stacks with one more norm; x-transformers is pre-norm without biases in attention.
+All have the layers, width, heads, feed-forward width, vocabulary and activation of `config`, one embedding matrix for
+source, target and output, sinusoidal positions, and dropout on the output of each sub-layer and on the embeddings, not
+on attention weights (x-transformers drops inside its feed-forward instead). The remaining differences show in the
+number of parameters: nn.Transformer ends both stacks with one more norm; x-transformers is pre-norm without biases in
+attention.
 
-Masks are what a careful user writes: padding in the source is masked, the target sees no future. Padding is at the
-end of a target, where no real token can see it, so it needs no mask of its own.
+Masks: padding in the source is masked, and the target is causal. Padding is at the end of a target, where no real token
+attends to it, so it needs no mask.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from regard.nn.position import Sinusoidal
 
 class TorchTransformer(nn.Module):
     positions: Tensor  # [max_length, dim]
-    future: Tensor  # [max_length, max_length] True: hidden
+    future: Tensor  # [max_length, max_length] True: masked
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

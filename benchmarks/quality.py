@@ -1,13 +1,13 @@
-"""Quality: a recipe trained with several seeds, and what it scores.
+"""Quality: a recipe trained with several seeds, and its metrics.
 
     python benchmarks/quality.py recipes/multi30k-en-de.toml --data multi30k-tok \
         --set train.pack=128 train.cuda_graph=true train.precision=bf16 \
         -o benchmarks/results/quality-multi30k-en-de.json
 
-Every run is  regard train RECIPE --data DIR --set train.seed=N …  in a process of its own. The result file has each
-seed's scores on the validation and test sets, their mean and spread, and two times from the start of the process: to
-the final weights (`seconds_to_weights`) and to the end, when all sets are translated. Settings are chosen by the
-validation set; the test sets are for reading. With --together N, N runs share the machine, and times mean little.
+Every run is  regard train RECIPE --data DIR --set train.seed=N …  in a separate process. The result file has each
+seed's metrics on the validation and test sets, their mean and spread, and two times from the start of the process: to
+the final weights (`seconds_to_weights`) and to the end, when all sets are evaluated. Settings are chosen on the
+validation set only. With --together N, N runs share the machine, and times are not meaningful.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 
 def run(recipe: Path, data: Path | None, settings: list[str], seed: int, folder: Path) -> Json:
-    """One training; its scores and times."""
+    """One training run: its metrics and times."""
     command = ["train", str(recipe), *(["--data", str(data)] if data else []), "-o", str(folder)]
     for setting in (*settings, f"train.seed={seed}"):
         command += ["--set", setting]
@@ -47,7 +47,7 @@ def run(recipe: Path, data: Path | None, settings: list[str], seed: int, folder:
 
 
 def summary(runs: list[Json]) -> Json:
-    """{set: {figure: {mean, least, most}}} over the seeds."""
+    """{set: {metric: {mean, least, most}}} over the seeds."""
     found: Json = {}
     for name, scores in runs[0]["scores"].items():
         for figure in scores:
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--data", type=Path, help="the folder that the recipe's files are in")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings beside the recipe's")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings that override the recipe's")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--together", type=int, default=1, metavar="N", help="runs at a time")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"], help="named in the result")

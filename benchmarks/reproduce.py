@@ -123,11 +123,11 @@ def compare(before: Path, after: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    recorder = commands.add_parser("record", help="train every recipe's small form and write what came out")
+    recorder = commands.add_parser("record", help="train every recipe's --smoke form and record the results")
     recorder.add_argument("out", type=Path)
     recorder.add_argument("--tree", type=Path, default=ROOT, help="another checkout to record (default: this one)")
     recorder.add_argument("--only", nargs="*", default=[], help="names of recipes")
-    comparer = commands.add_parser("compare", help="tell the differences of two recordings; exit code 1 if any")
+    comparer = commands.add_parser("compare", help="list the differences of two recordings; exit code 1 if any")
     comparer.add_argument("before", type=Path)
     comparer.add_argument("after", type=Path)
     args = parser.parse_args()

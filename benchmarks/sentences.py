@@ -1,13 +1,13 @@
-"""The sentences that the benchmarks learn and translate: Multi30k from files, or generated ones of like lengths.
+"""Sentences for the benchmarks: Multi30k from files, or generated ones with the same distribution of lengths.
 
-How fast a model learns depends on how long the sentences are and how much their lengths differ, not on what they
-say. Lengths of sentences are close to log-normal: log n ~ N(μ, σ²), whose mean is  exp(μ + σ²/2).
+Training speed depends on the distribution of sentence lengths, not on the content. Lengths of sentences are close to
+log-normal: log n ~ N(μ, σ²), whose mean is  exp(μ + σ²/2).
 
     Multi30k, joint BPE of 10,000      mean 15, σ 0.32, longest 51
     WMT-like                           mean 27, σ 0.60, cut at 256
 
-The source is as long as the target times exp(N(0, 0.17²)), as measured on Multi30k. A target of n tokens to learn is
-n + 1 ids: <s>, n - 1 pieces, </s>.
+The source is as long as the target times exp(N(0, 0.17²)), as measured on Multi30k. A target of n tokens is
+n + 1 ids: <s>, n - 1 tokens, </s>.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from regard.data.batch import Pairs, Ragged
 from regard.data.pairs import PairData, read_pairs
 from regard.text.tokenizer import Tokenizer
 
-BOS, EOS, FIRST = 2, 3, 4  # of our tokenizers; ids of pieces begin at FIRST
+BOS, EOS, FIRST = 2, 3, 4  # of our tokenizers; ordinary ids begin at FIRST
 FILES = "{}.lc.norm.tok.{}"
 RATIO = 0.17  # spread of log(source / target)
 
@@ -39,7 +39,7 @@ class Lengths:
     longest: int
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Source and target tokens of `count` pairs; at least a piece and </s>."""
+        """Source and target tokens of `count` pairs; at least one token and </s>."""
         middle = math.log(self.mean) - self.spread**2 / 2
         target = (middle + self.spread * torch.randn(count, generator=generator)).exp()
         source = target * (RATIO * torch.randn(count, generator=generator)).exp()
@@ -55,7 +55,7 @@ WMT = Lengths("WMT-like", 27.0, 0.6, 256)
 
 @dataclass(frozen=True)
 class Corpus:
-    """Pairs to learn from, and where they are from."""
+    """Sentence pairs, and their origin."""
 
     pairs: Pairs
     vocab_size: int
@@ -63,12 +63,12 @@ class Corpus:
 
     @property
     def tokens(self) -> int:
-        """Target tokens to learn in an epoch: </s> is one, <s> is not."""
+        """Target tokens of an epoch: </s> is one, <s> is not."""
         return target_tokens(self.pairs)
 
 
 def target_tokens(data: Pairs, rows: Tensor | None = None) -> int:
-    """Target tokens to learn in these rows, or in all; filler is none."""
+    """Target tokens in these rows, or in all, without padding."""
     lengths = data.targets.lengths if rows is None else data.targets.lengths[rows]
     return int((lengths - 1).sum())
 
@@ -111,7 +111,7 @@ def multi30k(folder: Path, vocab_size: int) -> Corpus:
 
 
 def made_up_lines(count: int, vocab_size: int, seed: int = 0) -> tuple[Tokenizer, list[str]]:
-    """Lines of made-up words in Multi30k-like lengths, and a tokenizer of `vocab_size` pieces that knows each word."""
+    """Lines of made-up words with Multi30k-like lengths, and a word tokenizer of `vocab_size` tokens."""
     words = [_word(number) for number in range(vocab_size - FIRST)]
     tokenizer = Tokenizer.train([" ".join(words)], "word")
     generator = torch.Generator().manual_seed(seed)
@@ -121,7 +121,7 @@ def made_up_lines(count: int, vocab_size: int, seed: int = 0) -> tuple[Tokenizer
 
 
 def _word(number: int) -> str:
-    """0 is a, 25 is z, 26 is ba: letters only, because a tokenizer of words cuts at digits."""
+    """0 is a, 25 is z, 26 is ba: letters only, because a word tokenizer splits at digits."""
     letters = ""
     while True:
         number, rest = divmod(number, 26)
@@ -131,7 +131,7 @@ def _word(number: int) -> str:
 
 
 def even_choice(plan: Sequence[Tensor], data: Pairs, count: int) -> list[Tensor]:
-    """`count` batches of an epoch that stand for all of it: from shortest to longest sentences in even steps."""
+    """`count` representative batches of an epoch: from shortest to longest sentences in even steps."""
     ordered = sorted(plan, key=lambda rows: int(data.sizes[rows].max()))
     count = min(count, len(ordered))
     return [ordered[int((at + 0.5) * len(ordered) / count)] for at in range(count)]

@@ -1,4 +1,4 @@
-"""Baselines of a classifier: what does it take to tell these texts apart without a Transformer?
+"""Baselines for text classification without a Transformer.
 
     python benchmarks/sentiment.py recipes/nsmc.toml --data data/nsmc -o benchmarks/results/sentiment-nsmc-cpu.json
     python benchmarks/sentiment.py recipes/nsmc.toml --data data/nsmc --fraction 0.01 --quality nsmc-1.json -o 1.json
@@ -8,10 +8,9 @@
     cnn        torch: characters, convolutions of widths 2 to 5 with 128 filters each, the maximum over the text,
                dropout 0.5 (Kim 2014, arXiv 1408.5882)
 
-Both learn from the recipe's training texts without what it holds out, and choose on that: the linear model its strength
-of regularisation, the network its epoch. So every model of a table has had the same texts and the same labels. Each
-seed draws a `--fraction` and the network's weights anew; the linear model itself has nothing random. `--quality` adds
-what `quality.py` has measured of recipes.
+Both are trained on the recipe's training set and tuned on its validation set: the linear model its regularisation, the
+network its number of epochs. So all models of a table use the same texts and labels. Each seed samples a `--fraction`
+and the network's weights; the linear model is deterministic. `--quality` adds the results of `quality.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ WIDTHS, FILTERS, DIM = (2, 3, 4, 5), 128, 128
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """What every model is given."""
+    """The input of every model."""
 
     train: list[Example]
     valid: list[Example]
@@ -60,7 +59,7 @@ class Texts:
 
 
 def read(args: argparse.Namespace, seed: int) -> Texts:
-    """The recipe's texts, with the part of its labels that `data.fraction` and the seed leave."""
+    """The recipe's texts, with the fraction of labels given by `data.fraction` and the seed."""
     tables = read_recipe(args.recipe)
     tables = (
         smoke(tables, args.recipe) if args.smoke else {name: one for name, one in tables.items() if name != "smoke"}
@@ -109,7 +108,7 @@ def linear(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
 
 
 class Convolutions(nn.Module):
-    """Characters, n-gram detectors, the strongest answer of each."""
+    """Character embeddings, convolutions, maximum over the text."""
 
     def __init__(self, vocab_size: int, classes: int) -> None:
         super().__init__()
@@ -170,13 +169,13 @@ MODELS: dict[str, Callable[[Texts, argparse.Namespace, int], ClassMetrics]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("recipe", help='a recipe with task = "classification"')
-    parser.add_argument("--data", help="folder of the data files, or sample:NAME (default: beside the recipe)")
-    parser.add_argument("--fraction", type=float, default=1.0, help="share of the training labels (default: 1)")
+    parser.add_argument("--data", help="folder of the data files, or sample:NAME (default: that of the recipe)")
+    parser.add_argument("--fraction", type=float, default=1.0, help="fraction of the training labels (default: 1)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--quality", nargs="+", type=Path, default=[], metavar="FILE", help="results of quality.py")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--smoke", action="store_true", help="the recipe's small form, on sample data")
+    parser.add_argument("--smoke", action="store_true", help="the recipe's --smoke form")
     parser.add_argument("-o", "--out", type=Path, required=True)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -195,7 +194,7 @@ def main() -> None:
 
 
 def _row(name: str, found: Sequence[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """Mean and spread over the seeds of what the table shows."""
+    """Mean and spread over the seeds of the metrics in the table."""
     row: dict[str, Any] = {"model": name}
     for figure in ("accuracy", "macro_f1", "loss", "calibration_error"):
         values = [one[figure] for one in found]

@@ -2,8 +2,8 @@
 
     python benchmarks/table.py benchmarks/results/attention-h200.json
 
-Of blocks, a GPU's figures are milliseconds; a shared CPU's are worth something only as ratios: each peer's time over
-ours. Speeds are tokens a second, median (least to most); the ratios beside them say the same without the machine.
+Times of blocks are milliseconds on a GPU; on a shared CPU only ratios are meaningful: each peer's time over ours.
+Speeds are tokens/s, median (minimum to maximum), with ratios that do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def blocks(result: Json) -> str:
 
 
 def training(result: Json) -> str:
-    """A row a tool, then where the time goes, if that was asked for."""
+    """One row per tool, then the profile, if there is one."""
     gpu = any("mfu" in tool for row in result["rows"] for tool in row["tools"].values())
     more = " MFU | memory, GB |" if gpu else ""
     tokens = "target tokens" if result["kind"] == "training" else "tokens"
@@ -106,10 +106,10 @@ def lengths(result: Json) -> str:
 
 
 def generation(result: Json) -> str:
-    """A row a tool, then the cost of a token by what was written before, if that was asked for."""
+    """One row per tool, then the time per token by context length, if it was measured."""
     gpu = "copy_gb_per_second" in result
-    more = " µs a step | of copying |" if gpu else ""
-    lines = [f"| draws | batch | tool | tokens/s | ours / it |{more}", "|---|--:|---|--:|--:|" + "--:|--:|" * gpu]
+    more = " µs per step | of copy bandwidth |" if gpu else ""
+    lines = [f"| sampling | batch | tool | tokens/s | ours / it |{more}", "|---|--:|---|--:|--:|" + "--:|--:|" * gpu]
     for row in result["rows"]:
         own = row["tools"].get("regard")
         for name, tool in row["tools"].items():
@@ -118,7 +118,7 @@ def generation(result: Json) -> str:
                 cells += [f"{tool['step_us']:,.0f}", f"{tool['bandwidth']:.0%}"]
             lines.append(f"| {row['draw']} | {row['batch']} | {name} | {' | '.join(cells)} |")
     if "curve" in result:
-        lines += ["", "| tokens before | ms a token, with the cache | without |", "|--:|--:|--:|"]
+        lines += ["", "| tokens before | ms per token, with the cache | without |", "|--:|--:|--:|"]
         lines += [f"| {at['tokens']} | {at['cache_ms']:.2f} | {at['no_cache_ms']:.2f} |" for at in result["curve"]]
     return "\n".join(lines)
 
@@ -134,7 +134,7 @@ def classes(result: Json) -> str:
 
 
 def tasks(result: Json) -> str:
-    lines = ["| task | figure | mean (least to most) | goal | seeds | training, s |", "|---|---|--:|--:|--:|--:|"]
+    lines = ["| task | metric | mean (minimum to maximum) | goal | seeds | training, s |", "|---|---|--:|--:|--:|--:|"]
     for row in result["rows"]:
         spread = f"{row['mean']:.4f} ({row['least']:.4f} to {row['most']:.4f})"
         goal, seeds = row["goal"] or "", len(row.get("seeds", ())) or ""

@@ -1,14 +1,14 @@
-"""The tasks beside translation and language: recipes trained with several seeds, and what they score.
+"""Tasks other than translation and language modeling: recipes trained with several seeds, and their metrics.
 
     python benchmarks/tasks.py --data data --only vit scenes-en --seeds 1 2 3 --jobs 3 --out benchmarks/results
 
-A task is a recipe, the folder of its data in --data, and settings of its own; each run is  regard train RECIPE …  in a
-process of its own. A task that starts from a masked language model waits for the run of that one, or finds it in
---work, where an earlier call has left it. With --jobs N, N processes share the device, so their times mean little; the
-figures do not change. After every run the files of its task are written anew:
+A task is a recipe, the folder of its data in --data, and settings; each run is  regard train RECIPE …  in a separate
+process. A task that starts from a masked language model waits for that run, or uses that of an earlier call in --work.
+With --jobs N, N processes share the device, so their times are not meaningful; the metrics do not change.
+After every run the files of its task are written again:
 
-    OUT/quality-TASK.json     every seed's scores, as `quality.py` writes them
-    OUT/tasks.json            a row a task: the figure that counts, its mean and spread, what it is to reach
+    OUT/quality-TASK.json     every seed's metrics, in the format of `quality.py`
+    OUT/tasks.json            one row per task: the main metric, its mean and spread, and the goal
 
 `nsmc-cnn` and `naver-cnn` are the convolutional baseline of `sentiment.py`.
 """
@@ -81,7 +81,7 @@ class Run:
     seed: int
     folder: Path
     command: list[str]
-    after: Path | None = None  # a file that must be there first
+    after: Path | None = None  # a file that must exist first
     process: subprocess.Popen[bytes] | None = None
     begin: float = 0.0
 
@@ -97,7 +97,7 @@ class Run:
         return self.process is not None and self.process.poll() is not None
 
     def result(self) -> Json:
-        """As `quality.run` tells it; `training` are the seconds of the steps alone."""
+        """In the format of `quality.run`; `training` are the seconds of the steps alone."""
         assert self.process is not None
         if self.process.returncode:
             return {"seed": self.seed, "failed": self.folder.with_suffix(".log").read_text(errors="replace")[-1500:]}
@@ -116,7 +116,7 @@ class Bench:
     found: dict[str, list[Json]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """What an earlier call has written stays, unless the same seed of the same task comes again."""
+        """Earlier results are kept, except for the same seed of the same task."""
         for name in TASKS:
             path = self.args.out / f"quality-{name}.json"
             if path.is_file():
@@ -125,7 +125,7 @@ class Bench:
                 self.found[name] = []
 
     def folder(self, name: str, seed: int) -> Path:
-        """Of a run; there may be fewer pre-trainings than seeds, and they take turns."""
+        """The settings of a run; if there are fewer pre-training runs than seeds, they alternate."""
         if TASKS[name].figure == "loss":
             seed = self.args.masked_seeds[(seed - 1) % len(self.args.masked_seeds)]
         return Path(self.args.work) / f"{name}-{seed}"
@@ -162,13 +162,13 @@ class Bench:
         return Run(name, 0, Path(args.work) / name, command)
 
     def carry_out(self) -> None:
-        """Up to `jobs` at a time, in their order, but for those that wait for another."""
+        """Up to `jobs` at a time, in order, except for those that wait for another."""
         waiting, going = self.runs(), list[Run]()
         own = {run.folder for run in waiting}
         threads = max(1, (os.cpu_count() or 1) // self.args.jobs)
         try:
             self._take_turns(waiting, going, own, threads)
-        finally:  # stopped in between: what was started stops too
+        finally:  # interrupted: stop the running processes too
             for run in going:
                 assert run.process is not None
                 run.process.terminate()
@@ -185,7 +185,7 @@ class Bench:
                 going.append(run)
             if not going and waiting:
                 missing = {run.after.parent for run in waiting if run.after is not None}
-                why = "has failed" if missing & own else "is not there: add it to --only"
+                why = "has failed" if missing & own else "does not exist: add it to --only"
                 print(f"left out: {len(waiting)} runs: {min(missing)} {why}", file=sys.stderr)
                 return
             time.sleep(0.1)
@@ -241,12 +241,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help=", ".join(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--masked-seeds", type=int, nargs="+", default=[1], help="of pre-training, which seeds share")
-    parser.add_argument("--tokenizers", help="folder with RECIPE.json for recipes whose tokenizer was learned before")
+    parser.add_argument("--tokenizers", help="folder with RECIPE.json for recipes with an existing tokenizer")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of every run")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--work", help="where the runs are kept (default: a folder that is removed)")
-    parser.add_argument("--smoke", action="store_true", help="the recipes' small forms, on sample data")
+    parser.add_argument("--smoke", action="store_true", help="the recipes' --smoke forms")
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder of the result files")
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,12 @@
-"""Training speed side by side: real target tokens a second, ours beside nn.Transformer, Marian, x-transformers, JoeyNMT.
+"""Training speed side by side: real target tokens/s, Regard, nn.Transformer, Marian, x-transformers, JoeyNMT.
 
     python benchmarks/training.py --data multi30k-tok --joey joey/bin/python --profile -o benchmarks/results/training-cpu.json
     python benchmarks/training.py --device cuda -o benchmarks/results/training-h200.json
 
-The same shape, vocabulary, pairs, token budget and precision for all: fp32 on a CPU, bf16 autocast on a GPU. What a step
-is and what is timed stands in `learners.py`, how the models are matched in `peer_models.py`, JoeyNMT and the
-environment it needs in `joey.py`. The tools take turns; the figure is the median of the rounds, with the least and the
-most.
+The same shape, vocabulary, pairs, token budget and precision for all: fp32 on a CPU, bf16 autocast on a GPU. A step
+and its timing are described in `learners.py`, the matching of the models in `peer_models.py`, JoeyNMT and its
+environment in `joey.py`. The tools take turns; the result is the median of the rounds, with minimum and
+maximum.
 
     regard                   padded batches                     torch, torch-compiled     nn.Transformer
     regard-packed            train.pack                         marian, marian-compiled   transformers.MarianMTModel
@@ -49,15 +49,15 @@ OURS: dict[str, tuple[str, ...]] = {
     "regard": (),
     "regard-packed": ("pack",),
     "regard-compiled": ("pack", "compile"),
-    "regard-graph": ("pack", "graph"),
-    "regard-graph-compiled": ("pack", "graph", "compile"),
+    "regard-graph": ("pack", "cuda_graph"),
+    "regard-graph-compiled": ("pack", "cuda_graph", "compile"),
 }
 PADDED = ("torch", "torch-compiled", "marian", "marian-compiled", "x-transformers")
 PEERS = {
     "cpu": ("regard", "regard-packed", "torch", "marian", "x-transformers", "joeynmt"),
     "cuda": ("regard-graph", "regard-graph-compiled", "torch", "torch-compiled", "marian"),
 }
-COUNTED = 4000  # pairs whose operations are counted
+COUNTED = 4000  # pairs whose FLOPs are counted
 MODULES = {"marian": "transformers", "marian-compiled": "transformers", "x-transformers": "x_transformers"}
 
 
@@ -92,7 +92,7 @@ Made = TypeVar("Made", bound=Counted)
 
 
 class LeftOut(Exception):
-    """A tool that is not here."""
+    """A tool that is not installed."""
 
 
 def make(name: str, task: Task, joey: Path | None) -> Learner:
@@ -111,7 +111,7 @@ def make(name: str, task: Task, joey: Path | None) -> Learner:
 def prepare(
     names: Sequence[str], make: Callable[[str], Made], warm_up: Callable[[Made], None], device: str
 ) -> tuple[dict[str, Made], dict[str, Any]]:
-    """The tools, warmed up, and what is known of each before it is timed."""
+    """The warmed-up tools, and the metadata of each."""
     tools: dict[str, Made] = {}
     facts: dict[str, Any] = {}
     for name in names:
@@ -126,7 +126,7 @@ def prepare(
             raise
         except LeftOut as reason:
             facts[name] = {"left_out": str(reason)}
-        except Exception as error:  # of a tool's own: told in the result, and the others go on
+        except Exception as error:  # an error of a tool: recorded in the result, and the others continue
             facts[name] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
         else:
             tools[name] = tool
@@ -140,9 +140,9 @@ def prepare(
 
 
 def operations_per_token(config: ModelConfig, corpus: Corpus) -> float:
-    """Forward and backward products of the real tokens, without pairs that the mask hides, a target token.
+    """FLOPs of forward and backward per real target token, without masked query-key pairs.
 
-    The first few thousand pairs stand for all: they are in no order.
+    The first few thousand pairs are a random sample: the pairs are in no particular order.
     """
     sources = corpus.pairs.sources.lengths[:COUNTED].tolist()
     targets = (corpus.pairs.targets.lengths[:COUNTED] - 1).tolist()
@@ -155,14 +155,14 @@ def operations_per_token(config: ModelConfig, corpus: Corpus) -> float:
 
 @functools.cache
 def ceiling() -> float:
-    """Operations a second of a large product in bf16: the median of nine samples."""
+    """FLOP/s of a large matmul in bf16: the median of nine samples."""
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     times = [measure.sample(lambda: left @ right, "cuda", 0.05) for _ in range(10)]
     return 2 * 8192**3 / statistics.median(times[1:]) * 1000
 
 
 def profiled(learners: dict[str, Learner], medians: dict[str, float], vocab_size: int) -> dict[str, dict[str, float]]:
-    """Where the time goes in the fastest of ours and the fastest of the others, of those in this process."""
+    """Profiles of the fastest variant of Regard and the fastest other tool in this process."""
     inside = {name: learner for name, learner in learners.items() if isinstance(learner, Ours | Padded)}
     found = {}
     for ours in (True, False):
@@ -224,7 +224,7 @@ def make_corpus(size: Size, args: argparse.Namespace) -> Corpus:
 
 
 def preset_with(config: ModelConfig, corpus: Corpus) -> ModelConfig:
-    """The tokenizer may have found fewer pieces than it was allowed."""
+    """The tokenizer may have fewer tokens than the limit."""
     return config if config.vocab_size == corpus.vocab_size else replace(config, vocab_size=corpus.vocab_size)
 
 
@@ -246,15 +246,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="+", choices=(*OURS, *PADDED, "joeynmt"), help="the tools to measure")
     parser.add_argument("--data", type=Path, metavar="DIR", help="multi30k-tok (default: generated pairs)")
     parser.add_argument("--joey", type=Path, metavar="PYTHON", help="the Python of JoeyNMT's environment")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds; the median counts (default: 3)")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, of which the median is reported (default: 3)")
     parser.add_argument("--steps", type=int, help="padded batches of a sample (default: 8, on a GPU 12)")
     parser.add_argument("--tokens", type=int, help="token budget of a batch (default: by size)")
-    parser.add_argument("--profile", action="store_true", help="also tell where the time goes, on a CPU")
-    parser.add_argument("--smoke", action="store_true", help="a minute model on generated pairs: does it run?")
+    parser.add_argument("--profile", action="store_true", help="also profile the step, on a CPU")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model on generated pairs, as a test")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the result file here")
     args = parser.parse_args()
     if args.profile and args.device != "cpu":
-        parser.error("--profile reads the times of a CPU: leave it out, or --device cpu")
+        parser.error("--profile measures CPU times: remove it, or use --device cpu")
     if args.repeats < 1 or (args.steps or 1) < 1 or (args.tokens or 1) < 1:
         parser.error("--repeats, --steps and --tokens must be 1 or more")
     args.peers = args.peers or PEERS[args.device]
@@ -273,7 +273,7 @@ def main() -> None:
             rows.append(measured(size, args, Path(folder)))
             show(rows[-1])
             torch.compiler.reset()
-            if args.out:  # after every size, so that a run that is cut short has told what it knows
+            if args.out:  # after every size, so that an interrupted run keeps its results
                 measure.write(args.out, result)
 
 

@@ -1,16 +1,16 @@
 """One tool in decoding: lines in, translations out, and how many target tokens they have.
 
-All tools hold the same weights and get the same lines, so that their answers can be compared:
+All tools have the same weights and lines, so that their translations can be compared:
 
     regard        `regard.predict.translator.Translator`
-    huggingface   transformers.MarianMTModel.generate with its cache, from the folder that `regard export` writes
+    huggingface   transformers.MarianMTModel.generate with its cache, from the folder that `regard export` saves
     ctranslate2   CTranslate2 in fp32, converted from that folder
     joeynmt       JoeyNMT's search, which has no cache, over our weights (`joey.py`)
 
-A score is log P without a penalty of length, which each tool defines in its own way. Sentences of similar length are
-decoded together. From text to text, except JoeyNMT, which gets ids and gives ids.
+A score is log P without a length penalty, which each tool defines differently. Sentences of similar length are
+decoded together. From text to text, except for JoeyNMT: from ids to ids.
 
-The tokens of an answer are its pieces and its end; one that was cut off at the limit has no end.
+The tokens of a translation include </s>; one that was truncated at the limit has none.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from regard.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Search:
-    """What is asked of every tool; `least` = `most`: answers of a fixed length."""
+    """The task of every tool; `least` = `most`: translations of a fixed length."""
 
     beam: int
     batch: int
-    least: int  # tokens before an answer may end
-    most: int  # tokens, the end included
+    least: int  # minimum tokens
+    most: int  # maximum tokens, with </s>
 
 
 @dataclass(frozen=True)
@@ -60,24 +60,24 @@ class Tool(Protocol):
 
 
 def count_tokens(lengths: Iterable[int], most: int) -> int:
-    """Target tokens of answers with so many pieces: one more each for the end, unless the limit cut it off."""
+    """Target tokens of translations of these lengths: one more each for </s>, unless truncated."""
     return sum(min(length + 1, most) for length in lengths)
 
 
 def until_end(ids: Sequence[int], end: int) -> list[int]:
-    """What stands before the first `end`."""
+    """The ids before the first `end`."""
     listed = list(ids)
     return listed[: listed.index(end)] if end in listed else listed
 
 
 def by_length(sequences: Sequence[Sequence[int]], size: int) -> list[list[int]]:
-    """Numbers of the sequences in batches of `size`, shortest first."""
+    """Indices of the sequences in batches of `size`, shortest first."""
     order = sorted(range(len(sequences)), key=lambda row: len(sequences[row]))
     return [order[at : at + size] for at in range(0, len(order), size)]
 
 
 class Counting(Tokenizer):
-    """A tokenizer that remembers how many pieces it was asked to decode."""
+    """A tokenizer that counts the decoded tokens."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -91,7 +91,7 @@ class Counting(Tokenizer):
 
 class Ours:
     def __init__(self, model: SequenceToSequence, folder: Path) -> None:
-        """`folder` holds tokenizer.json."""
+        """`folder` contains tokenizer.json."""
         self.source = Tokenizer.load(folder / "tokenizer.json")
         self.target = Counting((folder / "tokenizer.json").read_text(encoding="utf-8"))
         self.translator = Translator(Bundle(model, {"source": self.source, "target": self.target}))
@@ -103,13 +103,13 @@ class Ours:
         texts = self.translator.translate(lines, batch=search.batch, config=config)
         seconds = time.perf_counter() - begin
         if len(self.target.lengths) != len(lines):
-            raise RuntimeError(f"{len(self.target.lengths)} answers were decoded for {len(lines)} lines")
+            raise RuntimeError(f"{len(self.target.lengths)} translations were decoded for {len(lines)} lines")
         return Answers(texts, count_tokens(self.target.lengths, search.most), seconds)
 
 
 class Alone:
-    """`Ours` in a process of its own, as `regard translate` is: what other libraries leave running here, such as
-    threads, has no part in how it works."""
+    """`Ours` in a separate process, like `regard translate`: not affected by threads of other libraries in this
+    process."""
 
     def __init__(self, model: SequenceToSequence, folder: Path) -> None:
         context = torch.multiprocessing.get_context("spawn")
@@ -168,7 +168,7 @@ class HuggingFace:
 
 
 class CTranslate2:
-    """Its vocabulary is our ids as text, in the order of the table."""
+    """Its vocabulary is our ids as text, in order."""
 
     def __init__(self, folder: Path) -> None:
         import ctranslate2
@@ -178,7 +178,7 @@ class CTranslate2:
         converted = folder / "ctranslate2"
         if not converted.exists():
             _converter(folder, self.names, self.tokenizer).convert(str(converted))
-        self.engine = ctranslate2.Translator(  # as ours: a core a batch, which is faster than all cores on each
+        self.engine = ctranslate2.Translator(  # like ours: one core per batch, which is faster than all cores on each
             str(converted), device="cpu", compute_type="float32", inter_threads=torch.get_num_threads(), intra_threads=1
         )
 
@@ -197,7 +197,7 @@ class CTranslate2:
 def _converter(folder: Path, names: list[str], tokenizer: Tokenizer) -> Any:
     """CTranslate2's own conversion of the layers, for a Marian that starts with <s> and has <pad> at 0.
 
-    Its loader of Opus-MT models expects others: they start from a vector of zeros and have <pad> at the end.
+    Its converter expects Opus-MT models, which start from a zero vector and have <pad> at the end.
     """
     from ctranslate2.converters.converter import Converter
     from ctranslate2.converters.transformers import BartLoader

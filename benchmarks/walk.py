@@ -1,4 +1,4 @@
-"""How much code one command passes through: the distinct modules and functions of `regard` that it calls.
+"""How much code one command executes: the distinct modules and functions of `regard` that it calls.
 
     python benchmarks/walk.py                       # train --smoke, translate, explore (one look), classify
     python benchmarks/walk.py translate --list      # with the names of the functions

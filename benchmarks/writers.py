@@ -1,11 +1,11 @@
-"""One tool in generation: a prompt's ids in, as many new ids as asked for out, in several rows.
+"""One tool in generation: several continuations of a prompt with a fixed number of new tokens.
 
     regard               `regard.predict.generator.Generator` from a saved folder: from text to text, with log-probabilities
     huggingface          transformers.GPT2LMHeadModel.generate with its cache, the same weights (`regard export`)
-    huggingface-static   the same with a static cache, which `generate` compiles by itself: minutes, on a GPU
+    huggingface-static   the same with a static cache, which `generate` compiles: minutes, on a GPU
     x-transformers       AutoregressiveWrapper.generate with its cache, random weights of the same size
 
-All draw by the same rule, the likeliest token or one from the whole distribution, and none may end before the last.
+All use the same rule, greedy or sampling from the full distribution, and none may stop early.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from regard.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked of every tool: `rows` continuations of one prompt, `count` tokens each."""
+    """The task of every tool: `rows` continuations of one prompt, `count` tokens each."""
 
     prompt: str
     rows: int
@@ -57,14 +57,14 @@ def letters_tokenizer() -> tuple[Tokenizer, str]:
 
 
 def large_tokenizer(folder: Path) -> tuple[Tokenizer, str]:
-    """As many tokens as GPT-2's, bytes and pairs of them, and a text."""
+    """A vocabulary as large as GPT-2's, of bytes and pairs of them, and a text."""
     letters = bytes_to_unicode()
     pairs = [(first, second) for first in letters for second in letters][:50000]
     tokens = [*letters, *(first + second for first, second in pairs), "<|endoftext|>"]
     (folder / "vocab.json").write_text(json.dumps({token: id for id, token in enumerate(tokens)}), encoding="utf-8")
     merges = "\n".join(f"{first} {second}" for first, second in pairs)
     (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
-    return read_gpt2(folder), "The attention mechanism lets a model look at every word it has read before. " * 4
+    return read_gpt2(folder), "The attention mechanism lets a model attend to every word it has read before. " * 4
 
 
 def clock(device: torch.device) -> float:
@@ -129,7 +129,7 @@ class XTransformers:
 def make_tool(
     name: str, folder: Path, config: ModelConfig, tokenizer: Tokenizer, device: str, dtype: torch.dtype
 ) -> Tool:
-    """`folder` holds the run and, below `hf`, what transformers reads."""
+    """`folder` contains the run and, in `hf`, the export for transformers."""
     match name:
         case "regard":
             return Ours(folder, device)
@@ -140,7 +140,7 @@ def make_tool(
 
 
 def same_share(found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> float:
-    """The share of tokens up to the first that differs: two that are equally likely part the ways."""
+    """The fraction of tokens before the first that differs, as it may after a tie."""
     agreed = 0
     for one, other in zip(found, expected, strict=True):
         agreed += next((at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
@@ -148,7 +148,7 @@ def same_share(found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]
 
 
 def bytes_per_step(model: Any, rows: int, tokens: float) -> int:
-    """What a step must read: all weights but the table of positions, and the keys and values of `tokens` tokens."""
+    """What a step must read: all weights except the position embeddings, and the keys and values of `tokens` tokens."""
     config = model.config
     weights = sum(weight.nbytes for name, weight in model.named_parameters() if "position" not in name)
     size = next(model.parameters()).element_size()

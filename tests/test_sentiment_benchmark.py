@@ -43,7 +43,7 @@ def test_they_get_what_a_run_with_that_seed_gets(tmp_path):
     tables["train"] |= {"seed": 3}
     run = ClassificationRun(tables, tmp_path / "run", torch.device("cpu"))
     run.prepare()
-    stored = run.train_texts.versions[0]
+    stored = run.train_texts.texts
     ids = [row[1:-1].tolist() for row in stored.joined().split(stored.lengths.tolist())]
     assert ids == [run.tokenizer.encode(one.text) for one in texts.train] and len(ids) == 380
     assert [one.text for one in texts.valid] == [one.text for one in run.texts("valid")]

@@ -93,5 +93,5 @@ def test_every_task_is_a_recipe_with_settings_that_it_takes(name: str, tmp_path:
     task = tasks.TASKS[name]
     tables = read_recipe(RECIPES / f"{task.recipe}.toml")
     tables = {key: value for key, value in override(tables, task.settings).items() if key != "smoke"}
-    tables["train"] = {**tables["train"], "graph": False}
+    tables["train"] = {**tables["train"], "cuda_graph": False}
     task_of(tables)(tables, tmp_path, torch.device("cpu"))
