@@ -115,7 +115,7 @@ class LanguageRun(TextRun):
     def _model_config(self, vocab_size: int) -> ModelConfig:
         fields = with_preset(self.model_fields)
         if "vocab_size" not in self.model_fields:  # a preset's is that of its tokenizer
-            fields["vocab"] = vocab_size
+            fields["vocab_size"] = vocab_size
         config = from_dict(ModelConfig, fields, "model.")
         if config.architecture != "decoder":
             raise UserError(
