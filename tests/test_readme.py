@@ -187,7 +187,7 @@ def test_commands_named_in_passing_exist(page):
 
 
 def test_every_command_is_shown():
-    shown = {shlex.split(line)[1] for _, line in command_lines("README.md") if line.startswith("regard ")}
+    shown = {shlex.split(line)[1] for _, line in command_lines("docs/commands.md") if line.startswith("regard ")}
     assert shown >= set(cli.COMMANDS)
 
 
@@ -271,11 +271,24 @@ def toml(value: object) -> str:
     return str(value)
 
 
-@pytest.mark.parametrize("page", READMES)
-def test_the_table_of_variants_names_every_choice(page):
+def test_the_table_of_variants_names_every_choice():
     hints = get_type_hints(ModelConfig)
-    found = {row[0].strip("`"): set(re.findall(r"`([^`]+)`", row[1])) for row in rows(page) if row[0].startswith("`")}
+    table = read("docs/models.md").split("## Variants and their papers")[1].split("\n## ")[0]
+    listed = re.findall(r"^\| `(\w+)` \| ([^|]+)\|", table, re.M)
     choices = {name: set(get_args(kind)) for name, kind in hints.items() if get_origin(kind) is Literal}
-    variants = {name: values for name, values in found.items() if name in choices}
+    variants = {name: set(re.findall(r"`([^`]+)`", values)) for name, values in listed if name in choices}
     assert variants == {name: choices[name] for name in variants}
-    assert {"position", "norm", "norm_order", "activation", "score", "attention", "shape", "source"} <= set(variants)
+    required = "position norm norm_order activation attention_score attention architecture input"
+    assert set(required.split()) <= set(variants)
+
+
+READING_PATH = ("attention", "mask", "position", "norm", "feedforward", "multihead", "block", "embedding")
+
+
+@pytest.mark.parametrize("page", READMES)
+def test_the_stated_size_of_the_reading_path(page):
+    """The README says how many lines a reader of regard.nn has before them."""
+    stated = re.search(r"(?:about|약) ([\d,]+)(?: lines|줄)", read(page))
+    assert stated is not None
+    lines = sum(read(f"src/regard/nn/{name}.py").count("\n") for name in READING_PATH)
+    assert lines == pytest.approx(int(stated[1].replace(",", "")), rel=0.05)
