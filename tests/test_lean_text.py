@@ -8,9 +8,9 @@ import torch
 from regard.errors import UserError
 from regard.models import Decoder
 from regard.nn.trace import trace
-from regard.predict import SearchConfig
+from regard.predict import SearchConfig, engine
 from regard.predict.generator import lay_columns
-from regard.predict.lean_text import LeanDecoder, lean_decoder
+from regard.predict.lean import LeanDecoder
 from test_generate import make
 
 MODELS = [
@@ -27,7 +27,7 @@ MODELS = [
 @torch.inference_mode()
 def test_the_numbers_are_those_of_the_model(changes):
     model = make(**changes).model
-    lean = lean_decoder(model)
+    lean = engine.lean(model)
     assert isinstance(lean, LeanDecoder)
     ids = torch.randint(4, 260, (3, 20))
     expected = model(ids)
@@ -50,25 +50,25 @@ def test_the_numbers_are_those_of_the_model(changes):
 )  # fmt: skip
 def test_other_models_stay_as_they_are(changes):
     model = make(**changes).model
-    assert lean_decoder(model) is model
+    assert engine.lean(model) is model
 
 
 def test_who_looks_or_trains_gets_the_model():
     model = make().model
-    assert isinstance(lean_decoder(model), LeanDecoder)
+    assert isinstance(engine.lean(model), LeanDecoder)
     with trace(model):
-        assert lean_decoder(model) is model
+        assert engine.lean(model) is model
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert lean_decoder(model) is model
+        assert engine.lean(model) is model
     hook = model.decoder.blocks[0].register_forward_hook(lambda *_: None)
-    assert lean_decoder(model) is model
+    assert engine.lean(model) is model
     hook.remove()
-    assert lean_decoder(model.train()) is model
+    assert engine.lean(model.train()) is model
 
 
 def test_positions_end_where_the_table_does():
     model = make(position="learned", max_length=3).model
-    lean = lean_decoder(model)
+    lean = engine.lean(model)
     state = lean.start()
     with torch.inference_mode():
         for _ in range(3):
@@ -81,7 +81,7 @@ def test_text_with_and_without(monkeypatch):
     generator = make(position="learned", max_length=24)
     config = SearchConfig(sample=True, max_length=60, n_best=3, top_k=20)
     found = generator.generate("To be", config=config, overflow="slide")
-    monkeypatch.setattr("regard.predict.generator.lean_decoder", lambda model: model)
+    monkeypatch.setattr("regard.predict.generator.lean", lambda model: model)
     expected = generator.generate("To be", config=config, overflow="slide")
     assert [sample.ids for sample in found] == [sample.ids for sample in expected]
     assert isinstance(generator.model, Decoder)

@@ -14,7 +14,7 @@ from regard.data.batch import PairBatch
 from regard.models import ModelConfig, Recurrent, build
 from regard.nn.trace import replace as put
 from regard.nn.trace import trace
-from regard.predict.search import greedy
+from regard.predict.beam import greedy
 from regard.train.objective import translation
 
 CELLS, SCORES = ("gru", "lstm"), ("additive", "multiplicative", "dot")

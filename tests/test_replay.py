@@ -18,9 +18,9 @@ from regard.predict import SearchConfig
 from regard.predict.bundle import Bundle
 from regard.predict.fixed_cache import FixedCache, together
 from regard.predict.generator import Drawing, Generator, Sample, lay_columns
+from regard.predict.recording import TURN, FixedCache, together
 from regard.predict.replay import FixedDrawing, FixedStep, reach
 from regard.predict.sampling import Chance, draw
-from regard.predict.search import TURN
 from test_generate import BYTES, certain, make, uncached
 
 SETTINGS = [

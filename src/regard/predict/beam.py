@@ -1,32 +1,34 @@
-"""Beam search: follow the best few beginnings, not only the best one.
+"""Greedy search and beam search: which sequence is the most probable one?
 
-Of all sequences the likeliest is wanted, and there are vocab_size^length of them. Greedy search commits to each
-token at once; beam search keeps the `beam` likeliest beginnings, extends each by every token and keeps the
-`beam` likeliest again (Graves 2012; Sutskever et al. 2014):
+Of all sequences the most probable is sought, and there are vocab_size^length of them. Greedy search commits to the
+most probable token at each step; beam search keeps the `beam` most probable prefixes, extends each by every token and
+keeps the `beam` most probable again (Graves 2012; Sutskever et al. 2014):
 
     total(y_1 … y_t) = Σ_i log p(y_i | y_<i, x)          [sentences, beam] + [sentences, beam, vocab_size]
 
-Of the 2 · beam best extensions at most `beam` end with </s>, so enough go on. Those that end among the first
+Of the 2 · beam best extensions at most `beam` end with </s>, so enough continue. Those that end among the first
 `beam` are finished and ranked by score (see `config`). A sentence is closed when it has `beam` finished
 hypotheses and no live one can pass the worst of them: log p <= 0, so the best that a live one can become is
 
     total / lp(longest it may get)  with length_penalty >= 0,      total / lp(one more token)  with < 0
 
-and cp <= 0. A closed sentence leaves the batch, so that one long sentence does not drag the rest along.
+and cp <= 0. The rules are written once, as operations on tensors in fixed shapes (`Greedy`, `Beams`), so that a GPU
+can replay a recorded step of them (`regard.predict.recorded`). `beam` drives them with an eager or lean engine: there
+a closed sentence leaves the batch, so that one long sentence does not slow down the rest.
 
 A sentence's result does not depend on its neighbours in the batch: limits follow from its own source, and
-equal scores are decided by beam, then token id. What remains is rounding: a matrix product may add up in
-another order when the batch has another size, so float32 scores move by about 1e-6 and hypotheses closer
-than that may change positions. No rule can prevent it (a rounded grid only moves the edge); float64 makes it
-as good as impossible, batches of one make it moot.
+equal scores are decided by beam, then token id. What remains is rounding: a matmul may add up in another order when
+the batch has another size, so float32 scores move by about 1e-6 and hypotheses closer than that may change ranks. No
+rule can prevent it (a rounded grid only moves the edge); float64 makes it as good as impossible, batches of one make
+it moot.
 """
 
 from __future__ import annotations
 
-import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -35,18 +37,19 @@ from torch import Tensor, nn
 from regard.errors import UserError
 from regard.nn.trace import Traceable, trace
 from regard.predict.config import SearchConfig
-from regard.predict.lean import lean
-from regard.predict.search import Hypothesis, Steps, check_scores, forbid, length_limits, log_probabilities
+from regard.predict.engine import Engine, lean
+from regard.predict.search import Hypothesis, check_scores, forbid, length_limits, log_probabilities
 
 ROWS = 64  # hypotheses whose scores are ranked at a time on a CPU: they stay in its cache from softmax to rank
 GROUPS = 96  # of columns, for each number that is sought, see `foremost`
+INFINITY = float("inf")
 
 Watch = Callable[[Tensor, Tensor, Tensor], None]
 
 
 @torch.inference_mode()
 def beam(
-    model: Steps,
+    model: Engine,
     source: Tensor,
     is_real: Tensor | None,
     config: SearchConfig,
@@ -56,186 +59,320 @@ def beam(
 ) -> list[list[Hypothesis]]:
     """The `config.n_best` best hypotheses of each row of `source`, best first.
 
-    `watch` sees at every step what is weighed: total, token and the row it extends, [n, 2 · beam] each, best first.
+    `watch` is called at every step with the best extensions: total, token and the row it extends, [n, 2 · beam] each.
     """
     limits = length_limits(source, is_real, config)
     if not limits:
         return []
-    beams = Beams(config, limits, eos, source.device, watch)
     cross = cross_attention(model) if config.coverage_penalty else None
-    model = lean(model) if cross is None else model  # what a step looks at is only seen in the model itself
-    if config.beam == 1 and watch is None and cross is None and source.device.type == "cpu":
-        return likeliest(model, source, is_real, config, limits, (bos, eos))
-    # The first step reads <s> once a sentence, not once a beam: what it reads from the memory is computed once.
-    state = model.start(source, is_real)
-    tokens = torch.full((len(limits), 1), bos, device=source.device)
+    engine = lean(model) if cross is None else model  # attention weights can only be traced in the model itself
+    results: list[list[Hypothesis]] = [[] for _ in limits]
+    live: Hypotheses | None = None
+    sentences = torch.arange(len(limits), device=source.device)  # those still open
+    # The first step reads <s> once per sentence, not once per beam.
+    state, tokens = engine.start(source, is_real), torch.full((len(limits), 1), bos, device=source.device)
     while True:
-        with nullcontext() if cross is None else trace(cross, only="weights") as seen:
-            logits = model.step(tokens, state)[:, -1]  # [rows, vocab_size]
-        if seen is not None:
-            beams.cover(seen["weights"], is_real)
-        rows, sources = beams.advance(logits)
-        if not beams.open:
-            return [found[: config.n_best] for found in beams.found]
-        if rows is not None:
-            state.reorder(rows, sources)
-        tokens = beams.written[:, -1:]
+        with nullcontext() if cross is None else trace(cross, only="weights") as traced:
+            logits = engine.step(tokens, state)[:, -1]  # [rows, vocab_size]
+        if live is None:
+            live = make_hypotheses(config, len(limits), max(limits), eos, logits, plain=watch is None and cross is None)
+            live.watch = watch
+            live.start(torch.tensor(limits, device=source.device))
+        if traced is not None:
+            live.cover(traced["weights"], is_real)
+        rows = live.advance(logits)
+        check_scores(live.best().tolist())
+        closed = live.closed.nonzero()[:, 0]
+        kept = torch.arange(len(sentences), device=source.device)
+        if len(closed) and live.LEAVES * len(closed) >= len(sentences):
+            for index, hypotheses in zip(sentences[closed].tolist(), live.results(closed), strict=True):
+                results[index] = hypotheses
+            kept = (~live.closed).nonzero()[:, 0]
+            if not len(kept):
+                return results
+            rows = kept if rows is None else rows.view(len(sentences), -1)[kept].flatten()
+            sentences = sentences[kept]
+            live.keep(kept)
+        if rows is not None and not torch.equal(rows, torch.arange(len(tokens), device=rows.device)):
+            state.reorder(rows, kept)
+        tokens = live.tokens
 
 
-def likeliest(
-    model: Steps, source: Tensor, is_real: Tensor | None, config: SearchConfig, limits: list[int], ends: tuple[int, int]
-) -> list[list[Hypothesis]]:
-    """Beam 1, which needs no ranking: a row takes its likeliest token until that is </s>.
+def greedy(model: Engine, source: Tensor, is_real: Tensor | None, *, bos: int, eos: int, limit: int) -> list[list[int]]:
+    """The most probable token at each step, until </s> or `limit` tokens; without <s> and </s>."""
+    config = SearchConfig(max_length=limit, max_ratio=float(limit))
+    return [some[0].tokens for some in beam(model, source, is_real, config, bos, eos)]
 
-    Rows that have ended are carried along until an eighth has: taking them out moves the whole cache.
+
+def make_hypotheses(
+    config: SearchConfig, sentences: int, capacity: int, eos: int, like: Tensor, plain: bool = True,
+    recorded: bool = False,
+) -> Hypotheses:  # fmt: skip
+    """The rule for a search; `like` has the device and the type of the model's logits."""
+    return (Greedy if config.beam == 1 and plain else Beams)(config, sentences, capacity, eos, like, recorded)
+
+
+class Hypotheses(ABC):
+    """The live hypotheses of n sentences, `beam` rows each, and the rule that extends them.
+
+    No shape depends on a value and, if `recorded`, none is read back: then a step can be replayed as a CUDA graph.
     """
-    found: list[list[Hypothesis]] = [[] for _ in limits]
-    state, reach, sentences = model.start(source, is_real), torch.tensor(limits), torch.arange(len(limits))
-    tokens, written = torch.full((len(limits), 1), ends[0]), torch.zeros(len(limits), 0, dtype=torch.long)
-    totals, done = torch.zeros(len(limits)), torch.zeros(len(limits), dtype=torch.bool)
-    for length in range(1, max(limits) + 1):
-        logits = model.step(tokens, state)[:, -1]
-        values, tokens = largest(forbid(log_probabilities(logits), written, config, ends[1]), 1)  # [rows, 1]
-        totals, written = totals + values[:, 0], torch.cat((written, tokens), dim=1)
-        check_scores(totals.tolist())
-        over = ((tokens[:, 0] == ends[1]) | (reach == length) | (totals == float("-inf"))) & ~done
-        for row in over.nonzero()[:, 0].tolist():
-            total, text = float(totals[row]), written[row].tolist()
-            finished = text[-1] == ends[1]
-            answer = Hypothesis(text[:-1] if finished else text, total / config.penalty(length), total, finished)
-            found[int(sentences[row])] = [answer] if total > -math.inf else []
-        done |= over
-        if 8 * int(done.sum()) >= len(done):
-            rows = (~done).nonzero()[:, 0]
-            if not len(rows):
-                break
-            state.reorder(rows, rows)
-            tokens, written, totals, reach, sentences, done = (
-                x.index_select(0, rows) for x in (tokens, written, totals, reach, sentences, done)
-            )
-    return found
 
-
-class Beams:
-    """The live hypotheses of the sentences still open; rows are sentence by sentence, best beam first."""
+    LEAVES = 1 << 30  # closed sentences leave the batch when this many times their number reaches its size
+    OF_ROWS: ClassVar[tuple[str, ...]] = ("tokens", "written")  # tables with a row per hypothesis
+    OF_SENTENCES: ClassVar[tuple[str, ...]] = ("limits", "closed", "totals")  # tables with a row per sentence
 
     def __init__(
-        self, config: SearchConfig, limits: list[int], eos: int, device: torch.device, watch: Watch | None = None
+        self, config: SearchConfig, sentences: int, capacity: int, eos: int, like: Tensor, recorded: bool
     ) -> None:
-        self.config, self.limits, self.eos, self.device, self.watch = config, limits, eos, device, watch
-        self.found: list[list[Hypothesis]] = [[] for _ in limits]
-        self.open = list(range(len(limits)))  # n sentences
-        self.totals = torch.zeros(len(limits), 1, device=device)  # [n, width]: width 1 at first, then beam
-        self.written = torch.zeros(len(limits), 0, dtype=torch.long, device=device)  # [n · width, t]
-        self.covered: Tensor | None = None  # [n · width, S]
-        self.filler: Tensor | None = None  # [n · width, S] True where the source is padding
+        self.config, self.eos, self.recorded, self.watch = config, eos, recorded, None
+        self.exact = torch.promote_types(like.dtype, torch.float32)
+        device, rows = like.device, sentences * config.beam
+        self.steps = 0  # as `t`, where it is not recorded
+        self.t = torch.zeros(1, dtype=torch.long, device=device)  # tokens of each live hypothesis
+        self.tokens = torch.zeros(rows, 1, dtype=torch.long, device=device)  # the last ones, which are read next
+        self.written = torch.zeros(rows, capacity, dtype=torch.long, device=device)  # all of them
+        self.limits = torch.zeros(sentences, dtype=torch.long, device=device)
+        self.closed = torch.zeros(sentences, dtype=torch.bool, device=device)
 
-    def advance(self, logits: Tensor) -> tuple[Tensor | None, Tensor]:
-        """One more token for every hypothesis; gives the rows that go on, in their new order (None: as they are),
-        and which of the n sentences they belong to."""
-        size, length = self.config.beam, self.written.shape[1] + 1
+    watch: Watch | None
+
+    def start(self, limits: Tensor) -> None:
+        """Begin with empty hypotheses of sentences with these limits [<= n]; further rows have no sentence."""
+        self.limits.fill_(self.written.shape[1])
+        self.limits[: len(limits)] = limits
+        self.closed.fill_(True)
+        self.closed[: len(limits)] = False
+        self.t.zero_()
+        self.clear()
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Empty tables."""
+
+    @abstractmethod
+    def advance(self, logits: Tensor) -> Tensor | None:
+        """One more token for every hypothesis, by the logits [rows, vocab_size].
+
+        Gives the row that each of them extends; None: its own.
+        """
+
+    @abstractmethod
+    def best(self) -> Tensor:
+        """The best live total of each sentence; not a number where the logits are not."""
+
+    @abstractmethod
+    def results(self, sentences: Tensor) -> list[list[Hypothesis]]:
+        """The `n_best` best hypotheses of these sentences."""
+
+    def keep(self, sentences: Tensor) -> None:
+        """Continue with these sentences only."""
+        beams = torch.arange(self.config.beam, device=sentences.device)
+        rows = (sentences[:, None] * self.config.beam + beams).flatten()
+        for names, kept in ((self.OF_ROWS, rows), (self.OF_SENTENCES, sentences)):
+            for name in names:
+                if (table := getattr(self, name)) is not None:
+                    setattr(self, name, table.index_select(0, kept))
+
+    def cover(self, weights: Tensor, is_real: Tensor | None) -> None:
+        raise NotImplementedError
+
+    def scores(self, logits: Tensor, written: Tensor) -> Tensor:
+        """log p of every next token, -inf where it is forbidden."""
+        least, length = self.config.min_length, self.steps
+        early = self.t < least if self.recorded and least else length < least
+        ngram = self.config.no_repeat_ngram
+        return forbid(log_probabilities(logits), early, written[:, :length], ngram, self.eos)
+
+
+class Greedy(Hypotheses):
+    """Beam 1, which needs no ranking: a row takes its most probable token until that is </s>.
+
+    Closed rows are carried along until they are an eighth of the batch: taking them out copies the whole cache.
+    """
+
+    LEAVES = 8
+    OF_SENTENCES = (*Hypotheses.OF_SENTENCES, "length")
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.totals = torch.zeros(len(self.limits), dtype=self.exact, device=self.limits.device)
+        self.length = torch.zeros_like(self.limits)  # </s> included
+
+    def clear(self) -> None:
+        self.totals.zero_()
+        self.length.zero_()
+
+    def advance(self, logits: Tensor) -> None:
+        scores = self.scores(logits, self.written)
+        best, tokens = (
+            scores.max(dim=1, keepdim=True) if self.recorded or len(scores) == 1 else largest(scores, 1)
+        )  # [n, 1]
+        self.totals += torch.where(self.closed, 0.0, best[:, 0])
+        self.length += ~self.closed
+        self.written.index_copy_(1, self.t, tokens)
+        self.tokens.copy_(tokens)
+        self.t += 1
+        self.steps += 1
+        self.closed |= (tokens[:, 0] == self.eos) | (self.limits == self.t) | (self.totals == -INFINITY)
+
+    def best(self) -> Tensor:
+        return self.totals
+
+    def results(self, sentences: Tensor) -> list[list[Hypothesis]]:
+        results = []
+        columns = (table[sentences].tolist() for table in (self.totals, self.length, self.written))
+        for total, length, tokens in zip(*columns, strict=True):
+            finished = tokens[length - 1] == self.eos
+            hypothesis = Hypothesis(tokens[: length - finished], total / self.config.penalty(length), total, finished)
+            results.append([hypothesis] if total > -INFINITY else [])
+        return results
+
+
+class Beams(Hypotheses):
+    """Beam search: rows are sentence by sentence, best beam first; finished hypotheses are in tables [n, beam]."""
+
+    OF_ROWS = (*Hypotheses.OF_ROWS, "covered", "padding")
+    OF_SENTENCES = (
+        *Hypotheses.OF_SENTENCES, "found_score", "found_total", "found_length", "found_ended", "found_tokens"
+    )  # fmt: skip
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        shape, device, capacity = (len(self.limits), self.config.beam), self.limits.device, self.written.shape[1]
+        self.totals, self.found_total = torch.zeros(2, *shape, dtype=self.exact, device=device)
+        self.found_score = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.found_tokens = torch.zeros(*shape, capacity, dtype=torch.long, device=device)
+        self.found_length = torch.zeros(shape, dtype=torch.long, device=device)
+        self.found_ended = torch.zeros(shape, dtype=torch.bool, device=device)
+        penalties = [self.config.penalty(count) for count in range(capacity + 2)]
+        self.penalties = torch.tensor(penalties, dtype=torch.float64, device=device)  # by length
+        self.covered: Tensor | None = None  # [n · width, S]: the attention that each source token has received
+        self.padding: Tensor | None = None  # [n · width, S]: True where the source is padding
+
+    def clear(self) -> None:
+        self.totals.fill_(-INFINITY)
+        self.found_score.fill_(-INFINITY)
+        self.totals[:, 0] = 0.0
+
+    def best(self) -> Tensor:
+        return self.totals[:, 0]
+
+    def advance(self, logits: Tensor) -> Tensor:
+        size, length = self.config.beam, self.t + 1
         totals, tokens, rows = self._extend(logits)  # [n, 2 · beam] each, best first
-        ends = tokens == self.eos
-        self._finish(totals, tokens, rows, ends, length)
-        # The first `beam` that go on; where </s> stands among them for want of others, that beam is dead.
+        ends, full = tokens == self.eos, (self.limits == length)[:, None]
+        taken = (ends | full)[:, :size] & (totals[:, :size] > -INFINITY) & ~self.closed[:, None]
+        if self.recorded or bool(taken.any()):
+            self._finish(taken, totals[:, :size], tokens[:, :size], rows[:, :size], length)
+        # The first `beam` that continue; where </s> is among them for want of others, that beam is dead.
         order = ends.int().sort(dim=1, stable=True).indices[:, :size]
-        totals = totals.masked_fill(ends, float("-inf")).gather(1, order)  # [n, beam]
-        kept = [at for at, best in enumerate(totals[:, 0].tolist()) if not self._closed(self.open[at], best, length)]
-        rows, tokens = rows.gather(1, order), tokens.gather(1, order)
-        chosen = torch.tensor(kept, dtype=torch.long, device=self.device)
-        if len(kept) < len(self.open):
-            totals, rows, tokens = totals[chosen], rows[chosen], tokens[chosen]
-        self.open, self.totals = [self.open[at] for at in kept], totals
-        return self._move(rows.flatten(), tokens.view(-1, 1)), chosen
+        totals = totals.masked_fill(ends, -INFINITY).gather(1, order)
+        self._close(totals[:, 0], length)
+        rows, tokens = rows.gather(1, order).flatten(), tokens.gather(1, order).view(-1, 1)
+        self.totals.copy_(totals)
+        self.tokens.copy_(tokens)
+        self.written.copy_(self.written.index_select(0, rows))
+        self.written.index_copy_(1, self.t, tokens)
+        if self.covered is not None:
+            self.covered = self.covered[rows]
+            self.padding = None if self.padding is None else self.padding[rows]
+        self.t += 1
+        self.steps += 1
+        return rows
 
     def _extend(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The 2 · beam best extensions of each sentence: total, token, and the row it extends, [n, 2 · beam]."""
         count, many = 2 * self.config.beam, ROWS if logits.device.type == "cpu" else len(logits)
-        parts = []
-        for some, written in zip(logits.split(many), self.written.split(many), strict=True):
-            scores = forbid(log_probabilities(some), written, self.config, self.eos)
-            parts.append(largest(scores, count))  # [rows, <= count]: the best of all are among each row's best
+        written, best = self.written[: len(logits)], leading if self.recorded else largest
+        parts = [
+            best(self.scores(part, before), count)  # [rows, <= count]: the best of all are among each row's best
+            for part, before in zip(logits.split(many), written.split(many), strict=True)
+        ]
         values, tokens = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
-        totals, tokens, rows = extensions(values, tokens, self.totals, count, self.eos)
-        check_scores(totals[:, 0].tolist())
+        width = len(logits) // len(self.limits)  # 1 in the first step of an engine that reads <s> once per sentence
+        totals, tokens, rows = extensions(values, tokens, self.totals[:, :width], count, self.eos)
         if self.watch is not None:
             self.watch(totals, tokens, rows)
         return totals, tokens, rows
 
-    def _finish(self, totals: Tensor, tokens: Tensor, rows: Tensor, ends: Tensor, length: int) -> None:
-        """Take down what ends here: </s> among the first `beam`, and everything there where the limit is reached."""
-        size = self.config.beam
-        full = [self.limits[sentence] == length for sentence in self.open]
-        ending = ends[:, :size]
-        if any(full):
-            ending = ending | torch.tensor(full, device=self.device)[:, None]
-        at, rank = (ending & (totals[:, :size] > float("-inf"))).nonzero(as_tuple=True)
-        if not len(at):
-            return
-        parents = rows[at, rank]
-        coverage = [0.0] * len(at) if self.covered is None else self._coverage(parents).tolist()
-        columns = (at, totals[at, rank], tokens[at, rank], self.written[parents])
-        for index, total, token, before, extra in zip(*(column.tolist() for column in columns), coverage, strict=True):
-            finished = token == self.eos
-            score = total / self.config.penalty(length) + self.config.coverage_penalty * extra
-            found = self.found[self.open[index]]
-            found.append(Hypothesis(before if finished else [*before, token], score, total, finished))
-            found.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equal ones the earlier stays in front
-            del found[size:]
+    def _finish(self, taken: Tensor, totals: Tensor, tokens: Tensor, rows: Tensor, length: Tensor) -> None:
+        """Merge what ends here [n, beam] into the tables of the finished; of equal ones the earlier stays in front."""
+        size, ended = self.config.beam, tokens == self.eos
+        score = totals.double() / self.penalties[length]
+        if self.covered is not None:
+            score = score + self.config.coverage_penalty * self._coverage(rows).double()
+        score = torch.where(taken, score, -INFINITY)
+        score, order = torch.cat((self.found_score, score), dim=1).sort(dim=1, descending=True, stable=True)
+        order = order[:, :size]
+        text = self.written[rows].index_copy(2, self.t, torch.where(ended, 0, tokens)[..., None])
+        self.found_score.copy_(score[:, :size])
+        for table, new in (
+            (self.found_total, totals),
+            (self.found_length, torch.where(ended, self.t, length)),
+            (self.found_ended, ended),
+        ):
+            table.copy_(torch.cat((table, new), dim=1).gather(1, order))
+        both = torch.cat((self.found_tokens, text), dim=1)
+        self.found_tokens.copy_(both.gather(1, order[..., None].expand(-1, -1, both.shape[2])))
 
-    def _closed(self, sentence: int, best: float, length: int) -> bool:
-        """Whether a sentence whose best live total is `best` has nothing more to find."""
-        found, config = self.found[sentence], self.config
-        if length == self.limits[sentence] or best == -math.inf:
-            return True
-        if len(found) < config.beam:
-            return False
-        if config.early_stopping or config.beam == 1:  # beam 1 is greedy search: the first </s> is the end
-            return True
-        mildest = self.limits[sentence] if config.length_penalty >= 0 else length + 1
-        return best / config.penalty(mildest) <= found[-1].score
+    def _close(self, best: Tensor, length: Tensor) -> None:
+        """Close the sentences whose best live total can no longer pass the worst of the finished."""
+        config, worst = self.config, self.found_score[:, -1]
+        settled = worst > -INFINITY
+        if not (config.early_stopping or config.beam == 1):  # beam 1 is greedy search: the first </s> is the end
+            longest = self.limits if config.length_penalty >= 0 else length + 1
+            settled &= best.double() / self.penalties[longest] <= worst
+        self.closed |= (self.limits == length) | (best == -INFINITY) | settled
 
-    def _move(self, rows: Tensor, tokens: Tensor) -> Tensor | None:
-        """Give every row its parent's past; None where each is its own parent."""
-        same = torch.equal(rows, torch.arange(len(self.written), device=self.device))
-        if not same:
-            self.written = self.written[rows]
-            self.covered = None if self.covered is None else self.covered[rows]
-            self.filler = None if self.filler is None else self.filler[rows]
-        self.written = torch.cat((self.written, tokens), dim=1)
-        return None if same else rows
+    def results(self, sentences: Tensor) -> list[list[Hypothesis]]:
+        tables = (self.found_score, self.found_total, self.found_length, self.found_ended, self.found_tokens)
+        columns = (table[sentences, : self.config.n_best].tolist() for table in tables)
+        return [
+            [
+                Hypothesis(tokens[:length], score, total, ended)
+                for score, total, length, ended, tokens in zip(*row, strict=True)
+                if score > -INFINITY
+            ]
+            for row in zip(*columns, strict=True)
+        ]
 
     def cover(self, weights: Tensor, is_real: Tensor | None) -> None:
-        """Add what every row has just looked at: weights [n, H, width, S] or [n · width, H, 1, S], mean of heads."""
-        looked = (weights if weights.dtype == torch.float64 else weights.float()).mean(dim=1).flatten(0, 1)
+        """Add the attention of each row, the mean of its heads: weights [n, H, width, S] or [n · width, H, 1, S]."""
+        mean = (weights if weights.dtype == torch.float64 else weights.float()).mean(dim=1).flatten(0, 1)
         if self.covered is None:
-            self.covered, self.filler = torch.zeros_like(looked), None if is_real is None else ~is_real
-        self.covered = self.covered + looked
+            self.covered, self.padding = torch.zeros_like(mean), None if is_real is None else ~is_real
+        self.covered = self.covered + mean
 
     def _coverage(self, rows: Tensor) -> Tensor:
-        """Σ_i log min(Σ_j a_ji, 1) over the real tokens of the source, [rows]."""
+        """Σ_i log min(Σ_j a_ji, 1) over the real tokens of the source, in the shape of `rows`."""
         assert self.covered is not None
-        share = self.covered[rows].clamp(1e-12, 1.0)  # a weight may round to 0, whose logarithm would end all
-        return (share if self.filler is None else share.masked_fill(self.filler[rows], 1.0)).log().sum(dim=1)
+        sums = self.covered[rows].clamp(1e-12, 1.0)  # a weight may round to 0, whose logarithm is -inf
+        return (sums if self.padding is None else sums.masked_fill(self.padding[rows], 1.0)).log().sum(dim=-1)
 
 
 def extensions(values: Tensor, tokens: Tensor, totals: Tensor, count: int, eos: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of each row's best tokens [n · width, each] the `count` best of each sentence: total, token, row, [n, count]."""
     (sentences, width), each = totals.shape, values.shape[1]
-    found, place = (values + totals.view(-1, 1)).view(sentences, -1).sort(dim=1, descending=True, stable=True)
-    found, place = found[:, :count], place[:, :count]
-    tokens = tokens.view(sentences, -1).gather(1, place)
-    rows = place // each + torch.arange(sentences, device=totals.device)[:, None] * width
-    short = count - found.shape[1]  # a vocabulary smaller than the beam has no more to offer
+    best, index = (values + totals.reshape(-1, 1)).view(sentences, -1).sort(dim=1, descending=True, stable=True)
+    best, index = best[:, :count], index[:, :count]
+    tokens = tokens.view(sentences, -1).gather(1, index)
+    rows = index // each + torch.arange(sentences, device=totals.device)[:, None] * width
+    short = count - best.shape[1]  # a vocabulary smaller than the beam has no more to offer
     if short > 0:
-        found = F.pad(found, (0, short), value=float("-inf"))
+        best = F.pad(best, (0, short), value=float("-inf"))
         tokens = F.pad(tokens, (0, short), value=eos)
         rows = torch.cat((rows, rows[:, :1].expand(-1, short)), dim=1)
-    return found, tokens, rows
+    return best, tokens, rows
+
+
+def leading(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`largest` without reading a value back; which of equal numbers come last is left to `topk`."""
+    return ordered(*foremost(scores, min(count, scores.shape[1])))
 
 
 def ordered(values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row from the largest on; equal ones by column."""
+    """Each row in descending order; equal ones by column."""
     columns, order = columns.sort(dim=1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
     return values, columns.gather(1, order)
@@ -244,8 +381,8 @@ def ordered(values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of each row (or all there are), in order, and their columns; equal ones by column.
 
-    `topk` leaves open which of equal numbers it takes and in what order. The order is mended by sorting what
-    it took; which ones it took matters only where the next one is equal too, and then the row is sorted whole.
+    `topk` leaves open which of equal numbers it takes and in what order. Sorting what it took fixes the order; which
+    ones it took matters only where the next one is equal too, and then the whole row is sorted.
     """
     values, columns = foremost(scores, min(count + 1, scores.shape[1]))
     if scores.device.type == "cpu" and not bool((values[:, 1:] == values[:, :-1]).any()):
@@ -260,8 +397,8 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def foremost(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`topk`; of a long row in two rounds. Every column stands in one of some groups; the largest numbers
-    stand in the groups with the largest maxima, and a maximum is found many times as fast as a rank.
+    """`topk`; of a long row in two rounds. Every column belongs to one of some groups; the largest numbers are in the
+    groups with the largest maxima, and a maximum is computed many times as fast as a rank.
     """
     rows, size = scores.shape
     deep = size // (GROUPS * count)
@@ -271,19 +408,19 @@ def foremost(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     layers = scores[:, : size - rest].unflatten(1, (deep, groups))
     chosen = layers.amax(dim=1).topk(count, dim=1, sorted=False).indices  # [rows, count]
     columns = (chosen[:, :, None] + torch.arange(0, size - rest, groups, device=scores.device)).flatten(1)
-    if rest:  # what fills no layer takes part as it is
+    if rest:  # columns beyond the last full layer
         columns = torch.cat((columns, torch.arange(size - rest, size, device=scores.device).expand(rows, -1)), dim=1)
-    values, place = scores.gather(1, columns).topk(count, dim=1)
-    return values, columns.gather(1, place)
+    values, index = scores.gather(1, columns).topk(count, dim=1)
+    return values, columns.gather(1, index)
 
 
 def cross_attention(model: Any) -> Traceable:
-    """The last part that looks at the source, for the coverage penalty."""
-    parts = model.named_modules() if isinstance(model, nn.Module) else ()
-    found = [part for name, part in parts if name.endswith("cross") and "weights" in getattr(part, "stages", ())]
-    if not found:
+    """The last cross-attention layer, for the coverage penalty."""
+    named = model.named_modules() if isinstance(model, nn.Module) else ()
+    parts = [part for name, part in named if name.endswith("cross") and "weights" in getattr(part, "stages", ())]
+    if not parts:
         raise UserError(
             f"coverage_penalty: {type(model).__name__} has no cross attention to read coverage from; set it to 0"
         )
-    last: Traceable = found[-1]
+    last: Traceable = parts[-1]
     return last

@@ -24,7 +24,7 @@ from regard.errors import UserError, suggest
 from regard.models import Decoder, ModelConfig
 from regard.predict.bundle import Bundle, Prediction, SearchPredictor
 from regard.predict.config import SearchConfig, read_config
-from regard.predict.lean_text import LeanDecoder, lean_decoder
+from regard.predict.engine import lean
 from regard.predict.replay import FixedDrawing, Replays
 from regard.predict.sampling import Chance, draw
 from regard.predict.search import check_scores, forbid, log_probabilities
@@ -211,7 +211,7 @@ class Drawing:
         self, model: Decoder, prompt: list[int], config: SearchConfig, vocab_size: int, context: int, eos: int | None,
         limit: int,
     ) -> None:  # fmt: skip
-        self.model: Decoder | LeanDecoder = lean_decoder(model)
+        self.model: Any = lean(model)
         self.config, self.vocab_size, self.context, self.eos = config, vocab_size, context, eos
         self.chance, self.live = Chance(config.seed, [0], config.n_best), list(range(config.n_best))
         self.length, self.drawn = len(prompt), 0
@@ -234,7 +234,8 @@ class Drawing:
         known = log_probabilities(self.logits[:, : self.vocab_size])  # what fills up a vocabulary is no token
         scores = known
         if self.eos is not None:
-            scores = forbid(known, self.ids[:, self.length : end], self.config, self.eos)
+            written, ngram = self.ids[:, self.length : end], self.config.no_repeat_ngram
+            scores = forbid(known, self.drawn < self.config.min_length, written, ngram, self.eos)
         token = draw(scores, self.config, self.chances[:, column])[:, None]  # [rows, 1]
         if end == self.ids.shape[1]:
             self.ids = F.pad(self.ids, (0, max(end, CHUNK)))

@@ -1,16 +1,16 @@
-"""A decoder step for a processor: the model's own formulas and weights, and nothing beside them.
+"""Lean steps for a CPU: the model's formulas and weights as plain tensor operations.
 
-On a CPU a small model's step is short: 64 tokens cost a layer of width 128 a few 10 µs a product. Then modules that
-can be traced, compiled, trained and fed any mask cost as much as the products. `lean` gives the same numbers, up to
-rounding, from tensors alone:
+A small model's step is short on a CPU: 64 tokens cost a layer of width 128 a few 10 µs per matmul. Modules that can
+be traced, compiled, trained and given any mask then cost as much as the matmuls. These engines compute the same
+numbers, up to rounding, from tensors alone:
 
-    x [rows, dim]                     one token a row, no axis of length 1
-    k, v [rows, Hkv, capacity, D]     buffers of zeros; a multiple of 16 slots takes part, hidden ones at -inf
-    attention                         softmax(mask + scale · q kᵀ) v as two batched products; the beams of a sentence
-                                      ask its memory [sources, Hkv, M, D] together
+    x [rows, dim]                     one token per row, no axis of length 1
+    k, v [rows, Hkv, capacity, D]     buffers of zeros; a multiple of 16 slots takes part, masked ones at -inf
+    attention                         softmax(mask + scale · q kᵀ) v as two batched matmuls; the beams of a sentence
+                                      attend to its memory [sources, Hkv, M, D] together
 
-What is off the beaten path (rotation, biases, windows, experts, learned scores, tracing, autocast, half precision)
-is left to the model itself: `lean` then gives back the model.
+What they do not know (biases, windows, experts, learned scores, tracing, autocast, half precision) is left to the
+model itself: `regard.predict.engine` decides.
 """
 
 from __future__ import annotations
@@ -23,52 +23,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.models.prune import PrunedMultiHead
-from regard.models.transformer import EncoderDecoder
+from regard.models.transformer import Decoder, EncoderDecoder, State
 from regard.nn.block import Block
-from regard.nn.embedding import Tokens
+from regard.nn.cache import Cache
 from regard.nn.feedforward import FeedForward, activate
 from regard.nn.mask import Positions
 from regard.nn.multihead import MultiHead
-from regard.nn.trace import Traceable
-from regard.predict.search import Steps
+from regard.nn.position import Rotation, rotate
 
 LANE = 16  # float32 numbers of a vector register: a softmax over a multiple of them is up to 9 times as fast
 
 
-def lean(model: Steps) -> Steps:
-    """The model in its lean form, or as it is where that does not serve."""
-    return Lean(model) if type(model) is EncoderDecoder and serves(model) else model
-
-
-def serves(model: EncoderDecoder) -> bool:
-    """Whether the lean form computes what the model does."""
-    config, weight = model.decoder.config, model.output_head.project.weight
-    usual = config.attention_score == "dot" and not config.qk_norm and config.window is None and config.experts == 0
-    exact = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
-    return (
-        (usual and exact and not model.training and not torch.is_autocast_enabled("cpu"))
-        and config.attention == "fused"
-        and config.position in ("sinusoidal", "learned", "none")
-        and isinstance(model.target_embedding, Tokens)
-        and not traced(model)
-        and not any(part.uneven for part in model.decoder.modules() if isinstance(part, PrunedMultiHead))
-    )
-
-
 def pack(weight: Tensor) -> Tensor | None:
-    """The weight [out, in] as oneDNN likes to read it: a product of few rows takes a third less. None: not here."""
+    """The weight [out, in] in the layout of oneDNN: a matmul of few rows takes a third less. None: not available."""
     if weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
         return None
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # type: ignore[no-any-return]
-
-
-def traced(model: nn.Module) -> bool:
-    """Whether someone looks at the model's activations, or changes them: by a trace, or by hooks of PyTorch."""
-    return any(
-        (isinstance(part, Traceable) and part.tap is not None) or part._forward_hooks or part._forward_pre_hooks
-        for part in model.modules()
-    )
 
 
 class Lean:
@@ -112,8 +82,8 @@ class Lean:
         if positions is None or at >= len(positions):
             position.check_length(Positions.of(1, x.device, start=at), at)
             count = max(2 * at, 64)
-            told = torch.arange(min(count, config.max_length) if config.position == "learned" else count)
-            table = position.embed(told[None])
+            pos = torch.arange(min(count, config.max_length) if config.position == "learned" else count)
+            table = position.embed(pos[None])
             assert table is not None
             positions = self.positions = table[0].to(x.dtype)
         return x + positions[at]
@@ -232,6 +202,61 @@ class Attention:
         heads = torch.bmm(weights, values).view(sources, self.key_heads, beams, self.group, self.value_size)
         out = self.part.out
         return F.linear(heads.transpose(1, 2).reshape(len(q), -1), out.weight, out.bias)
+
+
+class LeanDecoder:
+    """A decoder whose step for one token is lean; several tokens at once are read by the model."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model, self.start = model, model.start
+        self.layers = [DecoderLayer(block) for block in model.decoder.blocks]  # type: ignore[arg-type]
+        self.first, self.final = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
+
+    def step(self, tokens: Tensor, state: State, *, last: bool) -> Tensor:
+        """As the model's: logits of the last token. Every key in the cache is visible to a single token."""
+        if tokens.shape[1] > 1:
+            return self.model.step(tokens, state, last=last)
+        stack, cache = self.model.decoder, state.cache
+        positions = cache.next_positions(1, tokens.device)
+        stack.position.check_length(positions, len(cache))
+        cache.add(positions)
+        x = self.model.embedding(tokens)[:, 0]
+        embedded, rotation = stack.position.embed(positions.pos), stack.position.rotation(positions.pos)  # type: ignore[operator]
+        if embedded is not None:
+            x = x + embedded[0].to(x.dtype)
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer.step(x, cache, rotation)
+        logits: Tensor = self.model.output_head(self.final(x))
+        return logits[:, None]
+
+
+class DecoderLayer:
+    """One block of a decoder: attention to every key of the cache, and the feed-forward layer."""
+
+    def __init__(self, block: Block) -> None:
+        assert isinstance(block.feedforward, FeedForward)
+        self.attention, self.work = block.attention, partial(work, block.feedforward)
+        self.add_attention = residual(block, block.attention_norm)
+        self.add_feedforward = residual(block, block.feedforward_norm)
+
+    def step(self, x: Tensor, cache: Cache, rotation: Rotation | None) -> Tensor:
+        x = self.add_attention(x, lambda h: self._attend(h, cache, rotation))
+        return self.add_feedforward(x, self.work)
+
+    def _attend(self, x: Tensor, cache: Cache, rotation: Rotation | None) -> Tensor:
+        part = self.attention
+        config, rows = part.config, len(x)
+        q, k, v = F.linear(x, part.qkv.weight, part.qkv.bias).split(part.sizes, dim=-1)
+        q, k = q.view(rows, part.heads, 1, -1), k.view(rows, part.key_heads, 1, -1)
+        if part.q_norm is not None and part.k_norm is not None:
+            q, k = part.q_norm(q), part.k_norm(k)
+        if rotation is not None:
+            q, k = (rotate(one, rotation, config.pairs) for one in (q, k))
+        keys, values = cache.extend(part.layer, k, v.view(rows, part.key_heads, 1, -1))
+        grouped = part.heads != part.key_heads
+        heads = F.scaled_dot_product_attention(q, keys, values, scale=config.scale, enable_gqa=grouped)
+        return F.linear(heads.view(rows, -1), part.out.weight, part.out.bias)
 
 
 def residual(block: Block, norm: nn.Module) -> Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]:

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from regard.models.transformer import Decoder, State
 from regard.predict.config import SearchConfig
-from regard.predict.fixed_cache import FixedCache, recordable
+from regard.predict.recording import TURN, FixedCache, keep_ready, recordable
 from regard.predict.sampling import Chance, draw
-from regard.predict.search import TURN, check_scores, keep_ready, log_probabilities
+from regard.predict.search import check_scores, forbid, log_probabilities
 
 ASK = 8  # steps that are queued, and looked at, together
 FIRST = 128  # slots that attention reaches over at first
@@ -48,7 +48,7 @@ class Replays:
 
     def fits(self, config: SearchConfig) -> bool:
         """Whether a step can be recorded: nothing may depend on a value, or be looked at or changed on the way."""
-        return recordable(self.model.config) and not config.no_repeat_ngram and self.model.decoder.tap is None
+        return recordable(self.model) and not config.no_repeat_ngram
 
     @contextmanager
     def drawing(self, prompt: list[int], config: SearchConfig, context: int, limit: int) -> Iterator[FixedDrawing]:
@@ -183,11 +183,10 @@ class FixedStep:
         self._draw(self.model.step(self.tokens, self.state, last=True)[:, -1])
 
     def _draw(self, logits: Tensor) -> None:
-        known = log_probabilities(logits[:, : self.vocab_size])  # what fills up a vocabulary is no token
+        known = log_probabilities(logits[:, : self.vocab_size])  # rows that pad a vocabulary are not tokens
         scores = known
         if self.config.min_length and self.eos is not None:
-            scores = known.clone()
-            scores[:, self.eos].masked_fill_(self.t < self.least, float("-inf"))
+            scores = forbid(known, self.t < self.least, known[:, :0], 0, self.eos)
         token = draw(scores, self.config, self.chances.index_select(0, self.t)[0])[:, None]  # [rows, 1]
         self.tokens.copy_(token)
         self.written.index_copy_(0, self.t, token.T)

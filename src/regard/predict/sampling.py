@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 
 from regard.predict.config import SearchConfig
-from regard.predict.search import Hypothesis, Steps, check_scores, forbid, length_limits, log_probabilities
+from regard.predict.engine import Engine
+from regard.predict.search import Hypothesis, check_scores, forbid, length_limits, log_probabilities
 
 
 @torch.inference_mode()
 def sample(
-    model: Steps,
+    model: Engine,
     source: Tensor,
     is_real: Tensor | None,
     config: SearchConfig,
@@ -55,7 +56,9 @@ def sample(
             state.reorder(parents)
         known = log_probabilities(logits)
         check_scores(known[:, eos].tolist())
-        token = draw(forbid(known, written, config, eos), config, chance.at(written.shape[1], live))  # [rows]
+        early = written.shape[1] < config.min_length
+        allowed = forbid(known, early, written, config.no_repeat_ngram, eos)
+        token = draw(allowed, config, chance.at(written.shape[1], live))  # [rows]
         totals = totals + known.gather(1, token[:, None])[:, 0].double()
         written = torch.cat((written, token[:, None]), dim=1)
         ended = (token == eos) | (written.shape[1] == most[live])

@@ -18,12 +18,14 @@ from regard.models import EncoderDecoder, SequenceToSequence
 from regard.predict.beam import beam
 from regard.predict.bundle import Bundle, ScoredText, SearchPredictor, TextPrediction
 from regard.predict.config import SearchConfig
-from regard.predict.fixed import FixedSearches
-from regard.predict.lean import lean, traced
+from regard.predict.engine import traced
+from regard.predict.recorded import RecordedSearches
+from regard.predict.recording import TURN
 from regard.predict.sampling import sample
-from regard.predict.search import TURN, Hypothesis, length_limits
+from regard.predict.search import Hypothesis, length_limits
 from regard.predict.workers import side_by_side
 
+Batch = tuple[list[int], Tensor, Tensor]  # rows, their ids, which of them are real
 TOKENS = 2**15  # source tokens of a batch, padding and beams included: long sentences come in smaller batches
 
 
@@ -37,7 +39,7 @@ class Translator(SearchPredictor[str, TextPrediction]):
         super().__init__(bundle, config)
         self.model: SequenceToSequence = bundle.model  # type: ignore[assignment]
         self.source, self.target = bundle.source, bundle.target
-        self._fixed: FixedSearches | None = None
+        self._recorded: RecordedSearches | None = None
 
     @staticmethod
     def accepts(bundle: Bundle) -> bool:
@@ -80,37 +82,36 @@ class Translator(SearchPredictor[str, TextPrediction]):
         self, ids: Sequence[Sequence[int]], batch: int, config: SearchConfig, first: int
     ) -> Iterator[tuple[list[int], list[list[Hypothesis]]]]:
         """Rows that were decoded together, and the hypotheses of each."""
-        ends = self.bundle.target_frame
-        table = Ragged.of(ids)
-        padded: Iterator[tuple[list[int], Tensor, Tensor]]
-        padded = ((rows, *table.pad(torch.tensor(rows))) for rows in self._batches(ids, batch, config))
+        ends, table = self.bundle.target_frame, Ragged.of(ids)
+        padded: Iterator[Batch] = ((rows, *table.pad(torch.tensor(rows))) for rows in self._batches(ids, batch, config))
         if self.device.type == "cuda" and isinstance(self.model, EncoderDecoder):
             with TURN:  # threads that search with this model share what was recorded
-                self._fixed = self._fixed or FixedSearches(self.model, *ends)
-            fixed, others = self._fixed, []
+                self._recorded = self._recorded or RecordedSearches(self.model, *ends)
+            recorded, others = self._recorded, list[Batch]()
 
-            def fitting() -> Iterator[tuple[list[int], Tensor, Tensor]]:
+            def fitting() -> Iterator[Batch]:
                 for rows, source, is_real in padded:
-                    if fixed.fits(config, length_limits(source, is_real, config)):
+                    if recorded.fits(config, length_limits(source, is_real, config)):
                         yield rows, source, is_real
                     else:
                         others.append((rows, source, is_real))
 
-            yield from fixed.search_all(fitting(), config)
+            yield from recorded.search_all(fitting(), config)
             padded = iter(others)
-        looked_at = config.coverage_penalty > 0 or traced(self.model)
-        model = self.model if config.sample or looked_at else lean(self.model)
 
-        def search(given: tuple[list[int], Tensor, Tensor]) -> tuple[list[int], list[list[Hypothesis]]]:
-            rows, source, is_real = given
-            whole = None if bool(is_real.all()) else is_real.to(self.device)
-            asked = (model, source.to(self.device), whole, config, *ends)
-            return rows, sample(*asked, lines=[first + row for row in rows]) if config.sample else beam(*asked)
+        def search(part: Batch) -> tuple[list[int], list[list[Hypothesis]]]:
+            rows, source, is_real = part
+            mask = None if bool(is_real.all()) else is_real.to(self.device)
+            arguments = (self.model, source.to(self.device), mask, config, *ends)
+            if config.sample:
+                return rows, sample(*arguments, lines=[first + row for row in rows])
+            return rows, beam(*arguments)
 
-        if self.device.type == "cpu" and not (config.sample or looked_at):  # a trace sees one batch at a time
-            yield from side_by_side(search, list(padded)[::-1])  # the longest first, so that all cores end together
-        else:
+        in_turn = self.device.type != "cpu" or config.sample or config.coverage_penalty > 0 or traced(self.model)
+        if in_turn:  # a trace sees one batch at a time
             yield from map(search, padded)
+        else:
+            yield from side_by_side(search, list(padded)[::-1])  # the longest first, so that all cores end together
 
     def _batches(self, ids: Sequence[Sequence[int]], batch: int, config: SearchConfig) -> Iterator[list[int]]:
         """Rows that are decoded together, shortest first; a line of </s> alone has nothing to translate."""

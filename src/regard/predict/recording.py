@@ -1,26 +1,58 @@
-"""A KV cache of fixed size, whose steps a CUDA graph can record.
+"""What recorded decoding needs: a cache in fixed shapes, and the rules for recording a step as a CUDA graph.
 
-Every step works on the same shapes and the same memory: all slots exist from the start, and the number of tokens read
-is a tensor. Slots that are not yet written have positions in the future, so the causal mask excludes them; those
-beyond `reach` are left out, so that a short text does not attend to space for a long one.
+A small model's decoding step is some two hundred kernels of 2 to 5 µs; launched one by one from Python, each costs
+more than it computes. A CUDA graph launches all of them at once, but replays them with the same shapes and addresses
+and cannot read a value back. `regard.predict.recorded` records searches, `regard.predict.replay` generation.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
+from regard.models.transformer import Decoder, EncoderDecoder
 from regard.nn.cache import Cache, Pair
-from regard.nn.config import StackConfig
 from regard.nn.mask import Positions
+from regard.predict.engine import known, traced
+
+# Held while work that may be recorded as a graph is launched: a recording fails if another thread launches then.
+TURN = threading.RLock()
+POSITIONS = ("sinusoidal", "learned", "relative", "t5", "rope", "none")
+Key = TypeVar("Key")
+Recorded = TypeVar("Recorded")
 
 
-def recordable(config: StackConfig) -> bool:
-    """Whether a step launches the same kernels whatever its inputs, and copies nothing from or to the host."""
-    return config.experts == 0 and config.attention != "flex" and config.position != "alibi" and not config.pruned
+def recordable(model: EncoderDecoder | Decoder) -> bool:
+    """Whether a step does the same work for all values and reads none back; what is not known is not recorded."""
+    config = model.config
+    return (
+        config.position in POSITIONS
+        and config.attention in ("fused", "reference")
+        and config.experts == 0
+        and not config.pruned
+        and not traced(model)
+        and known(model)
+    )
+
+
+def keep_ready(ready: OrderedDict[Key, Recorded], key: Key, one: Recorded, most: int) -> None:
+    """Keep what was recorded for the next use of its shape; beyond `most` the least recently used is dropped."""
+    ready[key] = one
+    if len(ready) > most:
+        ready.popitem(last=False)
 
 
 class FixedCache(Cache):
+    """All slots exist from the start, and the number of tokens read is a tensor: every step has the same shapes.
+
+    Slots that are not yet written have positions in the future, so the causal mask excludes them; those beyond
+    `reach` are left out, so that a short text does not attend to space for a long one.
+    """
+
     def __init__(self, capacity: int, device: torch.device) -> None:
         super().__init__(capacity)
         self.reach = capacity

@@ -15,9 +15,8 @@ from regard.models import EncoderDecoder
 from regard.nn.cache import Cache
 from regard.predict import Hypothesis, SearchConfig, beam
 from regard.predict.beam import foremost
-from regard.predict.fixed import LANES, SHAPES, FixedBeam, FixedGreedy, FixedSearches
-from regard.predict.fixed_cache import FixedCache
-from regard.predict.search import TURN
+from regard.predict.recorded import LANES, SHAPES, RecordedSearch, RecordedSearches
+from regard.predict.recording import TURN, FixedCache
 from test_beam import BOS, EOS, padded, transformer
 
 CONFIGS = [
@@ -51,7 +50,7 @@ POSITIONS = [("learned", 2), ("relative", 1), ("rope", 3), ("alibi", 4), ("t5", 
 def test_the_answers_are_those_of_beam_search(changes, position):
     torch.manual_seed(len(str(changes)))
     model, config = transformer(position=position), SearchConfig(**changes)
-    searches = FixedSearches(model, BOS, EOS)
+    searches = RecordedSearches(model, BOS, EOS)
     for rows in (6, 5, 8):  # the same shape again: nothing of the search before may be left
         source, is_real = padded(rows)
         same(searches.search(source, is_real, config), beam(model, source, is_real, config, BOS, EOS))
@@ -61,14 +60,15 @@ def test_the_answers_are_those_of_beam_search(changes, position):
 def test_no_filler_is_no_difference():
     model, source = transformer(), torch.randint(4, 20, (3, 7))
     config = SearchConfig(beam=3)
-    same(FixedSearches(model, BOS, EOS).search(source, None, config), beam(model, source, None, config, BOS, EOS))
+    same(RecordedSearches(model, BOS, EOS).search(source, None, config), beam(model, source, None, config, BOS, EOS))
 
 
 @pytest.mark.parametrize("changes", [{"kv_heads": 1}, {"window": 3}, {"decoder_layers": 1}, {"norm_order": "pre"}])
 def test_other_models(changes):
     model, config = transformer(**changes), SearchConfig(beam=3)
     source, is_real = padded()
-    same(FixedSearches(model, BOS, EOS).search(source, is_real, config), beam(model, source, is_real, config, BOS, EOS))
+    found = RecordedSearches(model, BOS, EOS).search(source, is_real, config)
+    same(found, beam(model, source, is_real, config, BOS, EOS))
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -79,11 +79,11 @@ def test_a_step_depends_on_no_value(position, beams):
     sizes = transformer(position=position).config
     with FakeTensorMode(), torch.inference_mode():
         model = EncoderDecoder(sizes).eval()
-        search = (FixedGreedy if beams == 1 else FixedBeam)(model, config, 4, 16, 32, BOS, EOS)
+        search = RecordedSearch(model, config, 4, 16, 32, BOS, EOS)
         source, is_real = torch.ones(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.bool)
         search.start(source, is_real, [32] * 4)
         with pytest.raises(DataDependentOutputException):
-            bool(search.closed.all())
+            bool(search.live.closed.all())
 
 
 @pytest.mark.parametrize(("size", "count"), [(20, 4), (512, 10), (1000, 10), (1003, 24), (5000, 1)])
@@ -96,7 +96,7 @@ def test_the_highest_in_two_rounds(size, count):
 
 def test_few_searches_are_kept():
     model, config = transformer(), SearchConfig(beam=2, max_length=2)
-    searches = FixedSearches(model, BOS, EOS)
+    searches = RecordedSearches(model, BOS, EOS)
     for length in range(1, 300, 17):
         source = torch.randint(4, 20, (2, length))
         searches.search(source, None, config)
@@ -106,7 +106,7 @@ def test_few_searches_are_kept():
 def test_two_searches_at_once_share_no_buffer():
     """One after the other by turns, then in threads: the answers are those of each alone."""
     model, config = transformer(), SearchConfig(beam=3, max_length=12)
-    searches, batches = FixedSearches(model, BOS, EOS), [padded(6) for _ in range(8)]
+    searches, batches = RecordedSearches(model, BOS, EOS), [padded(6) for _ in range(8)]
     expected = [beam(model, *batch, config, BOS, EOS) for batch in batches]
     named = [(at, *batch) for at, batch in enumerate(batches)]
     by_turns = zip(searches.search_all(named[:4], config), searches.search_all(named[4:], config), strict=True)
@@ -121,7 +121,7 @@ def test_two_searches_at_once_share_no_buffer():
 def test_searches_left_half_way_are_kept():
     """A GPU would still be writing into their memory; the next batch begins with empty tables all the same."""
     model, config = transformer(), SearchConfig(beam=3, max_length=12)
-    searches, batches = FixedSearches(model, BOS, EOS), [padded(6) for _ in range(6)]
+    searches, batches = RecordedSearches(model, BOS, EOS), [padded(6) for _ in range(6)]
     searches.lanes = [None] * 3
     under_way = searches.search_all([(at, *batch) for at, batch in enumerate(batches)], config)
     next(under_way)
@@ -133,7 +133,7 @@ def test_searches_left_half_way_are_kept():
 
 def test_a_search_waits_for_its_turn():
     """What another thread may be recording is not disturbed."""
-    searches, found = FixedSearches(transformer(), BOS, EOS), []
+    searches, found = RecordedSearches(transformer(), BOS, EOS), []
     thread = threading.Thread(target=lambda: found.append(searches.search(*padded(2), SearchConfig(max_length=3))))
     with TURN:
         thread.start()
@@ -149,15 +149,15 @@ def test_weights_that_are_no_numbers_are_named():
         model.decoder.norm = torch.nn.Identity()
         model.output_head.project.weight.fill_(float("nan"))
     with pytest.raises(UserError, match="not numbers"):
-        FixedSearches(model, BOS, EOS).search(torch.randint(4, 20, (2, 4)), None, SearchConfig(beam=2))
+        RecordedSearches(model, BOS, EOS).search(torch.randint(4, 20, (2, 4)), None, SearchConfig(beam=2))
 
 
 def test_what_cannot_be_done_in_fixed_shapes_is_not_tried():
-    searches = FixedSearches(transformer(), BOS, EOS)
+    searches = RecordedSearches(transformer(), BOS, EOS)
     for changes in ({"coverage_penalty": 0.2, "beam": 2}, {"no_repeat_ngram": 2}, {"sample": True}):
         assert not searches.fits(SearchConfig(**changes), [10])
     assert searches.fits(SearchConfig(beam=5), [512]) and not searches.fits(SearchConfig(), [513])
-    assert not FixedSearches(transformer(position="alibi"), BOS, EOS).fits(SearchConfig(), [10])
+    assert not RecordedSearches(transformer(position="alibi"), BOS, EOS).fits(SearchConfig(), [10])
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "rope", "alibi", "relative"])
@@ -178,7 +178,7 @@ def test_recorded_as_a_graph(changes):
     torch.manual_seed(1)
     model, config = transformer().cuda(), SearchConfig(**changes)
     assert isinstance(model, EncoderDecoder)
-    searches = FixedSearches(model, BOS, EOS)
+    searches = RecordedSearches(model, BOS, EOS)
     batches = [tuple(x.cuda() for x in padded(6)) for _ in range(3 * LANES)]  # the third of a lane is all replayed
     found = dict(searches.search_all([(number, *batch) for number, batch in enumerate(batches)], config))
     for number, (source, is_real) in enumerate(batches):

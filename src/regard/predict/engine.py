@@ -1,0 +1,105 @@
+"""Engines: ways to compute one decoding step of a model, behind one interface, chosen in one place.
+
+    eager      the model itself: everything that PyTorch can run
+    lean       tensors alone, for the short steps of a small model on a CPU      `regard.predict.lean`
+    recorded   fixed shapes, replayed as a CUDA graph                            `regard.predict.recording`
+
+`start` reads the source, `step` reads one more token of each row and gives the logits of the next one; the state in
+between is the engine's own, as long as its rows can be reordered. An engine that does not run the model's own code
+computes what it knows and refuses the rest: `known` is a whitelist of modules, so that a norm, an activation or a
+position that is added later is left to the eager engine until someone teaches the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard.models.output_head import Head
+from regard.models.prune import PrunedMultiHead
+from regard.models.transformer import Decoder, EncoderDecoder
+from regard.nn.block import Block, Stack
+from regard.nn.embedding import Tokens
+from regard.nn.feedforward import FeedForward
+from regard.nn.multihead import MultiHead
+from regard.nn.norm import LayerNorm, RMSNorm
+from regard.nn.position import T5, Learned, Position, Relative, Rotary, Sinusoidal
+from regard.nn.score import LearnedScore
+from regard.nn.trace import Traceable
+
+KNOWN = {
+    EncoderDecoder, Decoder, Stack, Block, MultiHead, FeedForward, Tokens, Head, LayerNorm, RMSNorm, Position,
+    Sinusoidal, Learned, Rotary, Relative, T5, nn.LayerNorm, nn.Linear, nn.Embedding, nn.Identity, nn.ModuleList,
+    LearnedScore, PrunedMultiHead,
+}  # fmt: skip
+ACTIVATIONS = ("relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu")
+
+
+class EngineState(Protocol):
+    """What an engine remembers of a generation in progress, one row per hypothesis."""
+
+    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep these rows in this order; a row may be taken more than once, or not at all.
+
+        With `sources` the rows are groups of equal size, one for each of these sources, numbered as before, in their
+        order, none twice: what was computed from a source may be kept once for its group.
+        """
+
+
+class Engine(Protocol):
+    """A way to compute decoding steps; every model that generates is one."""
+
+    def start(self, source: Tensor, is_real: Tensor | None = None) -> Any:
+        """Read the source [B, …]; gives an `EngineState` of B rows."""
+
+    def step(self, tokens: Tensor, state: Any) -> Tensor:
+        """Read `tokens` [B, n]; logits [B, n, vocab_size] of the token after each."""
+
+
+def traced(model: nn.Module) -> bool:
+    """Whether activations are recorded or changed: by a trace, or by hooks of PyTorch."""
+    return any(
+        (isinstance(part, Traceable) and part.tap is not None) or part._forward_hooks or part._forward_pre_hooks
+        for part in model.modules()
+    )
+
+
+def known(model: nn.Module) -> bool:
+    """Whether every module is one that engines know, as it was defined, with an activation that they know."""
+    return all(
+        type(part) in KNOWN
+        and "forward" not in part.__dict__
+        and (not isinstance(part, FeedForward) or part.activation in ACTIVATIONS)
+        for part in model.modules()
+    )
+
+
+def lean(model: Engine) -> Engine:
+    """The lean engine where it computes what the model does, else the model."""
+    from regard.predict.lean import Lean, LeanDecoder
+
+    if type(model) is EncoderDecoder and _lean_knows(model, ("sinusoidal", "learned", "none")):
+        weight = model.output_head.project.weight
+        is_exact = weight.dtype in (torch.float32, torch.float64) and not model.config.qk_norm
+        return Lean(model) if is_exact and isinstance(model.target_embedding, Tokens) else model
+    if type(model) is Decoder and _lean_knows(model, ("sinusoidal", "learned", "rope", "none")):
+        return LeanDecoder(model)
+    return model
+
+
+def _lean_knows(model: EncoderDecoder | Decoder, positions: tuple[str, ...]) -> bool:
+    """Rotation, biases, windows, experts, learned scores, uneven groups, traces and autocast are the model's own."""
+    config = model.decoder.config
+    return (
+        (config.attention_score, config.attention) == ("dot", "fused")
+        and config.window is None
+        and config.experts == 0
+        and config.position in positions
+        and next(model.parameters()).device.type == "cpu"
+        and not (model.training or torch.is_autocast_enabled("cpu") or traced(model))
+        and not any(part.uneven for part in model.decoder.modules() if isinstance(part, PrunedMultiHead))
+        and known(model.decoder)
+        and known(model.output_head)
+    )

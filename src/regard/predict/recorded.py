@@ -1,0 +1,211 @@
+"""Recorded search: every step the same work on the same memory, so that a GPU can replay it.
+
+`regard.predict.beam` reads back after every token which sentences are closed, and lets them leave. That is right where
+computing costs time. On a GPU a small model's step costs little and reading back costs much: a kernel is launched in
+8 µs, runs in 2, and every question waits for all of them. So here nothing is read back and nothing changes its shape;
+closed sentences are carried along, and one step,
+
+    read tokens -> logits -> 2 · beam best extensions -> finished ones into the tables -> live ones reorder the cache
+
+is recorded as a CUDA graph and replayed, and so is the encoder. The kernels of a small model do not fill a GPU: a few
+batches are in progress at once, each in a stream of its own, and whether all sentences of one are closed is looked up
+when the others have been given work. The rules are those of `regard.predict.beam`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.models.transformer import EncoderDecoder, State
+from regard.nn.block import Memory
+from regard.nn.mask import Positions
+from regard.predict.beam import make_hypotheses
+from regard.predict.config import SearchConfig
+from regard.predict.recording import TURN, FixedCache, keep_ready, recordable
+from regard.predict.search import Hypothesis, check_scores, length_limits
+
+Name = TypeVar("Name")
+Key = tuple[SearchConfig, int, int, int, int, int]  # what a search is made for: see `_taken`
+ASK = 4  # steps between two questions whether all sentences are closed
+LANES = 4  # batches in progress at once
+SHAPES = 12  # searches kept ready, each with its memory
+REACH = 32  # slots of the cache that a step attends to are a multiple of this
+LONGEST = 512  # tokens of an output; longer ones are better searched step by step
+
+
+class RecordedSearches:
+    """Recorded searches by shape, made when first needed. Sizes are rounded up, so that few shapes serve all batches.
+
+    Each serves one batch at a time: it is taken and given back, so several threads may search with the same model.
+    """
+
+    def __init__(self, model: EncoderDecoder, bos: int, eos: int) -> None:
+        self.model, self.bos, self.eos = model, bos, eos
+        self.device = next(model.parameters()).device
+        self.lanes = [torch.cuda.Stream(self.device) for _ in range(LANES)] if self.device.type == "cuda" else [None]
+        self.ready: OrderedDict[Key, RecordedSearch] = OrderedDict()
+
+    def fits(self, config: SearchConfig, limits: list[int]) -> bool:
+        """Whether this search can be done in fixed shapes."""
+        plain = not (config.sample or config.coverage_penalty or config.no_repeat_ngram)
+        return plain and max(limits) <= LONGEST and recordable(self.model)
+
+    def search(self, source: Tensor, is_real: Tensor | None, config: SearchConfig) -> list[list[Hypothesis]]:
+        """As `beam`, for token ids [B, S]."""
+        return next(self.search_all([(None, source, is_real)], config))[1]
+
+    def search_all(
+        self, batches: Iterable[tuple[Name, Tensor, Tensor | None]], config: SearchConfig
+    ) -> Iterator[tuple[Name, list[list[Hypothesis]]]]:
+        """The results of each batch by its name, in the order in which they are ready."""
+        waiting, live = iter(batches), deque[tuple[Name, Key, RecordedSearch]]()
+        free = list(range(len(self.lanes)))
+        try:
+            while True:
+                while free and (batch := next(waiting, None)) is not None:
+                    name, source, is_real = batch
+                    with TURN:
+                        limits = length_limits(source, is_real, config)
+                        key, search = self._taken(source, limits, config, free.pop())
+                        search.start(source, is_real, limits)
+                    live.append((name, key, search))
+                if not live:
+                    return
+                name, key, search = live.popleft()
+                with TURN:
+                    if not search.finished():
+                        search.advance()
+                        live.append((name, key, search))
+                        continue
+                    results = search.results()
+                    keep_ready(self.ready, key, search, SHAPES)
+                free.append(key[4])
+                yield name, results
+        finally:  # an error, or the rest is not wanted: a GPU may still be writing into these
+            with TURN:
+                for _, key, search in live:
+                    search.finished()
+                    keep_ready(self.ready, key, search, SHAPES)
+
+    def _taken(self, source: Tensor, limits: list[int], config: SearchConfig, lane: int) -> tuple[Key, RecordedSearch]:
+        sentences = 1 << (len(source) - 1).bit_length()  # the next power of two
+        weights = next(self.model.parameters()).data_ptr()  # their address: a graph reads them there
+        key = (config, sentences, _up(source.shape[1], 16), _up(max(limits), 32), lane, weights)
+        search = self.ready.pop(key, None)
+        return key, search or RecordedSearch(self.model, *key[:4], self.bos, self.eos, self.lanes[lane])
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+class RecordedSearch:
+    """A search of up to `sentences` sentences of `length` tokens, with outputs of `capacity` tokens."""
+
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        config: SearchConfig,
+        sentences: int,
+        length: int,
+        capacity: int,
+        bos: int,
+        eos: int,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        self.model, self.bos, self.stream, self.capacity = model, bos, stream, capacity
+        like = next(model.parameters())
+        self.device = device = like.device
+        self.live = make_hypotheses(config, sentences, capacity, eos, like, recorded=True)
+        self.cache = FixedCache(capacity, device)
+        self.source = torch.zeros(sentences, length, dtype=torch.long, device=device)
+        self.is_real = torch.zeros(sentences, length, dtype=torch.bool, device=device)
+        # The keys and values of cross attention are in the cache, once per sentence.
+        nothing = torch.empty(sentences, length, 0, device=device)
+        memory = Memory(nothing, Positions(torch.arange(length, device=device)[None], self.is_real))
+        self.state = State(self.cache, memory)
+        self.all_closed = torch.zeros((), dtype=torch.bool, pin_memory=stream is not None)  # as the CPU knows it
+        self.event = None if stream is None else torch.cuda.Event()
+        self.graphs: dict[str, torch.cuda.CUDAGraph | None] = {}  # None: done once, not yet recorded
+
+    def _here(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    @torch.inference_mode()
+    def start(self, source: Tensor, is_real: Tensor | None, limits: list[int]) -> None:
+        """Read token ids [B, S] and begin; no output is longer than its limit."""
+        count, length = source.shape
+        self.count, self.steps, self.most = count, 0, max(limits)
+        if self.stream is not None:  # weights and new buffers may still be on their way
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with self._here():
+            self.source.zero_()
+            self.source[:count, :length] = source.to(self.device)
+            self.is_real.zero_()
+            self.is_real[:, 0] = True  # a row without a sentence has something to attend to, too
+            self.is_real[:count, :length] = True if is_real is None else is_real.to(self.device)
+            self.live.start(torch.tensor(limits, device=self.device))
+            self._do("read", self.read)
+        self.advance()
+
+    @torch.inference_mode()
+    def advance(self) -> None:
+        """A few steps more, without waiting for them."""
+        with self._here():
+            for _ in range(min(ASK, self.most - self.steps)):
+                self.cache.reach = min(_up(self.steps + 1, REACH), self.capacity)
+                self._do(f"step {self.cache.reach}", self.step)
+                self.steps += 1
+            self.all_closed.copy_(self.live.closed.all(), non_blocking=True)
+            if self.event is not None:
+                self.event.record()
+
+    def finished(self) -> bool:
+        """Whether the steps launched so far have closed all sentences."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.steps >= self.most or bool(self.all_closed)
+
+    def _do(self, name: str, work: Callable[[], None]) -> None:
+        """On a GPU: the first time as it is, the second time recorded, from then on replayed."""
+        if self.stream is None or name not in self.graphs:
+            work()
+            self.graphs[name] = None
+            return
+        graph = self.graphs[name]
+        if graph is None:
+            graph = self.graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream):  # records, does not run
+                work()
+        graph.replay()
+
+    def read(self) -> None:
+        """The memory of the sources. No shape depends on a value, and nothing is read back."""
+        memory = self.model.encode(self.source, self.is_real)
+        for layer, block in enumerate(self.model.decoder.blocks):
+            new = block.cross.project_memory(memory.states)  # type: ignore[union-attr, operator]
+            if layer not in self.cache.memory:
+                self.cache.memory[layer] = torch.empty_like(new[0]), torch.empty_like(new[1])
+            for buffer, part in zip(self.cache.memory[layer], new, strict=True):
+                buffer.copy_(part)
+        self.cache.read.zero_()
+        self.live.tokens.fill_(self.bos)
+
+    def step(self) -> None:
+        """One more token for every hypothesis. No shape depends on a value, and nothing is read back."""
+        rows = self.live.advance(self.model.step(self.live.tokens, self.state)[:, -1])
+        if rows is not None:
+            self.cache.reorder(rows)
+
+    def results(self) -> list[list[Hypothesis]]:
+        """The `n_best` best hypotheses of each sentence."""
+        with self._here():
+            sentences = torch.arange(self.count, device=self.device)
+            check_scores(self.live.best()[: self.count].tolist())
+            return self.live.results(sentences)

@@ -1,0 +1,112 @@
+"""Engines fail closed: what an engine does not know is computed by the model itself, never approximated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.models import Decoder, EncoderDecoder, ModelConfig
+from regard.nn.norm import LayerNorm
+from regard.nn.position import Sinusoidal
+from regard.predict import SearchConfig, beam
+from regard.predict.engine import lean
+from regard.predict.lean import Lean, LeanDecoder
+from regard.predict.recording import recordable
+from test_beam import BOS, EOS, padded
+from test_decode import slow_greedy
+
+SMALL = {"vocab_size": 20, "dim": 16, "layers": 2, "heads": 2, "ff_dim": 32, "norm_order": "pre"}
+KINDS = {"encoder-decoder": (EncoderDecoder, Lean), "decoder": (Decoder, LeanDecoder)}
+
+
+class TanhNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tanh()
+
+
+class ShiftedNorm(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+class Doubled(Sinusoidal):
+    def embed(self, pos: Tensor) -> Tensor:
+        return 2 * super().embed(pos)
+
+
+def make(architecture: str, **changes: object) -> EncoderDecoder | Decoder:
+    torch.manual_seed(1)
+    model = KINDS[architecture][0](ModelConfig(architecture=architecture, **{**SMALL, **changes}))  # type: ignore[arg-type]
+    return model.eval()
+
+
+def use_norm(norm: nn.Module, model: EncoderDecoder | Decoder) -> None:
+    model.decoder.blocks[1].feedforward_norm = norm
+
+
+def use_activation(model: EncoderDecoder | Decoder) -> None:
+    model.decoder.blocks[0].feedforward.activation = "sine"  # type: ignore[union-attr]
+
+
+def use_position(model: EncoderDecoder | Decoder) -> None:
+    model.decoder.position = Doubled(model.decoder.config)
+
+
+def use_forward(model: EncoderDecoder | Decoder) -> None:
+    model.decoder.blocks[0].feedforward.forward = lambda x: x  # type: ignore[method-assign, union-attr]
+
+
+CHANGES = {
+    "unknown norm": lambda model: use_norm(TanhNorm(), model),
+    "norm derived from a known one": lambda model: use_norm(ShiftedNorm(16), model),
+    "unknown activation": use_activation,
+    "position derived from a known one": use_position,
+    "replaced forward": use_forward,
+}
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_unknown_part_is_left_to_the_model(architecture: str, change: str) -> None:
+    model = make(architecture)
+    assert isinstance(lean(model), KINDS[architecture][1]) and recordable(model)
+    CHANGES[change](model)
+    assert lean(model) is model and not recordable(model)
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_a_norm_added_to_the_code_is_refused(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.nn.block.make_norm", lambda config: TanhNorm())
+    model = make(architecture)
+    assert lean(model) is model and not recordable(model)
+
+
+def test_a_search_with_an_unknown_norm_is_that_of_the_model() -> None:
+    """The lean engine once took an unknown norm for the identity."""
+    model = make("encoder-decoder")
+    use_norm(TanhNorm(), model)
+    source, is_real = padded()
+    found = beam(model, source, is_real, SearchConfig(max_length=8), BOS, EOS)
+    for row, real, some in zip(source, is_real, found, strict=True):
+        assert some[0].tokens == slow_greedy(model, row, real, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_lean", "is_recordable"),
+    [
+        ({"position": "alibi"}, False, False),
+        ({"position": "t5"}, False, True),
+        ({"window": 3}, False, True),
+        ({"experts": 2}, False, False),
+        ({"attention": "reference"}, False, True),
+        ({"attention_score": "additive", "attention": "reference"}, False, True),
+        ({"norm": "rms", "activation": "swiglu"}, True, True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("architecture", KINDS)
+def test_what_each_engine_takes(architecture: str, changes: dict, is_lean: bool, is_recordable: bool) -> None:
+    model = make(architecture, **changes)
+    assert isinstance(lean(model), KINDS[architecture][1]) == is_lean
+    assert recordable(model) == is_recordable
