@@ -16,7 +16,6 @@ from regard.models import Decoder
 from regard.nn.trace import trace
 from regard.predict import SearchConfig
 from regard.predict.bundle import Bundle
-from regard.predict.fixed_cache import FixedCache, together
 from regard.predict.generator import Drawing, Generator, Sample, lay_columns
 from regard.predict.recording import TURN, FixedCache, together
 from regard.predict.replay import FixedDrawing, FixedStep, reach
