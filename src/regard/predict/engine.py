@@ -32,7 +32,7 @@ from regard.nn.trace import Traceable
 KNOWN = {
     EncoderDecoder, Decoder, Stack, Block, MultiHead, FeedForward, Tokens, Head, LayerNorm, RMSNorm, Position,
     Sinusoidal, Learned, Rotary, Relative, T5, nn.LayerNorm, nn.Linear, nn.Embedding, nn.Identity, nn.ModuleList,
-    LearnedScore, PrunedMultiHead,
+    nn.ParameterList, LearnedScore, PrunedMultiHead,
 }  # fmt: skip
 ACTIVATIONS = ("relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu")
 
