@@ -163,7 +163,7 @@ def test_pictures_that_cannot_be_read_are_named_and_can_be_left_out(
 
 def test_data_can_be_checked_before_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "check", "folders.toml"]) == 0
-    assert "everything that [data] names can be read" in capsys.readouterr().out
+    assert "all files of [data] can be read" in capsys.readouterr().out
     (here / "photos/test/dark/0.png").write_text("no picture")
     assert main(["data", "check", "folders.toml"]) == 2
     assert "0.png: cannot be read as a picture" in capsys.readouterr().err

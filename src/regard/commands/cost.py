@@ -71,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
     if args.model is None:
         raise UserError(f"no model: pass a recipe, a folder or one of the presets: {', '.join(PRESETS)}")
     config = read_model(args.model, read_changes(args.set))
-    found = cost(config, seq=args.seq, batch=args.batch, target_seq=args.target_seq, dtype=args.dtype)
+    result = cost(config, seq=args.seq, batch=args.batch, target_seq=args.target_seq, dtype=args.dtype)
     if args.json:
-        print(json.dumps({"model": args.model, **found.to_dict()}, indent=2))
+        print(json.dumps({"model": args.model, **result.to_dict()}, indent=2))
     else:
-        print(_report(args.model, config, found))
+        print(_report(args.model, config, result))
     return 0
 
 
@@ -106,21 +106,21 @@ def _layers(config: ModelConfig) -> str:
     return f"{config.layers}+{config.layers if config.decoder_layers is None else config.decoder_layers}"
 
 
-def _report(name: str, config: ModelConfig, found: Cost) -> str:
+def _report(name: str, config: ModelConfig, cost: Cost) -> str:
     """Four tables with aligned columns."""
     tables = {
-        "parameters": _parameter_rows(config, found),
-        "FLOPs of a forward pass": _forward_rows(config, found),
-        "FLOPs of training and generation": _training_rows(config, found),
-        "memory": _memory_rows(config, found),
+        "parameters": _parameter_rows(config, cost),
+        "FLOPs of a forward pass": _forward_rows(config, cost),
+        "FLOPs of training and generation": _training_rows(config, cost),
+        "memory": _memory_rows(config, cost),
     }
     rows = [row for table in tables.values() for row in table]
     label, value = (max(len(row[column]) for row in rows) for column in (0, 1))
-    lines = [f"{name}: {_describe(config)}", _workload(config, found)]
+    lines = [f"{name}: {_describe(config)}", _workload(config, cost)]
     for title, table in tables.items():
         lines += ["", title]
         lines += [f"  {row[0]:<{label}}  {row[1]:>{value}}  {row[2]}".rstrip() for row in table]
-    return "\n".join([*lines, "", *_assumptions(config, found)])
+    return "\n".join([*lines, "", *_assumptions(config, cost)])
 
 
 def _describe(config: ModelConfig) -> str:
@@ -135,68 +135,68 @@ def _describe(config: ModelConfig) -> str:
     return ", ".join(parts)
 
 
-def _workload(config: ModelConfig, found: Cost) -> str:
+def _workload(config: ModelConfig, cost: Cost) -> str:
     unit = {"tokens": "tokens", "patches": "patches", "features": "features"}[config.input]
-    if found.target_seq:
-        return f"batch: {found.batch} x ({found.seq} source {unit}, {found.target_seq} target tokens)"
-    return f"batch: {found.batch} x {found.seq} {unit}"
+    if cost.target_seq:
+        return f"batch: {cost.batch} x ({cost.seq} source {unit}, {cost.target_seq} target tokens)"
+    return f"batch: {cost.batch} x {cost.seq} {unit}"
 
 
-def _parameter_rows(config: ModelConfig, found: Cost) -> list[Row]:
-    total = sum(found.parameters.values())
-    rows = _parts(found.parameters, count)
+def _parameter_rows(config: ModelConfig, cost: Cost) -> list[Row]:
+    total = sum(cost.parameters.values())
+    rows = _parts(cost.parameters, count)
     rows.append(("total", count(total), f"{total:,}"))
-    rows.append(("without embeddings", count(total - found.table_parameters), ""))
-    if found.active_parameters != total:
+    rows.append(("without embeddings", count(total - cost.table_parameters), ""))
+    if cost.active_parameters != total:
         remark = f"{config.experts_per_token} of {config.experts} experts"
-        rows.append(("active per token", count(found.active_parameters), remark))
+        rows.append(("active per token", count(cost.active_parameters), remark))
     return rows
 
 
-def _forward_rows(config: ModelConfig, found: Cost) -> list[Row]:
-    total = sum(found.forward.values())
-    rows: list[Row] = [*_parts(found.forward, count), ("total", count(total), "")]
-    rows.append((f"per {_token(config)}", count(total / found.tokens), ""))
-    if found.hidden:
-        fraction = f"{found.hidden / total:.1%} of the total: computed, then masked"
-        rows.append(("masked query-key pairs", count(found.hidden), fraction))
+def _forward_rows(config: ModelConfig, cost: Cost) -> list[Row]:
+    total = sum(cost.forward.values())
+    rows: list[Row] = [*_parts(cost.forward, count), ("total", count(total), "")]
+    rows.append((f"per {_token(config)}", count(total / cost.tokens), ""))
+    if cost.hidden:
+        fraction = f"{cost.hidden / total:.1%} of the total: computed, then masked"
+        rows.append(("masked query-key pairs", count(cost.hidden), fraction))
     return rows
 
 
-def _training_rows(config: ModelConfig, found: Cost) -> list[Row]:
-    rule = 6 * found.multiplied_parameters
+def _training_rows(config: ModelConfig, cost: Cost) -> list[Row]:
+    rule = 6 * cost.multiplied_parameters
     rows: list[Row] = [
-        ("training, per batch", count(found.train), "forward + backward"),
-        (f"training, per {_token(config)}", count(found.train / found.tokens), ""),
+        ("training, per batch", count(cost.train), "forward + backward"),
+        (f"training, per {_token(config)}", count(cost.train / cost.tokens), ""),
         (
             "  rule of thumb 6·N",
             count(rule),
-            f"N = {count(found.multiplied_parameters)} parameters in matmuls",
+            f"N = {count(cost.multiplied_parameters)} parameters in matmuls",
         ),
     ]
-    if found.recomputed:
-        rows.append(("attention scores, recomputed", count(found.recomputed), "in addition, in the backward pass"))
-    if found.step:
-        rows.append(("generation, one token per row", count(found.step), "with a full cache"))
+    if cost.recomputed:
+        rows.append(("attention scores, recomputed", count(cost.recomputed), "in addition, in the backward pass"))
+    if cost.step:
+        rows.append(("generation, one token per row", count(cost.step), "with a full cache"))
     return rows
 
 
-def _memory_rows(config: ModelConfig, found: Cost) -> list[Row]:
-    rows: list[Row] = [("weights", size(found.weights), found.dtype)]
-    cache = sum(found.kv_cache.values())
+def _memory_rows(config: ModelConfig, cost: Cost) -> list[Row]:
+    rows: list[Row] = [("weights", size(cost.weights), cost.dtype)]
+    cache = sum(cost.kv_cache.values())
     if cache:
         own = "state" if config.architecture == "recurrent" else "self"
-        cross = f"{own} {size(found.kv_cache['self'])}, cross {size(found.kv_cache['cross'])}"
-        rows.append(("key/value cache", size(cache), cross if found.kv_cache["cross"] else ""))
-    state = "fp64" if found.dtype == "fp64" else "fp32"
-    rows.append(("training: weights, gradients, Adam", size(found.training_state), state))
-    rows.append(("training: activations", size(sum(found.activations.values())), ""))
-    rows += [(f"  {name.replace('_', ' ')}", size(value), "") for name, value in found.activations.items()]
-    if found.loss_gradients:
-        rows.append(("training: gradients of the loss", size(found.loss_gradients), "at the start of backward"))
-    rows.append(("training, peak total", size(found.training_memory), ""))
+        cross = f"{own} {size(cost.kv_cache['self'])}, cross {size(cost.kv_cache['cross'])}"
+        rows.append(("key/value cache", size(cache), cross if cost.kv_cache["cross"] else ""))
+    state = "fp64" if cost.dtype == "fp64" else "fp32"
+    rows.append(("training: weights, gradients, Adam", size(cost.training_state), state))
+    rows.append(("training: activations", size(sum(cost.activations.values())), ""))
+    rows += [(f"  {name.replace('_', ' ')}", size(value), "") for name, value in cost.activations.items()]
+    if cost.loss_gradients:
+        rows.append(("training: gradients of the loss", size(cost.loss_gradients), "at the start of backward"))
+    rows.append(("training, peak total", size(cost.training_memory), ""))
     if config.attention != "reference" and config.architecture != "recurrent":
-        written_out = found.training_memory + found.reference_activations - sum(found.activations.values())
+        written_out = cost.training_memory + cost.reference_activations - sum(cost.activations.values())
         rows.append(("  with attention = 'reference'", size(written_out), ""))
     return rows
 
@@ -215,7 +215,7 @@ def _token(config: ModelConfig) -> str:
     return {"tokens": "token", "patches": "patch", "features": "feature"}[config.input]
 
 
-def _assumptions(config: ModelConfig, found: Cost) -> list[str]:
+def _assumptions(config: ModelConfig, cost: Cost) -> list[str]:
     path = {
         "fused": "all query-key pairs count, masked or not; fused attention stores no weights",
         "reference": "all query-key pairs count, masked or not; the backward pass keeps the weights",
@@ -224,7 +224,7 @@ def _assumptions(config: ModelConfig, found: Cost) -> list[str]:
     if config.architecture == "recurrent":
         path = "all pairs of a target and a source token count; the weights are kept for the backward pass"
     attention = "" if config.architecture == "recurrent" else f"attention = {config.attention!r}: "
-    mixed = "; training in mixed precision" if found.dtype in ("bf16", "fp16") else ""
+    mixed = "; training in mixed precision" if cost.dtype in ("bf16", "fp16") else ""
     return [
         f"assumptions: {attention}{path}.",
         f"             A matmul [m, k] x [k, n] has 2·m·n·k FLOPs, everything else 0; no padding{mixed}.",

@@ -97,32 +97,32 @@ def _check(args: argparse.Namespace) -> int:
     assert isinstance(data, dict)
     match task:
         case "translation":
-            found = _check_pairs(data)
+            results = _check_pairs(data)
         case "classification":
-            found = _check_labels(data)
+            results = _check_labels(data)
         case "language" | "masked":
-            found = _check_text(data)
+            results = _check_text(data)
         case _:
             return _check_run(args, tables)
     if args.json:
-        print(json.dumps({name: fields for name, (_, fields, _) in found.items()}, ensure_ascii=False))
+        print(json.dumps({name: fields for name, (_, fields, _) in results.items()}, ensure_ascii=False))
         return 0
-    for name, (summary, fields, lines) in found.items():
-        left_out = f", {fields['bad']:,} left out" if fields["bad"] else ""
-        print(f"{name}: {summary}{left_out}")
+    for name, (summary, fields, lines) in results.items():
+        skipped = f", {fields['bad']:,} skipped" if fields["bad"] else ""
+        print(f"{name}: {summary}{skipped}")
         for line in lines:
             print(f"  {line}")
     return 0
 
 
-Found = dict[str, tuple[str, dict[str, Any], list[str]]]  # set -> (summary, fields of the JSON output, notes)
+Results = dict[str, tuple[str, dict[str, Any], list[str]]]  # set -> (summary, fields of the JSON output, notes)
 
 
-def _check_pairs(table: dict[str, Any]) -> Found:
+def _check_pairs(table: dict[str, Any]) -> Results:
     from regard.data.pairs import PairData, read_pairs
     from regard.settings import from_dict
 
-    config, found = from_dict(PairData, table, "data."), {}
+    config, results = from_dict(PairData, table, "data."), {}
     sets = {"train": config.train, "valid": config.valid, **{f"test.{name}": f for name, f in config.test.items()}}
     for name, files in sets.items():
         if files:
@@ -130,37 +130,37 @@ def _check_pairs(table: dict[str, Any]) -> Found:
             first = [str(problem) for problem in one.bad]
             more = [f"and {one.bad_count - len(one.bad):,} more"] if one.bad_count > len(one.bad) else []
             fields = {"pairs": one.count, "bad": one.bad_count, "first": first, "notes": one.notes}
-            found[name] = f"{one.count:,} pairs", fields, [*first, *one.notes, *more]
-    return found
+            results[name] = f"{one.count:,} pairs", fields, [*first, *one.notes, *more]
+    return results
 
 
-def _check_labels(table: dict[str, Any]) -> Found:
+def _check_labels(table: dict[str, Any]) -> Results:
     from regard.data.labels import LabelData, check_examples, choose_classes
     from regard.settings import from_dict
 
-    config, found = from_dict(LabelData, table, "data."), {}
+    config, results = from_dict(LabelData, table, "data."), {}
     classes = config.classes
     for name, files in {"train": config.train, **config.sets}.items():
         one = check_examples(files, config, classes)
         classes = classes or choose_classes(config, one)
         fields = {"texts": one.count, "classes": one.counts, "bad": one.bad_count, "notes": one.notes}
         by_class = ", ".join(f"{label} {one.counts.get(label, 0):,}" for label in classes)
-        found[name] = f"{one.count:,} texts: {by_class}", fields, [*map(str, one.bad), *one.notes]
-    return found
+        results[name] = f"{one.count:,} texts: {by_class}", fields, [*map(str, one.bad), *one.notes]
+    return results
 
 
-def _check_text(table: dict[str, Any]) -> Found:
+def _check_text(table: dict[str, Any]) -> Results:
     from regard.data.documents import TextData, survey
     from regard.settings import from_dict
 
-    config, found = from_dict(TextData, table, "data."), {}
+    config, results = from_dict(TextData, table, "data."), {}
     sets = {"train": config.train, "valid": config.valid, **{f"test.{name}": f for name, f in config.test.items()}}
     for name, files in sets.items():
         if files:
             one = survey(files, config)
             summary = f"{one.documents:,} documents, {one.characters:,} characters, {one.bytes:,} bytes"
-            found[name] = summary, vars(one), list(one.notes)
-    return found
+            results[name] = summary, vars(one), list(one.notes)
+    return results
 
 
 def _check_run(args: argparse.Namespace, tables: dict[str, object]) -> int:
@@ -171,8 +171,8 @@ def _check_run(args: argparse.Namespace, tables: dict[str, object]) -> int:
 
     from regard.tasks.registry import task_of
 
-    with tempfile.TemporaryDirectory() as place:
-        task_of(tables)(tables, Path(place) / "run", torch.device("cpu")).prepare()
-    message = f"{args.name}: everything that [data] names can be read"
+    with tempfile.TemporaryDirectory() as folder:
+        task_of(tables)(tables, Path(folder) / "run", torch.device("cpu")).prepare()
+    message = f"{args.name}: all files of [data] can be read"
     print(json.dumps({"recipe": args.name, "readable": True}) if args.json else message)
     return 0

@@ -47,7 +47,7 @@ MASK_NAMES = ("<mask>", "[MASK]")
 class Tokenizer:
     """A trained tokenizer, made with `Tokenizer.train` or `Tokenizer.load`.
 
-    `pad`, `unk`, `bos`, `eos` and `mask` are ids; None where there is no such token.
+    `pad`, `unk`, `bos`, `eos` and `mask` are ids, or None if the vocabulary has no such token.
     """
 
     def __init__(self, text: str) -> None:
@@ -179,7 +179,7 @@ class Tokenizer:
         return bytes(table[char] for char in token) if all(char in table for char in token) else token.encode()
 
     def token_to_id(self, name: str) -> int | None:
-        """The id of a token by its name in the vocabulary, such as "[MASK]"; None where there is none."""
+        """The id of a token by its name in the vocabulary, such as "[MASK]", or None."""
         return self._find((name,))
 
     def __len__(self) -> int:
