@@ -21,6 +21,7 @@ from regard.interop import export_folder, import_folder, read_folder
 from regard.models import folder as run
 from regard.models.presets import preset
 from regard.models.transformer import build
+from regard.tasks.registry import task_for
 from regard.text.tokenizer import Tokenizer
 
 TINY = {"dim": 12, "heads": 3, "layers": 2, "ff_dim": 10, "max_length": 40}
@@ -161,6 +162,7 @@ def test_import_and_export_there_and_back(hf, tmp_path, monkeypatch, capsys):
         r"GPT-2, [\d,]+ parameters: hf -> runs/hf \(model\.safetensors, recipe\.toml", capsys.readouterr().out
     )
     assert sorted(os.listdir("runs")) == ["hf"]
+    assert run.load_recipe("runs/hf")["task"] == task_for(run.load_config("runs/hf"))
     assert run.load_recipe("runs/hf")["hf"] == {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
     assert regard("export", "runs/hf", "--hf", "again") == 0
     assert "config.json" in capsys.readouterr().out

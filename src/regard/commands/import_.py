@@ -31,19 +31,21 @@ def run(args: argparse.Namespace) -> int:
     from regard.files import staged
     from regard.interop import compare, read_folder
     from regard.models import folder as runs
+    from regard.tasks.registry import task_for
 
     imported = read_folder(args.folder)
     output = Path(args.out) if args.out else Path("runs") / Path(args.folder).resolve().name
     with staged(output, marker=runs.RECIPE, force=args.force, keep=args.folder) as fresh:
         difference = compare(imported.model, args.folder) if args.check else None
         report_check(difference)
-        recipe = {"hf": imported.metadata} if imported.metadata else None
+        task = task_for(imported.model.config)
+        recipe = {name: value for name, value in (("task", task), ("hf", imported.metadata)) if value}
         runs.save(imported.model, fresh, tokenizers=imported.tokenizers, recipe=recipe)
         files = sorted(path.name for path in fresh.iterdir())
     parameters = sum(tensor.numel() for tensor in runs.weights_of(imported.model).values())
     if args.json:
         result = {
-            "family": imported.family, "parameters": parameters, "folder": str(output), "files": files,
+            "family": imported.family, "task": task, "parameters": parameters, "folder": str(output), "files": files,
             "unused": imported.unused, "difference": None if difference is None else difference.largest,
         }  # fmt: skip
         print(json.dumps(result, ensure_ascii=False))

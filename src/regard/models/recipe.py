@@ -75,7 +75,7 @@ def recipe_path(given: str | Path) -> Path:
     if path.exists():
         return path
     if path.suffix == ".toml" or len(path.parts) > 1:
-        raise UserError(f"{path}: there is no such file or folder; name a recipe, a model's folder or a preset")
+        raise UserError(f"{path}: no such file or folder; pass a recipe, a model folder or a preset")
     near = difflib.get_close_matches(str(given), PRESETS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UserError(
