@@ -71,7 +71,7 @@ def test_attention_is_drawn_from_a_look(architecture: str, tmp_path: Path) -> No
     assert page.count(draw(look)) == 2  # the same figure for both inputs
     assert "the <title>" in text_of(page) and "not why" in text_of(page)
     grids = 0 if look.input.grid is not None else len(look.parts)
-    assert page.count("every layer and head.") == grids
+    assert page.count("Rows are queries") == grids
 
 
 def test_a_model_without_text_or_images_needs_no_attention(tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ def _attention(inside: Inside, inputs: Sequence[plain.AttentionInput]) -> Sectio
         title = one.title or " → ".join(part for part in (text, one.output) if part) or "an image"
         body += figure(draw(look), f"{TITLES[main_part(look).name]}: {title}")
         for part in look.parts.values() if index == 0 and not over_image(look, main_part(look)) else ():
-            body += figure(draw(look, part=part.name, grid=True), f"{TITLES[part.name]}, every layer and head.")
+            causal = " Above the diagonal is the future, which is masked." if part.name == "decoder" else ""
+            body += figure(draw(look, part=part.name, grid=True), f"Rows are queries, columns are keys.{causal}")
     return Section("Attention", body + html.attention_note())
 
 

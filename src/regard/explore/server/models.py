@@ -61,7 +61,7 @@ class Models:
     text: str | None = None  # the first input
     images: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
     _open: OrderedDict[str, Inside] = field(default_factory=OrderedDict)
-    _looks: OrderedDict[tuple[Question, str], Look] = field(default_factory=OrderedDict)
+    _looks: OrderedDict[tuple[Question, Changes], Look] = field(default_factory=OrderedDict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def folder(self, name: str) -> Path:
@@ -121,7 +121,7 @@ class Models:
         return inside.look(question.text if image is None else None, image=image, target=question.target)
 
     def _remember(self, question: Question, changes: Changes, compute: Callable[[], Look]) -> Look:
-        key = (question, json.dumps(changes.to_dict(), sort_keys=True))
+        key = (question, changes)
         if key not in self._looks:
             self._looks[key] = compute()
         self._looks.move_to_end(key)
