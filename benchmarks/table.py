@@ -48,7 +48,7 @@ def training(result: Json) -> str:
     more = " MFU | memory, GB |" if gpu else ""
     tokens = "target tokens" if result["kind"] == "training" else "tokens"
     lines = [
-        f"| size | tool | parameters | {tokens}/s | best of ours / it |{more}",
+        f"| size | library | parameters | {tokens}/s | best of Regard / library |{more}",
         "|---|---|--:|--:|--:|" + "--:|--:|" * gpu,
     ]
     for row in result["rows"]:
@@ -78,7 +78,7 @@ def _profiles(result: Json) -> list[str]:
 
 def decoding(result: Json) -> str:
     lines = [
-        "| search | batch | tool | output tokens/s | ours / it | same as `generate` |",
+        "| search | batch | library | output tokens/s | ours / library | same as `generate` |",
         "|---|--:|---|--:|--:|--:|",
     ]
     for row in result["rows"]:
@@ -109,7 +109,7 @@ def generation(result: Json) -> str:
     """One row per tool, then the time per token by context length, if it was measured."""
     gpu = "copy_gb_per_second" in result
     more = " µs per step | of copy bandwidth |" if gpu else ""
-    lines = [f"| sampling | batch | tool | tokens/s | ours / it |{more}", "|---|--:|---|--:|--:|" + "--:|--:|" * gpu]
+    lines = [f"| decoding | batch | library | tokens/s | ours / library |{more}", "|---|--:|---|--:|--:|" + "--:|--:|" * gpu]
     for row in result["rows"]:
         own = row["tools"].get("regard")
         for name, tool in row["tools"].items():
