@@ -70,7 +70,7 @@ def _profiles(result: Json) -> list[str]:
     if not found:
         return []
     names = list(found[0][2])
-    lines = ["", f"| size | tool | {' | '.join(names)} |", "|---|---|" + "--:|" * len(names)]
+    lines = ["", f"| size | library | {' | '.join(names)} |", "|---|---|" + "--:|" * len(names)]
     for size, tool, shares in found:
         lines.append(f"| {size} | {tool} | {' | '.join(f'{shares[name]:.0%}' for name in names)} |")
     return lines
@@ -109,7 +109,10 @@ def generation(result: Json) -> str:
     """One row per tool, then the time per token by context length, if it was measured."""
     gpu = "copy_gb_per_second" in result
     more = " µs per step | of copy bandwidth |" if gpu else ""
-    lines = [f"| decoding | batch | library | tokens/s | ours / library |{more}", "|---|--:|---|--:|--:|" + "--:|--:|" * gpu]
+    lines = [
+        f"| decoding | batch | library | tokens/s | ours / library |{more}",
+        "|---|--:|---|--:|--:|" + "--:|--:|" * gpu,
+    ]
     for row in result["rows"]:
         own = row["tools"].get("regard")
         for name, tool in row["tools"].items():
@@ -118,7 +121,7 @@ def generation(result: Json) -> str:
                 cells += [f"{tool['step_us']:,.0f}", f"{tool['bandwidth']:.0%}"]
             lines.append(f"| {row['draw']} | {row['batch']} | {name} | {' | '.join(cells)} |")
     if "curve" in result:
-        lines += ["", "| tokens before | ms per token, with the cache | without |", "|--:|--:|--:|"]
+        lines += ["", "| tokens so far | ms per token, with the cache | without |", "|--:|--:|--:|"]
         lines += [f"| {at['tokens']} | {at['cache_ms']:.2f} | {at['no_cache_ms']:.2f} |" for at in result["curve"]]
     return "\n".join(lines)
 
