@@ -10,7 +10,7 @@ All have the same layers, widths, learned positions, tied embeddings, biases and
 and some unused: a multiple of 128, which is faster for all), no dropout, and read random ids. GELU is GPT-2's
 approximation in gpt2 and the exact one in shakespeare, as in nanoGPT; x-transformers has the exact one in both. A step
 is: forward pass, cross-entropy, backward pass, gradient clipping at norm 1, fused AdamW. Ours is the step of
-`regard.train.trainer.Trainer` as a recipe would set it up, batches cut from the text included; the others get theirs
+`regard.training.trainer.Trainer` as a recipe would set it up, batches cut from the text included; the others get theirs
 ready on the device.
 
     regard, regard-compiled (train.compile), regard-graph (train.cuda_graph), regard-graph-compiled
@@ -53,9 +53,9 @@ from regard.interop import config_to_hf
 from regard.models import ModelConfig, build
 from regard.models.presets import preset
 from regard.tasks.language_modeling import next_token
-from regard.train.config import TrainConfig
-from regard.train.trainer import Trainer
-from regard.train.vocabulary import chunked
+from regard.training.config import TrainConfig
+from regard.training.trainer import Trainer
+from regard.training.vocabulary import chunked
 
 SHEET = 989e12  # FLOP/s, dense bf16
 RATE, BETAS, EPS, DECAY, CLIP, SEED = 1e-4, (0.9, 0.95), 1e-8, 0.1, 1.0, 1

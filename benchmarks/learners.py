@@ -7,7 +7,7 @@ clipping at norm 1, Adam. Padding is computed but not counted.
              starts; the optimizer is the same fused Adam as ours. For a compiled model the axes are marked as
              dynamic, so that it is compiled once and not for each shape (lengths are not rounded up: that would add
              padding), and it is warmed up on every batch that is timed.
-    Ours     the step of `regard.train.trainer.Trainer`, as a recipe would set it up. The time to make a batch
+    Ours     the step of `regard.training.trainer.Trainer`, as a recipe would set it up. The time to make a batch
              counts. With `pack` on a GPU a sample is a complete epoch, so that packing is counted too; on a CPU an
              epoch takes minutes and is packed in a fraction of a second, which is measured separately.
 """
@@ -30,8 +30,8 @@ from regard.data.batch import Batches, PairBatch
 from regard.data.pack import Packs
 from regard.models import ModelConfig, build
 from regard.tasks.translation import make_objective
-from regard.train.config import TrainConfig
-from regard.train.trainer import Trainer
+from regard.training.config import TrainConfig
+from regard.training.trainer import Trainer
 
 SMOOTHING, CLIP, RATE, BETAS, SEED = 0.1, 1.0, 1e-4, (0.9, 0.98), 1
 

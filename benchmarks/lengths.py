@@ -28,7 +28,7 @@ import torch
 from regard.errors import UserError
 from regard.explore.chart import line_chart
 from regard.metrics.perplexity import perplexity
-from regard.tasks.language_modeling import LanguageRun
+from regard.tasks.language_modeling import LanguageModeling
 
 MODELS: dict[str, dict[str, Any]] = {
     "rope": {"position": "rope"},
@@ -43,11 +43,11 @@ TRAIN: dict[str, Any] = {"optimizer": "muon", "lr": 6e-3, "warmup": 50, "betas":
 CONTEXT, TIMES, GROUP = 64, 8, 16
 
 
-def prepared(name: str, args: argparse.Namespace, folder: Path) -> LanguageRun:
+def prepared(name: str, args: argparse.Namespace, folder: Path) -> LanguageModeling:
     """The run of one model, before its first step."""
     small = {"dim": 16, "ff_dim": 32, "layers": 1, "heads": 2} if args.smoke else {}
     tables = {
-        "task": "language",
+        "task": "language-modeling",
         "data": {"train": ["input.txt"], "valid_fraction": 0.1, "folder": str(args.data)},
         "text": {"kind": "char"},
         "model": {**MODEL, **small, **MODELS[name], "max_length": CONTEXT},
@@ -56,7 +56,7 @@ def prepared(name: str, args: argparse.Namespace, folder: Path) -> LanguageRun:
             "log_every": max(1, args.steps // 20), "save_every": args.steps,
         },
     }  # fmt: skip
-    run = LanguageRun(tables, folder / name, torch.device(args.device))
+    run = LanguageModeling(tables, folder / name, torch.device(args.device))
     run.prepare()
     return run
 

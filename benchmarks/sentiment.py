@@ -32,9 +32,9 @@ from regard.data.batch import Batches, Ragged
 from regard.data.labelled import Labelled
 from regard.data.labels import Example
 from regard.metrics.classification import ClassMetrics, evaluate_classes
-from regard.models.recipe import override, read_recipe, smoke
+from regard.models.recipe import override, read_recipe, smoke_form
 from regard.samples import sample_folder
-from regard.tasks.text_classification import ClassificationRun
+from regard.tasks.text_classification import TextClassification
 from regard.text.tokenizer import Tokenizer
 
 STRENGTHS = (0.3, 1.0, 3.0, 10.0)  # of the linear model: C, the inverse of its regularisation
@@ -61,14 +61,13 @@ class Texts:
 def read(args: argparse.Namespace, seed: int) -> Texts:
     """The recipe's texts, with the fraction of labels given by `data.fraction` and the seed."""
     tables = read_recipe(args.recipe)
-    tables = (
-        smoke(tables, args.recipe) if args.smoke else {name: one for name, one in tables.items() if name != "smoke"}
-    )
+    plain = {name: one for name, one in tables.items() if name != "smoke"}
+    tables = smoke_form(tables, args.recipe) if args.smoke else plain
     folder = sample_folder(args.data or tables["data"].get("folder", ".")) or Path(
         args.data or Path(args.recipe).parent
     )
     tables["data"] = {**tables["data"], "folder": str(folder.resolve())}
-    run = ClassificationRun(override(tables, [f"data.fraction={args.fraction}"]), Path("nowhere"), torch.device("cpu"))
+    run = TextClassification(override(tables, [f"data.fraction={args.fraction}"]), Path("nowhere"), torch.device("cpu"))
     run.check_data()
     rows = run.training_examples(seed)
     name = next(name for name in run.judged_sets if name != "valid")
@@ -168,7 +167,7 @@ MODELS: dict[str, Callable[[Texts, argparse.Namespace, int], ClassMetrics]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("recipe", help='a recipe with task = "classification"')
+    parser.add_argument("recipe", help='a recipe with task = "text-classification"')
     parser.add_argument("--data", help="folder of the data files, or sample:NAME (default: that of the recipe)")
     parser.add_argument("--fraction", type=float, default=1.0, help="fraction of the training labels (default: 1)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

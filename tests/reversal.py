@@ -11,9 +11,9 @@ from torch import Tensor
 
 from regard.data.batch import Batches, Pairs
 from regard.models import ModelConfig, build
-from regard.train.config import TrainConfig
-from regard.train.objective import translation
-from regard.train.trainer import Objective, Trainer
+from regard.training.config import TrainConfig
+from regard.training.objective import translation
+from regard.training.trainer import Objective, Trainer
 
 BOS, EOS, WORDS = 2, 3, 8
 MODEL = ModelConfig(dim=16, layers=1, heads=2, ff_dim=32, norm_order="pre", position="rope", vocab_size=4 + WORDS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from regard.models.folder import read_weights
-from regard.train.trainer import Trainer
+from regard.training.trainer import Trainer
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

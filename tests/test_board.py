@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from regard.errors import MissingExtra
-from regard.train import board
-from regard.train.trainer import read_metrics
+from regard.training import board
+from regard.training.trainer import read_metrics
 from reversal import TRAIN, make_trainer
 
 

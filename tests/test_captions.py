@@ -131,12 +131,14 @@ def here(empty_folder: Path) -> Path:
             if name == "pictures"
             else '[model]\ninput = "features"\n'
         )
-        Path(f"{name}.toml").write_text(f'task = "captioning"\n{data}{model}')
+        Path(f"{name}.toml").write_text(f'task = "image-captioning"\n{data}{model}')
     scenes = (
         '[data.scenes]\nnouns = ["bag", "boot", "coat"]\ntrain = 24\nvalid = 6\ntest = 6\nheld_out = ["bag top left"]\n'
     )
     model = "[model]\nimage_size = 24\npatch_size = 8\nchannels = 1\nposition_axes = 2\n"
-    Path("scenes.toml").write_text(f'task = "captioning"\n[data]\nfolder = "sample:fashion-mnist"\n{scenes}{model}')
+    Path("scenes.toml").write_text(
+        f'task = "image-captioning"\n[data]\nfolder = "sample:fashion-mnist"\n{scenes}{model}'
+    )
     return empty_folder
 
 

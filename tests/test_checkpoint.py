@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 from regard.errors import UserError
 from regard.models import build
-from regard.train import checkpoint
-from regard.train.trainer import read_metrics
+from regard.training import checkpoint
+from regard.training.trainer import read_metrics
 from reversal import MODEL, TRAIN, make_trainer, train
 
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json"]

@@ -1,4 +1,4 @@
-"""`regard train` with task = "classification": from labelled texts to a folder that goes on, is judged and answers."""
+"""`regard train` with task = "text-classification": training, resuming, evaluation, predictions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from regard.data.batch import PairBatch
 from regard.data.labels import read_labelled
 from regard.models.recipe import override, read_recipe
 from regard.settings import read_toml
-from regard.tasks.text_classification import ClassificationRun
-from regard.train.trainer import read_metrics
+from regard.tasks.text_classification import TextClassification
+from regard.training.trainer import read_metrics
 from stopping import assert_same_weights, interrupt_at
 
 GOOD, BAD = ("최고", "재밌다", "감동", "great"), ("최악", "지루", "별로", "awful")
 NEUTRAL = ("영화", "배우", "그냥", "film", "이야기", "봤다")
-RECIPE = """task = "classification"
+RECIPE = """task = "text-classification"
 [data]
 train = ["train.tsv"]
 valid = ["valid.tsv"]
@@ -76,11 +76,11 @@ def test_a_few_lines_make_a_complete_run(here, capsys):
     told = json.loads(capsys.readouterr().out)
     run = here / "runs" / "mine"
     recipe = read_toml(run / "recipe.toml")
-    assert recipe["task"] == "classification" and recipe["data"]["classes"] == ["bad", "good"]
+    assert recipe["task"] == "text-classification" and recipe["data"]["classes"] == ["bad", "good"]
     assert recipe["model"]["classes"] == 2 and recipe["model"]["pooling"] == "mean"
     # the figures are those of the weights that are kept
     classifier = regard.load(run).predictor
-    rows = list(read_labelled(("test.tsv",), ClassificationRun(tables(), run, torch.device("cpu")).data))
+    rows = list(read_labelled(("test.tsv",), TextClassification(tables(), run, torch.device("cpu")).data))
     given = [one.label for one in classifier.predict([one.text for one in rows])]
     right = sum(label == one.label for label, one in zip(given, rows, strict=True))
     assert told["scores"]["test"]["accuracy"] == pytest.approx(right / len(rows))
@@ -118,7 +118,7 @@ def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, set
 
 def test_class_weights_are_those_of_the_formula(here):
     Path("train.tsv").write_text(table(100, 7, share=0.1))
-    run = ClassificationRun(tables("data.class_weights=balanced"), here / "run", torch.device("cpu"))
+    run = TextClassification(tables("data.class_weights=balanced"), here / "run", torch.device("cpu"))
     run.prepare()
     counts = run.train_texts.labels.bincount()
     weight = run.class_weight()
@@ -129,7 +129,7 @@ def test_class_weights_are_those_of_the_formula(here):
     loss, count = run.objective()(model, batch)
     torch.testing.assert_close(loss, F.cross_entropy(logits, right, weight=100 / (2 * counts), reduction="sum"))
     assert int(count) == 30
-    given = ClassificationRun(tables("data.class_weights={good = 3}"), here / "other", torch.device("cpu"))
+    given = TextClassification(tables("data.class_weights={good = 3}"), here / "other", torch.device("cpu"))
     given.prepare()
     weight = given.class_weight()
     assert weight is not None and weight[1] / weight[0] == pytest.approx(3.0)
@@ -140,7 +140,7 @@ def test_validation_is_held_out_whatever_the_seed_and_a_fraction_is_drawn_by_it(
     Path("mine.toml").write_text(RECIPE.replace('valid = ["valid.tsv"]', "valid_fraction = 0.25\nfraction = 0.5"))
     found = []
     for seed in (1, 2):
-        run = ClassificationRun(tables(f"train.seed={seed}"), here / f"run{seed}", torch.device("cpu"))
+        run = TextClassification(tables(f"train.seed={seed}"), here / f"run{seed}", torch.device("cpu"))
         run.prepare()
         assert run.valid_texts is not None
         found.append(run)
@@ -330,7 +330,7 @@ def test_no_other_kind_of_model_classifies(here, capsys):
 
 
 def test_expected_places_of_packed_rows_have_no_more_than_the_texts(here):
-    run = ClassificationRun(tables("train.pack=32"), here / "run", torch.device("cpu"))
+    run = TextClassification(tables("train.pack=32"), here / "run", torch.device("cpu"))
     run.prepare()
     count, make = run.stream().open(0)
     assert sum(int((make(i).labels != PairBatch.IGNORE).sum()) for i in range(count)) == 120

@@ -303,7 +303,7 @@ def test_every_public_name_can_be_imported(name):
 
 
 def test_the_program_is_named_as_the_shell_can_call_it(monkeypatch, tmp_path):
-    from regard.commands import program
+    from regard.errors import program
 
     monkeypatch.setenv("PATH", str(tmp_path))
     assert program() != "regard" and program().strip("'").endswith("/regard")

@@ -8,7 +8,7 @@ import torch
 from regard.data.batch import PairBatch
 from regard.models import ModelConfig, build
 from regard.nn.block import Stack, run_block
-from regard.train.objective import translation
+from regard.training.objective import translation
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "t5", "rope"])

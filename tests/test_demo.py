@@ -20,8 +20,8 @@ import torch
 import regard
 import regard.demo
 from regard import cli
-from regard.commands import program
 from regard.data.korean import examples
+from regard.errors import program
 from regard.models.folder import load_recipe
 
 SMALL = ["--set", "dim=16", "--set", "ff_dim=32", "--set", "layers=1", "--set", "heads=2"]

@@ -22,9 +22,9 @@ from corpus import SMALL, write_corpus
 from regard.cli import main
 from regard.errors import UserError
 from regard.models.folder import WEIGHTS, read_weights
-from regard.train import checkpoint, distributed, shards
-from regard.train.average import average
-from regard.train.trainer import read_metrics
+from regard.training import checkpoint, distributed, shards
+from regard.training.average import average
+from regard.training.trainer import read_metrics
 from workers import BASE, CASES, ENGINES, STILL, go_on, make
 
 HERE = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""`regard train` with task = "language": from a text to a folder that goes on, is judged, writes."""
+"""`regard train` with task = "language-modeling": from a text to a folder that goes on, is judged, writes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from regard.models.folder import load_tokenizers
 from regard.models.presets import preset
 from regard.models.recipe import read_recipe
 from regard.settings import read_toml
-from regard.tasks.language_modeling import LanguageRun, next_token
-from regard.train.trainer import read_metrics
+from regard.tasks.language_modeling import LanguageModeling, next_token
+from regard.training.trainer import read_metrics
 from stopping import assert_same_weights, interrupt_at
 
 ROOT = Path(__file__).parent.parent
 TEXT = "".join(f"{n} green bottles hanging on the wall, 초록 병 {n}개.\n" for n in range(60, 0, -1))
-RECIPE = """task = "language"
+RECIPE = """task = "language-modeling"
 [data]
 train = ["input.txt"]
 valid_fraction = 0.1
@@ -68,7 +68,11 @@ def test_six_lines_make_a_complete_run(here, capsys):
         "recipe.toml", "tokenizer.json", "model.safetensors", "metrics.jsonl", "scores.json", "report.html", "data"
     }  # fmt: skip
     recipe = read_toml(run / "recipe.toml")
-    assert recipe["task"] == "language" and recipe["train"]["pack"] == 24 and recipe["train"]["label_smoothing"] == 0
+    assert (
+        recipe["task"] == "language-modeling"
+        and recipe["train"]["pack"] == 24
+        and recipe["train"]["label_smoothing"] == 0
+    )
     cut = int(len(TEXT) * 0.9)
     tokenizer = load_tokenizers(run)["tokenizer"]
     for name, part in (("train", TEXT[:cut]), ("valid", TEXT[cut:])):
@@ -115,7 +119,7 @@ def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, cap
 @torch.no_grad()
 def test_the_loss_is_the_sum_over_all_tokens_of_a_batch(here):
     """So that the parts of a batch, as with `gradient_accumulation`, add up to the whole."""
-    task = LanguageRun(read_tables(), here / "run", torch.device("cpu"))
+    task = LanguageModeling(read_tables(), here / "run", torch.device("cpu"))
     task.prepare()
     model = build(task.model_config).double().eval()
     batch = next(iter(task.stream()))
@@ -186,7 +190,8 @@ def test_a_data_folder_and_validation_text_of_its_own(here, capsys):
     for name, text in (("train.txt", TEXT), ("valid.txt", TEXT[:300]), ("test.txt", TEXT[300:400])):
         (Path("corpus") / name).write_text(text, encoding="utf-8")
     Path("mine.toml").write_text(
-        'task = "language"\n[data]\ntrain = ["train.txt"]\nvalid = ["valid.txt"]\ntest = { end = ["test.txt"] }\n'
+        'task = "language-modeling"\n[data]\ntrain = ["train.txt"]\nvalid = ["valid.txt"]\n'
+        'test = { end = ["test.txt"] }\n'
         "[train]\nsteps = 4\n"
     )
     assert train("--data", "corpus") == 0
@@ -316,7 +321,7 @@ def test_a_padded_vocabulary(here):
 def test_the_recipes_can_be_read(name, tmp_path):
     tables = read_recipe(ROOT / "recipes" / f"{name}.toml")
     del tables["smoke"]
-    task = LanguageRun(tables, tmp_path, torch.device("cpu"))
+    task = LanguageModeling(tables, tmp_path, torch.device("cpu"))
     vocab_size = 65 + 4 if "char" in name else {"shakespeare-bpe": 1024}.get(name, 50257)
     config = task._model_config(vocab_size)
     with torch.device("meta"):

@@ -13,13 +13,13 @@ import pytest
 from corpus import SMALL, write_corpus
 from regard.cli import main
 from regard.errors import UserError
-from regard.train.lock import NAME, hold
+from regard.training.lock import NAME, hold
 from reversal import make_trainer
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from regard.train.lock import hold
+from regard.training.lock import hold
 with hold(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -85,7 +85,7 @@ def test_many_at_once_and_one_wins(tmp_path):
 import sys, time
 from pathlib import Path
 from regard.errors import UserError
-from regard.train.lock import hold
+from regard.training.lock import hold
 folder, end, times = Path(sys.argv[1]), time.time() + 1.0, 0
 while time.time() < end:
     try:

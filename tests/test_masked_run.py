@@ -1,4 +1,4 @@
-"""`regard train` with task = "masked", and classifiers that start from such a run."""
+"""`regard train` with task = "masked-language-modeling", and classifiers that start from such a run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from regard.cli import main
 from regard.data.store import Store
 from regard.models.folder import load_tokenizers, read_weights
 from regard.settings import read_toml
-from regard.train.trainer import read_metrics
+from regard.training.trainer import read_metrics
 from stopping import assert_same_weights, interrupt_at
 
 TEXT = "text\tlabel\n" + "".join(
     f"{n} green bottles hanging on the wall, 초록 병 {n}개.\t{'even' if n % 2 == 0 else 'odd'}\n" for n in range(80)
 )
-MASKED = """task = "masked"
+MASKED = """task = "masked-language-modeling"
 [data]
 train = ["a.tsv"]
 valid_fraction = 0.2
@@ -29,7 +29,7 @@ valid_fraction = 0.2
 steps = 6
 pack = 32
 """
-CLASSES = """task = "classification"
+CLASSES = """task = "text-classification"
 [data]
 train = ["a.tsv"]
 valid_fraction = 0.2

@@ -10,8 +10,8 @@ import torch
 
 from regard.errors import UserError
 from regard.models.folder import read_weights
-from regard.train.objective import read_states, translation
-from regard.train.trainer import read_metrics
+from regard.training.objective import target_states, translation
+from regard.training.trainer import read_metrics
 from reversal import MODEL, TRAIN, assert_same, make_trainer
 from stopping import interrupt_at
 
@@ -60,7 +60,7 @@ def test_half_precision_trains_on_a_cpu(tmp_path, precision):
     kinds = set()
 
     def objective(model, batch):
-        logits = model.output_head(read_states(model, batch))
+        logits = model.output_head(target_states(model, batch))
         kinds.add(logits.dtype)
         return translation(model, batch)
 

@@ -128,11 +128,11 @@ def test_figures_are_those_of_the_formulas() -> None:
 @pytest.fixture
 def here(empty_folder: Path) -> Path:
     rule = "[data.rule]\ntrain = 64\nvalid = 8\ntest = 8\n"
-    (empty_folder / "pairs.toml").write_text(f'task = "numbers"\n[data]\nlongest = 4\n{rule}')
+    (empty_folder / "pairs.toml").write_text(f'task = "regression"\n[data]\nlongest = 4\n{rule}')
     rows = "\n".join(f"{t},{math.sin(t / 4):.4f},{math.cos(t / 4):.4f}" for t in range(200))
     (empty_folder / "load.csv").write_text(f"t,a,b\n{rows}\n")
     series = 'train = ["load.csv"]\ncolumns = ["a", "b"]\ncontext = 12\nhorizon = 5\nperiod = 12\n'
-    (empty_folder / "series.toml").write_text(f'task = "numbers"\n[data]\n{series}')
+    (empty_folder / "series.toml").write_text(f'task = "regression"\n[data]\n{series}')
     return empty_folder
 
 

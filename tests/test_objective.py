@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from regard.data.pack import Packs
 from regard.models import ModelConfig, build
-from regard.train.objective import read_states, translation
+from regard.training.objective import target_states, translation
 from reversal import MODEL, reversal_pairs
 
 
@@ -105,4 +105,6 @@ def test_packed_and_padded_agree():
 
 def test_dropout_makes_two_passes_differ():
     model, batch = build(MODEL).train(), reversal_pairs().batch(torch.arange(6))
-    assert not torch.equal(model.output_head(read_states(model, batch)), model.output_head(read_states(model, batch)))
+    assert not torch.equal(
+        model.output_head(target_states(model, batch)), model.output_head(target_states(model, batch))
+    )

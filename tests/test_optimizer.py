@@ -10,9 +10,9 @@ import torch
 
 from regard.errors import UserError
 from regard.models import build
-from regard.train.config import TrainConfig
-from regard.train.optimizer import Muon, block_matrices, make_optimizer
-from regard.train.schedule import rate
+from regard.training.config import TrainConfig
+from regard.training.optimizer import Muon, block_matrices, make_optimizer
+from regard.training.schedule import rate
 from reversal import MODEL, TRAIN, make_trainer
 
 MUON = replace(TRAIN, optimizer="muon", weight_decay=0.05, steps=8, save_every=4)
@@ -85,7 +85,7 @@ def test_a_resumed_run_is_the_same(tmp_path: Path):
 
 def test_it_learns(tmp_path: Path):
     trainer = make_trainer(tmp_path, replace(MUON, steps=60, save_every=100, lr=0.02, warmup=5))
-    from regard.train.trainer import read_metrics
+    from regard.training.trainer import read_metrics
 
     trainer.run()
     losses = [line["loss"] for line in read_metrics(tmp_path)]

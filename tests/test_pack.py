@@ -14,7 +14,7 @@ from regard.data.batch import Batches, PairBatch, Pairs
 from regard.data.pack import PackedBatch, Packs, assign
 from regard.errors import UserError
 from regard.models import ModelConfig, build
-from regard.train.objective import read_states, translation
+from regard.training.objective import target_states, translation
 
 POSITIONS = ["sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none"]
 BOS, EOS = 2, 3
@@ -151,7 +151,7 @@ def model(position: str, **changes):
 def test_a_packed_sentence_has_the_logits_it_has_alone(small, position):
     network = model(position)
     layout = Packs(small, 4, 16, seed=1).layout(0)
-    logits = network.output_head(read_states(network, layout))
+    logits = network.output_head(target_states(network, layout))
     assert logits.isfinite().all()  # on filler, too
     for row in range(len(layout.source)):
         for number in range(1, int(layout.source_document[row].max()) + 1):

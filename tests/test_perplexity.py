@@ -31,7 +31,7 @@ def make_text(folder: Path, *documents: str) -> Tokens:
 
 
 @torch.no_grad()
-def surprise(model, ids: list[int], place: int, first: int) -> float:
+def cross_entropy(model, ids: list[int], place: int, first: int) -> float:
     """-log p(token at `place` | those from `first` on)."""
     logits = model(torch.tensor([ids[first:place]]))[0, -1]
     return -logits.log_softmax(-1)[ids[place]].item()
@@ -45,7 +45,7 @@ def test_every_token_given_those_before_it_in_its_window(tmp_path, context, stri
     losses = []
     for place in range(1, len(ids)):
         late = max(0, math.ceil((place - context) / stride))  # the first window that reaches so far
-        losses.append(surprise(model, ids, place, late * stride))
+        losses.append(cross_entropy(model, ids, place, late * stride))
     found = perplexity(model, text, context, stride)
     total = sum(losses)
     assert found.tokens == len(losses) and found.documents == 2 and found.unknown == 0
@@ -80,7 +80,7 @@ def test_the_loss_of_each_position(tmp_path):
         positions = [
             start + position + 1 for start in range(0, len(ids) - 1, context) if start + position + 1 < len(ids)
         ]
-        expected = sum(surprise(model, ids, place, place - position - 1) for place in positions) / len(positions)
+        expected = sum(cross_entropy(model, ids, place, place - position - 1) for place in positions) / len(positions)
         assert found.loss_per_position[position] == pytest.approx(expected, rel=1e-6)
     assert perplexity(model, make_text(tmp_path / "short", "abc"), 8).loss_per_position[2:] == (None,) * 6
 
@@ -97,7 +97,7 @@ def test_eight_times_the_length_of_training(tmp_path, changes):
     if "window" in changes and changes["position"] == "none":
         # nothing beyond layers x (window - 1) tokens reaches a token, so more context changes nothing
         ids = text.slice(0, len(text)).tolist()
-        assert surprise(model, ids, 120, 0) == pytest.approx(surprise(model, ids, 120, 110), rel=1e-9)
+        assert cross_entropy(model, ids, 120, 0) == pytest.approx(cross_entropy(model, ids, 120, 110), rel=1e-9)
 
 
 def test_learned_positions_end(tmp_path):

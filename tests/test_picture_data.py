@@ -18,7 +18,7 @@ from regard.data.pixelstore import Pixels
 from regard.data.rows import Rows
 from regard.errors import UserError
 from regard.models import ModelConfig, build
-from regard.tasks.image_classification import PictureBatch, mixed_loss, recognition
+from regard.tasks.image_classification import PictureBatch, image_loss, mixed_loss
 from squares import write_idx, write_squares
 
 # --- files
@@ -177,7 +177,7 @@ def test_batches_of_one_shape_that_a_graph_can_record() -> None:
     held = first.clone()
     held.copy_(second)
     assert all(torch.equal(getattr(held, name), getattr(second, name)) for name in vars(held))
-    loss, count = recognition(model, held, crop=1)
+    loss, count = image_loss(model, held, crop=1)
     assert int(count) == 4 and torch.isfinite(loss)
     seen = torch.cat([next(stream).labels for _ in range(2)])  # an epoch has two whole batches
     assert len(seen) == 8

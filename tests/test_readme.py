@@ -25,7 +25,7 @@ from regard import cli
 from regard.models.config import ModelConfig
 from regard.predict.config import SearchConfig
 from regard.text.config import TextConfig
-from regard.train.config import TrainConfig
+from regard.training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 READMES = ("README.md", "README.ko.md")

@@ -15,7 +15,7 @@ from regard.models import ModelConfig, Recurrent, build
 from regard.nn.trace import replace as put
 from regard.nn.trace import trace
 from regard.predict.beam import greedy
-from regard.train.objective import translation
+from regard.training.objective import translation
 
 CELLS, SCORES = ("gru", "lstm"), ("additive", "multiplicative", "dot")
 EVERY = [(cell, score) for cell in CELLS for score in SCORES]

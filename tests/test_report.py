@@ -12,7 +12,7 @@ import torch
 from inside_models import SHAPES, given, opened
 from regard.explore.figures import draw
 from regard.explore.report import write_report
-from regard.train.results import AttentionInput, Chart, Examples, Images, Matrix, Results, Section, Table
+from regard.training.results import AttentionInput, Chart, Examples, Images, Matrix, Results, Section, Table
 
 HISTORY = [
     {"step": 10, "loss": 4.0, "seconds": 3.0},

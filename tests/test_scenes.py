@@ -19,7 +19,7 @@ from regard.explore.captions import noun_attention
 from regard.models import ModelConfig, build
 from regard.predict.bundle import Bundle
 from regard.predict.captioner import Captioner
-from regard.tasks.captioning import captioning
+from regard.tasks.image_captioning import captioning
 from regard.tasks.word_dropout import WordDropout
 from regard.text.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ import sentiment
 import table
 
 from regard.settings import read_toml
-from regard.tasks.text_classification import ClassificationRun
+from regard.tasks.text_classification import TextClassification
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "nsmc.toml"
 
@@ -41,7 +41,7 @@ def test_they_get_what_a_run_with_that_seed_gets(tmp_path):
     tables["data"] |= {"folder": str(Path(sentiment.sample_folder("sample:nsmc"))), "fraction": 0.2, "max_length": 300}
     tables["text"] = {"kind": "char"}
     tables["train"] |= {"seed": 3}
-    run = ClassificationRun(tables, tmp_path / "run", torch.device("cpu"))
+    run = TextClassification(tables, tmp_path / "run", torch.device("cpu"))
     run.prepare()
     stored = run.train_texts.texts
     ids = [row[1:-1].tolist() for row in stored.joined().split(stored.lengths.tolist())]

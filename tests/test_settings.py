@@ -18,7 +18,7 @@ from regard.errors import UserError
 from regard.files import write_atomically
 from regard.models import ModelConfig
 from regard.settings import check_types, from_dict, read_toml, to_dict, write_toml
-from regard.train.config import TrainConfig
+from regard.training.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)

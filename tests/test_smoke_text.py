@@ -20,10 +20,10 @@ from regard.cli import main
 from regard.errors import UserError
 from regard.metrics.bleu import score
 from regard.models.folder import load_tokenizers
-from regard.models.recipe import read_recipe, smoke
+from regard.models.recipe import read_recipe, smoke_form
 from regard.samples import HERE, sample_folder
 from regard.tasks.registry import task_of
-from regard.tasks.text_to_text import TextToTextRun
+from regard.tasks.text_to_text import TextToText
 from smoke import ROOT, results, smoke_run
 
 CLASSIFIED, MASKED, DENOISED = 0.12, 0.25, 0.6  # margins: share of right answers, nats a token
@@ -62,7 +62,7 @@ def test_text_to_text(tmp_path):
 
 def test_denoised_reviews(tmp_path):
     found = smoke_run("recipes/denoise.toml", tmp_path / "run")["reviews.valid"]
-    run = TextToTextRun(read_recipe(tmp_path / "run"), tmp_path / "run", torch.device("cpu"))
+    run = TextToText(read_recipe(tmp_path / "run"), tmp_path / "run", torch.device("cpu"))
     run.tokenizers = load_tokenizers(tmp_path / "run")
     run.model_config = run.settle_model()
     run.prepare_data()
@@ -105,7 +105,7 @@ def trained(once):
 
     def train(name):
         path = ROOT / "recipes" / f"{name}.toml"
-        form = hashlib.sha256(json.dumps(smoke(read_recipe(path), path), sort_keys=True).encode()).hexdigest()
+        form = hashlib.sha256(json.dumps(smoke_form(read_recipe(path), path), sort_keys=True).encode()).hexdigest()
         folder = once(f"smoke-{form[:16]}", lambda folder: smoke_run(f"recipes/{name}.toml", folder))
         return results(folder)
 
@@ -148,7 +148,7 @@ def test_shakespeare(name, tmp_path, bigram):
 def test_every_recipe_says_what_it_means_in_both_forms(path, tmp_path):
     """All settings are known, those of the small form too, which none may lack."""
     tables = read_recipe(path)
-    small, whole = smoke(tables, path), {name: table for name, table in tables.items() if name != "smoke"}
+    small, whole = smoke_form(tables, path), {name: table for name, table in tables.items() if name != "smoke"}
     for form in (small, whole):
         if form["train"].pop("init_from", None):  # that run is not there, nor its tokenizer
             form.pop("text", None)
@@ -157,12 +157,12 @@ def test_every_recipe_says_what_it_means_in_both_forms(path, tmp_path):
 
 def test_the_small_form_changes_what_it_names(tmp_path, monkeypatch, capsys):
     tables = {"data": {"folder": "a", "train": ["x"]}, "train": {"steps": 9}, "smoke": {"train": {"steps": 2}}}
-    assert smoke(tables, "r.toml") == {"data": {"folder": "a", "train": ["x"]}, "train": {"steps": 2}}
+    assert smoke_form(tables, "r.toml") == {"data": {"folder": "a", "train": ["x"]}, "train": {"steps": 2}}
     assert tables["train"] == {"steps": 9}
     with pytest.raises(UserError, match="has no small form"):
-        smoke({"train": {}}, "r.toml")
+        smoke_form({"train": {}}, "r.toml")
     monkeypatch.chdir(tmp_path)
-    Path("mine.toml").write_text('task = "classification"\n[data]\ntrain = ["a.tsv"]\n[train]\nsteps = 4\n')
+    Path("mine.toml").write_text('task = "text-classification"\n[data]\ntrain = ["a.tsv"]\n[train]\nsteps = 4\n')
     assert main(["train", "mine.toml", "--smoke"]) == 2
     assert "has no small form" in capsys.readouterr().err
 

@@ -15,8 +15,8 @@ from regard.cli import main
 from regard.data.denoise import SENTINELS
 from regard.models.folder import load_tokenizers, read_weights
 from regard.settings import read_toml
-from regard.tasks.text_to_text import TextToTextRun
-from regard.train.trainer import Trainer
+from regard.tasks.text_to_text import TextToText
+from regard.training.trainer import Trainer
 
 WORDS = {"one": "하나", "two": "둘", "three": "셋", "four": "넷"}
 RECIPE = """task = "text-to-text"
@@ -160,5 +160,5 @@ def test_a_mistake_is_told_and_leaves_nothing(here, capsys, old, new, said):
 def test_bleu_is_told_of_sentences_and_not_of_single_words() -> None:
     figures = {"loss": 1.0, "perplexity": 2.7, "exact": 0.5, "bleu": 0.0, "chrf": 50.0, "lines": 10, "tokens": 20}
     figures |= {"signature": "nrefs:1"}
-    assert "BLEU" not in " ".join(TextToTextRun.tell({**figures, "reference_tokens": 15}))
-    assert "BLEU" in " ".join(TextToTextRun.tell({**figures, "reference_tokens": 80}))
+    assert "BLEU" not in " ".join(TextToText.format_metrics({**figures, "reference_tokens": 15}))
+    assert "BLEU" in " ".join(TextToText.format_metrics({**figures, "reference_tokens": 80}))

@@ -18,11 +18,11 @@ from regard.data.batch import PairBatch, Pairs
 from regard.errors import UserError
 from regard.models import build
 from regard.predict import greedy
-from regard.train import progress
-from regard.train.config import TrainConfig
-from regard.train.objective import translation
-from regard.train.schedule import paper_rate, rate
-from regard.train.trainer import read_metrics
+from regard.training import progress
+from regard.training.config import TrainConfig
+from regard.training.objective import translation
+from regard.training.schedule import paper_rate, rate
+from regard.training.trainer import read_metrics
 from reversal import BOS, EOS, MODEL, TRAIN, make_trainer, reversal_pairs, train
 
 # --- the schedule

@@ -15,10 +15,9 @@ from regard.data.pack import Packs
 from regard.errors import UserError
 from regard.models import build
 from regard.models.folder import WEIGHTS, read_weights, weights_of
-from regard.train.config import TrainConfig
-from regard.train.metric import LOSS, Metric
-from regard.train.objective import read_states, translation
-from regard.train.trainer import Trainer, read_metrics
+from regard.training.config import TrainConfig
+from regard.training.objective import target_states, translation
+from regard.training.trainer import LOSS, Metric, Trainer, read_metrics
 from reversal import MODEL, TRAIN, assert_same, reversal_pairs, train
 from stopping import interrupt_at
 
@@ -49,9 +48,9 @@ def weights(trainer):
 # --- several batches a step
 
 
-def surprise(model, batch):
+def cross_entropy(model, batch):
     """The loss in the precision of the model: float64 here."""
-    logits = model.output_head(read_states(model, batch)).flatten(0, 1)
+    logits = model.output_head(target_states(model, batch)).flatten(0, 1)
     return F.cross_entropy(logits, batch.labels.flatten(), ignore_index=-100, reduction="sum"), batch.tokens
 
 
@@ -72,7 +71,7 @@ class Gradients(Trainer):
 
 def gradients(folder, config, stream):
     torch.manual_seed(1)
-    trainer = Gradients(build(STILL).double(), stream, surprise, config, folder)
+    trainer = Gradients(build(STILL).double(), stream, cross_entropy, config, folder)
     trainer.run()
     return trainer.kept
 

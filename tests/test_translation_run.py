@@ -14,12 +14,12 @@ import torch
 import regard
 from corpus import FIVE_LINES, train, write_corpus
 from regard.cli import main
-from regard.commands import program
 from regard.data.pairs import PairData
+from regard.errors import program
 from regard.explore.translation import attention_of
 from regard.models.folder import read_weights
 from regard.settings import read_toml
-from regard.train.trainer import Trainer, read_metrics
+from regard.training.trainer import Trainer, read_metrics
 
 COMPLETE = {"recipe.toml", "tokenizer.json", "model.safetensors", "metrics.jsonl", "checkpoints", "scores.json"}
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from regard.data.blocks import BlockBatch
 from regard.models import Decoder, ModelConfig
 from regard.tasks.language_modeling import next_token
-from regard.train.objective import surprise
-from regard.train.vocabulary import chunked, score
+from regard.training.objective import cross_entropy
+from regard.training.vocabulary import chunked, score
 
 CONFIG = ModelConfig(
     architecture="decoder", vocab_size=50, dim=16, layers=2, heads=2, ff_dim=32, norm_order="pre", position="rope",
@@ -111,7 +111,7 @@ def test_r_drop_in_chunks(chunk, alpha):
     states = torch.randn(6, 8, 16, dtype=torch.float64, requires_grad=True)
     expected = torch.randint(50, (3, 8)).masked_fill(torch.rand(3, 8) < 0.3, -100).repeat(2, 1)
     given = [states, *model.output_head.parameters()]
-    plain = surprise(model.output_head(states), expected, 0.1, alpha)
+    plain = cross_entropy(model.output_head(states), expected, 0.1, alpha)
     ours = chunked(states, model.output_head, expected, 0.1, alpha, chunk=chunk)
     torch.testing.assert_close(ours, plain)
     for found, wanted in zip(*(torch.autograd.grad(loss, given) for loss in (ours, plain)), strict=True):
@@ -124,7 +124,7 @@ def test_r_drop_in_chunks(chunk, alpha):
 @pytest.mark.parametrize("alpha", [0.0, 4.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_kernel_computes_the_formulas(vocab_size, dtype, alpha, smoothing):
-    from regard.train import kernel
+    from regard.training import kernel
 
     torch.manual_seed(0)
     logits = (3 * torch.randn(128, vocab_size, device="cuda")).to(dtype)

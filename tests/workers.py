@@ -24,10 +24,10 @@ from regard.data.batch import Batches
 from regard.data.pack import Packs
 from regard.errors import UserError
 from regard.models import ModelConfig, build
-from regard.train.config import TrainConfig
-from regard.train.distributed import current, join
-from regard.train.objective import translation
-from regard.train.trainer import Objective, Trainer
+from regard.training.config import TrainConfig
+from regard.training.distributed import current, join
+from regard.training.objective import translation
+from regard.training.trainer import Objective, Trainer
 from reversal import MODEL, TRAIN, reversal_pairs
 
 # Without dropout nothing is drawn, so curves can be compared. The gradient of a key's bias is 0 but for rounding, which

@@ -32,9 +32,9 @@ from regard.predict.bundle import Bundle
 from regard.predict.translator import Translator
 from regard.settings import from_dict, read_toml, to_dict, write_toml
 from regard.text.tokenizer import Tokenizer
-from regard.train.config import TrainConfig
-from regard.train.objective import translation
-from regard.train.trainer import Trainer, read_metrics
+from regard.training.config import TrainConfig
+from regard.training.objective import translation
+from regard.training.trainer import Trainer, read_metrics
 
 SHOWN = ("March 3rd, 2021", "three hundred forty-two thousand", "Friday, August 15th, 1947", "seven hundred five")
 CONTENTS = ("source.json", "target.json", "model.safetensors", "metrics.jsonl", "report.html", "checkpoints", RECIPE)

@@ -7,6 +7,10 @@ as a library, catch it as a `ValueError`.
 from __future__ import annotations
 
 import difflib
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Iterable
 
 
@@ -35,3 +39,12 @@ def suggest(value: str, choices: Iterable[str]) -> str:
     near = difflib.get_close_matches(value, names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}Choose one of: {', '.join(names)}"
+
+
+def program() -> str:
+    """How to call `regard` from here: by name if it is on the PATH, else by the path in this environment."""
+    if shutil.which("regard"):
+        return "regard"
+    beside = os.path.join(os.path.dirname(sys.executable), "regard")
+    here = os.path.relpath(beside)
+    return shlex.quote(beside if here.startswith("..") else here)

@@ -20,10 +20,6 @@ line and an exit code. The one-line help of a command is in the table of `regard
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
-import shutil
-import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -43,15 +39,6 @@ class Command(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, args: argparse.Namespace) -> int: ...
-
-
-def program() -> str:
-    """How to call `regard`: by name if it is on the PATH, otherwise by the path in this environment."""
-    if shutil.which("regard"):
-        return "regard"
-    beside = os.path.join(os.path.dirname(sys.executable), "regard")
-    here = os.path.relpath(beside)
-    return shlex.quote(beside if here.startswith("..") else here)
 
 
 def predictor_of(run: str, device: str | torch.device, *kinds: type[Kind]) -> Kind:

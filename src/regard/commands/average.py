@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
 
     from regard.errors import UserError
     from regard.models.folder import WEIGHTS, load_config, write_weights
-    from regard.train.average import average
+    from regard.training.average import average
 
     if args.last < 1:
         raise UserError(f"--last {args.last}: give 1 or more")

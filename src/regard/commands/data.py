@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.commands.train import pointing
+    from regard.commands.train import data_hint
     from regard.errors import UserError, suggest
 
     if args.action not in ACTIONS:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     ):
         if used and args.action != action:
             raise UserError(f"regard data {args.action} has no option {option}: it belongs to  regard data {action}")
-    with pointing(args):
+    with data_hint(args):
         return {"list": _list, "get": _get, "check": _check}[args.action](args)
 
 
@@ -89,18 +89,17 @@ def _get(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from regard.commands.train import read
+    from regard.api import open_recipe
 
-    options = {"recipe": args.name, "data": args.data, "skip_bad_lines": args.skip_bad_lines}
-    tables, _ = read(argparse.Namespace(**options, out=None, set=[], smoke=False))
+    tables, _ = open_recipe(args.name, args.data, skip_bad=args.skip_bad_lines)
     task, data = tables.get("task", "translation"), tables["data"]
     assert isinstance(data, dict)
     match task:
         case "translation":
             results = _check_pairs(data)
-        case "classification":
+        case "text-classification":
             results = _check_labels(data)
-        case "language" | "masked":
+        case "language-modeling" | "masked-language-modeling":
             results = _check_text(data)
         case _:
             return _check_run(args, tables)
@@ -163,16 +162,17 @@ def _check_text(table: dict[str, Any]) -> Results:
     return results
 
 
-def _check_run(args: argparse.Namespace, tables: dict[str, object]) -> int:
+def _check_run(args: argparse.Namespace, tables: dict[str, Any]) -> int:
     """Any other task: its data is prepared in a temporary folder, so that all of it is read once."""
     import tempfile
 
     import torch
 
     from regard.tasks.registry import task_of
+    from regard.training.run import Run
 
     with tempfile.TemporaryDirectory() as folder:
-        task_of(tables)(tables, Path(folder) / "run", torch.device("cpu")).prepare()
+        Run(task_of(tables)(tables, Path(folder) / "run", torch.device("cpu"))).prepare()
     message = f"{args.name}: all files of [data] can be read"
     print(json.dumps({"recipe": args.name, "readable": True}) if args.json else message)
     return 0

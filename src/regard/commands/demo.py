@@ -8,7 +8,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from regard.commands import program
+from regard.errors import program
 
 if TYPE_CHECKING:
     from regard.demo import Demo
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from regard.demo import Setup
     from regard.errors import UserError
     from regard.models.recipe import read_changes
-    from regard.train.lock import hold
+    from regard.training.lock import hold
 
     if args.steps is not None and args.steps < 1:
         raise UserError(f"--steps {args.steps}: give 1 or more")

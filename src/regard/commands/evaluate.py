@@ -1,4 +1,4 @@
-"""`regard evaluate`: the test figures of a trained model."""
+"""`regard evaluate`: the test metrics of a trained model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 import json
 
 DESCRIPTION = """
-Score a trained model on the test sets of its recipe, or on other files. Translation: sacrebleu's BLEU with its
+Evaluate a trained model on the test sets of its recipe, or on other files. Translation: sacrebleu's BLEU with its
 signature, tokenised BLEU, chrF, exact match. Language models: loss, perplexity, bits per character and per byte
 over every token of a text, with a context that slides by --stride; --json adds the loss at each position.
-Classifiers of texts or pictures: accuracy, macro-F1, calibration, and in --json the confusion matrix. Captions: exact
-match, BLEU, chrF. Masked language models: loss and right guesses on hidden tokens. Text-to-text: both kinds of figures,
+Classifiers of texts or images: accuracy, macro-F1, calibration, and with --json the confusion matrix. Captions: exact
+match, BLEU, chrF. Masked language models: loss and accuracy on masked tokens. Text-to-text: the metrics of both kinds,
 set by set.
 """
 
@@ -18,8 +18,8 @@ EXAMPLES = """
 regard evaluate runs/multi30k-en-de                            all test sets of its recipe
 regard evaluate runs/multi30k-en-de --test flickr2017          one of them
 regard evaluate runs/mine --files test.en test.de --json       other files
-regard evaluate runs/fashion-mnist-vit --files photos/test     a folder a class
-regard evaluate runs/shakespeare-char --text book.txt --stride 64
+regard evaluate runs/fashion-mnist-vit --files photos/test     one folder per class
+regard evaluate runs/shakespeare-char --files book.txt --stride 64
 """
 
 
@@ -30,48 +30,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--files",
         nargs="+",
         metavar="FILE",
-        help="in place of the recipe's: two aligned files, or tables; of pictures, folders that have one folder a "
-        "class, or two idx files; of captions, a .jsonl table",
+        help="instead of the recipe's: two aligned files, or tables; text files or folders; folders with one folder "
+        "per class, or two idx files; of captions, a .jsonl table",
     )
     pairs = parser.add_argument_group("translation")
-    pairs.add_argument("--beam", type=int, metavar="N", help="beam of the search (default: the recipe's)")
+    pairs.add_argument("--beam", type=int, metavar="N", help="beam size of the search (default: the recipe's)")
     pairs.add_argument(
         "--tokenize",
         metavar="NAME",
         help="how BLEU splits words: 13a, intl, zh, char, ja-mecab, ko-mecab, none (default: what fits the references)",
     )
     text = parser.add_argument_group("language models")
-    text.add_argument("--text", nargs="+", metavar="FILE", help="text in place of the recipe's: files or folders")
-    text.add_argument("--context", type=int, metavar="N", help="tokens seen at once (default: as many as in training)")
+    text.add_argument("--context", type=int, metavar="N", help="tokens of context (default: as many as in training)")
     text.add_argument("--stride", type=int, metavar="N", help="tokens by which the context slides (default: context)")
     parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from regard.errors import UserError
-    from regard.models.folder import find_device, load_recipe
-    from regard.tasks.registry import DEFAULT, task_of
+    from regard.models.folder import find_device
+    from regard.tasks.registry import load, task_of_bundle
+    from regard.training.task import evaluate_bundle
 
-    tables = load_recipe(args.run)
-    model = tables.get("model")
-    imported = "language" if isinstance(model, dict) and model.get("architecture") == "decoder" else DEFAULT
-    task = task_of({"task": imported, **tables})
-    given = {name: value for name, value in vars(args).items() if name not in ("run", "device", "json", "debug")}
-    for name, value in given.items():
-        if value is not None and name not in task.EVALUATE:
-            kind = f"a{'n' * (task.NAME[0] in 'aeiou')} {task.NAME}"
-            raise UserError(f"--{name.replace('_', '-')} {value}: means nothing to {kind} model; leave it out")
+    bundle = load(args.run, find_device(args.device))
+    task = task_of_bundle(bundle)
+    options = {name: value for name, value in vars(args).items() if name not in ("run", "device", "json", "debug")}
+    for name, value in options.items():
+        if value is not None and name not in task.OPTIONS:
+            raise UserError(f"--{name} {value}: has no effect for a model of task {task.NAME}; remove it")
     if args.files and args.test is not None:
-        raise UserError(f"--test {args.test}: is a set of the recipe, and --files gives others; leave one of them out")
-    figures = task.rescore(Path(args.run), find_device(args.device), {name: given[name] for name in task.EVALUATE})
+        raise UserError(f"--test {args.test}: is a set of the recipe, but --files names others; remove one of them")
+    metrics = evaluate_bundle(task, bundle, options)
     if args.json:
-        print(json.dumps(figures, indent=1))
+        print(json.dumps(metrics, indent=1))
         return 0
-    for name, found in figures.items():
+    for name, one in metrics.items():
         print(f"{name}:")
-        for line in task.tell(found):
+        for line in task.format_metrics(one):
             print(f"  {line}")
     return 0

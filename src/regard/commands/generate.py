@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """
 Go on with a text. The prompt is given, or read from a file or from standard input, and taken as it stands, line
 ends included. What no option says comes from the table [decode] of the run's recipe.toml. Works with models that
-`regard train` has made (task = "language") and with those of `regard import`, such as GPT-2.
+`regard train` has made (task = "language-modeling") and with those of `regard import`, such as GPT-2.
 """
 
 EXAMPLES = """

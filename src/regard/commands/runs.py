@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-DESCRIPTION = "A table of the runs in a folder: steps, training time, last loss, best validation figure, test figures."
+DESCRIPTION = "A table of the runs in a folder: steps, training time, last loss, best validation metric, test metrics."
 
 EXAMPLES = """
-regard runs                  those in runs/
+regard runs                  the runs in runs/
 regard runs elsewhere --json
 """
 
@@ -29,14 +29,14 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder; name the one that holds the runs")
-    found = [told for path in sorted(folder.iterdir()) if (told := read(path)) is not None]
+    runs = [run for path in sorted(folder.iterdir()) if (run := read(path)) is not None]
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(runs, indent=1))
         return 0
-    if not found:
+    if not runs:
         print(f"{folder}: no runs yet; start with  regard train RECIPE", file=sys.stderr)
         return 0
-    rows = [HEADERS, *(row(told) for told in found)]
+    rows = [HEADERS, *(row(run) for run in runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:
         name, *numbers = (
@@ -48,12 +48,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """What the files of a run tell; None for any other folder."""
+    """A summary of the files of a run; None for any other folder."""
     from regard.errors import UserError
     from regard.models.folder import load_recipe
     from regard.tasks.registry import task_of
-    from regard.train.metric import LOSS
-    from regard.train.trainer import read_metrics
+    from regard.training.trainer import LOSS, read_metrics
 
     try:
         tables = load_recipe(folder)
@@ -64,7 +63,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     if not isinstance(train, dict):
         return None
     metric = task.METRICS.get(str(train.get("metric")), LOSS)
-    judged = [line[metric.figure] for line in lines if _number(line.get(metric.figure))]
+    values = [line[metric.key] for line in lines if _number(line.get(metric.key))]
     losses = [line["loss"] for line in lines if _number(line.get("loss"))]
     return {
         "run": folder.name,
@@ -73,34 +72,38 @@ def read(folder: Path) -> dict[str, Any] | None:
         "steps": train.get("steps"),
         "seconds": max((line["seconds"] for line in lines if _number(line["seconds"])), default=0.0),
         "loss": losses[-1] if losses else None,
-        "metric": metric.figure,
-        "best": (max if metric.higher else min)(judged, default=None),
-        "figure": task.HEADLINE[1],
+        "metric": metric.key,
+        "best": (max if metric.higher else min)(values, default=None),
+        "headline": task.HEADLINE[1],
         "test": _scores(folder / "scores.json", task.HEADLINE[0]),
     }
 
 
-def row(told: dict[str, Any]) -> tuple[str, ...]:
-    best = "–" if told["best"] is None else f"{told['metric'].replace('_', ' ')} {told['best']:.4g}"
+def row(summary: dict[str, Any]) -> tuple[str, ...]:
+    best = "–" if summary["best"] is None else f"{summary['metric'].replace('_', ' ')} {summary['best']:.4g}"
     return (
-        told["run"],
-        told["task"],
-        f"{told['step']:,}"
-        + (f" of {told['steps']:,}" if isinstance(told["steps"], int) and told["steps"] > told["step"] else ""),
-        f"{told['seconds']:,.0f}",
-        "–" if told["loss"] is None else f"{told['loss']:.4f}",
+        summary["run"],
+        summary["task"],
+        f"{summary['step']:,}"
+        + (
+            f" of {summary['steps']:,}"
+            if isinstance(summary["steps"], int) and summary["steps"] > summary["step"]
+            else ""
+        ),
+        f"{summary['seconds']:,.0f}",
+        "–" if summary["loss"] is None else f"{summary['loss']:.4f}",
         best,
-        f"{told['figure']} " + ", ".join(f"{name} {value:.4g}" for name, value in told["test"].items())
-        if told["test"]
+        f"{summary['headline']} " + ", ".join(f"{name} {value:.4g}" for name, value in summary["test"].items())
+        if summary["test"]
         else "–",
     )
 
 
-def _scores(path: Path, figure: str) -> dict[str, float]:
-    """One figure of every set in scores.json."""
+def _scores(path: Path, metric: str) -> dict[str, float]:
+    """One metric of every set in scores.json."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {name: float(figures[figure]) for name, figures in content.items()}
+        return {name: float(metrics[metric]) for name, metrics in content.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
 

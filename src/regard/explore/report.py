@@ -22,7 +22,7 @@ from regard.explore.images import gallery
 from regard.explore.inside import Inside, Look
 from regard.explore.output import Choice, Output, Position, difference
 from regard.predict.bundle import Bundle
-from regard.train import results as plain
+from regard.training import results as plain
 
 LOSSES = {"loss": "training loss", "valid_loss": "validation loss"}
 

@@ -119,7 +119,7 @@ def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
     return changed
 
 
-def smoke(tables: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+def smoke_form(tables: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
     """The recipe as its table [smoke] changes it: small enough to try in under a minute, on sample data."""
     changes = tables.get("smoke")
     if not isinstance(changes, dict) or not all(isinstance(table, dict) for table in changes.values()):

@@ -1,19 +1,20 @@
-"""Image classification: labelled pictures in, an encoder over patches out (ViT: Dosovitskiy et al. 2021).
+"""Image classification: labelled images in, an encoder over patches out (ViT: Dosovitskiy et al. 2021).
 
-    [data]      idx files, or a folder a class                     `regard.data.pictures`
-    [augment]   crop, flip, erase, mixup                           `regard.data.augment`
-    loss        -Σ_c t_c log p_c        t: (1 - ε)(λ e_a + (1 - λ) e_b) + ε / C, of two mixed pictures
-    figures     accuracy, macro-F1, calibration                    `regard.metrics.classification`
+    [data]      idx files, or a folder per class                     `regard.data.images`
+    [augment]   crop, flip, erase, mixup                             `regard.data.augment`
+    loss        -Σ_c t_c log p_c        t = (1 - ε)(λ e_a + (1 - λ) e_b) + ε / C  for two mixed images
+    metrics     accuracy, macro-F1, calibration                      `regard.metrics.classification`
 
-`train.batch_tokens` counts patches ([CLS] included): 512 pictures of 49 patches are 25,088. All batches have one
-shape, so `train.cuda_graph` applies. Mean and standard deviation of the pixels go into the model
+`train.batch_tokens` counts patches ([CLS] included): 512 images of 49 patches are 25,088. All batches have one
+shape, so `train.cuda_graph` applies. Mean and standard deviation of the pixels become part of the model
 (`model.pixel_mean`, `pixel_std`), which then reads plain pixels between 0 and 1 wherever it is used.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,45 +27,45 @@ from regard.data.augment import AugmentConfig, Draws, augment
 from regard.data.images import ImageData, Images, Listed, find_set, folder_classes, list_set, make_images
 from regard.data.picturestream import PictureBatch, PictureStream
 from regard.data.sets import Files
-from regard.errors import UserError, suggest
-from regard.explore.pictures import Tried, write_report
+from regard.errors import UserError
 from regard.metrics.classification import evaluate_classes, tell_classes
 from regard.models import Encoder, ModelConfig
 from regard.models.recipe import with_preset
-from regard.predict import bundle as bundles
+from regard.predict.bundle import Bundle
 from regard.predict.image_classifier import ImageClassifier
-from regard.settings import from_dict, to_dict
-from regard.text.tokenizer import Tokenizer
-from regard.train.metric import LOSS, Metric
-from regard.train.objective import balance
-from regard.train.run import Figures, TaskRun
-from regard.train.trainer import Objective, read_metrics
+from regard.settings import from_dict
+from regard.tasks.classes import COLUMNS, class_sections
+from regard.training import results
+from regard.training.objective import balance
+from regard.training.results import AttentionInput, Section
+from regard.training.task import Evaluation, Metrics, Task
+from regard.training.trainer import LOSS, Metric, Objective
 
-MEASURED = 10_000  # pictures whose mean and deviation are taken
+MEASURED = 10_000  # images whose mean and standard deviation are taken
+LISTED, AUGMENTED, DRAWN = 12, 12, 3  # images in the report: errors, augmented ones, those with attention maps
 
 
-def recognition(
+def image_loss(
     model: Encoder, batch: PictureBatch, label_smoothing: float = 0.0, crop: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """(summed loss, number of pictures) of augmented pictures."""
+    """(summed loss, number of images) of augmented images."""
     logits = model(augment(batch.pixels.float() / 255, batch.draws, crop))
     return mixed_loss(logits, batch.labels, batch.draws, label_smoothing) + balance(model, batch.tokens), batch.tokens
 
 
 def mixed_loss(logits: Tensor, labels: Tensor, draws: Draws, label_smoothing: float = 0.0) -> Tensor:
-    """The summed loss of logits [B, C], where each picture is two in the proportion that was drawn."""
-    chance = logits.float().log_softmax(dim=-1)
-    classes = torch.arange(chance.shape[1], device=chance.device)
+    """The summed loss of logits [B, C], where each image is a mixture of two in sampled proportions."""
+    log_probabilities = logits.float().log_softmax(dim=-1)
+    classes = torch.arange(log_probabilities.shape[1], device=log_probabilities.device)
     own, other = ((which[:, None] == classes).float() for which in (labels, labels[draws.partner]))
     target = draws.share[:, None] * own + (1 - draws.share[:, None]) * other
-    target = (1 - label_smoothing) * target + label_smoothing / chance.shape[1]
-    return -(target * chance).sum()
+    target = (1 - label_smoothing) * target + label_smoothing / log_probabilities.shape[1]
+    return -(target * log_probabilities).sum()
 
 
-class PicturesRun(TaskRun):
+class ImageClassification(Task):
     NAME = "image-classification"
-    predictor = ImageClassifier
-    TABLES = ("data", "augment", "model", "train")
+    TABLES: ClassVar = {"data": ImageData, "augment": AugmentConfig}
     DEFAULTS: ClassVar = {
         "model": {
             "architecture": "encoder", "input": "patches", "output_head": "classes", "norm_order": "pre",
@@ -75,44 +76,42 @@ class PicturesRun(TaskRun):
             "label_smoothing": 0.1,
         },
     }  # fmt: skip
+    MODEL: ClassVar = {"architecture": ("encoder",), "input": ("patches",), "output_head": ("classes",)}
+    PLACEHOLDERS: ClassVar = {"classes": 2}
+    UNUSED = ("r_drop", "loss_chunk")
     METRICS: ClassVar = {"loss": LOSS, "accuracy": Metric("accuracy", higher=True)}
-    HEADLINE = ("accuracy", "accuracy")
-    UNIT = "pictures"
+    HEADLINE = ("accuracy", "accuracy", ".2%")
+    COLUMNS: ClassVar = COLUMNS
+    UNIT = "images"
+    LOSS_UNIT = "nats per image"
     EXAMPLE = 'train = ["photos/train"]'
-    EVALUATE = ("test", "files")
+    OPTIONS = ("test", "files")
+    predictor = ImageClassifier
 
+    data: ImageData
+    augment: AugmentConfig
     listed: dict[str, Listed]
-    sets: dict[str, Images]  # "train", and those that are judged
-    classes: tuple[str, ...]
+    images: dict[str, Images]  # "train" and `sets`
 
     @classmethod
     def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """A picture is a row of `train.pack` patches."""
+        """An image is a row of `train.pack` patches."""
         complete = super().complete(tables)
         try:
-            complete["train"].setdefault("pack", _model_config(complete["model"], 2).source_length)
-        except UserError:  # a mistake in [model] is told by `read_tables`, and pack = 0 must not be told before
+            config = from_dict(ModelConfig, {**with_preset(complete["model"]), "classes": 2}, "model.")
+            complete["train"].setdefault("pack", config.source_length)
+        except UserError:  # `make_model_config` reports a mistake in [model]
             complete["train"].setdefault("pack", 1)
         return complete
 
-    def read_tables(self, tables: Mapping[str, Any]) -> None:
-        self.data = from_dict(ImageData, {"train": (), **tables.get("data", {})}, "data.")
-        self.augment = from_dict(AugmentConfig, tables.get("augment", {}), "augment.")
-        self.classes = self.data.classes
-        for name in ("r_drop", "loss_chunk"):
-            if getattr(self.config, name):
-                raise UserError(f"train.{name} = {getattr(self.config, name)}: is for tokens; leave it out")
-        config = _model_config(self.model_fields, 2)
+    def check_model(self, config: ModelConfig) -> None:
         if self.config.pack != config.source_length:
             raise UserError(
-                f"train.pack = {self.config.pack}: a picture has {config.source_length} patches, and they decide; "
-                "leave it out"
+                f"train.pack = {self.config.pack}: an image has {config.source_length} patches, which decide this; "
+                "remove it"
             )
         if self.augment.crop >= config.image_size:
-            raise UserError(f"augment.crop = {self.augment.crop}: a picture has {config.image_size} pixels a side")
-
-    def own_tables(self) -> dict[str, Any]:
-        return {"data": {**to_dict(self.data), "classes": list(self.classes)}, "augment": to_dict(self.augment)}
+            raise UserError(f"augment.crop = {self.augment.crop}: must be below model.image_size = {config.image_size}")
 
     # --- data
 
@@ -121,128 +120,118 @@ class PicturesRun(TaskRun):
         named = {"train": self.data.train, "valid": self.data.valid, **self.data.test}
         return {name: files for name, files in named.items() if files}
 
-    def find_data(self) -> None:
+    @property
+    def sets(self) -> Sequence[str]:
+        return [*({"valid": ()} if self.data.valid_fraction else {}), *(name for name in self.files if name != "train")]
+
+    def find_files(self) -> None:
         for files in self.files.values():
             find_set(files, self.data)
 
     def check_data(self) -> None:
-        """Which pictures there are; they are decoded, and refused, in `prepare_data`."""
-        self.classes = self.data.classes or folder_classes(self.data.train, self.data)
-        self.listed = {name: list_set(files, self.data, self.classes) for name, files in self.files.items()}
-        if not self.classes:
-            count = int(self.listed["train"].labels.max()) + 1
-            self.classes = tuple(map(str, range(count)))
-            self.listed = {name: list_set(files, self.data, self.classes) for name, files in self.files.items()}
-        if len(self.classes) < 2:
-            raise UserError(f"data.train: has {len(self.classes)} class; there must be 2 or more to tell apart")
+        """Which images there are; they are decoded, and refused, in `prepare_data`."""
+        classes = self.data.classes or folder_classes(self.data.train, self.data)
+        self.listed = {name: list_set(files, self.data, classes) for name, files in self.files.items()}
+        if not classes:
+            classes = tuple(map(str, range(int(self.listed["train"].labels.max()) + 1)))
+            self.listed = {name: list_set(files, self.data, classes) for name, files in self.files.items()}
+        if len(classes) < 2:
+            raise UserError(f"data.train: has {len(classes)} class; classification needs 2 or more")
         if len(self.listed["train"].labels) < 2:
-            raise UserError("data.train: has one picture; give more")
+            raise UserError("data.train: has one image; give more")
+        self.data = replace(self.data, classes=classes)
 
     def prepare_data(self) -> None:
-        channels, side = self.model_config.channels, self.model_config.image_size
-        self.sets = {
-            name: make_images(listed, self.folder / "data" / name, channels, side, self.data.skip_bad)
-            for name, listed in self.listed.items()
-        }
+        self.images = {name: self._decoded(listed, self.folder / "data" / name) for name, listed in self.listed.items()}
         if self.data.valid_fraction:
-            rest, held = self.sets["train"].split(self.data.valid_fraction)
-            self.sets = {"train": rest, "valid": held, **{k: v for k, v in self.sets.items() if k != "train"}}
+            rest, held_out = self.images.pop("train").split(self.data.valid_fraction)
+            self.images = {"train": rest, "valid": held_out, **self.images}
 
-    # --- model
+    def _decoded(self, listed: Listed, folder: Path) -> Images:
+        config = self.model_config
+        return make_images(listed, folder, config.channels, config.image_size, self.data.skip_bad)
 
-    def tokenizer_names(self) -> tuple[str, ...]:
-        return ()
+    def prepare_evaluation(self) -> None:
+        self.check_data()
+        self.prepare_data()
 
-    def make_tokenizers(self) -> dict[str, Tokenizer]:
-        return {}
+    def examples(self, name: str) -> Images:
+        return self.images[name]
 
-    def settle_model(self) -> ModelConfig:
-        """[model] with the number of classes, and with the pixels' mean and deviation unless it has them."""
-        return _model_config({**self._pixel_figures(), **self.model_fields}, len(self.classes))
+    def read_files(self, files: Sequence[str]) -> Images:
+        self.temporary = TemporaryDirectory()  # exists as long as the task
+        return self._decoded(list_set(tuple(files), self.data, self.data.classes), Path(self.temporary.name) / "files")
 
-    def _pixel_figures(self) -> dict[str, list[float]]:
-        """Of idx pictures, whose pixels are known by now; of files, the middle of the range."""
-        pixels = self.listed["train"].pixels
-        if pixels is None:
-            return {"pixel_mean": [0.5], "pixel_std": [0.5]}
-        some = pixels[:MEASURED].double() / 255
-        return {"pixel_mean": [round(some.mean().item(), 4)], "pixel_std": [max(round(some.std().item(), 4), 1e-4)]}
-
-    # --- loss and figures
+    def use(self, bundle: Bundle) -> None:
+        super().use(bundle)
+        self.data = replace(self.data, classes=bundle.classes)
 
     def stream(self) -> PictureStream:
         config, side = self.config, self.model_config.image_size
         rows = config.batch_tokens // config.pack
-        return PictureStream(self.sets["train"], self.augment, rows, side, config.seed, self.device)
+        return PictureStream(self.images["train"], self.augment, rows, side, config.seed, self.device)
+
+    # --- model
+
+    def model_sizes(self) -> dict[str, int | None]:
+        return {"classes": len(self.data.classes)}
+
+    def model_defaults(self) -> dict[str, Any]:
+        """Mean and standard deviation of idx images, whose pixels are known here; 0.5 for image files."""
+        pixels = self.listed["train"].pixels if hasattr(self, "listed") else None
+        if pixels is None:
+            return {"pixel_mean": [0.5], "pixel_std": [0.5]}
+        sample = pixels[:MEASURED].double() / 255
+        mean, std = round(sample.mean().item(), 4), max(round(sample.std().item(), 4), 1e-4)
+        return {"pixel_mean": [mean], "pixel_std": [std]}
+
+    # --- training and evaluation
 
     def objective(self) -> Objective:
-        return partial(recognition, label_smoothing=self.config.label_smoothing, crop=self.augment.crop)
-
-    @property
-    def judged(self) -> bool:
-        return "valid" in self.sets
+        return partial(image_loss, label_smoothing=self.config.label_smoothing, crop=self.augment.crop)
 
     def evaluate(self, model: Any) -> dict[str, float]:
-        found = self._judge(model, "valid")
-        return {"valid_loss": found["loss"], "accuracy": found["accuracy"]}
+        metrics, _ = self.score(self.bundle(model).predictor, self.images["valid"])
+        return {"valid_loss": metrics["loss"], "accuracy": metrics["accuracy"]}
 
-    def _judge(self, model: Any, name: str) -> Figures:
-        found = self._probabilities(ImageClassifier(self.bundle(model)), name)
-        return dataclasses.asdict(evaluate_classes(found, self.sets[name].labels, self.classes))
-
-    def _probabilities(self, recogniser: ImageClassifier, name: str) -> Tensor:
-        pixels = self.sets[name].pixels
-        return recogniser.probabilities(lambda begin, end: pixels[torch.arange(begin, end)], len(pixels))
-
-    def score(self, model: Any) -> dict[str, Figures]:
-        return {name: self._judge(model, name) for name in self.sets if name != "train"}
-
-    def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
-        recogniser, name = ImageClassifier(self.bundle(model)), [*self.sets][-1]
-        tried = Tried(name, self.sets[name], self._probabilities(recogniser, name))
-        batch = next(iter(self.stream())).to(self.device)
-        seen = augment(batch.pixels.float() / 255, batch.draws, self.augment.crop)[:12].cpu()
-        title, path = self.folder.resolve().name, self.folder / "report.html"
-        write_report(path, title, recogniser, read_metrics(self.folder), scores, tried, seen)
-
-    @classmethod
-    def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:
-        """The figures of the recipe's sets, or of the pictures given with --files."""
-        recogniser, files = ImageClassifier(bundles.load(folder, device)), options["files"]
-        run = cls(recogniser.bundle.recipe, folder, device)
-        run.model_config, run.tokenizers = recogniser.bundle.config, {}
-        if files:
-            run.classes, config = recogniser.classes, recogniser.model.config
-            listed = list_set(files, dataclasses.replace(run.data, folder="."), run.classes)
-            with TemporaryDirectory() as room:
-                kept = make_images(listed, Path(room, "files"), config.channels, config.image_size, run.data.skip_bad)
-                run.sets = {"files": kept}
-                return {"files": run._judge(recogniser.model, "files")}
-        run.check_data()
-        run.model_config = recogniser.model.config
-        run.prepare_data()
-        names, wanted = [name for name in run.sets if name != "train"], options["test"]
-        if wanted is not None and wanted not in names:
-            raise UserError(f"--test {wanted}: the recipe has no such set; {suggest(wanted, names)}")
-        if not names:
-            raise UserError(f"{folder}: its recipe names no test pictures; give some with --files")
-        return {name: run._judge(recogniser.model, name) for name in names if wanted in (None, name)}
+    def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
+        pixels = examples.pixels
+        probabilities = predictor.probabilities(lambda begin, end: pixels[torch.arange(begin, end)], len(pixels))
+        metrics = evaluate_classes(probabilities, examples.labels, self.data.classes)
+        return dataclasses.asdict(metrics), probabilities
 
     @staticmethod
-    def tell(figures: Figures) -> list[str]:
-        return tell_classes(figures)
+    def format_metrics(metrics: Metrics) -> list[str]:
+        return tell_classes(metrics)
 
+    # --- report
 
-def _model_config(given: Mapping[str, Any], classes: int) -> ModelConfig:
-    """[model] with as many classes as there are."""
-    fields = with_preset(given)
-    if fields.get("classes", classes) != classes and classes > 2:
-        raise UserError(f"model.classes = {fields['classes']}: the data has {classes}, and they decide; leave it out")
-    config = from_dict(ModelConfig, {**fields, "classes": classes}, "model.")
-    if (config.architecture, config.input, config.output_head) != ("encoder", "patches", "classes"):
-        raise UserError(
-            f"model.architecture = {config.architecture!r}, model.input = {config.input!r}, "
-            f"model.output_head = {config.output_head!r}: a "
-            "classifier of pictures needs architecture = 'encoder', input = 'patches' and output_head = 'classes'"
-        )
-    return config
+    def sections(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[Section]:
+        batch = next(iter(self.stream())).to(self.device)
+        seen = augment(batch.pixels.float() / 255, batch.draws, self.augment.crop)[:AUGMENTED].cpu()
+        augmented = results.Images("Augmented images", seen, [""] * len(seen), "Training images after [augment].")
+        errors = [self._errors(*item) for item in [*evaluations.items()][-1:]]
+        return [*class_sections(evaluations), *errors, Section("Training images", [augmented])]
+
+    def _errors(self, name: str, evaluation: Evaluation) -> Section:
+        """The most confident errors."""
+        labels, classes = evaluation.examples.labels, self.data.classes
+        best, predicted = evaluation.predictions.max(dim=1)
+        wrong = (predicted != labels).nonzero()[:, 0]
+        if not len(wrong):
+            return Section("Errors", [f"None: all {len(labels):,} images of {name} are classified correctly."])
+        worst = wrong[best[wrong].argsort(descending=True)][:LISTED]
+        captions = [
+            f"{classes[int(labels[row])]}\n{classes[int(predicted[row])]} {float(best[row]):.2f}" for row in worst
+        ]
+        note = f"The most confident of {len(wrong):,} errors in {name}: the class, the prediction and its probability."
+        pixels = evaluation.examples.pixels[worst].float() / 255
+        return Section("Errors", [results.Images("Errors", pixels, captions, note)])
+
+    def attention_inputs(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[AttentionInput]:
+        """Images of different classes."""
+        images = [one.examples for one in evaluations.values()][-1] if evaluations else self.images["train"]
+        rows = [int((images.labels == label).nonzero()[0]) for label in images.labels.unique()[:DRAWN]]
+        pixels = images.pixels[torch.tensor(rows)].float() / 255
+        titles = [self.data.classes[int(images.labels[row])] for row in rows]
+        return [AttentionInput(image, title=title) for image, title in zip(pixels, titles, strict=True)]

@@ -1,21 +1,20 @@
-"""Masked language modelling: text in, an encoder out that guesses what was hidden, from both sides.
+"""Masked language modeling: text in, an encoder out that predicts masked tokens from both sides.
 
-    [data]   files, folders, tables of text                        `regard.data.documents`
-    [text]   one tokenizer, to which <mask> is added                `regard.text.config`
-    [mask]   how much is hidden, and how                            `regard.data.masked`
-    loss     that of each hidden token, given all that is shown     Devlin et al. 2018
-    figures  loss and share of right guesses on hidden tokens
+    [data]    files, folders, tables of text                               `regard.data.documents`
+    [text]    one tokenizer, to which <mask> is added                      `regard.text.config`
+    [mask]    how many tokens are masked, and how                          `regard.data.masked`
+    loss      cross-entropy of each masked token, given the others         Devlin et al. 2018
+    metrics   loss and accuracy on masked tokens
 
 The text needs no labels; a classifier that starts from such a run (`train.init_from`) needs far fewer of them. Batches
-are packed rows of `train.pack` tokens, left out the model's `max_length`.
+are packed rows of `train.pack` tokens; its default is the model's `max_length`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,46 +24,42 @@ from regard.data.batch import PairBatch
 from regard.data.documents import TextData
 from regard.data.masked import MaskConfig, MaskedBatch, MaskedPacks, prepare_texts
 from regard.data.store import Store
-from regard.errors import UserError, suggest
-from regard.explore.masked import write_report
+from regard.errors import UserError
 from regard.models import Encoder, ModelConfig
-from regard.models.folder import load, load_recipe, load_tokenizers
-from regard.models.recipe import with_preset
 from regard.predict.mask_predictor import MaskPredictor
-from regard.settings import from_dict, to_dict
-from regard.tasks.text import TextRun
+from regard.tasks.plain_text import PlainTextTask
 from regard.text.config import TextConfig
 from regard.text.tokenizer import MASK_NAMES, Tokenizer
-from regard.train.metric import LOSS, Metric
-from regard.train.objective import Loss, balance, surprise, whole
-from regard.train.parallel import HALF
-from regard.train.run import Figures
-from regard.train.trainer import Objective, read_metrics
-from regard.train.vocabulary import chunked
+from regard.training.objective import Loss, balance, cross_entropy, token_loss, unchunked
+from regard.training.parallel import HALF
+from regard.training.results import AttentionInput, Section, Table
+from regard.training.task import Evaluation, Metrics
+from regard.training.trainer import LOSS, Metric, Objective
 
-JUDGING = 0  # seed of what is hidden when a model is judged: the same for every model
+EVALUATION_SEED = 0  # of the tokens that are masked in evaluation: the same for every model
 COUNTED = 1 << 24  # tokens that are counted at once
+LISTED, LONGEST, CANDIDATES = 12, 40, 3  # examples in the report, their most tokens, and the predictions for each
+DRAWN = 24  # tokens whose attention is drawn
 
 
-def hidden_states(model: Encoder, batch: MaskedBatch) -> Tensor:
-    """What the encoder makes of the positions to be guessed, [R, M, dim]."""
+def masked_states(model: Encoder, batch: MaskedBatch) -> Tensor:
+    """The encoder's states of the masked positions, [R, M, dim]."""
     states = model.encode(batch.ids, batch.document > 0, document=batch.document)
     return states.gather(1, batch.positions[..., None].expand(-1, -1, states.shape[-1]))
 
 
 def masked_tokens(
-    model: Encoder, batch: MaskedBatch, label_smoothing: float = 0.0, loss: Loss = whole
+    model: Encoder, batch: MaskedBatch, label_smoothing: float = 0.0, loss: Loss = unchunked
 ) -> tuple[Tensor, Tensor]:
-    """(summed loss, number of hidden tokens)."""
+    """(summed loss, number of masked tokens)."""
     assert model.output_head is not None
-    total = loss(hidden_states(model, batch), model.output_head, batch.labels, label_smoothing, 0.0)
+    total = loss(masked_states(model, batch), model.output_head, batch.labels, label_smoothing, 0.0)
     return total + balance(model, batch.tokens), batch.tokens
 
 
-class MaskedRun(TextRun):
-    NAME = "masked"
-    predictor = MaskPredictor
-    TABLES = ("data", "text", "mask", "model", "train")
+class MaskedLanguageModeling(PlainTextTask):
+    NAME = "masked-language-modeling"
+    TABLES: ClassVar = {"data": TextData, "text": TextConfig, "mask": MaskConfig}
     DEFAULTS: ClassVar = {
         "model": {"architecture": "encoder", "output_head": "tokens", "head_layer": True, "logit_bias": True},
         "train": {
@@ -72,135 +67,109 @@ class MaskedRun(TextRun):
             "label_smoothing": 0.0,
         },
     }  # fmt: skip
+    MODEL: ClassVar = {"architecture": ("encoder",), "input": ("tokens",), "output_head": ("tokens",)}
+    UNUSED = ("r_drop",)
     METRICS: ClassVar = {"loss": LOSS, "accuracy": Metric("accuracy", higher=True)}
-    HEADLINE = ("loss", "loss")
+    HEADLINE = ("loss", "loss", ".4f")
+    COLUMNS: ClassVar = {
+        "loss": "loss", "perplexity": "perplexity", "accuracy": "accuracy", "unigram_loss": "unigram loss",
+        "tokens": "masked tokens",
+    }  # fmt: skip
+    LOSS_UNIT = "nats per masked token"
     EXAMPLE = 'train = ["input.txt"]'
-    EVALUATE = ("test",)
+    predictor = MaskPredictor
 
+    mask: MaskConfig
     train_text: Store
     valid_text: Store | None
 
-    @classmethod
-    def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        complete = super().complete(tables)
-        if not complete["train"].get("pack"):
-            complete["train"]["pack"] = with_preset(complete["model"]).get("max_length", ModelConfig.max_length)
-        return complete
+    # --- data, tokenizer and model
 
-    def read_tables(self, tables: Mapping[str, Any]) -> None:
-        self.data = from_dict(TextData, {"train": (), **tables.get("data", {})}, "data.")
-        self.text = from_dict(TextConfig, tables.get("text", {}), "text.")
-        self.masking = from_dict(MaskConfig, tables.get("mask", {}), "mask.")
-        if self.config.r_drop:
-            raise UserError(f"train.r_drop = {self.config.r_drop}: is not for masked text; leave it out")
-        if self.config.pack < 4:
-            raise UserError(f"train.pack = {self.config.pack}: two tokens and the two ends make 4; give 4 or more")
-        self._model_config(8)  # a mistake in [model] shows before the data is read
+    def prepare_data(self) -> None:
+        self.keep_surveys()
+        self.train_text = self.examples("train")
+        self.valid_text = self.examples("valid") if "valid" in self.sets else None
 
-    def own_tables(self) -> dict[str, Any]:
-        return {"data": to_dict(self.data), "text": to_dict(self.text), "mask": to_dict(self.masking)}
+    def prepare_evaluation(self) -> None:
+        self.check_data()
+        self.train_text = self.examples("train")
 
-    # --- text
+    def examples(self, name: str) -> Store:
+        """A set, tokenised and stored in the run's folder."""
+        begin, end = self.span(name)
+        return prepare_texts(
+            self.pieces(name), self.folder / "data" / name, self.tokenizer, self.config.pack,
+            fingerprint=f"{self.fingerprints[name]} {begin} {end}", characters=end - begin,
+        )  # fmt: skip
 
     def make_tokenizers(self) -> dict[str, Tokenizer]:
         tokenizer = super().make_tokenizers()["tokenizer"]
         return {"tokenizer": tokenizer if tokenizer.mask is not None else tokenizer.with_special_tokens(MASK_NAMES[:1])}
 
-    def _store(self, name: str) -> Store:
-        """A set as a store in the run's folder."""
-        begin, end = self.span(name)
-        return prepare_texts(
-            self.pieces(name), self.folder / "data" / name, self.tokenizer, self.config.pack,
-            fingerprint=f"{self.prints[name]} {begin} {end}", characters=end - begin,
-        )  # fmt: skip
-
-    def prepare_data(self) -> None:
-        self.keep_surveys()
-        self.train_text = self._store("train")
-        self.valid_text = self._store("valid") if "valid" in self.sets else None
-
-    # --- model
-
     def settle_model(self) -> ModelConfig:
-        if self.tokenizer.mask is None:  # one that train.init_from has brought
+        if self.tokenizer.mask is None:  # the tokenizer of train.init_from
             raise UserError(
-                f"train.init_from = {self.config.init_from!r}: its tokenizer has no {MASK_NAMES[0]}; take the run of a "
-                "masked language model, or leave init_from out"
+                f"train.init_from = {self.config.init_from!r}: its tokenizer has no {MASK_NAMES[0]}; use the run of a "
+                "masked language model, or remove init_from"
             )
-        size = len(self.tokenizer)
-        if self.model_fields.get("vocab_size", size) != size:
-            raise UserError(
-                f"model.vocab_size = {self.model_fields['vocab_size']}: the tokenizer has {size} pieces; leave it out"
-            )
-        return self._model_config(size)
+        return super().settle_model()
 
-    def _model_config(self, vocab_size: int) -> ModelConfig:
-        config = from_dict(ModelConfig, {**with_preset(self.model_fields), "vocab_size": vocab_size}, "model.")
-        if (config.architecture, config.input, config.output_head) != ("encoder", "tokens", "tokens"):
-            raise UserError(
-                f"model.architecture = {config.architecture!r}, model.input = {config.input!r}, "
-                f"model.output_head = {config.output_head!r}: a "
-                "masked language model needs architecture = 'encoder', input = 'tokens' and output_head = 'tokens'"
-            )
-        if config.position == "learned" and config.max_length < self.config.pack:
-            raise UserError(
-                f"train.pack = {self.config.pack}: is longer than model.max_length = {config.max_length} of the "
-                "learned positions; lower pack or raise max_length"
-            )
-        return config
+    def check_model(self, config: ModelConfig) -> None:
+        if self.config.pack < 4:
+            raise UserError(f"train.pack = {self.config.pack}: must be 4 or more: two tokens, <s> and </s>")
+        super().check_model(config)
 
-    # --- loss and figures
+    # --- training and evaluation
 
     def _packs(self, text: Store, seed: int, device: torch.device) -> MaskedPacks:
         config = self.config
         rows = config.batch_tokens // config.pack
-        return MaskedPacks(text.sources, self.tokenizer, self.masking, rows, config.pack, seed, device)
+        return MaskedPacks(text.sources, self.tokenizer, self.mask, rows, config.pack, seed, device)
 
     def stream(self) -> MaskedPacks:
         return self._packs(self.train_text, self.config.seed, self.device)
 
     def objective(self) -> Objective:
         config = self.config
-        loss = partial(chunked, chunk=config.loss_chunk)
-        return partial(masked_tokens, label_smoothing=config.label_smoothing, loss=loss)
-
-    @property
-    def judged(self) -> bool:
-        return self.valid_text is not None
+        return partial(masked_tokens, label_smoothing=config.label_smoothing, loss=token_loss(config.loss_chunk))
 
     def evaluate(self, model: Any) -> dict[str, float]:
-        """Loss and right guesses over the validation text, in the precision of training."""
+        """Loss and accuracy over the validation text, in the precision of training."""
         assert self.valid_text is not None
         half = HALF.get(self.config.precision) if next(model.parameters()).is_cuda else None
-        found = self._judge(model, self.valid_text, half=half)
-        return {"valid_loss": found["loss"], "accuracy": found["accuracy"]}
+        metrics = self._measure(model, self.valid_text, half=half)
+        return {"valid_loss": metrics["loss"], "accuracy": metrics["accuracy"]}
+
+    def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
+        return self._measure(predictor.bundle.model, examples, self._unigram), None
 
     @torch.inference_mode()
-    def _judge(
-        self, model: Any, text: Store, frequency: Tensor | None = None, half: torch.dtype | None = None
-    ) -> Figures:
-        """`frequency` [vocab_size], log-probabilities by counting, gives the unigram loss of the same tokens."""
+    def _measure(
+        self, model: Any, text: Store, unigram: Tensor | None = None, half: torch.dtype | None = None
+    ) -> Metrics:
+        """With `unigram` log-probabilities [vocab_size], also the loss of a unigram model on the same tokens."""
         device = next(model.parameters()).device
-        count, make = self._packs(text, JUDGING, device).open(0)
-        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right guesses, unigram loss
+        count, make = self._packs(text, EVALUATION_SEED, device).open(0)
+        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct predictions, unigram loss
         tokens = 0
         for number in range(count):
             batch = make(number)
             assert isinstance(batch, MaskedBatch)
             with torch.autocast(device.type, half, enabled=half is not None):
-                logits = model.output_head(hidden_states(model, batch))
+                logits = model.output_head(masked_states(model, batch))
             known = batch.labels != PairBatch.IGNORE
-            sums[0] += surprise(logits, batch.labels)
+            sums[0] += cross_entropy(logits, batch.labels)
             sums[1] += (logits.argmax(dim=-1) == batch.labels)[known].sum()
-            if frequency is not None:
-                sums[2] -= frequency.to(device)[batch.labels[known]].sum()
+            if unigram is not None:
+                sums[2] -= unigram.to(device)[batch.labels[known]].sum()
             tokens += int(batch.tokens)
-        loss, accuracy, unigram = (sums / max(tokens, 1)).tolist()
-        figures: Figures = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
-        return figures | {"unigram_loss": None if frequency is None else unigram, "tokens": tokens}
+        loss, accuracy, unigram_loss = (sums / max(tokens, 1)).tolist()
+        metrics: Metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
+        return metrics | {"unigram_loss": None if unigram is None else unigram_loss, "tokens": tokens}
 
-    def _frequency(self) -> Tensor:
-        """log p of each token by how often it occurs in the training text, every one counted once more."""
+    @cached_property
+    def _unigram(self) -> Tensor:
+        """log p of each token by its count in the training text plus one."""
         counts = torch.ones(len(self.tokenizer), dtype=torch.float64)
         flat = self.train_text.sources.flat
         for at in range(0, len(flat), COUNTED):
@@ -208,39 +177,42 @@ class MaskedRun(TextRun):
         counts[sorted(self.tokenizer.specials)] = 1
         return (counts / counts.sum()).log()
 
-    def score(self, model: Any, names: Iterable[str] | None = None) -> dict[str, Figures]:
-        """Of all sets, unless `names` says which."""
-        frequency = self._frequency()
-        return {
-            name: self._judge(model, self._store(name), frequency) for name in (self.sets if names is None else names)
-        }
-
-    def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
-        filler = MaskPredictor(self.bundle(model))
-        batch = self._packs(self.valid_text or self.train_text, JUDGING, torch.device("cpu")).open(0)[1](0)
-        assert isinstance(batch, MaskedBatch)
-        title, path = self.folder.resolve().name, self.folder / "report.html"
-        write_report(path, title, filler, read_metrics(self.folder), scores, batch)
-
-    @classmethod
-    def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:
-        """The figures of the recipe's sets."""
-        tables, wanted = load_recipe(folder), options["test"]
-        run = cls(tables, folder, device)
-        if wanted is not None and wanted not in run.sets:
-            raise UserError(f"--test {wanted}: the recipe has no such set; {suggest(wanted, run.sets)}")
-        if not run.sets:
-            raise UserError(
-                f"{folder}: its recipe names no validation or test text, so there is nothing to judge it by"
-            )
-        model, run.tokenizers = load(folder, device), load_tokenizers(folder)
-        run.check_data()
-        run.train_text = run._store("train")
-        return run.score(model, [name for name in run.sets if wanted in (None, name)])
-
     @staticmethod
-    def tell(figures: Figures) -> list[str]:
+    def format_metrics(metrics: Metrics) -> list[str]:
+        loss, accuracy = metrics["loss"], metrics["accuracy"]
         return [
-            f"loss {figures['loss']:.4f}  perplexity {figures['perplexity']:.3f}  right {figures['accuracy']:.2%}",
-            f"{figures['tokens']:,} hidden tokens; their frequency alone gives a loss of {figures['unigram_loss']:.4f}",
+            f"loss {loss:.4f}  perplexity {metrics['perplexity']:.3f}  accuracy {accuracy:.2%}",
+            f"{metrics['tokens']:,} masked tokens; a unigram model has a loss of {metrics['unigram_loss']:.4f}",
         ]
+
+    # --- report
+
+    def _texts(self) -> Iterator[tuple[list[int], dict[int, int]]]:
+        """(ids before masking, {position: id of a masked token}) of single texts that are short enough to show."""
+        batch = self._packs(self.valid_text or self.train_text, EVALUATION_SEED, torch.device("cpu")).open(0)[1](0)
+        assert isinstance(batch, MaskedBatch)
+        for row in range(len(batch.ids)):
+            labels = dict(zip(batch.positions[row].tolist(), batch.labels[row].tolist(), strict=True))
+            labels = {at: label for at, label in labels.items() if label != PairBatch.IGNORE}
+            for number in range(1, int(batch.document[row].max()) + 1):
+                positions = (batch.document[row] == number).nonzero()[:, 0].tolist()
+                inside = {at - positions[0]: label for at, label in labels.items() if at in positions}
+                if inside and 6 <= len(positions) <= LONGEST:
+                    yield [labels.get(at, int(batch.ids[row, at])) for at in positions], inside
+
+    def sections(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[Section]:
+        rows, tokenizer = [], self.tokenizer
+        for ids, labels in self._texts():
+            position, label = min(labels.items())
+            masked = [tokenizer.mask if at == position else id for at, id in enumerate(ids)]
+            shown = "".join("▢" if id == tokenizer.mask else tokenizer.token(id) for id in masked[1:-1])
+            candidates = predictor.candidates(masked, CANDIDATES)[0]
+            predictions = ", ".join(f"{one.token} {one.probability:.2f}" for one in candidates)
+            rows.append([shown.replace("▁", " "), tokenizer.token(label), predictions])
+            if len(rows) == LISTED:
+                break
+        return [Section("Predictions", [Table(["text", "masked token", "most probable tokens"], rows)])] if rows else []
+
+    def attention_inputs(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[AttentionInput]:
+        short = next((ids for ids, _ in self._texts() if len(ids) <= DRAWN), None)
+        return [] if short is None else [AttentionInput(self.tokenizer.decode(short[1:-1]))]

@@ -1,6 +1,6 @@
-"""The tasks that can be trained, by the name that a recipe gives:  task = "language".
+"""The tasks that can be trained, by the name in a recipe:  task = "language-modeling".
 
-Each is a subclass of `regard.train.run.TaskRun`, imported only when it is asked for.
+Each is a subclass of `regard.training.task.Task`, imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 
     from regard.models import ModelConfig
     from regard.predict.bundle import Bundle
-    from regard.train.run import TaskRun
+    from regard.training.task import Task
 
 # name: (module, class)
 TASKS = {
-    "translation": ("regard.tasks.translation", "TranslationRun"),
-    "language": ("regard.tasks.language_modeling", "LanguageRun"),
-    "text-to-text": ("regard.tasks.text_to_text", "TextToTextRun"),
-    "masked": ("regard.tasks.masked_language_modeling", "MaskedRun"),
-    "classification": ("regard.tasks.text_classification", "ClassificationRun"),
-    "image-classification": ("regard.tasks.image_classification", "PicturesRun"),
-    "captioning": ("regard.tasks.captioning", "CaptioningRun"),
-    "numbers": ("regard.tasks.regression", "NumbersRun"),
+    "translation": ("regard.tasks.translation", "Translation"),
+    "text-to-text": ("regard.tasks.text_to_text", "TextToText"),
+    "language-modeling": ("regard.tasks.language_modeling", "LanguageModeling"),
+    "masked-language-modeling": ("regard.tasks.masked_language_modeling", "MaskedLanguageModeling"),
+    "text-classification": ("regard.tasks.text_classification", "TextClassification"),
+    "image-classification": ("regard.tasks.image_classification", "ImageClassification"),
+    "image-captioning": ("regard.tasks.image_captioning", "ImageCaptioning"),
+    "regression": ("regard.tasks.regression", "Regression"),
 }
 DEFAULT = "translation"  # of a recipe that names none
 
 
-def task_of(tables: Mapping[str, Any]) -> type[TaskRun]:
-    """The class for the task that a recipe names."""
+def task_of(tables: Mapping[str, Any]) -> type[Task]:
+    """The class of the task that a recipe names."""
     name = tables.get("task", DEFAULT)
     if not isinstance(name, str) or name not in TASKS:
-        raise UserError(f"task = {name!r}: there is no such task; {suggest(str(name), TASKS)}")
+        raise UserError(f"task = {name!r}: unknown task; {suggest(str(name), TASKS)}")
     module, kind = TASKS[name]
-    return cast("type[TaskRun]", getattr(importlib.import_module(module), kind))
+    return cast("type[Task]", getattr(importlib.import_module(module), kind))
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Bundle:
@@ -47,26 +47,31 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Bundle:
     from regard.predict.bundle import load as load_bundle
 
     bundle = load_bundle(path, device)
-    name = bundle.recipe.get("task", task_for(bundle.config))
-    bundle.predictor_class = None if name is None else task_of({"task": name}).predictor
+    if "task" in bundle.recipe or task_for(bundle.config) is not None:
+        bundle.predictor_class = task_of_bundle(bundle).predictor
     return bundle
+
+
+def task_of_bundle(bundle: Bundle) -> type[Task]:
+    """The class of the task that a model was trained for, or that fits it."""
+    return task_of({"task": task_for(bundle.config), **bundle.recipe})
 
 
 def task_for(config: ModelConfig) -> str | None:
     """The task of a model whose recipe names none: an imported one, or one that `regard.save` has written."""
     match config.architecture, config.input, config.output_head:
         case "decoder", _, _:
-            return "language"
+            return "language-modeling"
         case "encoder", "patches", "classes":
             return "image-classification"
         case "encoder", "tokens", "classes":
-            return "classification"
+            return "text-classification"
         case "encoder", _, "tokens":
-            return "masked"
+            return "masked-language-modeling"
         case "encoder", _, _:
             return None
         case _, _, "values":
-            return "numbers"
+            return "regression"
         case _, "tokens", _:
             return "translation"
-    return "captioning"
+    return "image-captioning"

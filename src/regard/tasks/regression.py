@@ -1,18 +1,17 @@
-"""Numbers: continuous values in, continuous values out, through an encoder-decoder that reads and writes vectors.
+"""Regression: continuous values in, continuous values out, by an encoder-decoder that reads and predicts vectors.
 
-    [data]   pairs of sequences, or a series that is foretold      `regard.data.numeric`, `regard.data.series`
-    loss     squared error of each number, given those before      Σ (y - ŷ)² over scaled numbers
-    figures  errors of what it writes by itself                    `regard.predict.regressor`
+    [data]    pairs of sequences, or a time series to be forecast     `regard.data.numeric`, `regard.data.series`
+    loss      Σ (y - ŷ)² over scaled numbers, each given those before
+    metrics   errors of autoregressive predictions                    `regard.metrics.regression`
 
-Nothing else changes against translation: a matrix takes the place of the table of tokens, another that of the
-output layer. All rows have one shape (sequences padded to data.longest, windows of data.context steps), so
-`train.cuda_graph` applies; `train.batch_tokens` counts source steps.
+Nothing else differs from translation: a linear layer replaces the token embedding, another one the output layer. All
+rows have one shape (sequences padded to data.longest, windows of data.context steps), so `train.cuda_graph` applies;
+`train.batch_tokens` counts source steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -22,20 +21,17 @@ from regard.data.numeric import NumberData, NumberSets, Scale, make_sets
 from regard.data.rows import Rows
 from regard.data.series import NumberBatch
 from regard.data.sets import find_files
-from regard.errors import UserError, suggest
-from regard.explore.numbers import Shown, write_report
+from regard.errors import UserError
 from regard.metrics.regression import TOGETHER, evaluate_regression, tell_numbers
 from regard.models import EncoderDecoder, ModelConfig
-from regard.models.recipe import with_preset
-from regard.predict import bundle as bundles
 from regard.predict.regressor import Regressor
-from regard.settings import from_dict, to_dict
-from regard.text.tokenizer import Tokenizer
-from regard.train.metric import LOSS, Metric
-from regard.train.run import Figures, TaskRun
-from regard.train.trainer import Objective, read_metrics
+from regard.training.results import Chart, Section, Table
+from regard.training.task import Evaluation, Metrics, Task
+from regard.training.trainer import LOSS, Metric, Objective
 
-MATERIAL = [10.0, 20.0, 30.0, 40.0, 50.0]  # a sequence that every report of pairs shows
+SHOWN_SEQUENCE = [10.0, 20.0, 30.0, 40.0, 50.0]  # in every report on sequences by rule
+BEFORE = 96  # steps before a forecast that are drawn
+LISTED = 8  # sequences in the report
 
 
 def squared_error(model: EncoderDecoder, batch: NumberBatch) -> tuple[Tensor, Tensor]:
@@ -46,27 +42,27 @@ def squared_error(model: EncoderDecoder, batch: NumberBatch) -> tuple[Tensor, Te
     return error.sum(), batch.tokens
 
 
-class NumbersRun(TaskRun):
-    NAME = "numbers"
-    predictor = Regressor
-    TABLES = ("data", "model", "train")
+class Regression(Task):
+    NAME = "regression"
+    TABLES: ClassVar = {"data": NumberData}
     DEFAULTS: ClassVar = {
         "model": {
-            "input": "features",
-            "output_head": "values",
-            "norm_order": "pre",
-            "dropout": 0.0,
-            "embed_dropout": 0.0,
+            "input": "features", "output_head": "values", "norm_order": "pre", "dropout": 0.0, "embed_dropout": 0.0
         },
         "train": {"schedule": "cosine", "warmup": 200, "eps": 1e-8, "label_smoothing": 0.0},
-    }
+    }  # fmt: skip
+    MODEL: ClassVar = {"input": ("features",), "output_head": ("values",)}
+    PLACEHOLDERS: ClassVar = {"feature_dim": 1}
+    UNUSED = ("label_smoothing", "r_drop", "loss_chunk")
     METRICS: ClassVar = {"loss": LOSS, "mae": Metric("mae")}
-    HEADLINE = ("mae", "MAE")
+    HEADLINE = ("mae", "MAE", ".4f")
     UNIT = "numbers"
+    LOSS_UNIT = "squared error, scaled"
     EXAMPLE = 'train = ["pairs.tsv"]'
-    EVALUATE = ("test",)
+    predictor = Regressor
 
-    sets: NumberSets
+    data: NumberData
+    numbers: NumberSets
 
     @classmethod
     def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -77,67 +73,42 @@ class NumbersRun(TaskRun):
             complete["train"]["pack"] = length
         return complete
 
-    def read_tables(self, tables: Mapping[str, Any]) -> None:
-        self.data = from_dict(NumberData, tables.get("data", {}), "data.")
-        length = self.data.context or self.data.longest
-        if self.config.pack != length:
-            raise UserError(f"train.pack = {self.config.pack}: follows from the data, {length} steps; leave it out")
-        for name in ("label_smoothing", "r_drop", "loss_chunk"):
-            if getattr(self.config, name):
-                raise UserError(f"train.{name} = {getattr(self.config, name)}: is for tokens; leave it out")
-        self._model_config(1)
+    # --- data and model
 
-    def own_tables(self) -> dict[str, Any]:
-        return {"data": to_dict(self.data)}
+    @property
+    def sets(self) -> Sequence[str]:
+        return [name for name in self.numbers.rows if name != "train"]
 
-    # --- data
-
-    def find_data(self) -> None:
+    def find_files(self) -> None:
         find_files([*self.data.train, *self.data.valid, *sum(self.data.test.values(), ())], self.data.folder)
 
     def check_data(self) -> None:
-        self.sets = make_sets(self.data)
-        self.data = self.sets.data
+        self.numbers = make_sets(self.data)
+        self.data = self.numbers.data
 
-    def prepare_data(self) -> None:
-        """All is in memory."""
+    def prepare_evaluation(self) -> None:
+        self.check_data()
 
-    # --- model
+    def examples(self, name: str) -> tuple[str, NumberBatch]:
+        return name, self.numbers.rows[name]
 
-    def tokenizer_names(self) -> tuple[str, ...]:
-        return ()
+    def model_sizes(self) -> dict[str, int | None]:
+        return {"feature_dim": len(self.numbers.channels)}
 
-    def make_tokenizers(self) -> dict[str, Tokenizer]:
-        return {}
+    def check_model(self, config: ModelConfig) -> None:
+        length = self.data.context or self.data.longest
+        if self.config.pack != length:
+            raise UserError(f"train.pack = {self.config.pack}: the data decides this ({length} steps); remove it")
+        self.check_positions(config, max(length, self.data.horizon if self.data.context else 0), "steps of a sequence")
 
-    def settle_model(self) -> ModelConfig:
-        channels = len(self.sets.channels)
-        if (given := self.model_fields.get("feature_dim", channels)) != channels:
-            raise UserError(f"model.feature_dim = {given}: the data has {channels} channels; leave feature_dim out")
-        return self._model_config(channels)
-
-    def _model_config(self, channels: int) -> ModelConfig:
-        fields = {**with_preset(self.model_fields), "feature_dim": channels}
-        config = from_dict(ModelConfig, fields, "model.")
-        if (config.input, config.output_head) != ("features", "values"):
-            raise UserError(
-                f"model.input = {config.input!r}, model.output_head = {config.output_head!r}: numbers need "
-                "input = 'features' and "
-                "output_head = 'values'; leave both out"
-            )
-        longest = max(self.data.context, self.data.horizon) if self.data.context else self.data.longest
-        if config.position == "learned" and config.max_length < longest:
-            raise UserError(f"model.max_length = {config.max_length}: sequences have {longest} steps; raise it")
-        return config
-
-    # --- training
+    # --- training and evaluation
 
     def stream(self) -> Rows:
-        rows, windows, starts = self.config.batch_tokens // self.config.pack, self.sets.windows, self.sets.starts
+        rows, windows, starts = self.config.batch_tokens // self.config.pack, self.numbers.windows, self.numbers.starts
         if windows is not None and starts is not None:
             resident = windows.to(self.device)
             return Rows(len(starts), rows, self.config.seed, lambda chosen, *_: resident.batch(starts[chosen]))
-        train = self.sets.rows["train"].to(self.device)
+        train = self.numbers.rows["train"].to(self.device)
 
         def pick(chosen: Tensor, *_: int) -> NumberBatch:
             at = chosen.to(self.device)
@@ -148,82 +119,97 @@ class NumbersRun(TaskRun):
     def objective(self) -> Objective:
         return squared_error
 
-    @property
-    def judged(self) -> bool:
-        return "valid" in self.sets.rows
-
     @torch.inference_mode()
     def evaluate(self, model: Any) -> dict[str, float]:
-        """The squared error under teacher forcing, and the mean error of what it writes by itself if that chooses."""
-        loss, count, batch = 0.0, 0, self.sets.rows["valid"]
+        """The squared error under teacher forcing; the MAE of autoregressive predictions if `train.metric` is "mae"."""
+        loss, count, batch = 0.0, 0, self.numbers.rows["valid"]
         for at in range(0, len(batch.source), TOGETHER):
             total, numbers = squared_error(model, batch.rows(slice(at, at + TOGETHER)).to(self.device))
             loss, count = loss + total.item(), count + int(numbers)
-        figures = {"valid_loss": loss / count}
+        metrics = {"valid_loss": loss / count}
         if self.config.metric == "mae":
-            figures["mae"] = self._judge(model, "valid")["mae"]
-        return figures
+            metrics["mae"] = self.score(self.bundle(model).predictor, self.examples("valid"))[0]["mae"]
+        return metrics
 
-    # --- figures
-
-    def score(self, model: Any) -> dict[str, Figures]:
-        return {name: self._judge(model, name) for name in self.sets.rows if name != "train"}
-
-    def _judge(self, model: Any, name: str) -> Figures:
-        figures = evaluate_regression(model, self.sets.rows[name], self.data, self.sets.channels)
+    def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
+        name, batch = examples
+        metrics = evaluate_regression(predictor.bundle.model, batch, self.data, self.numbers.channels)
         if name == "test" and self.data.rule is not None:
-            shown = self._material(Regressor(self.bundle(model)))
-            figures["largest_of_example"] = max(abs(a - b) for a, b in zip(shown.expected, shown.written, strict=True))
-        return figures
+            _, expected, predicted = self._rule_example(predictor)
+            metrics["largest_of_example"] = max(abs(a - b) for a, b in zip(expected, predicted, strict=True))
+        return metrics, None
 
-    def _material(self, predictor: Regressor) -> Shown:
+    @staticmethod
+    def format_metrics(metrics: Metrics) -> list[str]:
+        return tell_numbers(metrics)
+
+    # --- report
+
+    def _rule_example(self, predictor: Any) -> tuple[list[float], list[float], list[float]]:
         rule = self.data.rule
         assert rule is not None
-        right = [rule.multiply * number + rule.add for number in MATERIAL]
-        return Shown("", MATERIAL, right, predictor.predict([MATERIAL])[0].series)
+        expected = [rule.multiply * number + rule.add for number in SHOWN_SEQUENCE]
+        return SHOWN_SEQUENCE, expected, predictor.predict([SHOWN_SEQUENCE])[0].series
 
-    def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
-        predictor = Regressor(self.bundle(model))
-        shown = self._shown_series(predictor) if self.data.context else self._shown_pairs(predictor)
-        title, path = self.folder.resolve().name, self.folder / "report.html"
-        write_report(path, title, model, read_metrics(self.folder), scores, shown)
+    def sections(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[Section]:
+        scored = {name: one.metrics for name, one in evaluations.items()}
+        if self.data.context:
+            return [*(_forecasts(name, metrics) for name, metrics in scored.items()), *self._windows(predictor)]
+        return [*([_errors(scored)] if scored else []), self._sequences(predictor)]
 
-    def _shown_series(self, predictor: Regressor) -> list[Shown]:
-        """A window of the last set there is, as it was and as it is foretold."""
-        windows, starts, scale = self.sets.windows, self.sets.starts, Scale.of(self.data)
+    def _windows(self, predictor: Any) -> list[Section]:
+        """A window of the last set, as it was and as it is forecast."""
+        windows, starts, scale = self.numbers.windows, self.numbers.starts, Scale.of(self.data)
         assert windows is not None and starts is not None
-        batch = [windows.batch(starts[-1:]), *self.sets.rows.values()][-1]
+        batch = [windows.batch(starts[-1:]), *self.numbers.rows.values()][-1]
         source, target = (scale.denormalize(part[len(part) // 2]) for part in (batch.source, batch.target))
-        found = predictor.forecast(source)
-        return [
-            Shown(channel, source[:, at].tolist(), target[:, at].tolist(), found[:, at].tolist())
-            for at, channel in enumerate(self.sets.channels)
-        ]
+        forecast = predictor.forecast(source)
+        sections = []
+        for at, channel in enumerate(self.numbers.channels):
+            before = source[-BEFORE:, at].tolist()
+            lines = {
+                "input": list(enumerate(before, 1 - len(before))),
+                "actual": list(enumerate(target[:, at].tolist(), 1)),
+                "forecast": list(enumerate(forecast[:, at].tolist(), 1)),
+            }
+            chart = Chart(channel, lines, "step", "value", "Step 0 is the last input.")
+            sections.append(Section(f"A window: {channel}", [chart]))
+        return sections
 
-    def _shown_pairs(self, predictor: Regressor) -> list[Shown]:
-        batch, scale, shown = [*self.sets.rows.values()][-1], Scale.of(self.data), []
-        if self.data.rule is not None:
-            shown.append(self._material(predictor))
-        for row in range(min(8, len(batch.source))):
+    def _sequences(self, predictor: Any) -> Section:
+        batch, scale = [*self.numbers.rows.values()][-1], Scale.of(self.data)
+        rows = [] if self.data.rule is None else [self._rule_example(predictor)]
+        for row in range(min(LISTED, len(batch.source))):
             source, target = (
                 scale.denormalize(part[row])[:, 0][is_real[row]].tolist()  # type: ignore[index]
                 for part, is_real in ((batch.source, batch.source_is_real), (batch.target, batch.target_is_real))
             )
-            shown.append(Shown("", source, target, predictor.predict([source], steps=len(target))[0].series))
-        return shown
+            rows.append((source, target, predictor.predict([source], steps=len(target))[0].series))
+        texts = [[" ".join(f"{number:.2f}" for number in numbers) for numbers in row] for row in rows]
+        return Section("Sequences", [Table(["input", "expected", "predicted"], texts, preformatted=True)])
 
-    @classmethod
-    def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:
-        bundle = bundles.load(folder, device)
-        run = cls(bundle.recipe, folder, device)
-        run.model_config, run.tokenizers = bundle.config, {}
-        run.check_data()
-        names = [name for name in run.sets.rows if name != "train"]
-        wanted = options["test"]
-        if wanted is not None and wanted not in names:
-            raise UserError(f"--test {wanted}: the recipe has no such set; {suggest(wanted, names)}")
-        return {name: run._judge(bundle.model, name) for name in names if wanted in (None, name)}
 
-    @staticmethod
-    def tell(figures: Figures) -> list[str]:
-        return tell_numbers(figures)
+def _errors(scored: Mapping[str, Metrics]) -> Section:
+    names = {
+        "mae": "MAE", "largest": "largest error", "within": "within tolerance", "forced_mae": "MAE, teacher forcing",
+        "naive_mae": "MAE, baseline", "sequences": "sequences",
+    }  # fmt: skip
+    rows = [[name, *(metrics[key] for key in names)] for name, metrics in scored.items()]
+    note = (
+        "Predictions are autoregressive: each one is the next input, errors included. Teacher forcing: the decoder "
+        "reads the true numbers instead. Baseline: the input repeated, or the mean where the lengths differ."
+    )
+    return Section("Errors", [note, Table(["set", *names.values()], rows)])
+
+
+def _forecasts(name: str, metrics: Metrics) -> Section:
+    """The model beside two baselines: overall, by channel, by step."""
+    kinds = {"": "this model", "last_": "last value", "seasonal_": "last season"}
+    rows = [
+        [kind, *(metrics[f"{key}{one}"] for one in ("mae", "mse")), *metrics[f"{key}mae_by_channel"]]
+        for key, kind in kinds.items()
+    ]
+    steps = {kind: list(enumerate(metrics[f"{key}mae_by_step"], 1)) for key, kind in kinds.items()}
+    chart = Chart("MAE by step", steps, "steps ahead", "standard deviations")
+    note = f"{metrics['windows']:,} windows; errors in standard deviations of each channel, lower is better."
+    return Section(f"Forecasts on {name}", [note, Table(["forecast", "MAE", "MSE", *metrics["channels"]], rows), chart])

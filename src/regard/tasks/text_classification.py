@@ -1,24 +1,23 @@
-"""Classification: labelled texts in, an encoder out that names the class of a text.
+"""Text classification: labelled texts in, an encoder out that predicts the class of a text.
 
-    [data]   tables with a column of texts and one of labels       `regard.data.labels`
-    [text]   one tokenizer                                         `regard.text.config`
-    loss     -w_y log p(y)  of a text with class y                 summed over texts
-    figures  accuracy, macro-F1, calibration                       `regard.metrics.classification`
+    [data]    tables with a column of texts and one of labels         `regard.data.labels`
+    [text]    one tokenizer                                           `regard.text.config`
+    loss      -w_y log p(y)  of a text with class y                   summed over texts
+    metrics   accuracy, macro-F1, calibration                         `regard.metrics.classification`
 
-The encoder reads  <s> text </s>.  `model.pool` says what its states are made into, one vector a text: "cls" takes the
-first one (Devlin et al. 2018), "mean" the mean of all. Class weights w_y are made so that their mean over the training
-texts is 1; "balanced" gives every class the same part of the loss. Batches are padded texts of similar length, or
-packed rows of one shape (`train.pack`).
+The encoder reads  <s> text </s>.  `model.pooling` says how its states become one vector per text: "cls" takes the first
+(Devlin et al. 2018), "mean" their mean. Class weights w_y have a mean of 1 over the training texts; "balanced" gives
+every class the same part of the loss. Batches are padded texts of similar length, or packed rows of one shape
+(`train.pack`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -29,23 +28,22 @@ from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weig
 from regard.data.labels import Example, LabelData, check_examples, choose_classes, read_labelled
 from regard.data.sets import find_files
 from regard.errors import UserError, suggest
-from regard.explore.classification import Answer, write_report
-from regard.metrics.classification import ClassMetrics, evaluate_classes, tell_classes
+from regard.metrics.classification import evaluate_classes, tell_classes
 from regard.models import Encoder, ModelConfig
-from regard.models.recipe import with_preset
-from regard.predict import bundle as bundles
+from regard.predict.bundle import Bundle
 from regard.predict.text_classifier import TextClassifier
-from regard.settings import from_dict, to_dict
+from regard.tasks.classes import COLUMNS, class_sections
 from regard.tasks.word_dropout import WordDropout
 from regard.text.config import TextConfig
-from regard.text.tokenizer import Tokenizer
-from regard.train.metric import LOSS, Metric
-from regard.train.objective import balance, surprise, twice
-from regard.train.parallel import HALF
-from regard.train.run import Figures, TaskRun
-from regard.train.trainer import Objective, read_metrics
+from regard.training.objective import balance, cross_entropy, repeat_batch
+from regard.training.parallel import HALF
+from regard.training.results import AttentionInput, Section, Table
+from regard.training.task import Evaluation, Metrics, Task
+from regard.training.trainer import LOSS, Metric, Objective
 
-HOLD_OUT = 0  # seed of what `data.valid_fraction` holds out: the same whatever train.seed is
+HOLD_OUT = 0  # seed of what `data.valid_fraction` holds out: the same for every train.seed
+LISTED = 20  # errors in the report
+DRAWN = (4, 80)  # characters of a text whose attention is drawn
 
 
 def class_logits(model: Encoder, batch: ClassBatch) -> Tensor:
@@ -67,17 +65,16 @@ def classification(
     weight: Tensor | None = None,
     word_dropout: WordDropout | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(summed loss, number of texts); `weight` [classes] is what each class counts."""
-    read = twice(batch) if r_drop else batch
+    """(summed loss, number of texts); `weight` [classes] are class weights."""
+    read = repeat_batch(batch) if r_drop else batch
     read = replace(read, text=word_dropout(read.text)) if word_dropout is not None and model.training else read
-    total = surprise(class_logits(model, read), read.labels, label_smoothing, r_drop, weight)
+    total = cross_entropy(class_logits(model, read), read.labels, label_smoothing, r_drop, weight)
     return total + balance(model, batch.tokens), batch.tokens
 
 
-class ClassificationRun(TaskRun):
-    NAME = "classification"
-    predictor = TextClassifier
-    TABLES = ("data", "text", "model", "train")
+class TextClassification(Task):
+    NAME = "text-classification"
+    TABLES: ClassVar = {"data": LabelData, "text": TextConfig}
     DEFAULTS: ClassVar = {
         "model": {"architecture": "encoder", "output_head": "classes", "pooling": "mean"},
         "train": {
@@ -85,121 +82,108 @@ class ClassificationRun(TaskRun):
             "label_smoothing": 0.0,
         },
     }  # fmt: skip
+    MODEL: ClassVar = {"architecture": ("encoder",), "input": ("tokens",), "output_head": ("classes",)}
+    PLACEHOLDERS: ClassVar = {"vocab_size": 8, "classes": 2}
+    UNUSED = ("loss_chunk",)
     METRICS: ClassVar = {
         "loss": LOSS, "accuracy": Metric("accuracy", higher=True), "f1": Metric("macro_f1", higher=True)
     }  # fmt: skip
-    HEADLINE = ("accuracy", "accuracy")
+    HEADLINE = ("accuracy", "accuracy", ".2%")
+    COLUMNS: ClassVar = COLUMNS
     UNIT = "texts"
+    LOSS_UNIT = "nats per text"
     EXAMPLE = 'train = ["train.tsv"]'
-    EVALUATE = ("test", "files")
+    OPTIONS = ("test", "files")
+    predictor = TextClassifier
 
-    classes: tuple[str, ...]
+    data: LabelData
     train_texts: Labelled
     valid_texts: Labelled | None
 
-    def read_tables(self, tables: Mapping[str, Any]) -> None:
-        self.data = from_dict(LabelData, {"train": (), **tables.get("data", {})}, "data.")
-        self.text = from_dict(TextConfig, tables.get("text", {}), "text.")
-        self.classes = self.data.classes
-        if self.config.loss_chunk:
-            raise UserError(f"train.loss_chunk = {self.config.loss_chunk}: is for large vocabularies; leave it out")
-        self._model_config(8, len(self.classes) or 2)  # a mistake in [model] shows before the data is read
-
-    def own_tables(self) -> dict[str, Any]:
-        return {"data": {**to_dict(self.data), "classes": list(self.classes)}, "text": to_dict(self.text)}
-
     # --- data
 
-    def find_data(self) -> None:
+    @property
+    def sets(self) -> Sequence[str]:
+        return [*{**({"valid": ()} if self.data.valid_fraction else {}), **self.data.sets}]
+
+    def find_files(self) -> None:
         for files in (self.data.train, *self.data.sets.values()):
             find_files(files, self.data.folder)
 
     def check_data(self) -> None:
-        """Every file once; a label that training does not know is a mistake elsewhere."""
+        """A label that does not occur in training is a mistake in another set."""
         for name, files in {"train": self.data.train, **self.data.sets}.items():
-            report = check_examples(files, self.data, self.classes)
+            report = check_examples(files, self.data, self.data.classes)
             report.print(files)
             if name == "train":
-                self.classes = choose_classes(self.data, report)
-                if missing := [label for label in self.classes if label not in report.counts]:
+                self.data = replace(self.data, classes=choose_classes(self.data, report))
+                if missing := [label for label in self.data.classes if label not in report.counts]:
                     raise UserError(
-                        f"data.classes: {', '.join(files)} has no text of {missing[0]!r}; leave it out, or set "
+                        f"data.classes: {', '.join(files)} has no text of {missing[0]!r}; remove it, or set "
                         "data.names to what the label is in the file"
                     )
-        self._check_weights()
-
-    def _check_weights(self) -> None:
         weights = self.data.class_weights
-        for name in weights if isinstance(weights, dict) else ():
-            if name not in self.classes:
-                raise UserError(f"data.class_weights: {name!r} is no class; {suggest(name, self.classes)}")
+        for label in weights if isinstance(weights, dict) else ():
+            if label not in self.data.classes:
+                raise UserError(f"data.class_weights: {label!r} is not a class; {suggest(label, self.data.classes)}")
+
+    def rows(self, files: Sequence[str]) -> list[Example]:
+        return list(read_labelled(files, self.data, self.data.classes))
 
     def prepare_data(self) -> None:
-        folder = self.folder / "data"
-        store = prepare_labelled(self.data.train, self.data, folder / "train", self.tokenizer, self.classes)
+        store = prepare_labelled(
+            self.data.train, self.data, self.folder / "data" / "train", self.tokenizer, self.data.classes
+        )
         if cut := store.index["cut"]:
             texts = f"{cut:,} text{'s' * (cut != 1)}"
-            print(f"cut: {texts} longer than data.max_length = {self.data.max_length}", file=sys.stderr)
+            print(f"truncated: {texts} longer than data.max_length = {self.data.max_length}", file=sys.stderr)
         everything = Labelled.of(store)
-        held = self._held(everything.labels)
+        held_out = self._held_out(everything.labels)
         self.valid_texts = None
         if self.data.valid:
-            valid = prepare_labelled(self.data.valid, self.data, folder / "valid", self.tokenizer, self.classes)
-            self.valid_texts = Labelled.of(valid)
+            folder = self.folder / "data" / "valid"
+            self.valid_texts = Labelled.of(
+                prepare_labelled(self.data.valid, self.data, folder, self.tokenizer, self.data.classes)
+            )
         elif self.data.valid_fraction:
-            if not len(held):
+            if not len(held_out):
                 raise UserError(
                     f"data.valid_fraction = {self.data.valid_fraction}: holds out none of {len(everything):,} texts"
                 )
-            self.valid_texts = everything.choose(held)
-        self.train_texts = everything.choose(self._kept(everything.labels, self.config.seed))
+            self.valid_texts = everything.choose(held_out)
+        self.train_texts = everything.choose(self._chosen(everything.labels, self.config.seed))
 
-    def _held(self, labels: Tensor) -> Tensor:
-        """The rows of the training files that are held out."""
+    def _held_out(self, labels: Tensor) -> Tensor:
+        """The rows of the training files that are held out for validation."""
         return draw(labels, self.data.valid_fraction, HOLD_OUT, keep=True).nonzero()[:, 0]
 
-    def _kept(self, labels: Tensor, seed: int) -> Tensor:
-        """The rows that are learned from."""
+    def _chosen(self, labels: Tensor, seed: int) -> Tensor:
+        """The rows of the training files that are trained on."""
         rest = torch.ones(len(labels), dtype=torch.bool)
-        rest[self._held(labels)] = False
+        rest[self._held_out(labels)] = False
         rows = rest.nonzero()[:, 0]
         return rows[draw(labels[rows], self.data.fraction, seed, keep=False)]
 
-    # --- tokenizer and model
+    def _numbers(self, rows: Sequence[Example]) -> Tensor:
+        return torch.tensor([self.data.classes.index(one.label) for one in rows])
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.tokenizers["tokenizer"]
+    def examples(self, name: str) -> list[Example]:
+        if name != "valid" or self.data.valid:
+            return self.rows(self.data.sets[name])
+        rows = self.rows(self.data.train)
+        return [rows[i] for i in self._held_out(self._numbers(rows)).tolist()]
 
-    def make_tokenizers(self) -> dict[str, Tokenizer]:
-        lines = (one.text for one in read_labelled(self.data.train, self.data, self.classes))
-        return {"tokenizer": self.learn_tokenizer(lines, self.text, self.data.folder)}
+    def read_files(self, files: Sequence[str]) -> list[Example]:
+        return self.rows(files)
 
-    def settle_model(self) -> ModelConfig:
-        for name, size in (("vocab_size", len(self.tokenizer)), ("classes", len(self.classes))):
-            if self.model_fields.get(name, size) != size:
-                raise UserError(
-                    f"model.{name} = {self.model_fields[name]}: the data decides, and says {size}; leave {name} out"
-                )
-        return self._model_config(len(self.tokenizer), len(self.classes))
+    def use(self, bundle: Bundle) -> None:
+        super().use(bundle)
+        self.data = replace(self.data, classes=bundle.classes)
 
-    def _model_config(self, vocab_size: int, classes: int) -> ModelConfig:
-        fields = {**with_preset(self.model_fields), "vocab_size": vocab_size, "classes": classes}
-        config = from_dict(ModelConfig, fields, "model.")
-        if (config.architecture, config.input, config.output_head) != ("encoder", "tokens", "classes"):
-            raise UserError(
-                f"model.architecture = {config.architecture!r}, model.input = {config.input!r}, "
-                f"model.output_head = {config.output_head!r}: a "
-                "classifier of texts needs architecture = 'encoder', input = 'tokens' and output_head = 'classes'"
-            )
-        if config.position == "learned" and config.max_length < self.data.max_length:
-            raise UserError(
-                f"data.max_length = {self.data.max_length}: is beyond model.max_length = {config.max_length} of the "
-                "learned positions; lower the one or raise the other"
-            )
-        return config
-
-    # --- loss and figures
+    def training_examples(self, seed: int) -> list[Example]:
+        """The rows that are trained on: without those held out, and the sampled fraction of the rest."""
+        rows = self.rows(self.data.train)
+        return [rows[i] for i in self._chosen(self._numbers(rows), seed).tolist()]
 
     def stream(self) -> Stream:
         config, data = self.config, self.train_texts
@@ -207,14 +191,27 @@ class ClassificationRun(TaskRun):
             return Batches(data, config.batch_tokens, config.seed)
         return ClassPacks(data, config.batch_tokens // config.pack, config.pack, config.seed, self.device)
 
+    # --- tokenizer and model
+
+    def training_texts(self) -> Iterable[str]:
+        return (one.text for one in read_labelled(self.data.train, self.data, self.data.classes))
+
+    def model_sizes(self) -> dict[str, int | None]:
+        return {"vocab_size": len(self.tokenizer), "classes": len(self.data.classes)}
+
+    def check_model(self, config: ModelConfig) -> None:
+        self.check_positions(config, self.data.max_length, "data.max_length")
+
+    # --- training and evaluation
+
     def class_weight(self) -> Tensor | None:
         """[classes], with a mean of 1 over the training texts."""
-        given, counts = self.data.class_weights, self.train_texts.labels.bincount(minlength=len(self.classes))
-        if given == "none":
+        weights, counts = self.data.class_weights, self.train_texts.labels.bincount(minlength=len(self.data.classes))
+        if weights == "none":
             return None
-        if isinstance(given, str):
+        if isinstance(weights, str):
             return torch.tensor(balanced_weights(counts.tolist()))
-        raw = torch.tensor([given.get(name, 1.0) for name in self.classes])
+        raw = torch.tensor([weights.get(name, 1.0) for name in self.data.classes])
         return raw * counts.sum() / (raw * counts).sum()
 
     def objective(self) -> Objective:
@@ -227,84 +224,46 @@ class ClassificationRun(TaskRun):
             word_dropout=WordDropout.of(self.data.word_dropout, self.tokenizer),
         )
 
-    @property
-    def judged(self) -> bool:
-        return self.valid_texts is not None
-
     @torch.inference_mode()
     def evaluate(self, model: Any) -> dict[str, float]:
         """Loss, accuracy and macro-F1 on the validation texts, in the precision of training."""
         assert self.valid_texts is not None
         device = next(model.parameters()).device
         half = HALF.get(self.config.precision) if device.type == "cuda" else None
-        found, right = [], []
+        probabilities, labels = [], []
         batches = Batches(self.valid_texts, max(self.config.batch_tokens, self.valid_texts.longest_row), seed=0)
         for rows in batches.plan(0):
             batch = self.valid_texts.batch(rows).to(device)
             with torch.autocast(device.type, half, enabled=half is not None):
                 logits = class_logits(model, batch)
-            found.append(logits[:, 0].float().softmax(dim=-1).cpu())
-            right.append(self.valid_texts.labels[rows])
-        figures = evaluate_classes(torch.cat(found), torch.cat(right), self.classes)
-        return {"valid_loss": figures.loss, "accuracy": figures.accuracy, "macro_f1": figures.macro_f1}
+            probabilities.append(logits[:, 0].float().softmax(dim=-1).cpu())
+            labels.append(self.valid_texts.labels[rows])
+        metrics = evaluate_classes(torch.cat(probabilities), torch.cat(labels), self.data.classes)
+        return {"valid_loss": metrics.loss, "accuracy": metrics.accuracy, "macro_f1": metrics.macro_f1}
 
-    def texts(self, name: str) -> list[Example]:
-        """The rows of a set that is judged."""
-        if name != "valid" or self.data.valid:
-            return list(read_labelled(self.data.sets[name], self.data, self.classes))
-        rows = list(read_labelled(self.data.train, self.data, self.classes))
-        labels = torch.tensor([self.classes.index(one.label) for one in rows])
-        return [rows[i] for i in self._held(labels).tolist()]
-
-    def training_examples(self, seed: int) -> list[Example]:
-        """The rows that training learns from: without what is held out, and the drawn fraction of the rest."""
-        rows = list(read_labelled(self.data.train, self.data, self.classes))
-        labels = torch.tensor([self.classes.index(one.label) for one in rows])
-        return [rows[i] for i in self._kept(labels, seed).tolist()]
-
-    @property
-    def judged_sets(self) -> list[str]:
-        return list({**({"valid": ()} if self.data.valid_fraction else {}), **self.data.sets})
-
-    def score(self, model: Any) -> dict[str, Figures]:
-        self.classifier = TextClassifier(self.bundle(model))
-        self.answers: list[Answer] = []
-        scores = {}
-        for name in self.judged_sets:
-            figures, self.answers = _try(self.classifier, self.texts(name))
-            scores[name] = dataclasses.asdict(figures)
-        return scores
-
-    def report(self, model: Any, scores: Mapping[str, Figures]) -> None:
-        title, path = self.folder.resolve().name, self.folder / "report.html"
-        write_report(path, title, self.classifier, read_metrics(self.folder), scores, self.answers)
-
-    @classmethod
-    def rescore(cls, folder: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Figures]:
-        """The figures of the recipe's sets, or of the files given with --files."""
-        wanted, files = options["test"], options["files"]
-        classifier = TextClassifier(bundles.load(folder, device))
-        run = cls(classifier.bundle.recipe, folder, device)
-        run.classes = classifier.classes
-        if files:
-            data = dataclasses.replace(run.data, folder=".")
-            return {"files": dataclasses.asdict(_try(classifier, list(read_labelled(files, data, run.classes)))[0])}
-        if wanted is not None and wanted not in run.judged_sets:
-            raise UserError(f"--test {wanted}: the recipe has no such set; {suggest(wanted, run.judged_sets)}")
-        names = [name for name in run.judged_sets if wanted in (None, name)]
-        if not names:
-            raise UserError(f"{folder}: its recipe names no test set; give files with --files")
-        return {name: dataclasses.asdict(_try(classifier, run.texts(name))[0]) for name in names}
+    def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
+        probabilities = predictor.probabilities([one.text for one in examples])
+        metrics = evaluate_classes(probabilities, self._numbers(examples), self.data.classes)
+        return dataclasses.asdict(metrics), probabilities
 
     @staticmethod
-    def tell(figures: Figures) -> list[str]:
-        return tell_classes(figures)
+    def format_metrics(metrics: Metrics) -> list[str]:
+        return tell_classes(metrics)
 
+    # --- report
 
-def _try(classifier: TextClassifier, rows: list[Example]) -> tuple[ClassMetrics, list[Answer]]:
-    classes = classifier.classes
-    found = classifier.probabilities([one.text for one in rows])
-    right = torch.tensor([classes.index(one.label) for one in rows])
-    best, given = (part.tolist() for part in found.max(dim=1))
-    answers = [Answer(one.text, one.label, classes[i], p) for one, i, p in zip(rows, given, best, strict=True)]
-    return evaluate_classes(found, right, classes), answers
+    def sections(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[Section]:
+        if not evaluations:
+            return []
+        last = [*evaluations.values()][-1]
+        best, predicted = (part.tolist() for part in last.predictions.max(dim=1))
+        labels = [self.data.classes[number] for number in predicted]
+        rows = [(one.text, one.label, *given) for one, *given in zip(last.examples, labels, best, strict=True)]
+        errors = sorted((row for row in rows if row[1] != row[2]), key=lambda row: -float(row[3]))
+        note = f"{len(errors):,} of {len(rows):,} are wrong. The most confident errors:"
+        table = Table(["text", "class", "predicted class", "probability"], errors[:LISTED])
+        return [*class_sections(evaluations), Section("Errors", [note, table])]
+
+    def attention_inputs(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[AttentionInput]:
+        texts = [one.text for evaluation in [*evaluations.values()][-1:] for one in evaluation.examples]
+        return [AttentionInput(text) for text in texts if DRAWN[0] <= len(text) <= DRAWN[1]][:1]

@@ -1,11 +1,11 @@
-"""Word dropout: a share of the words that a model reads in training says nothing, others in every reading.
+"""Word dropout: in training, a random fraction of the tokens is replaced by a token without meaning.
 
-    read       <s> a large bag above two coats </s>
-    hidden     <s> a <unk> bag above <unk> coats </s>
+    input      <s> a large bag above two coats </s>
+    replaced   <s> a <unk> bag above <unk> coats </s>
 
-A classifier must then not hang on single words (Iyyer et al. 2015), a decoder not on what it has just said: to go on
-it has to look at its source (Bowman et al. 2016). Chance is drawn where the tokens are, from torch's generator, and
-nothing has to be fetched: a recorded step draws anew each time.
+A classifier then cannot rely on single words (Iyyer et al. 2015), and a decoder cannot rely on the previous tokens
+alone: it has to attend to its source (Bowman et al. 2016). The random numbers come from torch's generator on the device
+of the tokens, so a recorded step (`train.cuda_graph`) samples new ones each time.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from regard.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class WordDropout:
-    """A share of the tokens, the two ends apart, becomes one that says nothing."""
+    """Replaces a fraction of the tokens, except <s> and </s>, by `replacement`."""
 
-    share: float
-    by: int
-    ends: tuple[int, int]
+    fraction: float
+    replacement: int
+    kept: tuple[int, int]
 
     def __call__(self, ids: Tensor) -> Tensor:
-        first, last = self.ends
-        hidden = (torch.rand(ids.shape, device=ids.device) < self.share) & (ids != first) & (ids != last)
-        return torch.where(hidden, self.by, ids)
+        bos, eos = self.kept
+        dropped = (torch.rand(ids.shape, device=ids.device) < self.fraction) & (ids != bos) & (ids != eos)
+        return torch.where(dropped, self.replacement, ids)
 
     @classmethod
-    def of(cls, share: float, tokenizer: Tokenizer) -> WordDropout | None:
-        """That of `data.word_dropout`. <mask> is what a masked language model knows for it; others have <unk>."""
-        if not share:
+    def of(cls, fraction: float, tokenizer: Tokenizer) -> WordDropout | None:
+        """For `data.word_dropout`: by <mask> where the tokenizer has it (a pretrained encoder knows it), else <unk>."""
+        if not fraction:
             return None
-        by = tokenizer.unk if tokenizer.mask is None else tokenizer.mask
-        if by is None:
-            raise UserError(f"data.word_dropout = {share}: the tokenizer has neither <mask> nor <unk>; remove it")
-        return cls(share, by, (tokenizer.special_id("bos"), tokenizer.special_id("eos")))
+        replacement = tokenizer.unk if tokenizer.mask is None else tokenizer.mask
+        if replacement is None:
+            raise UserError(f"data.word_dropout = {fraction}: the tokenizer has neither <mask> nor <unk>; remove it")
+        return cls(fraction, replacement, (tokenizer.special_id("bos"), tokenizer.special_id("eos")))

@@ -1,9 +1,9 @@
-"""TensorBoard: the figures of metrics.jsonl once more, as events that its pages draw.
+"""TensorBoard: the metrics of metrics.jsonl as events.
 
     tensorboard --logdir runs        http://localhost:6006, all runs side by side
 
-Events are only ever appended. A run that goes on from a checkpoint opens a new file that begins by taking back
-whatever was logged after it (`purge_step`), so the curves are those of a run that never stopped.
+Events are only ever appended. A resumed run opens a new file that first discards whatever was logged after its
+checkpoint (`purge_step`), so the curves are those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from regard.errors import MissingExtra
 
 
 class Board:
-    """Events in `folder`, which is made with the first line."""
+    """Events in `folder`, which is created with the first line."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -27,7 +27,7 @@ class Board:
         self.writer: Any = None
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """A line of metrics.jsonl: every figure under its name, at its step."""
+        """A line of metrics.jsonl: every metric under its name, at its step."""
         if self.writer is None:
             self.writer = self.open(str(self.folder), purge_step=line["step"])
         for name, value in line.items():

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.nn.block import Block
-from regard.train.config import TrainConfig
+from regard.training.config import TrainConfig
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:

@@ -1,12 +1,12 @@
-"""Sharded checkpoints: every process writes the part it holds, any number of processes read them back.
+"""Sharded checkpoints: every process writes its shards, any number of processes read them back.
 
     shard-00001-model-00001-of-00001.safetensors      what rank 0 holds of every weight, moment and mean
     shard-00002-model-00001-of-00001.safetensors      what rank 1 holds, …
 
-`torch.distributed.checkpoint` plans who writes what and finds, when reading, the pieces that overlap with those
-wanted. Its own format keeps that plan in a pickle, which can run code when it is opened; so the files are written in
-its Hugging Face form, in which each shard is a safetensors file with the offsets of its pieces as JSON in the header.
-An ordinary checkpoint is read in the same way: its tensors are pieces that begin at 0.
+`torch.distributed.checkpoint` plans which process writes what and finds, when reading, the overlapping pieces. Its own
+format stores that plan as a pickle, which can run code when it is opened; so the files have its Hugging Face format, in
+which each shard is a safetensors file with the offsets of its pieces as JSON in the header. An unsharded checkpoint is
+read in the same way: its tensors are pieces with offset 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.files import name_some
-from regard.train.distributed import Workers
+from regard.training.distributed import Workers
 
 
 def digest(path: Path) -> str:
@@ -37,7 +37,7 @@ def is_weight(name: str) -> bool:
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], workers: Workers) -> dict[str, str]:
-    """What all ranks hold, each in a file of its own, flushed to disk; the SHA-256 of every file."""
+    """Save what each rank holds in a file of its own, flushed to disk; returns the SHA-256 of every file."""
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -54,24 +54,26 @@ def write(folder: Path, tensors: Mapping[str, Tensor], workers: Workers) -> dict
 
 def _check_seen(folder: Path, files: Iterable[str]) -> None:
     if missing := [name for name in files if not (folder / name).exists()]:
-        raise UserError(f"this machine does not see {name_some(missing)}: put the run where all machines see it")
+        raise UserError(
+            f"this machine cannot see {name_some(missing)}: put the run on a file system that all machines share"
+        )
 
 
 def fill(path: Path, wanted: Mapping[str, Tensor]) -> None:
-    """Copy from a checkpoint what `wanted` names, into it; a part of a tensor is filled with that part."""
+    """Fill the tensors of `wanted` from a checkpoint; a shard is filled with its part."""
     known = _known(path)
     if missing := [name for name in wanted if name not in known]:
         raise UserError(f"{path}: lacks {name_some(missing)}; the checkpoint belongs to another [model] or [train]")
     if extra := [name for name in known if is_weight(name) and name not in wanted]:
-        raise UserError(f"{path}: the model has no place for {name_some(extra)}; it belongs to another [model]")
+        raise UserError(f"{path}: the model has no {name_some(extra)}; the checkpoint belongs to another [model]")
     for name, tensor in wanted.items():
         if (shape := tuple(known[name].size)) != tuple(tensor.shape):
-            raise UserError(f"{path}: {name} has shape {shape}, but [model] asks for {tuple(tensor.shape)}")
+            raise UserError(f"{path}: {name} has shape {shape}, but [model] requires {tuple(tensor.shape)}")
     _read(path, dict(wanted))
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The whole weights of a checkpoint."""
+    """The unsharded weights of a checkpoint."""
     known = {name: entry for name, entry in _known(path).items() if is_weight(name)}
     try:
         tensors = {name: torch.zeros(entry.size, dtype=entry.properties.dtype) for name, entry in known.items()}
@@ -86,7 +88,7 @@ def names(path: Path) -> set[str]:
 
 
 def _known(path: Path) -> dict[str, Any]:
-    """Name, size and pieces of every tensor; the pieces must make up the whole."""
+    """Name, size and pieces of every tensor; the pieces must be complete."""
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
     try:
@@ -104,7 +106,7 @@ def _read(path: Path, tensors: dict[str, Any]) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
-        with warnings.catch_warnings():  # every rank reads for itself, and is warned that it does
+        with warnings.catch_warnings():  # every rank reads on its own, which causes a warning
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=True)
     except CheckpointException as error:
@@ -112,6 +114,6 @@ def _read(path: Path, tensors: dict[str, Any]) -> None:
 
 
 def _reason(error: Any) -> str:
-    """What went wrong first, in the words of the operating system."""
+    """The first failure, as the operating system describes it."""
     rank, (cause, _) = next(iter(sorted(error.failures.items())))
     return f"rank {rank}: {getattr(cause, 'strerror', None) or cause}"

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.train.checkpoint import read_model, whole
+from regard.training.checkpoint import complete_checkpoints, read_model
 
 
 def average(folder: Path, last: int) -> dict[str, Tensor]:
-    """The mean weights of the newest `last` whole checkpoints of a run."""
-    found = whole(folder / "checkpoints")[-last:]
-    if len(found) < last:
+    """The mean weights of the newest `last` complete checkpoints of a run."""
+    paths = complete_checkpoints(folder / "checkpoints")[-last:]
+    if len(paths) < last:
         raise UserError(
-            f"{folder}: has {len(found)} whole checkpoints, not {last}: ask for fewer, or train with keep = {last}"
+            f"{folder}: has {len(paths)} complete checkpoints, not {last}: use fewer, or train with keep = {last}"
         )
     total: dict[str, Tensor] = {}
-    for path in found:
+    for path in paths:
         for name, tensor in read_model(path).items():
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
     return {name: (tensor / last).to(torch.float32) for name, tensor in total.items()}

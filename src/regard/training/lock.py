@@ -1,7 +1,7 @@
-"""One run, one holder: a folder in which two processes train at once would be spoilt by both.
+"""A lock on the folder of a run: two processes that train in one folder would corrupt it.
 
-The lock is the operating system's (flock) on RUN/.lock, so it ends with the process that holds it, however that
-ends; a file left behind by a killed one holds nobody up. Of several processes under torchrun, rank 0 holds it.
+The lock is the operating system's (flock) on RUN/.lock, so it is released when its process ends, for whatever reason; a
+file left behind by a killed process locks nothing. Under torchrun, rank 0 holds it.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ NAME = ".lock"
 
 
 @dataclass
-class _Hold:
+class _Lock:
     handle: int
-    made: list[Path]  # the folder and those around it, as far as they were not there before
-    times: int = 0
+    created: list[Path]  # the folder and its parents, if they did not exist before
+    count: int = 0
 
 
-_held: dict[Path, _Hold] = {}  # by this process
+_held: dict[Path, _Lock] = {}  # by this process
 
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Inside, no other process can hold `folder`. It is made if need be, and goes again if it stays empty."""
-    place = folder.resolve()
-    if place not in _held:
-        made = [path for path in (place, *place.parents) if not path.exists()]
-        _held[place] = _Hold(_take(folder), made)
-    held = _held[place]
-    held.times += 1
+    """Inside, no other process can lock `folder`. It is created if needed, and removed if it stays empty."""
+    path = folder.resolve()
+    if path not in _held:
+        created = [parent for parent in (path, *path.parents) if not parent.exists()]
+        _held[path] = _Lock(_take(folder), created)
+    held = _held[path]
+    held.count += 1
     try:
         yield
     finally:
-        held.times -= 1
-        if not held.times:
-            del _held[place]
+        held.count -= 1
+        if not held.count:
+            del _held[path]
             with suppress(OSError):
-                (place / NAME).unlink()  # while it is still ours
+                (path / NAME).unlink()  # while it is still ours
             os.close(held.handle)
             with suppress(OSError):  # it is not empty
-                for path in held.made:
-                    path.rmdir()
+                for parent in held.created:
+                    parent.rmdir()
 
 
 def _take(folder: Path) -> int:
@@ -60,22 +60,22 @@ def _take(folder: Path) -> int:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except FileNotFoundError:
-            continue  # another process has just left the folder, and it was empty
+            continue  # another process has just removed the empty folder
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {error.strerror}") from None
         if not _lock(handle, folder):
             holder = os.read(handle, 200).decode(errors="replace")
             os.close(handle)
             raise UserError(
-                f"{folder}: another process trains in this folder ({holder or 'it has just started'}): wait for it or "
-                "stop it, or name another folder"
+                f"{folder}: another process is training in this folder ({holder or 'it has just started'}): wait for "
+                "it or stop it, or name another folder"
             )
         if _is_at(handle, path):
-            with suppress(OSError):  # a full disk: the lock holds without a name in it
+            with suppress(OSError):  # a full disk: the lock works without its content
                 os.ftruncate(handle, 0)
                 os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
             return handle
-        os.close(handle)  # its holder had just removed it
+        os.close(handle)  # its owner had just removed it
 
 
 def _is_at(handle: int, path: Path) -> bool:
@@ -86,7 +86,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _lock(handle: int, folder: Path) -> bool:
-    """False if another process has it."""
+    """False if another process holds the lock."""
     try:
         import fcntl
 
@@ -94,5 +94,8 @@ def _lock(handle: int, folder: Path) -> bool:
     except BlockingIOError:
         return False
     except (ImportError, OSError) as error:  # Windows; a network drive
-        print(f"warning: {folder}: cannot be locked here ({error}): let no other process train in it", file=sys.stderr)
+        print(
+            f"warning: {folder}: cannot be locked here ({error}): start no other process there",
+            file=sys.stderr,
+        )
     return True

@@ -1,11 +1,11 @@
-"""The learning rate over the steps, as a share of its highest value.
+"""The learning rate over the steps, as a fraction of its peak.
 
     inverse-sqrt   min(step / warmup, sqrt(warmup / step))                     Vaswani et al. 2017, eq. 3
     cosine         (1 + cos(π (step - warmup) / (steps - warmup))) / 2         Loshchilov & Hutter 2017
-    linear         1 - (step - warmup) / (steps - warmup)                      as far as 0: Bergsma et al. 2025
+    linear         1 - (step - warmup) / (steps - warmup)                      down to 0: Bergsma et al. 2025
     constant       1
 
-each after a linear rise over `warmup` steps. The paper writes  d^-0.5 · min(step^-0.5, step · warmup^-1.5);
+each after a linear warmup over `warmup` steps. The paper writes  d^-0.5 · min(step^-0.5, step · warmup^-1.5);
 its peak, at step = warmup, is lr = (d · warmup)^-0.5.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from regard.train.config import TrainConfig
+from regard.training.config import TrainConfig
 
 
 def rate(step: int, config: TrainConfig) -> float:
@@ -32,7 +32,7 @@ def rate(step: int, config: TrainConfig) -> float:
 
 
 def _done(step: int, config: TrainConfig) -> float:
-    """The share of the steps after the warm-up that lies behind."""
+    """The fraction of the steps after the warmup that are done."""
     return min((step - config.warmup) / max(config.steps - config.warmup, 1), 1.0)
 
 

@@ -12,37 +12,37 @@ from regard.settings import check_types
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     steps: int = 10_000
-    batch_tokens: int = 4096  # rows x longest side of a batch, filler included
-    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks; the rest stays with AdamW
-    lr: float = 1e-3  # the highest learning rate of the schedule
+    batch_tokens: int = 4096  # rows x longest side of a batch, padding included
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks; AdamW for the rest
+    lr: float = 1e-3  # the peak of the learning rate schedule
     schedule: Literal["inverse-sqrt", "cosine", "linear", "constant"] = "inverse-sqrt"
     warmup: int = 4000  # steps from 0 to lr
     betas: tuple[float, ...] = (0.9, 0.98)
     eps: float = 1e-9
     weight_decay: float = 0.0
     label_smoothing: float = 0.1
-    loss_chunk: int = 0  # tokens whose scores over the vocabulary are in memory at once; 0: as suits the device
-    r_drop: float = 0.0  # weight of the difference between two passes with other dropout (Liang et al. 2021)
-    clip: float = 1.0  # largest norm of the gradient
-    gradient_accumulation: int = 1  # batches a step
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the products; weights stay fp32
-    nonfinite: Literal["stop", "skip"] = "stop"  # a gradient that is not a number ends training, or is left out
-    pack: int = 0  # tokens of a packed row: batches of one shape without filler; 0: padded sentences
+    loss_chunk: int = 0  # tokens whose logits are in memory at once; 0: a default for the device; -1: all
+    r_drop: float = 0.0  # weight of the divergence between two dropout masks (R-Drop, Liang et al. 2021)
+    clip: float = 1.0  # maximum norm of the gradient
+    gradient_accumulation: int = 1  # batches per step
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of matrix multiplications; weights stay fp32
+    nonfinite: Literal["stop", "skip"] = "stop"  # a gradient that is not finite ends training, or is skipped
+    pack: int = 0  # tokens of a packed row: batches of one shape without padding; 0: padded sentences
     cuda_graph: bool = False  # record a step as a CUDA graph; needs pack
     compile: bool = False  # blocks and loss through torch.compile
-    activation_checkpointing: bool = False  # keep one activation a block, compute the rest again in the backward pass
-    ema: float = 0.0  # decay of a running mean of the weights, which is then what is tested and kept; 0: none
-    parallel: Literal["ddp", "fsdp"] = "ddp"  # under torchrun: weights whole on every process, or in parts
-    init_from: str | None = None  # folder of a run: its tokenizer and its weights are what training starts from
+    activation_checkpointing: bool = False  # store one activation per block, recompute the rest
+    ema: float = 0.0  # decay of a running mean of the weights, which is then evaluated and saved; 0: none
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # under torchrun: weights replicated on every process, or sharded
+    init_from: str | None = None  # folder of a run whose tokenizer and weights training starts from
     seed: int = 1
     log_every: int = 10
     save_every: int = 1000
-    keep: int = 2  # checkpoints; a damaged newest one falls back to the one before
+    keep: int = 2  # checkpoints; if the newest is damaged, the one before is used
     evaluate_every: int = 0  # steps; 0: at the end only
-    metric: str = "loss"  # which validation figure chooses the best weights; each task has its own
-    patience: int = 0  # evaluations without a better figure before training stops; 0: never
-    average: int = 1  # checkpoints whose mean is the final model
-    tensorboard: bool = False  # the figures of metrics.jsonl as events for TensorBoard, too
+    metric: str = "loss"  # the validation metric that chooses the best weights; each task has its own
+    patience: int = 0  # evaluations without improvement before training stops; 0: never
+    average: int = 1  # the final model is the mean of so many checkpoints
+    tensorboard: bool = False  # metrics also as events for TensorBoard
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -54,7 +54,7 @@ class TrainConfig:
             "save_every": 1,
             "keep": 1,
             "gradient_accumulation": 1,
-            "loss_chunk": 0,
+            "loss_chunk": -1,
             "pack": 0,
             "evaluate_every": 0,
             "patience": 0,
@@ -68,9 +68,9 @@ class TrainConfig:
         if not 0 <= self.label_smoothing < 1:
             raise UserError(f"label_smoothing = {self.label_smoothing}: must be at least 0 and below 1")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(f"betas = {list(self.betas)}: give two numbers from 0 to below 1, such as [0.9, 0.98]")
+            raise UserError(f"betas = {list(self.betas)}: must be two numbers from 0 to below 1, such as [0.9, 0.98]")
         if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed = {self.seed}: must be a whole number from 0 to {2**32 - 1}")
+            raise UserError(f"seed = {self.seed}: must be an integer from 0 to {2**32 - 1}")
         for name in ("weight_decay", "r_drop"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} = {getattr(self, name)}: must be 0 or more")
@@ -81,12 +81,14 @@ class TrainConfig:
             raise UserError(f"ema = {self.ema}: must be at least 0 and below 1, such as 0.999")
         if self.ema and self.average > 1:
             raise UserError(
-                f"average = {self.average}: ema = {self.ema} is a mean of the weights too; choose one of them"
+                f"average = {self.average}: ema = {self.ema} is also a mean of the weights; choose one of them"
             )
         if self.average > self.keep:
-            raise UserError(f"average = {self.average}: needs as many checkpoints; set keep = {self.average} or more")
+            raise UserError(f"average = {self.average}: needs as many checkpoints; set keep >= {self.average}")
         if self.pack and self.pack > self.batch_tokens:
-            raise UserError(f"pack = {self.pack}: a row is longer than batch_tokens = {self.batch_tokens}; raise that")
+            raise UserError(
+                f"pack = {self.pack}: must be at most batch_tokens = {self.batch_tokens}; raise batch_tokens"
+            )
         one_shape = (
             self.pack and self.gradient_accumulation == 1 and self.precision != "fp16" and self.nonfinite == "stop"
         )
@@ -98,8 +100,8 @@ class TrainConfig:
             )
         if self.optimizer == "muon" and self.parallel == "fsdp":
             raise UserError(
-                "optimizer = 'muon': needs whole matrices, not parts of them (parallel = 'fsdp'); set "
-                "parallel = 'ddp', or optimizer = 'adamw'"
+                "optimizer = 'muon': needs unsharded matrices; set parallel = 'ddp' instead of 'fsdp', or "
+                "optimizer = 'adamw'"
             )
         if self.patience and not self.evaluate_every:
-            raise UserError(f"patience = {self.patience}: counts evaluations; set evaluate_every, such as 500 steps")
+            raise UserError(f"patience = {self.patience}: counts evaluations; set evaluate_every, such as 500")

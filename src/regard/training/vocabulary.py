@@ -1,23 +1,23 @@
-"""The loss over a large vocabulary in little memory: scores of a few tokens at a time, never of all.
+"""The loss over a large vocabulary in little memory: the logits of a few tokens at a time, never of all.
 
-A batch of 32 x 1024 tokens has 1.6 billion scores over GPT-2's vocabulary, 6.6 GB in float32, and as many once more for
-their gradients; the states they come from are 0.1 GB. But the loss is a sum over tokens, and the gradient of a token's
-scores is known as soon as they are:
+A batch of 32 x 1024 tokens has 1.6 billion logits over GPT-2's vocabulary: 6.6 GB in float32, and the same again for
+their gradients; the states that they are computed from are 0.1 GB. But the loss is a sum over tokens, and the gradient
+of a token's logits is known as soon as they are (y is the correct token):
 
-    z = W h          loss = Σ_t  logsumexp(z_t) - (1 - ε) z_t[right] - ε mean(z_t)
-    ∂loss/∂z_t = softmax(z_t) - (1 - ε) onehot(right) - ε / V
+    z = W h          loss = Σ_t  logsumexp(z_t) - (1 - ε) z_t[y] - ε mean(z_t)
+    ∂loss/∂z_t = softmax(z_t) - (1 - ε) onehot(y) - ε / V
 
-So the tokens are taken in chunks: scores, loss, gradient of the scores, and from it the part of ∂loss/∂h and ∂loss/∂W,
-after which the scores are forgotten. The products are those of the usual way, only earlier: the backward pass has
-nothing left to do but to scale (as in Liger Kernel's fused linear cross entropy, Hsu et al. 2024, arXiv 2410.10989).
-On a CPU a chunk stays in the cache, so that what is done to it number by number is nearly free.
+So the tokens are processed in chunks: logits, loss, gradient of the logits, and from it their part of ∂loss/∂h and
+∂loss/∂W; then the logits are discarded. The matrix multiplications are the usual ones, only earlier: the backward pass
+merely scales the result (as in Liger Kernel's fused linear cross-entropy, Hsu et al. 2024, arXiv 2410.10989). On a CPU
+a chunk stays in the cache, so that the element-wise operations on it are nearly free.
 
-R-Drop adds, for two rows of scores y, z of the same token with P = softmax(y), Q = softmax(z) and a = log P - log Q,
+R-Drop adds, for two rows of logits y, z of the same token with P = softmax(y), Q = softmax(z) and a = log P - log Q,
 
-    apart = KL(P‖Q) + KL(Q‖P) = Σ (P - Q) a
-    ∂apart/∂y = P (a - KL(P‖Q)) + P - Q          ∂apart/∂z = -Q (a + KL(Q‖P)) - P + Q
+    divergence = KL(P‖Q) + KL(Q‖P) = Σ (P - Q) a
+    ∂divergence/∂y = P (a - KL(P‖Q)) + P - Q          ∂divergence/∂z = -Q (a + KL(Q‖P)) - P + Q
 
-    states [N, dim]   weight [V, dim]   labels [N]   ->   one number; memory: chunk x V
+    states [N, dim]   weight [V, dim]   labels [N]   ->   a scalar; memory: chunk x V
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from torch import Tensor
 from regard.data.batch import PairBatch
 from regard.models.output_head import Head
 
-CHUNK = {"cpu": 256, "cuda": 16384}  # tokens: what stays in the cache; what keeps a GPU busy in little memory
-LARGE = 1024  # pieces: below, a kernel of our own has little to save, and would have to be compiled first
+CHUNK = {"cpu": 256, "cuda": 16384}  # tokens: they fit in the cache; they keep a GPU busy in little memory
+LARGE = 1024  # vocabulary from which the Triton kernel is worth its compilation
 Score = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 
 
@@ -48,9 +48,9 @@ def chunked(
     *,
     chunk: int = 0,
 ) -> Tensor:
-    """The summed loss (`objective.surprise`) of `head`'s scores for states [R, T, dim], `chunk` tokens at a time.
+    """The summed loss (`objective.cross_entropy`) of `head`'s logits for states [R, T, dim], `chunk` tokens at a time.
 
-    chunk = 0 chooses what suits the device.
+    chunk = 0: a default for the device.
     """
     ready, kind = head.ready(states).flatten(0, 1), states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else ready.dtype
@@ -60,40 +60,40 @@ def chunked(
 
 
 def score(logits: Tensor, labels: Tensor, label_smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
-    """The summed loss of scores [n, V], and its gradient with respect to them; the scores are overwritten.
+    """The summed loss of logits [n, V], and its gradient with respect to them; the logits are overwritten.
 
-    With `r_drop` the second half of the rows stands for the same tokens as the first.
+    With `r_drop` the second half of the rows repeats the tokens of the first.
     """
-    learned, floor = labels != PairBatch.IGNORE, label_smoothing / logits.shape[1]
-    right = torch.where(learned, labels, 0)[:, None]
+    counted, floor = labels != PairBatch.IGNORE, label_smoothing / logits.shape[1]
+    correct = torch.where(counted, labels, 0)[:, None]
     z = logits if logits.dtype == torch.float64 else logits.float()
     total = z.logsumexp(dim=1, keepdim=True)
-    each = total - (1 - label_smoothing) * z.gather(1, right)
+    each = total - (1 - label_smoothing) * z.gather(1, correct)
     if label_smoothing:
         each = each - label_smoothing * z.mean(dim=1, keepdim=True)
-    chance = z.sub_(total)  # log-probabilities from here on
-    less = torch.full_like(right, label_smoothing - 1, dtype=z.dtype)
+    log_probabilities = z.sub_(total)
+    minus = torch.full_like(correct, label_smoothing - 1, dtype=z.dtype)
     if not r_drop:
-        gradient = chance.exp_().sub_(floor).scatter_add_(1, right, less)
-        return torch.where(learned[:, None], each, 0.0).sum(), gradient.mul_(learned[:, None]).to(logits.dtype)
-    apart = torch.sub(*chance.chunk(2))
-    gradient = chance.exp_()
+        gradient = log_probabilities.exp_().sub_(floor).scatter_add_(1, correct, minus)
+        return torch.where(counted[:, None], each, 0.0).sum(), gradient.mul_(counted[:, None]).to(logits.dtype)
+    ratio = torch.sub(*log_probabilities.chunk(2))  # log P - log Q
+    gradient = log_probabilities.exp_()
     p, q = gradient.chunk(2)
-    forth, back = (p * apart).sum(dim=1, keepdim=True), -(q * apart).sum(dim=1, keepdim=True)  # KL(P‖Q), KL(Q‖P)
-    each = each / 2 + torch.cat((forth + back, torch.zeros_like(back))) * (r_drop / 4)
-    moved = (p - q) * (r_drop / 4)
-    to_p = p * ((apart - forth) * (r_drop / 4) + 0.5) + moved
-    to_q = q * (0.5 - (apart + back) * (r_drop / 4)) - moved
-    gradient = torch.cat((to_p, to_q)).sub_(floor / 2).scatter_add_(1, right, less / 2)
-    return torch.where(learned[:, None], each, 0.0).sum(), gradient.mul_(learned[:, None]).to(logits.dtype)
+    p_to_q, q_to_p = (p * ratio).sum(dim=1, keepdim=True), -(q * ratio).sum(dim=1, keepdim=True)  # KL(P‖Q), KL(Q‖P)
+    each = each / 2 + torch.cat((p_to_q + q_to_p, torch.zeros_like(q_to_p))) * (r_drop / 4)
+    difference = (p - q) * (r_drop / 4)
+    of_p = p * ((ratio - p_to_q) * (r_drop / 4) + 0.5) + difference
+    of_q = q * (0.5 - (ratio + q_to_p) * (r_drop / 4)) - difference
+    gradient = torch.cat((of_p, of_q)).sub_(floor / 2).scatter_add_(1, correct, minus / 2)
+    return torch.where(counted[:, None], each, 0.0).sum(), gradient.mul_(counted[:, None]).to(logits.dtype)
 
 
 @functools.cache
 def score_on_gpu() -> Score:
-    """`score` as one kernel, where Triton is, which comes with PyTorch for NVIDIA's GPUs on Linux."""
+    """`score` as one kernel, where Triton is installed, as with PyTorch for NVIDIA GPUs on Linux."""
     if importlib.util.find_spec("triton") is None:
         return score
-    from regard.train import kernel
+    from regard.training import kernel
 
     return kernel.score
 
@@ -115,7 +115,7 @@ class _Chunked(torch.autograd.Function):
         with torch.autocast(states.device.type, enabled=False):
             for begin in range(0, half if r_drop else len(states), chunk):
                 end = min(begin + chunk, half) if r_drop else begin + chunk
-                at = [slice(begin, end)] + [slice(half + begin, half + end)] * bool(r_drop)  # the same tokens again
+                at = [slice(begin, end)] + [slice(half + begin, half + end)] * bool(r_drop)
                 part = torch.cat([states[piece] for piece in at]).to(dtype)
                 named = torch.cat([labels[piece] for piece in at])
                 some, gradient = run(F.linear(part, narrow, shift), named, label_smoothing, r_drop)

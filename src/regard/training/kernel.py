@@ -1,4 +1,4 @@
-"""The loss of `regard.train.vocabulary.score` and its gradient on a GPU: each row of scores is fetched once.
+"""The loss of `regard.training.vocabulary.score` and its gradient on a GPU: each row of scores is fetched once.
 
 Written as tensor operations the gradient takes some twenty passes over the scores, and with 10,000 to 50,000 of them a
 token that is memory traffic and little else. Here a program takes one row (with R-Drop: the two rows of one token),

@@ -1,8 +1,8 @@
-"""CUDA graphs: a training step recorded once, then replayed whole.
+"""CUDA graphs: a training step recorded once, then replayed.
 
-A small model's step is a thousand kernels of a few microseconds each, and Python needs longer to ask for a
-kernel than the GPU to run it. A graph asks for all of them at once. The price: every tensor keeps its shape
-and its place in memory, so batches must have one shape (`train.pack`) and are copied into the recorded ones.
+The step of a small model is a thousand kernels of a few microseconds each, and Python needs longer to launch a kernel
+than the GPU to run it. A graph launches all of them at once. In return every tensor keeps its shape and its address, so
+batches must have one shape (`train.pack`) and are copied into the recorded ones.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Update = Callable[[Any], tuple[Tensor, Tensor]]
 
 
 class Graph:
-    """`update(batch)` for batches of one shape. What it returns is overwritten by the next call."""
+    """`update(batch)` for batches of one shape. The result is overwritten by the next call."""
 
-    WARM_UP = 3  # calls before recording, as the allocator and the libraries need; they are real steps
+    WARM_UP = 3  # calls before recording, for allocator and libraries; they are real steps
 
     def __init__(self, update: Update, model: nn.Module) -> None:
         self.update, self.calls = update, 0
@@ -41,7 +41,7 @@ class Graph:
             self.batch = batch.clone()
             self.graph = torch.cuda.CUDAGraph()
             self._check_lengths(False)  # that would read a tensor; the warm-up steps were checked
-            with torch.cuda.graph(self.graph):  # records, does not run
+            with torch.cuda.graph(self.graph):  # records without running
                 self.result = self.update(self.batch)
             self._check_lengths(True)
         self.batch.copy_(batch)

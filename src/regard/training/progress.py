@@ -1,4 +1,4 @@
-"""What a person sees while training runs: a bar in a terminal, a line now and then in a log."""
+"""The progress of training: a bar in a terminal, a line every few seconds in a log."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ class Progress:
     def __init__(
         self, steps: int, done: int = 0, label: str = "training", show: bool = True, unit: str = "tokens"
     ) -> None:
-        self.unit, self.steps, self.first, self.label, self.judged, self.show = unit, steps, done, label, "", show
+        self.unit, self.steps, self.first, self.label, self.metrics, self.show = unit, steps, done, label, "", show
         self.began = self.spoke = time.monotonic()
         live = show and sys.stderr.isatty() and done < steps
         self.bar = tqdm(total=steps, initial=done, desc=label, unit="step", dynamic_ncols=True) if live else None
 
     def update(self, step: int, loss: float, rate: float, speed: float) -> None:
-        """Tell where it stands after `step` steps."""
-        figures = f"loss {loss:.4f}, lr {rate:.1e}, {speed:,.0f} {self.unit}/s{self.judged}"
+        """Show the progress after `step` steps."""
+        text = f"loss {loss:.4f}, lr {rate:.1e}, {speed:,.0f} {self.unit}/s{self.metrics}"
         if self.bar is not None:
-            self.bar.set_postfix_str(figures, refresh=False)
+            self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(step - self.bar.n)
             return
         now = time.monotonic()
         if self.show and (now - self.spoke >= LINE_EVERY or step == self.steps):
             left = (now - self.began) / max(step - self.first, 1) * (self.steps - step)
-            print(f"{self.label}: step {step}/{self.steps}, {figures}, {left:.0f} s left", file=sys.stderr, flush=True)
+            print(f"{self.label}: step {step}/{self.steps}, {text}, {left:.0f} s left", file=sys.stderr, flush=True)
             self.spoke = now
 
-    def tell(self, figures: Mapping[str, float]) -> None:
-        """Keep the figures of the last evaluation in sight."""
-        self.judged = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
+    def show_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Show the metrics of the last evaluation from now on."""
+        self.metrics = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
 
     def __enter__(self) -> Progress:
         return self

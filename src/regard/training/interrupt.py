@@ -1,4 +1,4 @@
-"""Ctrl-C as a request: the step under way is finished and saved."""
+"""Ctrl-C as a request: the current step is finished and saved."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from types import FrameType
 
 @contextmanager
 def interruptible(quiet: bool = False) -> Iterator[Callable[[], bool]]:
-    """Inside, the first Ctrl-C or SIGTERM only sets a flag; a second Ctrl-C interrupts at once.
+    """Inside, the first Ctrl-C or SIGTERM only sets a flag; a second one interrupts at once.
 
-    A signal that is ignored stays so, as Ctrl-C is in a shell script's background jobs. Only the main thread
-    can listen; in another one nothing changes.
+    A signal that is ignored stays ignored, as Ctrl-C in the background jobs of a shell script. Signals can only be
+    handled in the main thread; in another one nothing changes.
     """
-    asked = False
+    requested = False
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+    def request(number: int, frame: FrameType | None) -> None:
+        nonlocal requested
+        if requested:
             raise KeyboardInterrupt
-        asked = True
+        requested = True
         if quiet:
             return
         with suppress(OSError):  # not print: its buffer may be in the middle of another line
             os.write(2, b"\nstopping after this step; Ctrl-C again to stop at once\n")
 
     main = threading.current_thread() is threading.main_thread()
-    wanted = [
+    handled = [
         number for number in (signal.SIGINT, signal.SIGTERM) if main and signal.getsignal(number) != signal.SIG_IGN
     ]
-    before = {number: signal.signal(number, ask) for number in wanted}
+    before = {number: signal.signal(number, request) for number in handled}
     try:
-        yield lambda: asked
+        yield lambda: requested
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,15 +1,15 @@
-"""The training loop: batch, loss, gradient, step; and nothing lost when it stops.
+"""The training loop: batch, loss, gradient, step; nothing is lost when it is interrupted.
 
     θ ← θ - lr(t) · m̂ / (sqrt(v̂) + ε)          Adam: Kingma & Ba 2015; decoupled decay: Loshchilov & Hutter 2019
 
-A run is a folder. `Trainer.run` goes on from the newest checkpoint in it, bit for bit as if it had never
-stopped: weights, moments, place in the data and random generators are all restored. Ctrl-C (or SIGTERM)
-lets the step under way finish, saves, and returns; a second Ctrl-C does not wait.
+A run is a folder. `Trainer.resume` restores its newest checkpoint, and training continues bit for bit as if it had
+never stopped: weights, moments, position in the data and random generators. Ctrl-C (or SIGTERM) lets the current step
+finish, saves a checkpoint, and returns; a second Ctrl-C stops at once.
 
-    RUN/metrics.jsonl       a line every `log_every` steps (loss, lr, speed) and one an evaluation
-    RUN/checkpoints/        see `regard.train.checkpoint`
-    RUN/model.safetensors   the best weights so far, where an evaluation chooses
-    RUN/tensorboard/        see `regard.train.board`
+    RUN/metrics.jsonl       a line every `log_every` steps (loss, lr, speed) and one per evaluation
+    RUN/checkpoints/        see `regard.training.checkpoint`
+    RUN/model.safetensors   the best weights so far, where there is validation data
+    RUN/tensorboard/        see `regard.training.board`
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,30 +33,42 @@ from regard.errors import UserError
 from regard.files import write_atomically
 from regard.models.folder import WEIGHTS, weights_of, write_weights
 from regard.nn.block import Stack, run_block
-from regard.train import checkpoint
-from regard.train.board import Board
-from regard.train.config import TrainConfig
-from regard.train.cuda_graph import Graph, Update
-from regard.train.distributed import current
-from regard.train.interrupt import interruptible
-from regard.train.lock import hold
-from regard.train.metric import LOSS, Metric
-from regard.train.optimizer import make_optimizer
-from regard.train.parallel import HALF, Alone, Objective, Sharded, distribute, full
-from regard.train.progress import Progress
-from regard.train.schedule import rate
+from regard.training import checkpoint
+from regard.training.board import Board
+from regard.training.config import TrainConfig
+from regard.training.cuda_graph import Graph, Update
+from regard.training.distributed import current
+from regard.training.interrupt import interruptible
+from regard.training.lock import hold
+from regard.training.optimizer import make_optimizer
+from regard.training.parallel import HALF, Objective, Sharded, Single, distribute, full
+from regard.training.progress import Progress
+from regard.training.schedule import rate
 
-Evaluate = Callable[[Any], dict[str, float]]  # model in eval mode -> "valid_loss" and other figures by name
-LEAST_SCALE = 2.0**-14  # of an fp16 loss: infinite gradients have halved it 30 times, and it began at 2^16
+Evaluate = Callable[[Any], dict[str, float]]  # model in eval mode -> "valid_loss" and other metrics by name
+LEAST_SCALE = 2.0**-14  # of an fp16 loss: infinite gradients have halved it 30 times, starting from 2^16
+
+
+class Metric(NamedTuple):
+    """A validation metric that can choose the best weights (`train.metric`)."""
+
+    key: str  # in metrics.jsonl
+    higher: bool = False  # whether higher is better
+
+    def better(self, value: float, best: float) -> bool:
+        return value > best if self.higher else value < best
+
+
+LOSS = Metric("valid_loss")
 
 
 class Trainer:
     """Trains `model` on `batches` in `folder` until `config.steps` steps are done."""
 
-    loss: Tensor  # what the next line of the log tells: the summed loss,
-    tokens: Tensor  # how many tokens it sums, or whatever `unit` says,
-    skipped: Tensor  # how many steps were left out,
-    began: float  # and `seconds` at the line before
+    loss: Tensor  # since the last line of the log: the summed loss,
+    tokens: Tensor  # the number of tokens (or whatever `unit` says) that it is a sum over,
+    skipped: Tensor  # the number of skipped steps
+    began: float  # `seconds` at that line
 
     def __init__(
         self,
@@ -78,18 +90,18 @@ class Trainer:
             )
         if config.cuda_graph and self.workers.world > 1:
             raise UserError(
-                "cuda_graph = true: a recorded step cannot wait for other processes; set cuda_graph = false"
+                "cuda_graph = true: a recorded step cannot communicate with other processes; set cuda_graph = false"
             )
         self.step = 0
         self.engine = distribute(model, objective, config, self.device, self.workers)
         batches.share(self.workers.rank, self.workers.world)
-        self._draw_apart()
+        self._seed_rank()
         self.optimizer = make_optimizer(model, config, self.device)
         for stack in (module for module in model.modules() if isinstance(module, Stack)):
             stack.checkpoint = config.activation_checkpointing
             stack.compute = torch.compile(run_block) if config.compile else run_block
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
-        self.mean = [p.detach().clone() for p in model.parameters()] if config.ema else []  # see `TrainConfig.ema`
+        self.mean = [p.detach().clone() for p in model.parameters()] if config.ema else []  # `TrainConfig.ema`
         self.update: Update = Graph(lambda batch: self._update([batch]), model) if config.cuda_graph else self._update
         self.evaluate, self.metric, self.unit = evaluate, metric, unit
         self.best: dict[str, Any] = {"step": 0, "stale": 0}  # and "value", once there is one
@@ -99,64 +111,63 @@ class Trainer:
         self._begin_line(0.0, 0)
 
     def resume(self) -> bool:
-        """Take up the newest checkpoint of the folder, if there is one."""
+        """Restore the newest checkpoint of the folder, if there is one."""
         with self.workers.leading(hold(self.folder)):
-            found = self.workers.on_lead(self._find)
-        if found is None:
+            newest = self.workers.on_lead(self._find_checkpoint)
+        if newest is None:
             return False
-        state, self.step = found.state, found.step
-        self._draw_apart()
-        found.restore(self.model, self.optimizer, self.mean, self.workers.rank)
+        state, self.step = newest.state, newest.step
+        self._seed_rank()
+        newest.restore(self.model, self.optimizer, self.mean, self.workers.rank)
         self.batches.seek(state["data"])
         self.seconds, self.best = float(state["seconds"]), state["best"]
         self.scaler.load_state_dict(state["scaler"])
         self._begin_line(**state["line"])
         return True
 
-    def _find(self) -> checkpoint.Checkpoint | None:
-        """The newest checkpoint; what was logged after it is forgotten, since it is about to happen again."""
-        found, passed = checkpoint.newest(self.folder / "checkpoints")
-        for line in passed:
+    def _find_checkpoint(self) -> checkpoint.Checkpoint | None:
+        """The newest checkpoint; what was logged after it is removed, since these steps will be repeated."""
+        newest, damaged = checkpoint.newest(self.folder / "checkpoints")
+        for line in damaged:
             print(f"warning: {line}", file=sys.stderr)
-        if found is None and passed:
-            print("warning: no checkpoint is whole: starting from step 0", file=sys.stderr)
-        now, before = self._batches_a_step(), None if found is None else found.state.get("batches")
+        if newest is None and damaged:
+            print("warning: no checkpoint is complete: starting from step 0", file=sys.stderr)
+        now, before = self._batches_per_step(), None if newest is None else newest.state.get("batches")
         if before not in (None, now):
             print(
-                f"note: a step now learns from {now} batches, not {before}: see train.gradient_accumulation",
-                file=sys.stderr,
+                f"note: a step now uses {now} batches, not {before}: see train.gradient_accumulation", file=sys.stderr
             )
         if self.metrics.exists():
-            step = 0 if found is None else found.step
+            step = 0 if newest is None else newest.step
             kept = [line for line in read_metrics(self.folder) if line["step"] <= step]
             write_atomically(self.metrics, "".join(json.dumps(line) + "\n" for line in kept).encode())
-        return found
+        return newest
 
-    def _batches_a_step(self) -> int:
+    def _batches_per_step(self) -> int:
         return self.workers.world * self.config.gradient_accumulation
 
-    def _draw_apart(self) -> None:
-        """Dropout on one rank is not that on another; rank 0 goes on with the generator that made the weights."""
+    def _seed_rank(self) -> None:
+        """Dropout differs between ranks; rank 0 keeps the generator that initialized the weights."""
         if not self.workers.leads:
             torch.manual_seed(random.Random(f"{self.config.seed} {self.workers.rank} {self.step}").getrandbits(63))
 
     def save(self, every: int = 1) -> Path:
-        """Write a checkpoint; `every` is the rhythm of those that stay, see `checkpoint.write`."""
+        """Save a checkpoint; those at multiples of `every` are kept, see `checkpoint.write`."""
         line = {"loss": self.loss.item(), "tokens": int(self.tokens), "began": self.began, "skipped": int(self.skipped)}
         state = {"step": self.step, "seconds": self.seconds, "data": self.batches.position, "line": line}
-        state |= {"best": self.best, "scaler": self.scaler.state_dict(), "batches": self._batches_a_step()}
+        state |= {"best": self.best, "scaler": self.scaler.state_dict(), "batches": self._batches_per_step()}
         folder, keep = self.folder / "checkpoints", self.config.keep
         return checkpoint.write(folder, state, self.model, self.optimizer, keep, self.mean, every)
 
     def run(self) -> bool:
-        """Train to the end; False if it was interrupted (a checkpoint is there then)."""
+        """Train to the end; False if it was interrupted (then there is a checkpoint)."""
         config, workers, mark = self.config, self.workers, time.monotonic()
         self.model.train()
         with (
             workers.leading(hold(self.folder)),
             closing(self._stream()) as stream,
-            interruptible(quiet=not workers.leads) as asked,
-            workers.agreement(asked) as stop,
+            interruptible(quiet=not workers.leads) as interrupted,
+            workers.agreement(interrupted) as stop,
             Progress(config.steps, self.step, show=workers.leads, unit=self.unit) as progress,
         ):
             while not self.finished:
@@ -166,35 +177,35 @@ class Trainer:
                 last, stopped = self.step == config.steps, stop()
                 log = last or self.step % config.log_every == 0
                 save = last or stopped or self.step % config.save_every == 0
-                judge = self.evaluate is not None and (last or self._due(config.evaluate_every))
-                if log or save or judge:
+                evaluate = self.evaluate is not None and (last or self._due(config.evaluate_every))
+                if log or save or evaluate:
                     self._check_finite()
                     now = time.monotonic()
                     self.seconds, mark = self.seconds + now - mark, now
-                if judge:
+                if evaluate:
                     self._evaluate(progress)
-                    mark = time.monotonic()  # `seconds` are those of training
+                    mark = time.monotonic()  # `seconds` count training only
                 if log:
                     self._log(progress)
                 if save or self.finished:
                     self.save(config.save_every)
                 if stopped:
                     break
-        if self.finished and isinstance(self.engine, Sharded):  # what is left to do is rank 0's alone
+        if self.finished and isinstance(self.engine, Sharded):  # the rest is done by rank 0 alone
             self.model, self.mean = self.engine.fill(self.mean), []
-            self.engine = Alone(self.model, self.objective)
+            self.engine = Single(self.model, self.objective)
         self.model.eval()
         if self.board is not None:
             self.board.close()
         return self.finished
 
     def _stream(self) -> Generator[Any]:
-        """The batches, made ready ahead; those of a packed epoch lie ready as they are."""
+        """The batches, prefetched; those of a packed epoch are prepared already."""
         return iter(self.batches) if self.config.pack else prefetch(self.batches, self.device.type == "cuda")
 
     @property
     def finished(self) -> bool:
-        """All steps are done, or the validation figure has not become better for too long."""
+        """All steps are done, or the validation metric has not improved for `patience` evaluations."""
         patience = self.config.patience
         return self.step >= self.config.steps or bool(patience and self.best["stale"] >= patience)
 
@@ -202,7 +213,7 @@ class Trainer:
         return every > 0 and self.step % every == 0
 
     def _next(self, stream: Iterator[Any]) -> Any:
-        """What a step learns from: one batch where it is recorded as a graph, else `gradient_accumulation` of them."""
+        """One batch for a step recorded as a CUDA graph, else `gradient_accumulation` of them."""
         if self.config.cuda_graph:
             return next(stream).to(self.device)
         return [next(stream).to(self.device) for _ in range(self.config.gradient_accumulation)]
@@ -226,7 +237,7 @@ class Trainer:
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, 1):
             with self.engine.exchange(last=number == len(batches)):
-                # no cache of cast weights: it would outlive the step that a graph records
+                # no cache of cast weights: it would outlive the recorded step
                 with torch.autocast(
                     self.device.type, half, enabled=half is not None, cache_enabled=not config.cuda_graph
                 ):
@@ -237,16 +248,16 @@ class Trainer:
         self.scaler.unscale_(self.optimizer)
         norm = full(nn.utils.clip_grad_norm_(self.model.parameters(), config.clip))
         skip, scaled = config.nonfinite == "skip", self.scaler.is_enabled()
-        sound = norm.isfinite() & total.isfinite() if skip else norm.isfinite()
-        if not skip or bool(sound):
-            self.scaler.step(self.optimizer)  # with a loss scale, left out unless sound
+        finite = norm.isfinite() & total.isfinite() if skip else norm.isfinite()
+        if not skip or bool(finite):
+            self.scaler.step(self.optimizer)  # with a loss scale, skipped unless finite
         elif self.workers.leads:
-            print(f"warning: step {self.step + 1}: the gradient is not finite; its batch is left out", file=sys.stderr)
+            print(f"warning: step {self.step + 1}: the gradient is not finite; its batch is skipped", file=sys.stderr)
         if skip or scaled:
-            total, count = torch.where(sound, total, 0.0), torch.where(sound, count, 0)
-            self.skipped = self.skipped + ~sound
+            total, count = torch.where(finite, total, 0.0), torch.where(finite, count, 0)
+            self.skipped = self.skipped + ~finite
         else:
-            total = torch.where(sound, total, norm)  # the weights are spoilt: `_check_finite` will tell
+            total = torch.where(finite, total, norm)  # the weights are lost: `_check_finite` raises
         self.scaler.update()
         self.optimizer.zero_grad()
         if self.mean:
@@ -255,14 +266,14 @@ class Trainer:
         return total, count
 
     def _check_finite(self) -> None:
-        """Nothing that is not a number is ever logged or saved."""
+        """A loss that is not finite is never logged, and its weights are never saved."""
         total, scale = self.loss.item(), self.scaler.get_scale()  # 1 if not fp16
         if math.isfinite(total) and scale > LEAST_SCALE:
             return
-        told = f"loss scale = {scale:g}, for infinite gradients," if math.isfinite(total) else f"loss = {total}"
+        what = f"loss scale = {scale:g}, after infinite gradients," if math.isfinite(total) else f"loss = {total}"
         raise UserError(
-            f"{told} at step {self.step}: training has diverged, and the last checkpoint is as it was. "
-            f"Lower train.lr = {self.config.lr} or raise train.warmup = {self.config.warmup}, and start anew"
+            f"{what} at step {self.step}: training has diverged; the last checkpoint is unchanged. Lower "
+            f"train.lr = {self.config.lr} or raise train.warmup = {self.config.warmup}, and start again"
         )
 
     def _log(self, progress: Progress) -> None:
@@ -273,9 +284,9 @@ class Trainer:
         if skipped and self.scaler.is_enabled():
             line["scale"] = scale = self.scaler.get_scale()
             if self.workers.leads:
-                told = f"{skipped} left out since the last line: infinite gradients; the loss scale is now {scale:g}"
-                print(f"note: step {self.step}: {told}", file=sys.stderr)
-        if not tokens:  # every batch since the last line was left out
+                what = f"{skipped} skipped since the last line: infinite gradients; the loss scale is now {scale:g}"
+                print(f"note: step {self.step}: {what}", file=sys.stderr)
+        if not tokens:  # every batch since the last line was skipped
             return
         loss, speed, learning_rate = self.loss.item() / tokens, tokens / max(spent, 1e-9), rate(self.step, self.config)
         line |= {
@@ -289,28 +300,28 @@ class Trainer:
         progress.update(self.step, loss, learning_rate, speed)
 
     def _evaluate(self, progress: Progress) -> None:
-        """Judge the weights; keep them as model.safetensors where they are the best so far."""
-        with self.judged_weights() as model:
-            figures, self.best = self.workers.on_lead(lambda: self._judge(model))
-        progress.tell(figures)
+        """Evaluate the weights; save them as model.safetensors if they are the best so far."""
+        with self.evaluation_model() as model:
+            metrics, self.best = self.workers.on_lead(lambda: self._validate(model))
+        progress.show_metrics(metrics)
 
-    def _judge(self, model: nn.Module) -> tuple[dict[str, float], dict[str, Any]]:
+    def _validate(self, model: nn.Module) -> tuple[dict[str, float], dict[str, Any]]:
         assert self.evaluate is not None
-        figures = self.evaluate(model)
-        if self.metric.figure not in figures:
-            raise UserError(f"train.metric = {self.config.metric!r}: the evaluation gives only {sorted(figures)}")
-        value, best = figures[self.metric.figure], self.best.get("value")
+        metrics = self.evaluate(model)
+        if self.metric.key not in metrics:
+            raise UserError(f"train.metric = {self.config.metric!r}: the evaluation gives only {sorted(metrics)}")
+        value, best = metrics[self.metric.key], self.best.get("value")
         better = best is None or self.metric.better(value, best)
         if better:
             write_weights(self.folder / WEIGHTS, weights_of(model))
-        self._write({"step": self.step, "seconds": round(self.seconds, 3), **figures})
-        found = {"step": self.step, "stale": 0, "value": value}
-        return figures, found if better else {**self.best, "stale": self.best["stale"] + 1}
+        self._write({"step": self.step, "seconds": round(self.seconds, 3), **metrics})
+        newest = {"step": self.step, "stale": 0, "value": value}
+        return metrics, newest if better else {**self.best, "stale": self.best["stale"] + 1}
 
     @contextmanager
-    def judged_weights(self) -> Iterator[nn.Module]:
-        """Inside, a model in eval mode with the running mean of the weights, where there is one; for rank 0 to use."""
-        with self.engine.whole(self.mean) as model:
+    def evaluation_model(self) -> Iterator[nn.Module]:
+        """A model in eval mode, with the running mean of the weights where there is one; for use by rank 0."""
+        with self.engine.full_model(self.mean) as model:
             model.eval()
             try:
                 yield model
@@ -325,13 +336,13 @@ class Trainer:
                 self.board.write(line)
         except OSError as error:
             raise UserError(
-                f"{self.metrics}: cannot be written ({error.strerror}). Make room and run the same command again: "
-                "it goes on from the last checkpoint"
+                f"{self.metrics}: cannot be written ({error.strerror}). Free some space and run the same command "
+                "again: it resumes from the last checkpoint"
             ) from error
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; one that a crash has cut short is left out."""
+    """The lines of metrics.jsonl, except one that a crash has left incomplete."""
     lines = []
     path = folder / "metrics.jsonl"
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():

@@ -1,15 +1,15 @@
-"""Checkpoints: everything needed to go on as if nothing had happened.
+"""Checkpoints: everything needed to resume training exactly.
 
     checkpoints/step-00001000/
         model.safetensors       the weights
         optimizer.safetensors   Adam's two moments and step counts, the mean weights, the random generators
-        state.json              step, place in the data, time spent, and the SHA-256 of all three
+        state.json              step, position in the data, training time, and the SHA-256 of all three
 
-Where the weights are spread over processes (`parallel = "fsdp"`), each writes what it holds of both as one file
-(`regard.train.shards`). Either kind can be read by any number of processes, spread or not.
+Where the weights are sharded over processes (`parallel = "fsdp"`), each process writes its shards of both as one file
+(`regard.training.shards`). Either kind can be read by any number of processes, sharded or not.
 
-A checkpoint is whole or absent: it is written into a hidden neighbour, flushed to disk and renamed. One
-that is damaged later (its sums do not fit) is recognised, named, and the one before it is used.
+A checkpoint is complete or absent: it is written into a hidden folder, flushed to disk and renamed. If one is damaged
+later (its checksums do not match), a warning names it and the one before is used.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from torch import Tensor, nn
 from regard.errors import UserError
 from regard.files import make_folder, write_atomically
 from regard.models.folder import fill, read_weights, weights_of, write_weights
-from regard.train import shards
-from regard.train.distributed import PeerError, current
-from regard.train.parallel import is_part
-from regard.train.shards import digest
+from regard.training import shards
+from regard.training.distributed import PeerError, current
+from regard.training.parallel import is_sharded
+from regard.training.shards import digest
 
 FILES = ("model.safetensors", "optimizer.safetensors")
 STATE = "state.json"
@@ -53,21 +53,21 @@ class Checkpoint:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, mean: Sequence[Tensor] = (), rank: int = 0
     ) -> None:
         parameters = dict(model.named_parameters())
-        if (self.path / FILES[0]).exists() and not _is_spread(model):
+        if (self.path / FILES[0]).exists() and not _is_sharded(model):
             fill(model, read_weights(self.path / FILES[0]), str(self.path / FILES[0]))
             tensors = read_weights(self.path / FILES[1])
         else:
             tensors = _blank(parameters, mean)
-            found = shards.names(self.path)
-            tensors |= {name: state for name, state in _generators(model, rank).items() if name in found}
+            saved = shards.names(self.path)
+            tensors |= {name: state for name, state in _generators(model, rank).items() if name in saved}
             shards.fill(self.path, {**weights_of(model), **tensors})
         _set_generators(model, rank, tensors)
         for name, running in zip(parameters, mean, strict=False):
             if f"{name}/mean" not in tensors:
-                raise UserError(f"{self.path}: holds no mean weights: it was written with train.ema = 0; keep to that")
+                raise UserError(f"{self.path}: has no mean weights: it was saved with train.ema = 0; keep that setting")
             running.copy_(tensors.pop(f"{name}/mean"))
         for name, parameter in parameters.items():
-            optimizer.state[parameter] = {  # the fused optimizer wants its step count on the device, too
+            optimizer.state[parameter] = {  # the fused optimizer needs its step count on the device, too
                 key.removeprefix(f"{name}/"): value.to(parameter.device)
                 for key, value in tensors.items()
                 if key.startswith(f"{name}/")
@@ -83,10 +83,10 @@ def write(
     mean: Sequence[Tensor] = (),
     every: int = 1,
 ) -> Path:
-    """Write a checkpoint under `folder`; of those up to this step, all but the newest `keep` are removed.
+    """Save a checkpoint under `folder`; of those up to this step, all but the newest `keep` are deleted.
 
-    One whose step is no multiple of `every`, which an interruption has left, gives way to the next: what is kept,
-    and so its mean, is that of a run that never stopped.
+    One whose step is not a multiple of `every` comes from an interruption and is deleted at the next: the checkpoints
+    that are kept, and so their mean, are those of an uninterrupted run.
     """
     workers = current()
     target = folder / f"step-{state['step']:08d}"
@@ -94,7 +94,7 @@ def write(
     workers.on_lead(lambda: _begin(folder, fresh))
     try:
         tensors = _optimizer_tensors(model, optimizer, mean)
-        if _is_spread(model):
+        if _is_sharded(model):
             files = shards.write(fresh, {**weights_of(model), **tensors}, workers)
         else:
             generators = workers.gather(_generators(model, workers.rank))
@@ -106,8 +106,8 @@ def write(
     except (OSError, UserError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UserError(
-            f"{target}: cannot be written ({reason}). Make room and run the same command again: "
-            "it goes on from the last checkpoint that was"
+            f"{target}: cannot be written ({reason}). Free some space and run the same command again: "
+            "it resumes from the last complete checkpoint"
         ) from error
     finally:
         if workers.leads:
@@ -119,7 +119,7 @@ def write(
 
 def _begin(folder: Path, fresh: Path) -> None:
     make_folder(folder)
-    for left_over in folder.glob(".step-*"):  # by a run that was killed while it wrote
+    for left_over in folder.glob(".step-*"):  # of a process that was killed while writing
         shutil.rmtree(left_over, ignore_errors=True)
     make_folder(fresh)
 
@@ -139,7 +139,7 @@ def _complete(fresh: Path, target: Path, content: dict[str, Any]) -> None:
 
 
 def _remove_old(folder: Path, step: int, keep: int, every: int) -> None:
-    # A later one is there only if it is damaged and was passed over; it must not count in this one's place.
+    # A later one exists only if it is damaged and was skipped; it must not count.
     earlier = [path for path in _folders(folder) if _step(path) < step]
     regular = [path for path in earlier if _step(path) % every == 0]
     for old in {*earlier} - {*regular[::-1][: keep - 1]}:
@@ -147,43 +147,43 @@ def _remove_old(folder: Path, step: int, keep: int, every: int) -> None:
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint, and a line for each damaged one that was passed over."""
-    passed: list[str] = []
+    """The newest complete checkpoint, and a line for each damaged one that was skipped."""
+    damaged: list[str] = []
     for path in reversed(_folders(folder)):
         try:
-            return Checkpoint(path, _read(path)), passed
+            return Checkpoint(path, _read(path)), damaged
         except OSError as error:
-            passed.append(f"{path}: passed over: {Path(error.filename or STATE).name}: {error.strerror or error}")
+            damaged.append(f"{path}: skipped: {Path(error.filename or STATE).name}: {error.strerror or error}")
         except (ValueError, RecursionError) as error:
-            passed.append(f"{path}: passed over: {error}")
-    return None, passed
+            damaged.append(f"{path}: skipped: {error}")
+    return None, damaged
 
 
-def whole(folder: Path) -> list[Path]:
+def complete_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that are complete and undamaged, oldest first."""
-    found = []
+    complete = []
     for path in _folders(folder):
         with suppress(OSError, ValueError, RecursionError):
             _read(path)
-            found.append(path)
-    return found
+            complete.append(path)
+    return complete
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The state of a whole checkpoint; anything else is an error that says which file is wrong."""
+    """The state of a complete checkpoint; otherwise an error that names the damaged file."""
     try:
         content = json.loads((path / STATE).read_text(encoding="utf-8"))
         known = content.pop("sha256")
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{STATE} is not a checkpoint's") from None
+        raise ValueError(f"{STATE} is not that of a checkpoint") from None
     if known != _sum(content):
         raise ValueError(f"{STATE} is damaged")
     files = content.pop("files")
     for name, known in files.items():
         if digest(path / name) != known:
             raise ValueError(f"{name} is damaged")
-    if strange := [file.name for file in path.glob("*.safetensors") if file.name not in files]:
-        raise ValueError(f"{strange[0]} does not belong to it")
+    if extra := [file.name for file in path.glob("*.safetensors") if file.name not in files]:
+        raise ValueError(f"{extra[0]} does not belong to it")
     return dict(content)
 
 
@@ -204,7 +204,7 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, mean:
 
 
 def _blank(parameters: dict[str, nn.Parameter], mean: Sequence[Tensor]) -> dict[str, Tensor]:
-    """What the optimizer will hold, to be filled."""
+    """Tensors for the state of the optimizer, to be filled."""
     tensors = {f"{name}/mean": running for name, running in zip(parameters, mean, strict=False)}
     for name, parameter in parameters.items():
         tensors[f"{name}/step"] = torch.zeros((), device=parameter.device)
@@ -221,7 +221,7 @@ def _generators(model: nn.Module, rank: int) -> dict[str, Tensor]:
 
 
 def _set_generators(model: nn.Module, rank: int, tensors: dict[str, Tensor]) -> None:
-    """As `tensors` have them; a rank that was not there when they were saved keeps its own."""
+    """Restore the generators; a rank without a saved state keeps its own."""
     for name in _generators(model, rank):
         if name in tensors and name.startswith("rng.cpu"):
             torch.set_rng_state(tensors[name])
@@ -229,8 +229,8 @@ def _set_generators(model: nn.Module, rank: int, tensors: dict[str, Tensor]) -> 
             torch.cuda.set_rng_state(tensors[name], _device(model))
 
 
-def _is_spread(model: nn.Module) -> bool:
-    return any(is_part(parameter) for parameter in model.parameters())
+def _is_sharded(model: nn.Module) -> bool:
+    return any(is_sharded(parameter) for parameter in model.parameters())
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -255,7 +255,7 @@ def _sum(content: dict[str, Any]) -> str:
 
 
 def _flush(folder: Path) -> None:
-    """The names in it reach the disk, too."""
+    """Flush the directory entries to disk."""
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return
     handle = os.open(folder, os.O_RDONLY)

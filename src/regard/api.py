@@ -1,0 +1,148 @@
+"""The Python API of training: `regard.train` runs a recipe as `regard train` does.
+
+    bundle = regard.train("recipes/multi30k-en-de.toml", data="multi30k-tok", out="runs/mine", train={"steps": 2000})
+    bundle.predict(["A man rides a horse."])
+
+A recipe is a TOML file, its text, or a dict of tables. The run is a folder; the same call resumes a run that was
+interrupted, and returns at once where it is finished. For a training loop of your own, see docs/training-loop.md.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard.errors import UserError
+from regard.explore.report import write_report
+from regard.models.presets import PRESETS
+from regard.models.recipe import override, read_recipe, recipe_path, smoke_form
+from regard.predict.bundle import Bundle
+from regard.samples import sample_folder
+from regard.tasks.registry import load, task_of
+from regard.training.distributed import Workers, join
+from regard.training.lock import hold
+from regard.training.run import Run
+from regard.training.task import Metrics
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended; `metrics` of each test set are None where it was interrupted."""
+
+    run: Run
+    step: int
+    seconds: float
+    metrics: dict[str, Metrics] | None
+
+
+def train(
+    recipe: str | Path | Mapping[str, Any],
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    smoke: bool = False,
+    device: str | None = None,
+    **tables: Mapping[str, Any],
+) -> Bundle:
+    """Train a model and return it, as `regard.load` would.
+
+    `recipe` is the path of a TOML file, TOML text, or a dict of tables; `data` the folder of the data files, or
+    "sample:NAME"; `out` the folder of the run (default: runs/NAME-OF-THE-RECIPE). With `smoke`, the recipe's small form
+    is trained. Further keywords change settings: `train={"steps": 200}, model={"dim": 64}`.
+
+    Ctrl-C saves a checkpoint and raises KeyboardInterrupt; the same call resumes.
+    """
+    settings, folder = open_recipe(recipe, data, out, smoke=smoke, changes=tables)
+    with join(device) as workers:
+        outcome = train_run(settings, folder, workers)
+    if outcome.metrics is None:
+        raise KeyboardInterrupt(f"saved at step {outcome.step}")
+    return load(folder, device or str(workers.device))
+
+
+def open_recipe(
+    recipe: str | Path | Mapping[str, Any],
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    smoke: bool = False,
+    assignments: Iterable[str] = (),
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+    skip_bad: bool = False,
+) -> tuple[dict[str, Any], Path]:
+    """The tables of a recipe with changes, all paths absolute, and the folder of the run."""
+    tables, name, base = _read(recipe)
+    tables = smoke_form(tables, name) if smoke else {key: table for key, table in tables.items() if key != "smoke"}
+    tables = override(tables, assignments)
+    for key, table in (changes or {}).items():
+        if not isinstance(table, Mapping):
+            raise UserError(f"{key} = {table!r}: must be a dict of settings, such as train={{'steps': 200}}")
+        tables[key] = {**tables.get(key, {}), **table}
+    settings = tables.get("data")
+    if not isinstance(settings, dict):
+        raise UserError(f"{name}: has no table [data]; add one, such as  [data]  with  {task_of(tables).EXAMPLE}")
+    given = data or settings.get("folder", ".")
+    if isinstance(given, str | Path) and "\0" not in str(given):
+        given = str(given)
+        folder = sample_folder(given) or (Path(given) if data else base / Path(given).expanduser())
+        settings["folder"] = str(folder.resolve())
+    train = tables.get("train")
+    if isinstance(train, dict) and isinstance(train.get("init_from"), str):
+        train["init_from"] = str(Path(train["init_from"]).expanduser().resolve())
+    if skip_bad:
+        settings["skip_bad"] = True
+    return tables, Path(out) if out else Path("runs") / (Path(name).stem + "-smoke" * smoke)
+
+
+def _read(recipe: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, Path]:
+    """The tables, the name of the recipe and the folder that its relative paths start in."""
+    if isinstance(recipe, Mapping):
+        return (
+            {key: dict(table) if isinstance(table, Mapping) else table for key, table in recipe.items()},
+            "run",
+            Path(),
+        )
+    if isinstance(recipe, str) and "\n" in recipe:
+        try:
+            return tomllib.loads(recipe), "run", Path()
+        except tomllib.TOMLDecodeError as error:
+            raise UserError(f"recipe: not readable as TOML: {error}") from None
+    if str(recipe) in PRESETS and not Path(recipe).exists():
+        raise UserError(
+            f"{recipe}: is a preset of a model, without data: write a recipe with  [data]  and  [model]  "
+            f'preset = "{recipe}"'
+        )
+    path = recipe_path(recipe)
+    return read_recipe(path), str(path), path.parent
+
+
+def train_run(tables: Mapping[str, Any], folder: Path, workers: Workers, fresh: bool = False) -> Outcome:
+    """Prepare, train (from the last checkpoint, if there is one), evaluate, write the report.
+
+    `fresh` deletes an earlier run of the same task in that folder.
+    """
+    run = Run(task_of(tables)(tables, folder, workers.device))
+    with workers.leading(hold(folder)):
+        if fresh:
+            workers.on_lead(run.clear)
+        workers.on_lead(run.prepare)
+        if not workers.leads:
+            run.open()
+        workers.gather(None)  # all ranks have opened it, before an error may remove it
+        trainer = run.trainer()
+        if trainer.resume() and workers.leads and trainer.step < run.config.steps:
+            print(f"resuming from step {trainer.step} of {run.config.steps}.", file=sys.stderr)
+        if not trainer.run():
+            return Outcome(run, trainer.step, trainer.seconds, None)
+
+        def finish() -> dict[str, Metrics]:
+            evaluations = run.finish(trainer)
+            results = run.task.results(run.bundle.predictor, evaluations)
+            write_report(folder / "report.html", results, run.bundle)
+            return {name: one.metrics for name, one in evaluations.items()}
+
+        return Outcome(run, trainer.step, trainer.seconds, workers.on_lead(finish))

@@ -1,0 +1,151 @@
+"""One model on several processes, with PyTorch's engines.
+
+Every rank r has a part of the batch, with the loss L_r summed over its tokens; all ranks together have n = Σ_r n_r:
+
+    g = ∇ Σ_r L_r / n = 1/W Σ_r ∇ (W L_r / n)
+
+Both engines average the gradients of the W ranks, so each rank computes W L_r / n, and the gradient is that of one
+process with the whole batch.
+
+    ddp    all ranks hold all weights; gradients are averaged during the backward pass
+           (`DistributedDataParallel`, Li et al. 2020)
+    fsdp   a rank holds 1/W of every weight, gradient and moment; the weights of a block are gathered before it is
+           computed and freed after it (`fully_shard`; Rajbhandari et al. 2020, Zhao et al. 2023)
+
+An engine wraps a module that is called as a whole, but a task calls encoder and decoder separately; so the engine wraps
+one module that contains model and loss.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.models.folder import weights_of
+from regard.nn.block import Block
+from regard.training.config import TrainConfig
+from regard.training.distributed import Workers
+
+Objective = Callable[[Any, Any], tuple[Tensor, Tensor]]  # (model, batch) -> (summed loss, number of tokens)
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class ModelWithLoss(nn.Module):
+    """A model and its objective as one module."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model, self.objective = model, objective
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+        return self.objective(self.model, batch)
+
+
+class Single:
+    """The model on one process; the base of the other engines."""
+
+    compute: Callable[[Any], tuple[Tensor, Tensor]]  # the objective of a batch
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        self.model, self.compute = model, partial(objective, model)
+
+    def exchange(self, last: bool) -> AbstractContextManager[object]:
+        """Encloses forward and backward pass of a batch: gradients are exchanged with the last batch of a step."""
+        return nullcontext()
+
+    @contextmanager
+    def full_model(self, weights: Sequence[Tensor]) -> Iterator[nn.Module]:
+        """A model that needs no other rank, with these parameters or (if empty) its own. Only rank 0 may use it."""
+        own = [parameter.detach().clone() for parameter in self.model.parameters()] if weights else []
+        self._put(weights)
+        try:
+            yield self.model
+        finally:
+            self._put(own)
+
+    @torch.no_grad()
+    def _put(self, weights: Sequence[Tensor]) -> None:
+        for parameter, weight in zip(self.model.parameters(), weights, strict=False):
+            parameter.copy_(weight)
+
+
+class Replicated(Single):
+    """DDP: all weights on every rank."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__(model, objective)
+        with warnings.catch_warnings():  # torch 2.13 renamed the argument
+            warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+            self.compute = self.engine = nn.parallel.DistributedDataParallel(
+                ModelWithLoss(model, objective), broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+
+    def exchange(self, last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if last else self.engine.no_sync()
+
+
+class Sharded(Single):
+    """FSDP: a part of every weight on each rank. Rank 0 has a second model in main memory, for evaluation."""
+
+    def __init__(self, model: nn.Module, objective: Objective, workers: Workers, half: torch.dtype | None) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        super().__init__(model, objective)
+        self.device, self.copy = workers.device, copy.deepcopy(model).cpu() if workers.leads else None
+        mesh = init_device_mesh(self.device.type, (workers.world,))
+        # Under autocast alone, each block's cast weights would stay in memory until the backward pass; so they are
+        # gathered in half precision. Gradients are averaged in float32.
+        policy = MixedPrecisionPolicy(half, torch.float32, cast_forward_inputs=False)
+        for block in [module for module in model.modules() if isinstance(module, Block)]:
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        wrapped = ModelWithLoss(model, objective)
+        fully_shard(wrapped, mesh=mesh, mp_policy=policy)
+        self.compute = wrapped
+
+    @contextmanager
+    def full_model(self, weights: Sequence[Tensor]) -> Iterator[nn.Module]:
+        """Collective: all ranks must enter, since each holds a part."""
+        try:
+            yield self.fill(weights)
+        finally:
+            if self.copy is not None:
+                self.copy.cpu()
+
+    def fill(self, weights: Sequence[Tensor]) -> nn.Module:
+        """Rank 0's second model with these parameters or (if empty) those of the first."""
+        changed = dict(zip((name for name, _ in self.model.named_parameters()), weights, strict=False))
+        copies = {} if self.copy is None else weights_of(self.copy)
+        for name, tensor in {**weights_of(self.model), **changed}.items():
+            gathered = full(tensor)  # collective
+            if copies:
+                copies[name].copy_(gathered)
+        return self.model if self.copy is None else self.copy.to(self.device)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether other ranks hold the rest of the tensor."""
+    return hasattr(tensor, "full_tensor")
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A sharded tensor, gathered from all ranks; others as they are."""
+    return getattr(tensor, "full_tensor", lambda: tensor)()  # type: ignore[no-any-return]
+
+
+def distribute(
+    model: nn.Module, objective: Objective, config: TrainConfig, device: torch.device, workers: Workers
+) -> Single:
+    """Move `model`, or a shard of it, to `device`, as `config.parallel` says."""
+    if workers.world == 1:
+        return Single(model.to(device), objective)
+    if config.parallel == "ddp":
+        return Replicated(model.to(device), objective)
+    return Sharded(model, objective, workers, HALF.get(config.precision))  # block by block: it may not fit as a whole

@@ -1,0 +1,186 @@
+"""A run: from a recipe to a folder that can be resumed, evaluated, loaded and moved.
+
+    task = "translation"        the task; see `regard.tasks.registry`
+    [data]   the data           -> checked, then prepared in RUN/data
+    [text]   the tokenizer      -> RUN/tokenizer.json
+    [model]  the network        -> RUN/model.safetensors
+    [train]  the optimization   -> RUN/checkpoints, RUN/metrics.jsonl
+    [decode] the search         -> RUN/scores.json
+
+The complete recipe is saved in the folder, so that the folder alone is enough to resume and to evaluate. A `Run` knows
+no task: it calls the steps of `regard.training.task.Task` in order, and trains with `regard.training.trainer.Trainer`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, suppress
+from io import StringIO
+
+import torch
+
+from regard.errors import Unfinished, UserError, program
+from regard.files import make_folder, write_atomically
+from regard.models import ModelConfig, build
+from regard.models.folder import WEIGHTS, fill, load_tokenizers, read_weights, weights_of, write_weights
+from regard.models.recipe import RECIPE
+from regard.settings import from_dict, read_toml, write_toml
+from regard.training.average import average
+from regard.training.checkpoint import complete_checkpoints
+from regard.training.distributed import current
+from regard.training.initialize import initialize_tokenizers, initialize_weights
+from regard.training.task import Evaluation, Task
+from regard.training.trainer import Trainer
+from regard.training.vocabulary import score_on_gpu
+
+CONTENTS = (
+    "tokenizer.json", "source.json", "target.json", WEIGHTS, "metrics.jsonl", "scores.json", "report.html",
+    "checkpoints", "data", "tensorboard",
+)  # fmt: skip
+
+
+class Run:
+    """A task and the folder in which it is trained."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.folder, self.config = task, task.folder, task.config
+        self.is_new = not (self.folder / RECIPE).exists()
+        self.preloading: threading.Thread | None = None
+        task.make_model_config(task.PLACEHOLDERS)  # a mistake in [model] shows before the data is read
+
+    def prepare(self) -> None:
+        """Check the data, make the tokenizers, save the recipe. A folder that holds another run stays untouched."""
+        task = self.task
+        self._refuse_foreign_folder()
+        task.check_data()
+        self.preloading = threading.Thread(target=preload, args=(task.device, self.config.compile))
+        self.preloading.start()
+        names = task.tokenizer_names()
+        saved = {} if self.is_new else load_tokenizers(self.folder)
+        if saved.keys() >= {*names}:
+            task.tokenizers = {name: saved[name] for name in names}
+        elif self.config.init_from is not None:
+            task.tokenizers = initialize_tokenizers(self.config.init_from, names)
+        else:
+            task.tokenizers = task.make_tokenizers()
+        task.model_config = task.settle_model()
+        if not self.is_new and self._saved_recipe() != task.recipe:
+            raise UserError(
+                f"{self.folder}: holds a run with other settings (see {RECIPE} there): name another folder with -o, "
+                f"or resume that run:  {program()} resume {shlex.quote(str(self.folder))}"
+            )
+        make_folder(self.folder)
+        with self._removed_on_error():
+            write_toml(self.folder / RECIPE, task.recipe)
+            for name, tokenizer in task.tokenizers.items():
+                tokenizer.save(self.folder / f"{name}.json")
+            task.prepare_data()
+
+    def _saved_recipe(self) -> dict[str, object]:
+        """The folder's recipe; a field that it lacks, being older, has its default."""
+        tables = read_toml(self.folder / RECIPE)
+        if tables.get("task") != self.task.NAME:
+            return tables
+        saved = type(self.task)(tables, self.folder, self.task.device)
+        saved.model_config = from_dict(ModelConfig, tables.get("model", {}), "model.")
+        return saved.recipe
+
+    def open(self) -> None:
+        """Open what rank 0 has prepared."""
+        if not (self.folder / RECIPE).is_file():
+            raise UserError(
+                f"{self.folder}: rank 0 has prepared a run there, but {platform.node()} cannot see it: put run and "
+                "data on a file system that all machines share"
+            )
+        self.is_new, task = False, self.task
+        with redirect_stderr(StringIO()):  # rank 0 has printed all notes
+            task.check_data()
+            task.tokenizers = load_tokenizers(self.folder)
+            task.model_config = task.settle_model()
+            task.prepare_data()  # finds what rank 0 has prepared
+
+    @contextmanager
+    def _removed_on_error(self) -> Iterator[None]:
+        """A run that cannot start leaves nothing behind, so that the next attempt may have other settings."""
+        try:
+            yield
+        except (Unfinished, KeyboardInterrupt):  # what is complete is kept: the same command continues with it
+            raise
+        except BaseException:
+            if self.is_new:
+                self.clear()
+            with suppress(OSError):  # there are other files
+                self.folder.rmdir()
+            raise
+
+    def clear(self) -> None:
+        """Delete the files of the run; the recipe, which identifies a run, is deleted last."""
+        for name in (*CONTENTS, RECIPE):
+            path = self.folder / name
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        self.is_new = True
+
+    def _refuse_foreign_folder(self) -> None:
+        """The recipe identifies a run and is its first file: without one, the other files are not ours."""
+        present = [name for name in CONTENTS if os.path.lexists(self.folder / name)]
+        if present and self.is_new:
+            raise UserError(f"{self.folder}: holds {present[0]} but no {RECIPE}: not a run; name another with -o")
+
+    def trainer(self) -> Trainer:
+        task, config = self.task, self.config
+        if self.preloading is not None:
+            self.preloading.join()  # what it loads must not become part of a recorded step
+        torch.manual_seed(config.seed)
+        model = build(task.model_config)
+        evaluate, metric = task.evaluate if task.has_validation else None, task.METRICS[config.metric]
+        with self._removed_on_error():
+            if config.init_from is not None and not complete_checkpoints(self.folder / "checkpoints"):
+                initialize_weights(model, config.init_from, verbose=current().leads)
+            stream, objective = task.stream(), task.objective()
+            return Trainer(model, stream, objective, config, self.folder, evaluate, metric, task.device, task.UNIT)
+
+    def finish(self, trainer: Trainer) -> dict[str, Evaluation]:
+        """Save the final weights and evaluate them on the test sets."""
+        weights = self._final_weights(trainer)
+        write_weights(self.folder / WEIGHTS, weights)
+        fill(trainer.model, weights, WEIGHTS)
+        self.bundle = self.task.bundle(trainer.model)
+        evaluations = self.task.score_sets(self.bundle.predictor, self.task.sets)
+        scores = {name: one.metrics for name, one in evaluations.items()}
+        write_atomically(self.folder / "scores.json", json.dumps(scores, indent=1).encode())
+        return evaluations
+
+    def _final_weights(self, trainer: Trainer) -> Mapping[str, torch.Tensor]:
+        """The mean of the last checkpoints, or the best weights, or the last, as [train] says."""
+        if self.config.average > 1:
+            count = min(self.config.average, len(complete_checkpoints(self.folder / "checkpoints")))
+            if count < self.config.average:
+                print(
+                    f"note: train.average = {self.config.average}, but there are {count} checkpoints", file=sys.stderr
+                )
+            return average(self.folder, count)
+        if (self.folder / WEIGHTS).exists() and trainer.evaluate is not None:
+            return read_weights(self.folder / WEIGHTS)  # the best
+        with trainer.evaluation_model() as model:
+            return {name: tensor.clone() for name, tensor in weights_of(model).items()}
+
+
+def preload(device: torch.device, compiled: bool = False) -> None:
+    """Load libraries for the first step while the processor is busy with the data.
+
+    A GPU needs its libraries, `train.compile` the compiler; both take seconds.
+    """
+    with suppress(Exception):  # an error will be reported where it matters
+        if device.type == "cuda":
+            square = torch.zeros(64, 64, device=device, dtype=torch.bfloat16)
+            score_on_gpu()(square @ square, torch.zeros(64, device=device, dtype=torch.long), 0.0, 0.0)
+        if compiled:
+            importlib.import_module("torch._dynamo")

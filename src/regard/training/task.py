@@ -1,0 +1,309 @@
+"""A task: what the tables of a recipe mean, from files to metrics.
+
+    files → check_data → tokenizers → prepare_data → stream ─→ objective → loss
+                                                      model ─→ evaluate  → validation metrics
+                                      examples(set) ─→ predictor → score → test metrics, report
+
+A subclass states its tables, its defaults, what it requires of [model], its metrics and its predictor, and implements
+the steps. What is the same for all tasks is here or in `regard.training.run`: reading tables, learning the tokenizer,
+sizes that the data decides, test sets, `regard evaluate`, the report. CONTRIBUTING.md shows a complete example.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from regard.data.batch import Stream
+from regard.data.sets import home
+from regard.errors import UserError, suggest
+from regard.models import ModelConfig
+from regard.models.recipe import with_preset
+from regard.predict.bundle import Bundle, Predictor
+from regard.settings import from_dict, to_dict
+from regard.text.config import TextConfig
+from regard.text.gpt2 import read_gpt2
+from regard.text.sentencepiece import load_tokenizer
+from regard.text.tokenizer import Tokenizer
+from regard.training.config import TrainConfig
+from regard.training.initialize import complete_from
+from regard.training.results import AttentionInput, Results, Section, Table
+from regard.training.trainer import LOSS, Metric, Objective, read_metrics
+
+Metrics = dict[str, Any]  # of one test set: plain numbers and texts, by name
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One test set: its examples, their metrics, and the predictions in whatever form the task keeps them."""
+
+    examples: Any
+    metrics: Metrics
+    predictions: Any = None
+
+
+class Task(ABC):
+    """The tables of a recipe, and their data in `folder`."""
+
+    NAME: ClassVar[str]  # `task` in the recipe
+    TABLES: ClassVar[Mapping[str, type]]  # the tables besides [model] and [train], each with its dataclass
+    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # settings that differ from the dataclasses' defaults
+    MODEL: ClassVar[Mapping[str, tuple[str, ...]]]  # what [model] must be: {"architecture": ("encoder",), …}
+    PLACEHOLDERS: ClassVar[Mapping[str, int]] = {"vocab_size": 8}  # for `model_sizes`, to check [model] before the data
+    UNUSED: ClassVar[tuple[str, ...]] = ()  # settings of [train] that have no effect here
+    METRICS: ClassVar[Mapping[str, Metric]] = {"loss": LOSS}  # the values of `train.metric`
+    HEADLINE: ClassVar[tuple[str, str, str]]  # the most important test metric: its key, its name, its format
+    COLUMNS: ClassVar[Mapping[str, str]] = {}  # the metrics in the report's table: key and heading
+    UNIT: ClassVar[str] = "tokens"  # what `Batch.tokens` counts
+    LOSS_UNIT: ClassVar[str] = "nats per token"
+    EXAMPLE: ClassVar[str]  # a line of [data], for messages
+    OPTIONS: ClassVar[tuple[str, ...]] = ("test",)  # the options of `regard evaluate` that apply
+    predictor: ClassVar[type[Predictor[Any, Any]]]
+
+    data: Any
+    text: TextConfig
+    tokenizers: dict[str, Tokenizer]  # by their names in `regard.models.folder.TOKENIZERS`
+    model_config: ModelConfig
+
+    def __init__(self, tables: Mapping[str, Any], folder: Path, device: torch.device) -> None:
+        tables = {name: table for name, table in tables.items() if name != "task"}
+        known = (*self.TABLES, "model", "train")
+        for name, table in tables.items():
+            if name not in known:
+                raise UserError(f"[{name}]: unknown table; {suggest(name, known)}")
+            if not isinstance(table, dict):
+                raise UserError(f"{name} = {table!r}: must be a table [{name}]")
+        tables = self.complete(complete_from(tables, self.DEFAULTS, folder))
+        self.folder, self.device, self.tokenizers = folder, device, {}
+        self.config = from_dict(TrainConfig, tables.get("train", {}), "train.")
+        if self.config.metric not in self.METRICS:
+            near = suggest(self.config.metric, self.METRICS)
+            raise UserError(f"train.metric = {self.config.metric!r}: is not a metric of {self.NAME}; {near}")
+        for name in self.UNUSED:
+            if value := getattr(self.config, name):
+                raise UserError(f"train.{name} = {value}: has no effect in {self.NAME}; remove it")
+        self.model_fields = dict(tables.get("model", {}))
+        self.read_tables(tables)
+
+    @classmethod
+    def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """The tables with this task's defaults in them."""
+        return {name: {**cls.DEFAULTS.get(name, {}), **tables.get(name, {})} for name in {**tables, **cls.DEFAULTS}}
+
+    def read_tables(self, tables: Mapping[str, Any]) -> None:
+        """Each table becomes an attribute: [data] is `self.data`."""
+        for name, kind in self.TABLES.items():
+            setattr(self, name, from_dict(kind, tables.get(name, {}), f"{name}."))
+
+    def own_tables(self) -> dict[str, Any]:
+        """The same tables, complete, for the recipe in the folder."""
+        return {name: to_dict(getattr(self, name)) for name in self.TABLES}
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return {
+            "task": self.NAME, **self.own_tables(), "model": to_dict(self.model_config), "train": to_dict(self.config)
+        }  # fmt: skip
+
+    # --- data
+
+    @abstractmethod
+    def find_files(self) -> None:
+        """Raise a UserError unless all files exist."""
+
+    @abstractmethod
+    def check_data(self) -> None:
+        """Read everything once: a mistake in a test set must not show only after training."""
+
+    def prepare_data(self) -> None:  # noqa: B027
+        """Prepare what `stream` and `evaluate` read, under RUN/data."""
+
+    def prepare_evaluation(self) -> None:  # noqa: B027
+        """Prepare what `examples` reads, for a run that is only evaluated."""
+
+    @abstractmethod
+    def stream(self) -> Stream:
+        """The training batches. Each has `to(device)` and `tokens`, the count that the loss is a sum over."""
+
+    # --- tokenizers
+
+    def tokenizer_names(self) -> tuple[str, ...]:
+        return ("tokenizer",) if "text" in self.TABLES else ()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.tokenizers["tokenizer"]
+
+    def training_texts(self) -> Iterable[str]:
+        """The texts from which the tokenizer is learned."""
+        return ()
+
+    def make_tokenizers(self) -> dict[str, Tokenizer]:
+        """New ones, by their names; called where the folder has none."""
+        return {name: self.learn_tokenizer(self.training_texts()) for name in self.tokenizer_names()}
+
+    def learn_tokenizer(self, texts: Iterable[str], side: int = 0) -> Tokenizer:
+        """The tokenizer that [text] describes, learned from `texts` or read from a file."""
+        text, folder = self.text, home(self.data.folder)
+        if text.tokenizer_files:
+            return load_tokenizer(folder / home(text.tokenizer_files[side]))
+        if text.kind == "gpt2":
+            return read_gpt2(folder / home(text.vocab_dir or ""))
+        try:
+            return Tokenizer.train(texts, text.kind, text.vocab_size)
+        except UserError as error:
+            raise UserError(str(error).replace("vocab_size", "text.vocab_size")) from None
+
+    # --- model
+
+    def model_sizes(self) -> dict[str, int | None]:
+        """The fields of [model] that the tokenizers and the data decide."""
+        return {"vocab_size": len(self.tokenizer)}
+
+    def model_defaults(self) -> dict[str, Any]:
+        """Fields of [model] that follow from the data unless the recipe sets them."""
+        return {}
+
+    def check_model(self, config: ModelConfig) -> None:  # noqa: B027
+        """Raise a UserError where [model] does not fit the other tables."""
+
+    def make_model_config(self, sizes: Mapping[str, int | None]) -> ModelConfig:
+        """[model] with its preset, the defaults and these sizes."""
+        fields = with_preset({**self.model_defaults(), **self.model_fields})
+        config = from_dict(ModelConfig, {**fields, **sizes}, "model.")
+        if any(getattr(config, name) not in values for name, values in self.MODEL.items()):
+            found = ", ".join(f"model.{name} = {getattr(config, name)!r}" for name in self.MODEL)
+            needed = ", ".join(f"{name} = {' or '.join(map(repr, values))}" for name, values in self.MODEL.items())
+            raise UserError(f"{found}: {self.NAME} needs {needed}")
+        self.check_model(config)
+        return config
+
+    def settle_model(self) -> ModelConfig:
+        """The model, once the tokenizers and the data are known."""
+        sizes = self.model_sizes()
+        for name, size in sizes.items():
+            if self.model_fields.get(name, size) != size:
+                raise UserError(
+                    f"model.{name} = {self.model_fields[name]}: the data decides this, and requires {size}; "
+                    f"remove {name} from [model]"
+                )
+        return self.make_model_config(sizes)
+
+    def check_positions(self, config: ModelConfig, length: int, what: str) -> None:
+        """Learned positions must reach as far as the longest sequence."""
+        if config.position_limit is not None and length > config.position_limit:
+            raise UserError(
+                f"{what} = {length}: learned positions end at model.max_length = {config.max_length}; raise "
+                "model.max_length, or choose another model.position"
+            )
+
+    def use(self, bundle: Bundle) -> None:
+        """Take tokenizers and model from a saved run, to evaluate it."""
+        self.tokenizers, self.model_config = bundle.tokenizers, bundle.config
+
+    # --- training and evaluation
+
+    @abstractmethod
+    def objective(self) -> Objective:
+        """(model, batch) -> (summed loss, what it is a sum over)."""
+
+    @property
+    @abstractmethod
+    def sets(self) -> Sequence[str]:
+        """The names of the sets that are evaluated after training: "valid" and the test sets."""
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether the model is evaluated during training."""
+        return "valid" in self.sets
+
+    @abstractmethod
+    def evaluate(self, model: Any) -> dict[str, float]:
+        """Validation metrics during training: "valid_loss", and what METRICS names."""
+
+    @abstractmethod
+    def examples(self, name: str) -> Any:
+        """One of `sets`, as `score` takes it."""
+
+    def read_files(self, files: Sequence[str]) -> Any:
+        """The same for the files of `regard evaluate --files`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
+        """Test metrics of the predictor on examples, and the predictions for the report."""
+
+    def bundle(self, model: Any) -> Bundle:
+        """The model in memory with what is needed to predict."""
+        return Bundle(model, self.tokenizers, self.recipe, self.folder, self.predictor)
+
+    def score_sets(self, predictor: Any, names: Iterable[str], **options: Any) -> dict[str, Evaluation]:
+        evaluations = {}
+        for name in names:
+            examples = self.examples(name)
+            evaluations[name] = Evaluation(examples, *self.score(predictor, examples, **options))
+        return evaluations
+
+    @staticmethod
+    @abstractmethod
+    def format_metrics(metrics: Metrics) -> list[str]:
+        """Test metrics as lines of text, the most important in the first."""
+
+    # --- report
+
+    def results(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> Results:
+        """What report.html shows."""
+        key, name, form = self.HEADLINE
+        scored = {test: one.metrics for test, one in evaluations.items()}
+        headline = [(f"{name} on {test}", f"{found[key]:{form}}") for test, found in scored.items() if key in found]
+        rows = [[test, *(found.get(column) for column in self.COLUMNS)] for test, found in scored.items()]
+        table = Section("Metrics", [Table(["set", *self.COLUMNS.values()], rows)])
+        return Results(
+            title=self.folder.resolve().name,
+            headline=headline[-2:],
+            history=read_metrics(self.folder),
+            loss_unit=self.LOSS_UNIT,
+            sections=[*([table] if rows else []), *self.sections(predictor, evaluations)],
+            attention=self.attention_inputs(predictor, evaluations),
+        )
+
+    def sections(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[Section]:
+        """The sections of the report after the table of metrics."""
+        return []
+
+    def attention_inputs(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[AttentionInput]:
+        """Inputs whose attention the report draws."""
+        return []
+
+
+def evaluate_bundle(kind: type[Task], bundle: Bundle, options: Mapping[str, Any]) -> dict[str, Metrics]:
+    """Test metrics of a saved model, on the sets of its recipe or on other files: `regard evaluate`.
+
+    `options` are those of `kind.OPTIONS`; None means that an option was not given.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    files, test = given.pop("files", ()), given.pop("test", None)
+    tables = {name: table for name, table in bundle.recipe.items() if name in (*kind.TABLES, "model", "train")}
+    if not isinstance(tables.get("data"), dict):
+        if not files:
+            other = "; name files with --files" if "files" in kind.OPTIONS else ""
+            raise UserError(f"{bundle.name}: its recipe has no table [data]{other}")
+        tables["data"] = {"train": files}
+    task = kind(tables, bundle.path or Path(), bundle.device)
+    task.use(bundle)
+    if files:
+        task.data = replace(task.data, folder=".")
+        return {"files": task.score(bundle.predictor, task.read_files(files), **given)[0]}
+    task.prepare_evaluation()
+    if test is not None and test not in task.sets:
+        raise UserError(f"--test {test}: is not a set of the recipe; {suggest(test, task.sets)}")
+    if not task.sets:
+        other = "name files with --files" if "files" in kind.OPTIONS else "add one to [data]"
+        raise UserError(f"{bundle.name}: its recipe has no validation or test set; {other}")
+    names = [name for name in task.sets if test in (None, name)]
+    return {name: one.metrics for name, one in task.score_sets(bundle.predictor, names, **given).items()}
