@@ -50,12 +50,12 @@ def test_figure_writes_every_kind(run: Path, capsys: pytest.CaptureFixture[str])
     assert main(["figure", folder, text, "-o", str(run / "g.svg"), "--all"]) == 0
     assert sorted(path.name for path in run.glob("g*")) == ["g-cross.svg", "g-decoder.svg", "g-encoder.svg"]
     told = capsys.readouterr()
-    assert "unchanged: output:" in told.out and "Jain & Wallace 2019" in told.err
+    assert "unchanged: generates" in told.out and "Jain & Wallace 2019" in told.err
 
 
 def test_attend_prints_text_and_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attend", str(run / "run"), "the animal", "--top", "2"]) == 0
-    assert "cross attention, mean of all layers and heads" in capsys.readouterr().out
+    assert "Cross-attention, mean of all layers and heads" in capsys.readouterr().out
     assert main(["attend", str(run / "run"), "the animal", "--each", "--json", "--part", "encoder"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert len(told["maps"]) == 8 and told["maps"][0]["tokens"][0]["token"] == "the"

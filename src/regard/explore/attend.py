@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import UserError
+from regard.explore.figures import TITLES
 from regard.explore.html import token_label
 from regard.explore.inside import Look, Part
 
@@ -31,7 +32,7 @@ class Attended:
     def title(self) -> str:
         layers = "mean of all layers and heads" if self.layer is None else f"layer {self.layer}, "
         heads = "" if self.layer is None else "mean of its heads" if self.head is None else f"head {self.head}"
-        return f"{self.part} attention, {layers}{heads}"
+        return f"{TITLES[self.part]}, {layers}{heads}"
 
     def to_dict(self) -> dict[str, Any]:
         rows = [
