@@ -123,10 +123,9 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path):
     child = start_child(tmp_path, TRAIN, 30.0)
     time.sleep(0.3)
     began = time.monotonic()
-    for _ in range(2):
-        os.kill(child.pid, signal.SIGINT)
-        time.sleep(0.2)
-    child.join(10)
+    while child.exitcode is None and time.monotonic() - began < 10:
+        os.kill(child.pid, signal.SIGINT)  # on a busy machine, two signals can arrive as one
+        child.join(0.2)
     assert child.exitcode not in (None, 0) and time.monotonic() - began < 10
     assert not (tmp_path / "checkpoints").exists()
 
