@@ -78,7 +78,7 @@ def test_every_response_forbids_content_from_elsewhere(address):
 def test_large_requests_are_refused_whether_they_say_so_or_not(address):
     large = json.dumps({"run": "decoder", "text": "a" * LIMIT}).encode()
     assert ask(address, "api/look", large)[0] == 413
-    assert ask(address, "api/picture", bytes(5 * LIMIT))[0] == 413
+    assert ask(address, "api/image", bytes(5 * LIMIT))[0] == 413
     url = urlsplit(address)
     connection = http.client.HTTPConnection(url.hostname, url.port, timeout=30)
     try:
@@ -104,7 +104,7 @@ def test_a_text_too_long_is_refused_before_it_fills_the_memory(address, run):
         "../../../../etc/passwd",
         "..%2f..%2f..%2fetc%2fpasswd",
         "%2e%2e/%2e%2e/pyproject.toml",
-        "api/picture/../../x",
+        "api/image/../../x",
     ],
 )
 def test_no_path_leads_out(address, path):
@@ -120,9 +120,9 @@ def test_a_run_is_known_by_its_name_only(address, name):
 
 def malformed(choose: random.Random) -> tuple[str, bytes]:
     """A request that no page would send."""
-    path = choose.choice(["look", "maps", "steps", "search", "nothing", "look?x=1", "runs", "picture/none"])
+    path = choose.choice(["look", "maps", "steps", "search", "nothing", "look?x=1", "runs", "image/none"])
     junk = [None, True, -1, 10**9, 1e308, "x", "\ud800", [], [[]], {}, {"a": {}}, ["decoder", 0, 99], "decoder"]
-    fields = ("text", "target", "picture", "changes", "part", "layer", "head", "heads", "query", "beam", "extra")
+    fields = ("text", "target", "image", "changes", "part", "layer", "head", "heads", "query", "beam", "extra")
     match choose.randrange(5):
         case 0:
             return path, choose.randbytes(choose.randrange(0, 300))

@@ -159,18 +159,18 @@ def test_the_search_tree_is_the_beam_search(address, runs):
 
 def test_images_are_stored_and_read_by_the_model(address, runs):
     pixels = bytes(random.Random(0).randbytes(32 * 32 * 3))
-    name = json.loads(ask(address, "api/picture", pixels)[1])["name"]
-    assert ask(address, f"api/picture/{name}") == (200, pixels)
-    header, arrays = ask_frame(address, "api/look", {"run": "captioner", "picture": name})
-    assert header["picture"] == {"down": 4, "across": 4, "first": 0}
+    name = json.loads(ask(address, "api/image", pixels)[1])["name"]
+    assert ask(address, f"api/image/{name}") == (200, pixels)
+    header, arrays = ask_frame(address, "api/look", {"run": "captioner", "image": name})
+    assert header["grid"] == {"down": 4, "across": 4, "first": 0}
     shown = np.frombuffer(pixels, np.uint8).reshape(32, 32, 3).transpose(2, 0, 1).astype(np.float32) / 255
     look = Inside.open(runs / "captioner").look(image=torch.from_numpy(shown))
     assert np.abs(arrays["cross.0"] / 65535 - look.parts["cross"].weights[0].numpy()).max() < 1e-4
-    assert refusal(ask(address, "api/look", {"run": "captioner", "picture": "0" * 32}))[0] == 422
+    assert refusal(ask(address, "api/look", {"run": "captioner", "image": "0" * 32}))[0] == 422
     for odd in (b"", b"12", b"1234", bytes(3 * 32 * 31)):  # no square of 3 bytes a pixel
-        assert refusal(ask(address, "api/picture", odd, method="POST"))[0] == 422
-    small = json.loads(ask(address, "api/picture", b"123")[1])["name"]
-    assert "32 x 32" in refusal(ask(address, "api/look", {"run": "captioner", "picture": small}))[1]
+        assert refusal(ask(address, "api/image", odd, method="POST"))[0] == 422
+    small = json.loads(ask(address, "api/image", b"123")[1])["name"]
+    assert "32 x 32" in refusal(ask(address, "api/look", {"run": "captioner", "image": small}))[1]
 
 
 def test_weights_that_are_not_finite_are_reported(tmp_path):

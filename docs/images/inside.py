@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/inside.md anew.
+"""Draw the figures of docs/inside.md.
 
     python docs/images/inside.py DEMO MINILM SHAPES
 
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from shapes import picture
+from shapes import example_image
 
 from regard.data.korean import examples
 from regard.explore import Inside, svg_file
@@ -33,10 +33,10 @@ def main(demo: str, minilm: str, shapes: str) -> None:
         data = Path(folder) / "test.tsv"
         data.write_text("".join(f"{one.source}\t{one.target}\n" for one in examples("test", 200, seed=1)))
         batches = in_batches(read_examples(inside, [str(data)], 200), inside.device)
-        (Path(folder) / "shape.png").write_bytes(picture(5))
+        (Path(folder) / "shape.png").write_bytes(example_image(5))
         look = Inside.open(shapes).look(image=Path(folder) / "shape.png")
-    found = with_importance(measure(inside, batches), losses_when_off(inside, batches), gradients(inside, batches))
-    svg_file(HERE / "inside-heads.svg", head_maps(found))
+    heads = with_importance(measure(inside, batches), losses_when_off(inside, batches), gradients(inside, batches))
+    svg_file(HERE / "inside-heads.svg", head_maps(heads))
     png_file(HERE / "inside-words.png", draw(look), zoom=1.2)
     look = Inside.open(minilm).look(SENTENCE)
     svg_file(HERE / "inside-it.svg", draw(look, layer=3, head=1, query="it"))

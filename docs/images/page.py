@@ -1,4 +1,4 @@
-"""Photograph the page of `regard explore` anew, for these pages and the README.
+"""Take the screenshots of `regard explore` for the documentation and the README.
 
     python docs/images/page.py RUNS
 
@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
-from shapes import picture
+from shapes import example_image
 
 from regard.explore.server.listen import Listener
 from regard.explore.server.models import Models, find_runs
@@ -30,7 +30,7 @@ JULY = {"run": "demo", "text": "July 4th, 1976"}
 ANIMAL = {"run": "minilm", "text": "The animal didn't cross the street because it was too tired."}
 OFF = json.dumps({"heads": [["decoder", 0, 0], ["decoder", 0, 3]]})
 
-# name -> the state in the link, and how it is photographed
+# name -> the state in the link, and options of the screenshot
 SHOTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "page-touch": ({**JULY, "view": "map", "part": "cross", "layer": 1, "head": 2, "changes": OFF}, {}),
     "page-model": (ANIMAL, {"dark": True}),
@@ -39,7 +39,7 @@ SHOTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "page-steps": ({**ANIMAL, "view": "steps", "layer": 3, "head": 1, "at.source": 10}, {"height": 1010}),
     "page-positions": ({**ANIMAL, "view": "positions", "layer": 1, "head": 8}, {"height": 880}),
     "page-search": ({**JULY, "view": "search", "changes": OFF}, {"height": 720}),
-    "page-picture": ({"run": "shapes", "view": "image", "part": "cross", "layer": 1, "head": 2}, {"file": True}),
+    "page-image": ({"run": "shapes", "view": "image", "part": "cross", "layer": 1, "head": 2}, {"file": True}),
     "page-phone": (
         {**JULY, "view": "lines", "part": "cross", "layer": 1, "head": 2, "at.target": 6, "changes": OFF},
         {"width": 390, "height": 1180, "korean": True, "dark": True},
@@ -59,7 +59,7 @@ def photograph(browser: Browser, address: str, state: dict[str, Any], how: dict[
     page.locator("main[data-state=ready]").wait_for(timeout=60_000)
     page.wait_for_timeout(1500)
     if "file" in how:
-        content = {"name": "shapes.png", "mimeType": "image/png", "buffer": picture()}
+        content = {"name": "shapes.png", "mimeType": "image/png", "buffer": example_image()}
         page.locator("input[type=file]").set_input_files(files=[content])  # type: ignore[list-item]
         page.wait_for_timeout(1500)
         page.locator(".words button").nth(6).click()

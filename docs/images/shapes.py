@@ -1,9 +1,9 @@
-"""Train the captioning model that is photographed in docs/explore.md: two coloured shapes, and where they are.
+"""Train the captioning model shown in docs/explore.md: two coloured shapes and their relative position.
 
     python docs/images/shapes.py RUN          about five minutes on one core
 
-A picture of 64 x 64 pixels is cut into 64 squares; the caption is "a red circle above a blue square", or "left of".
-Every picture is drawn anew, so the model never sees one twice.
+An image of 64 x 64 pixels has 64 patches; the caption is "a red circle above a blue square", or "left of". All images are
+generated, so none occurs twice.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ COLOURS = {
     "yellow": (0.95, 0.8, 0.25),
 }
 SHAPES = ("circle", "square", "triangle")
-PLACES = {"above": ((0.5, 0.27), (0.5, 0.73)), "left of": ((0.27, 0.5), (0.73, 0.5))}
+POSITIONS = {"above": ((0.5, 0.27), (0.5, 0.73)), "left of": ((0.27, 0.5), (0.73, 0.5))}
 STEPS, BATCH = 900, 48
 
 
 def draw(choose: random.Random) -> tuple[Tensor, str]:
-    """A picture [3, side, side] between 0 and 1, and its caption."""
+    """An image [3, side, side] between 0 and 1, and its caption."""
     pixels = torch.full((3, SIDE, SIDE), 0.93)
     y, x = torch.meshgrid(torch.arange(SIDE) + 0.5, torch.arange(SIDE) + 0.5, indexing="ij")
-    relation = choose.choice(list(PLACES))
+    relation = choose.choice(list(POSITIONS))
     named = []
-    for middle in PLACES[relation]:
+    for middle in POSITIONS[relation]:
         colour, shape = choose.choice(list(COLOURS)), choose.choice(SHAPES)
         radius = choose.uniform(8, 11)
         dx = x - (middle[0] + choose.uniform(-0.06, 0.06)) * SIDE
@@ -55,7 +55,7 @@ def draw(choose: random.Random) -> tuple[Tensor, str]:
     return pixels, f" {relation} ".join(named)
 
 
-def picture(seed: int = 5) -> bytes:
+def example_image(seed: int = 5) -> bytes:
     """One of them as a PNG file."""
     from PIL import Image
 
@@ -78,10 +78,10 @@ def train(folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(STEPS):
         optimizer.param_groups[0]["lr"] = 2e-3 * min(1, (step + 1) / 100) * max(0.05, 1 - step / STEPS)
-        drawn = [draw(choose) for _ in range(BATCH)]
-        ids = [torch.tensor([tokenizer.bos, *tokenizer.encode(caption), tokenizer.eos]) for _, caption in drawn]
+        batch = [draw(choose) for _ in range(BATCH)]
+        ids = [torch.tensor([tokenizer.bos, *tokenizer.encode(caption), tokenizer.eos]) for _, caption in batch]
         target = pad_sequence(ids, batch_first=True)
-        logits = model(torch.stack([pixels for pixels, _ in drawn]), target[:, :-1])
+        logits = model(torch.stack([pixels for pixels, _ in batch]), target[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=tokenizer.pad or 0)
         optimizer.zero_grad()
         loss.backward()

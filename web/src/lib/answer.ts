@@ -53,7 +53,7 @@ export interface Output {
   apart: number[]; // kind "vector": 1 - cosine similarity of every state and the original one
 }
 
-export interface Picture {
+export interface Grid {
   down: number; // rows of patches
   across: number;
   first: number; // positions before the patches: 1 with a [CLS] token
@@ -74,7 +74,7 @@ export interface Header {
   labels: Partial<Record<Side, string[]>>;
   parts: Part[];
   output: Output;
-  picture: Picture | null;
+  grid: Grid | null;
   size: number | null; // pixels per side of an image
   arrays: Stored[];
 }
@@ -94,7 +94,7 @@ export interface Question {
   run: string;
   text: string;
   target: string | null;
-  picture: string | null;
+  image: string | null;
   changes: object;
 }
 

@@ -44,7 +44,7 @@ export interface Ask {
   run: string;
   text: string;
   target: string | null; // null: what the model generates itself
-  picture: string | null; // the name under which the server keeps it
+  image: string | null; // the name under which the server keeps it
   view: View;
   part: PartName | null; // null: the default part
   layer: number;
@@ -60,7 +60,7 @@ export function newAsk(run: string): Ask {
     run,
     text: "",
     target: null,
-    picture: null,
+    image: null,
     view: "model",
     part: null,
     layer: 0,
@@ -81,7 +81,7 @@ export function toLink(ask: Ask): string {
   put("run", ask.run, "");
   put("text", ask.text, "");
   put("target", ask.target);
-  put("picture", ask.picture);
+  put("image", ask.image);
   put("view", ask.view, "model");
   put("part", ask.part);
   put("layer", ask.layer, 0);
@@ -104,7 +104,7 @@ export function fromLink(link: string): Ask {
   };
   ask.text = found.get("text") ?? "";
   ask.target = found.get("target");
-  ask.picture = found.get("picture");
+  ask.image = found.get("image");
   ask.view = VIEWS.find((view) => view === found.get("view")) ?? "model";
   ask.part = (["encoder", "decoder", "cross"] as const).find((part) => part === found.get("part")) ?? null;
   ask.layer = whole("layer") ?? 0;

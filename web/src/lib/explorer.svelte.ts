@@ -23,7 +23,7 @@ export class Explorer {
   busy = $state(false);
   gone = $state(false);
   refused = $state<string | null>(null);
-  pictures = $state.raw<Map<string, string>>(new Map()); // name -> address, of those chosen here
+  images = $state.raw<Map<string, string>>(new Map()); // name -> address, of those chosen here
   hover = $state<number | null>(null); // the query under the pointer, over the pinned one
   fetched = $state.raw<Map<string, HeadMap>>(new Map()); // maps that did not come with the answer
   tree = $state.raw<server.Tree | null>(null); // the search tree on show
@@ -81,24 +81,24 @@ export class Explorer {
     this.refresh();
   }
 
-  /** A picture of the reader's: cut and resized here, kept by the server under a name. */
-  async takePicture(source: CanvasImageSource): Promise<void> {
+  /** An image of the user: cropped and resized here, kept by the server under a name. */
+  async takeImage(source: CanvasImageSource): Promise<void> {
     const size = this.before?.size ?? this.info?.size ?? 224;
     try {
       const { bytes, url } = toPixels(source, size);
-      const name = await server.keepPicture(bytes);
-      this.pictures = new Map(this.pictures).set(name, url);
-      this.ask.picture = name;
+      const name = await server.keepImage(bytes);
+      this.images = new Map(this.images).set(name, url);
+      this.ask.image = name;
       this.refresh();
     } catch (error) {
       this.fail(error);
     }
   }
 
-  /** The picture of a link, which only the server still has. */
-  async #recallPicture(name: string, size: number): Promise<void> {
-    const url = fromPixels(await server.fetchPicture(name), size);
-    this.pictures = new Map(this.pictures).set(name, url);
+  /** The image of a link, which only the server has. */
+  async #recallImage(name: string, size: number): Promise<void> {
+    const url = fromPixels(await server.fetchImage(name), size);
+    this.images = new Map(this.images).set(name, url);
   }
 
   /** What the address says, after the reader went back or pasted a link. */
@@ -146,9 +146,9 @@ export class Explorer {
     const { info } = this;
     this.refused = null;
     if (info?.error) return this.#refuse(info.error);
-    if (info?.input === "patches" && !this.ask.picture) return this.takePicture(drawScene(512));
+    if (info?.input === "patches" && !this.ask.image) return this.takeImage(drawScene(512));
     if (!info) return;
-    if (!this.ask.text && !this.ask.picture) return this.#clear();
+    if (!this.ask.text && !this.ask.image) return this.#clear();
     try {
       const plain = server.question(this.ask, false);
       const touched = anyChange(this.ask.changes) ? server.question(this.ask, true) : null;
@@ -160,8 +160,8 @@ export class Explorer {
         this.after = null;
         this.#asked = key;
         this.example = false;
-        const { picture } = before.question;
-        if (picture && before.size && !this.pictures.has(picture)) await this.#recallPicture(picture, before.size);
+        const { image } = before.question;
+        if (image && before.size && !this.images.has(image)) await this.#recallImage(image, before.size);
       }
       const after = touched && (await server.look(touched));
       this.#forget("after");

@@ -67,8 +67,8 @@ function post(path: string, body: unknown): Promise<Response> {
 }
 
 export function question(ask: Ask, touched: boolean): Question {
-  const { run, text, target, picture, changes } = ask;
-  return { run, text, target, picture, changes: touched ? compact(changes) : {} };
+  const { run, text, target, image, changes } = ask;
+  return { run, text, target, image, changes: touched ? compact(changes) : {} };
 }
 
 export async function runs(): Promise<{ runs: RunInfo[]; version: string }> {
@@ -80,7 +80,7 @@ export async function alive(): Promise<void> {
 }
 
 export async function prepared(): Promise<Answer> {
-  const question = { run: "", text: "", target: null, picture: null, changes: {} };
+  const question = { run: "", text: "", target: null, image: null, changes: {} };
   return { ...parseFrame<Header>(await (await send("example.bin", {})).arrayBuffer()), question };
 }
 
@@ -103,12 +103,12 @@ export async function search(asked: Question & { beam: number }): Promise<Tree> 
 }
 
 /** Upload an image as size x size x RGB bytes; returns the name under which the server keeps it. */
-export async function keepPicture(pixels: Uint8Array): Promise<string> {
+export async function keepImage(pixels: Uint8Array): Promise<string> {
   const init = { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: pixels as BodyInit };
-  const reply = await send("api/picture", init);
+  const reply = await send("api/image", init);
   return ((await reply.json()) as { name: string }).name;
 }
 
-export async function fetchPicture(name: string): Promise<Uint8Array> {
-  return new Uint8Array(await (await send(`api/picture/${encodeURIComponent(name)}`, {})).arrayBuffer());
+export async function fetchImage(name: string): Promise<Uint8Array> {
+  return new Uint8Array(await (await send(`api/image/${encodeURIComponent(name)}`, {})).arrayBuffer());
 }

@@ -54,7 +54,7 @@ def answer_look(run: str, plain: Look, changed: Look) -> bytes:
         "labels": {"source": input.source_labels, "read": input.read, "written": input.written},
         "parts": parts,
         "output": output_of(plain.output, changed.output, inside.reader.decode),
-        "picture": None if grid is None else {"down": grid.down, "across": grid.across, "first": grid.first},
+        "grid": None if grid is None else {"down": grid.down, "across": grid.across, "first": grid.first},
         "size": inside.config.image_size if inside.config.input == "patches" else None,
     }
     return pack(header, arrays)

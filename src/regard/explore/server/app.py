@@ -7,10 +7,10 @@
     POST  api/maps         whole maps of some heads, where the look was too large to hold them all
     POST  api/steps        one query of one head, stage by stage
     POST  api/search       the search tree of a beam search
-    POST  api/picture      store the pixels of an image; returns the name by which a question refers to it
-    GET   api/picture/NAME the pixels again
+    POST  api/image        store the pixels of an image; returns the name by which a question refers to it
+    GET   api/image/NAME   the pixels again
 
-A question is {"run", "text", "target", "picture", "changes"}, and equal questions are computed once. An error is
+A question is {"run", "text", "target", "image", "changes"}, and equal questions are computed once. An error is
 {"error": "a sentence"} with a 4xx status: 404 for an unknown run, 422 for any other mistake in the request.
 """
 
@@ -47,13 +47,13 @@ class Asked(BaseModel):
     run: str
     text: str | None = None
     target: str | None = None
-    picture: str | None = None
+    image: str | None = None
     changes: dict[str, Any] = Field(default_factory=dict)
 
     def answer(self, models: Models) -> Look:
         from regard.explore.changes import Changes
 
-        question = Question(self.run, self.text, self.target, self.picture)
+        question = Question(self.run, self.text, self.target, self.image)
         return models.look(question, Changes.from_dict(self.changes))
 
 
@@ -115,15 +115,15 @@ def make_app(models: Models, token: str) -> FastAPI:
 
         return search_tree(asked.answer(models), asked.beam)
 
-    @api.post(f"{base}/picture")
-    async def picture(request: Request) -> dict[str, str]:
+    @api.post(f"{base}/image")
+    async def image(request: Request) -> dict[str, str]:
         content = await request.body()
         name = hashlib.sha256(content).hexdigest()[:32]
         models.keep_image(name, content)
         return {"name": name}
 
-    @api.get(f"{base}/picture/{{name}}")
-    def kept_picture(name: str) -> Response:
+    @api.get(f"{base}/image/{{name}}")
+    def kept_image(name: str) -> Response:
         if name not in models.images:
             raise HTTPException(404, "the server does not have this image any more")
         return Response(models.images[name], media_type=FRAME)

@@ -49,7 +49,7 @@ class Question:
     run: str
     text: str | None = None
     target: str | None = None
-    picture: str | None = None
+    image: str | None = None
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Models:
 
     def _first(self, question: Question) -> Look:
         inside = self.open(question.run)
-        image = None if question.picture is None else self._pixels(question.picture, inside)
+        image = None if question.image is None else self._pixels(question.image, inside)
         return inside.look(question.text if image is None else None, image=image, target=question.target)
 
     def _remember(self, question: Question, changes: Changes, compute: Callable[[], Look]) -> Look:
