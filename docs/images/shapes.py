@@ -2,7 +2,7 @@
 
     python docs/images/shapes.py RUN          about five minutes on one core
 
-An image of 64 x 64 pixels has 64 patches; the caption is "a red circle above a blue square", or "left of". All images are
+An image of 64 x 64 pixels has 64 patches; the caption is "a red circle above a blue square", or "left of". Images are
 generated, so none occurs twice.
 """
 
