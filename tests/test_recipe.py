@@ -30,7 +30,7 @@ def test_a_preset_by_its_name(name):
 
 
 def test_a_recipe_holds_the_fields_or_a_preset_with_changes(recipe):
-    assert read_model(recipe('[model]\nshape = "decoder"\nvocab = 8000\n')) == ModelConfig(
+    assert read_model(recipe('[model]\narchitecture = "decoder"\nvocab_size = 8000\n')) == ModelConfig(
         architecture="decoder", vocab_size=8000
     )
     path = recipe('[model]\npreset = "base"\nheads = 4\n')
