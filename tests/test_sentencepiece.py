@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import sys
 import unicodedata
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from corpus import train as train_run
 from corpus import write_corpus
 from regard.cli import main
 from regard.data.korean import examples
-from regard.errors import UserError
+from regard.errors import MissingExtra, UserError
 from regard.interop import export_folder, read_folder
 from regard.models.presets import preset
 from regard.models.transformer import build
@@ -182,6 +183,14 @@ def test_a_flipped_byte_is_an_error_or_another_model_but_never_a_crash(files, tm
             from_sentencepiece(tmp_path / "x.model").encode_batch(TEXTS)
         except UserError as error:
             assert "x.model" in str(error) or "rules" in str(error)
+
+
+def test_the_error_names_the_extra_that_is_missing(files, both, tmp_path, monkeypatch) -> None:
+    both["bpe"][0].save(tmp_path / "tokenizer.json")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    for path in (files["bpe"], tmp_path / "tokenizer.json"):
+        with pytest.raises(MissingExtra, match=r"pip install 'regard\[sentencepiece\]'"):
+            load_tokenizer(path)
 
 
 def test_what_is_not_supported_is_named(tmp_path) -> None:

@@ -12,8 +12,10 @@ FOLDERS = {"src/regard": ("*.py", "*.toml"), "docs": ("*.md",), "web/src": ("*.t
 # pattern of a private term: the standard one
 WORDS = {
     r"heretofore": "so far",
+    r"mends?|mended|mending": "correct",
+    r"shall": "should, must",
+    r"(?:tokens|frames|steps|sentences|pairs|rows|images|texts|characters|operations|bytes) a second": "per second, /s",
     r"answerers?": "predictor",
-    r"tokens a second": "tokens/s",
 }
 
 

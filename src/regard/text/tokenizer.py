@@ -30,7 +30,7 @@ from pathlib import Path
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as RawTokenizer
 
-from regard.errors import UserError
+from regard.errors import MissingExtra, UserError
 from regard.files import write_atomically
 from regard.text.bytes import bytes_to_unicode
 from regard.text.normalizer import sentencepiece_normalizer
@@ -95,6 +95,8 @@ class Tokenizer:
             return cls(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"the tokenizer file {str(path)!r} cannot be read: {error}") from error
+        except MissingExtra:
+            raise
         except UserError as error:
             raise UserError(
                 f"the tokenizer file {str(path)!r} is damaged or of another format: {error}; "
