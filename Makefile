@@ -38,8 +38,9 @@ test: lint types maybe-page ## lint, check types, run the tests
 coverage: .venv/ready-dev maybe-page ## run the tests and report the line and branch coverage of src/regard
 	$(PYTEST) --cov --cov-report term:skip-covered --cov-report html $(ARGS)
 
-lint: .venv/ready-dev ## look for mistakes with ruff
+lint: .venv/ready-dev ## look for mistakes with ruff, and check the layers of the package
 	$(RUN) -m ruff check .
+	.venv/bin/lint-imports --no-logo
 
 types: .venv/ready-dev ## check types with mypy, and those of the page where it is built
 	$(RUN) -m mypy
