@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from regard.errors import UserError
-from regard.explore.classes import class_sections
 from regard.metrics.classification import BINS, evaluate_classes, tell_classes
+from regard.tasks.classes import class_sections
+from regard.training.task import Evaluation
 
 CLASSES = ["bad", "fair", "good", "never"]
 
@@ -88,8 +89,12 @@ def test_figures_travel_through_json_into_words_and_pictures():
     probabilities, right = drawn(50)
     figures = json.loads(json.dumps(asdict(evaluate_classes(probabilities, right, CLASSES))))
     assert f"accuracy {figures['accuracy']:.2%}" in tell_classes(figures)[0]
-    page = "".join(section.body for section in class_sections({"valid": figures, "test": figures}))
-    assert page.count("<svg") == 2 and "Confusion on test" in page and "Expected calibration error" in page
+    sections = class_sections({name: Evaluation(None, figures, None) for name in ("valid", "test")})
+    table, (matrix, _), (chart,) = (section.parts for section in sections)
+    first = [figures[name][0] for name in ("precision", "recall", "f1", "confusion")]
+    assert table[0].rows[0] == ("bad", *first[:3], sum(first[3]))
+    assert matrix.title == "Confusion matrix on test" and chart.caption.startswith("Expected calibration error")
+    assert [sum(row) for row in matrix.values] == pytest.approx([1, 1, 1, 0])
     assert class_sections({}) == []
 
 

@@ -87,7 +87,7 @@ def test_a_few_lines_make_a_complete_run(here, capsys):
     judged = [line for line in read_metrics(run) if "accuracy" in line]
     assert [line["accuracy"] for line in judged] == [pytest.approx(told["scores"]["valid"]["accuracy"])]
     report = (run / "report.html").read_text()
-    for part in ("Confusion on test", "Reliability", "calibration error", "Mistakes", "macro-F1", "nats per text"):
+    for part in ("Confusion matrix on test", "Reliability", "calibration error", "Errors", "macro-F1", "nats per text"):
         assert part in report
 
 

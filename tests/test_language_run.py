@@ -87,7 +87,7 @@ def test_six_lines_make_a_complete_run(here, capsys):
     judged = [line["valid_loss"] for line in read_metrics(run) if "valid_loss" in line]
     assert judged == [pytest.approx(found.loss)]
     report = (run / "report.html").read_text()
-    assert "What it writes" in report and "Loss by position" in report and "bits per byte on valid" in report
+    assert "Samples" in report and "Loss by position" in report and "loss on valid" in report
 
 
 def test_it_learns(here):

@@ -75,7 +75,7 @@ def test_a_few_lines_make_a_complete_run(masked, capsys):
     judged = [line for line in read_metrics(masked) if "accuracy" in line]
     assert [line["valid_loss"] for line in judged] == [pytest.approx(scores["loss"])]
     report = (masked / "report.html").read_text()
-    assert "What it would put there" in report and "unigram_loss" in report and "▢" in report
+    assert "Predictions" in report and "most probable tokens" in report and "▢" in report
     capsys.readouterr()
     assert main(["evaluate", str(masked), "--json", "--device", "cpu"]) == 0
     assert json.loads(capsys.readouterr().out)["valid"] == pytest.approx(scores)

@@ -175,7 +175,7 @@ def test_a_run_of_a_series_foretells(here: Path, capsys: pytest.CaptureFixture[s
     out = capsys.readouterr()
     assert "channels: a, b" in out.err and "last season" in out.out
     report = (here / "runs/series/report.html").read_text()
-    assert "last value" in report and "what came" in report
+    assert "last value" in report and "actual" in report
     assert main(["predict", "runs/series", "--file", "load.csv"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "a,b" and len(lines) == 6

@@ -15,11 +15,10 @@ from regard.data.captionsets import SceneStream, Targets, scene_sets
 from regard.data.images import read_idx
 from regard.data.scenes import COUNTS, NOUNS, PLACES, Group, SceneMaker, Scenes, coverage, describe, places_of
 from regard.errors import UserError
-from regard.explore.captions import noun_attention
 from regard.models import ModelConfig, build
 from regard.predict.bundle import Bundle
 from regard.predict.captioner import Captioner
-from regard.tasks.image_captioning import captioning
+from regard.tasks.image_captioning import captioning, noun_attention
 from regard.tasks.word_dropout import WordDropout
 from regard.text.tokenizer import Tokenizer
 

@@ -79,7 +79,7 @@ def test_all_tasks_in_one_run(here, capsys):
     assert set(recipe["data"]["tasks"]) == {"korean", "size", "holes"}
     assert all(tokenizer.token_to_id(name) is not None for name in SENTINELS)
     report = Path("runs/mine/report.html").read_text()
-    assert "Task by task" in report and "Answers: korean.test" in report
+    assert "Metrics" in report and "Outputs on korean.test" in report
     assert main(["evaluate", "runs/mine", "--test", "holes.valid", "--json", "--device", "cpu"]) == 0
     assert json.loads(capsys.readouterr().out)["holes.valid"] == pytest.approx(scores["holes.valid"])
 

@@ -16,7 +16,7 @@ from corpus import FIVE_LINES, train, write_corpus
 from regard.cli import main
 from regard.data.pairs import PairData
 from regard.errors import program
-from regard.explore.translation import attention_of
+from regard.explore import Inside
 from regard.models.folder import read_weights
 from regard.settings import read_toml
 from regard.training.trainer import Trainer, read_metrics
@@ -117,7 +117,7 @@ def test_without_a_validation_set_the_last_weights_are_the_model(here):
     assert all(
         torch.equal(tensor, last[name]) for name, tensor in read_weights(Path("runs/mine/model.safetensors")).items()
     )
-    assert "How it learned" in Path("runs/mine/report.html").read_text()
+    assert "Learning curve" in Path("runs/mine/report.html").read_text()
 
 
 def test_with_a_running_mean_that_is_the_model(here):
@@ -151,18 +151,18 @@ def test_test_sets_and_a_recurrent_model(here, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["steps"] == 6 and told["scores"].keys() == {"valid", "news"}
     report = Path("runs/rnn/report.html").read_text()
-    assert "BLEU on news" in report and "Alignment" in report and "Heads of the encoder" not in report
-    translator = regard.load("runs/rnn").predictor
-    seen = attention_of(translator, "July 4th", "7월 4일")
-    assert seen.encoder is None and seen.decoder is None
-    torch.testing.assert_close(seen.cross.sum(dim=-1), torch.ones(seen.cross.shape[:-1]))
+    assert "BLEU on news" in report and "Cross-attention" in report and "Encoder self-attention" not in report
+    look = Inside.open("runs/rnn").look("July 4th", target="7월 4일")
+    (weights,) = look.parts["cross"].weights
+    assert look.parts.keys() == {"cross"}
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1]))
     assert main(["evaluate", "runs/rnn", "--test", "news", "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["news"] == told["scores"]["news"]
 
 
 def test_the_report_of_a_transformer_has_its_heads(finished):
     report = (finished / "report.html").read_text()
-    assert "BLEU on valid" in report and "validation loss" in report and "Heads of the encoder" in report
+    assert "BLEU on valid" in report and "validation loss" in report and "Encoder self-attention" in report
     assert "exact match, never seen" not in report and "wrong" not in report.split("<body>")[1]
 
 

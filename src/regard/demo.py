@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
@@ -23,7 +23,7 @@ import torch
 from regard.data.batch import Batches, Pairs
 from regard.data.korean import Example, examples
 from regard.errors import UserError
-from regard.explore.translation import Result, write_report
+from regard.explore.report import write_report
 from regard.files import make_folder
 from regard.models import ModelConfig, SequenceToSequence, build
 from regard.models.folder import load_recipe, save
@@ -34,12 +34,28 @@ from regard.settings import from_dict, read_toml, to_dict, write_toml
 from regard.text.tokenizer import Tokenizer
 from regard.training.config import TrainConfig
 from regard.training.objective import translation
+from regard.training.results import AttentionInput, Examples, Results, Section
 from regard.training.trainer import Trainer, read_metrics
 
 SHOWN = ("March 3rd, 2021", "three hundred forty-two thousand", "Friday, August 15th, 1947", "seven hundred five")
 CONTENTS = ("source.json", "target.json", "model.safetensors", "metrics.jsonl", "report.html", "checkpoints", RECIPE)
 FIXED = ("input", "vocab_size", "target_vocab_size", "output_head")  # they follow from the data
 SHAPES = ("encoder-decoder", "recurrent")
+
+
+@dataclass(frozen=True)
+class Result:
+    """(source, expected, predicted) of each test example."""
+
+    lines: Sequence[tuple[str, str, str]]
+
+    @property
+    def right(self) -> int:
+        return sum(expected == predicted for _, expected, predicted in self.lines)
+
+    @property
+    def exact(self) -> float:
+        return self.right / len(self.lines)
 
 
 @dataclass(frozen=True)
@@ -112,10 +128,9 @@ class Setup:
         translator = Translator(Bundle(model, {"source": self.source, "target": self.target}, self.recipe, self.folder))
         unseen = examples("test", self.data["test"], self.data["seed"])
         result = judge(translator, unseen)
-        title = "English dates and numbers → Korean"
-        metrics = read_metrics(self.folder)
-        report = write_report(self.folder / "report.html", title, translator, metrics, result, SHOWN[0])
         shown = list(zip(SHOWN, translator.translate(SHOWN), strict=True))
+        results = report_results(read_metrics(self.folder), result, *shown[0])
+        report = write_report(self.folder / "report.html", results, translator.bundle)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         return Demo(self.folder, report, result, trainer.step, trainer.seconds, parameters, shown)
 
@@ -128,3 +143,15 @@ def _task(recipe: Mapping[str, Any]) -> object:
 def judge(translator: Translator, unseen: list[Example]) -> Result:
     answers = translator.translate([example.source for example in unseen])
     return Result([(example.source, example.target, answer) for example, answer in zip(unseen, answers, strict=True)])
+
+
+def report_results(history: Sequence[Mapping[str, Any]], result: Result, source: str, output: str) -> Results:
+    wrong = [line for line in result.lines if line[1] != line[2]]
+    correct = [line for line in result.lines if line[1] == line[2]]
+    sections = [
+        Section(f"Wrong ({len(wrong):,})", [Examples(wrong[:12])] if wrong else ["None: all outputs are correct."]),
+        Section(f"Correct ({len(correct):,})", [Examples(correct[:12])]),
+    ]
+    headline = [("exact match, never seen in training", f"{result.exact:.2%}"), ("examples", f"{len(result.lines):,}")]
+    title, attention = "English dates and numbers → Korean", [AttentionInput(source, output)]
+    return Results(title, headline, history, sections=sections, attention=attention)
