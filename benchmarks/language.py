@@ -47,7 +47,6 @@ from torch import Tensor, nn
 from training import LeftOut, ceiling, prepare
 
 from regard.data.blocks import Blocks
-from regard.data.tokens import Tokens
 from regard.errors import UserError
 from regard.interop import config_to_hf
 from regard.models import ModelConfig, build
@@ -116,9 +115,8 @@ class Ours:
             label_smoothing=0.0, schedule="constant", warmup=0, precision=precision(device), **settings,
         )  # fmt: skip
         ids = np.random.default_rng(SEED).integers(size.config.vocab_size, size=64 * size.tokens + 1, dtype=np.uint16)
-        text = Tokens(folder, {}, (ids,), np.array([len(ids)]))
         model = build(size.config).to(place).train()
-        stream = Blocks(text, size.rows, length, SEED, place)
+        stream = Blocks(torch.from_numpy(ids), size.rows, length, SEED, place)
         self.trainer = Trainer(model, stream, functools.partial(next_token, loss=chunked), config, folder)
         self.batches, self.parameters = iter(stream), count(model)
 

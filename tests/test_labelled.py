@@ -10,9 +10,10 @@ import torch.nn.functional as F
 
 from regard.data import textpack
 from regard.data.batch import Batches, PairBatch, Ragged
-from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weights, draw, prepare_labelled
+from regard.data.columns import Store
+from regard.data.encode import store_labelled
+from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weights, sample_rows
 from regard.data.labels import LabelData
-from regard.data.store import Store
 from regard.models import Encoder, ModelConfig, build
 from regard.tasks.text_classification import class_logits, classification
 from regard.tasks.word_dropout import WordDropout
@@ -161,14 +162,14 @@ def test_balanced_weights_give_every_class_the_same_part_and_a_mean_of_one():
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.37, 1.0])
 def test_a_share_is_drawn_of_every_class(share):
     labels = torch.arange(3).repeat_interleave(torch.tensor([1000, 300, 7]))[torch.randperm(1307)]
-    drawn = draw(labels, share, seed=4, keep=False)
+    drawn = sample_rows(labels, share, seed=4, keep=False)
     for label, count in ((0, 1000), (1, 300), (2, 7)):
         assert int(drawn[labels == label].sum()) == max(1, round(share * count))
-    assert torch.equal(drawn, draw(labels, share, seed=4, keep=False))
+    assert torch.equal(drawn, sample_rows(labels, share, seed=4, keep=False))
     if share < 1:
-        assert not torch.equal(drawn, draw(labels, share, seed=5, keep=False))
-        assert bool((draw(labels, min(1.0, share * 2), seed=4, keep=False) | ~drawn).all())  # a part of the larger one
-        held = draw(labels, share, seed=4, keep=True)
+        assert not torch.equal(drawn, sample_rows(labels, share, seed=5, keep=False))
+        assert bool((sample_rows(labels, min(1.0, share * 2), seed=4, keep=False) | ~drawn).all())  # a subset
+        held = sample_rows(labels, share, seed=4, keep=True)
         assert all(int((~held)[labels == label].sum()) > 0 for label in range(3))
 
 
@@ -177,7 +178,7 @@ def test_a_store_holds_framed_texts_cut_to_length(tmp_path):
     (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
     data = LabelData(train=("a.tsv",), folder=str(tmp_path), max_length=12)
     tokenizer = Tokenizer.train([text for text, _ in rows], "char")
-    store = prepare_labelled(data.train, data, tmp_path / "store", tokenizer, ("x", "y"))
+    store = store_labelled(data.train, data, tmp_path / "store", tokenizer, ("x", "y"))
     texts = Labelled.of(store)
     for (text, label), ids, number in zip(
         rows, texts.texts.joined().split(texts.sizes.tolist()), texts.labels.tolist(), strict=True
@@ -185,10 +186,10 @@ def test_a_store_holds_framed_texts_cut_to_length(tmp_path):
         whole = [tokenizer.bos, *tokenizer.encode(text), tokenizer.eos]
         assert ids.tolist() == (whole if len(whole) <= 12 else [*whole[:11], tokenizer.eos])
         assert ("x", "y")[number] == label
-    assert store.index["cut"] == sum(len(tokenizer.encode(text)) + 2 > 12 for text, _ in rows) > 0
+    assert store.index["truncated"] == sum(len(tokenizer.encode(text)) + 2 > 12 for text, _ in rows) > 0
     made = (tmp_path / "store" / "index.json").stat().st_mtime_ns
-    prepare_labelled(data.train, data, tmp_path / "store", tokenizer, ("x", "y"))
+    store_labelled(data.train, data, tmp_path / "store", tokenizer, ("x", "y"))
     assert (tmp_path / "store" / "index.json").stat().st_mtime_ns == made  # used again
-    prepare_labelled(data.train, data, tmp_path / "store", tokenizer, ("y", "x"))
+    store_labelled(data.train, data, tmp_path / "store", tokenizer, ("y", "x"))
     assert (tmp_path / "store" / "index.json").stat().st_mtime_ns != made  # other classes, other numbers
     assert Labelled.of(Store.open(tmp_path / "store")).labels.tolist() == [1 - n for n in texts.labels.tolist()]

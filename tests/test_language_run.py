@@ -17,10 +17,10 @@ import torch.nn.functional as F
 import regard
 from commanded import training
 from regard.cli import main
-from regard.data import documents, tokens
+from regard.data import documents, encode
 from regard.data.blocks import BlockBatch
+from regard.data.columns import Store
 from regard.data.documents import TextData
-from regard.data.tokens import Tokens
 from regard.metrics.perplexity import perplexity
 from regard.models import ModelConfig, build
 from regard.models.folder import load_tokenizers
@@ -76,11 +76,11 @@ def test_six_lines_make_a_complete_run(here, capsys):
     cut = int(len(TEXT) * 0.9)
     tokenizer = load_tokenizers(run)["tokenizer"]
     for name, part in (("train", TEXT[:cut]), ("valid", TEXT[cut:])):
-        stored = Tokens.open(run / "data" / name)
-        assert stored.slice(0, len(stored)).tolist() == tokenizer.encode(part)
+        stored = Store.open(run / "data" / name)
+        assert stored.tensor("ids").tolist() == tokenizer.encode(part)
     assert set(tokenizer.tokens(TEXT[:cut])) >= {"0", "병"} and tokenizer.unk not in tokenizer.encode(TEXT[:cut])
     # the weights that are kept are those with the figures that are told
-    model, valid = regard.load(run).model, Tokens.open(run / "data" / "valid")
+    model, valid = regard.load(run).model, Store.open(run / "data" / "valid")
     found = perplexity(model, valid, 24)
     assert told["scores"]["valid"]["loss"] == pytest.approx(found.loss)
     assert found.bits_per_byte == pytest.approx(found.loss / math.log(2) * found.tokens / len(TEXT[cut + 1 :].encode()))
@@ -110,7 +110,7 @@ def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, cap
     interrupt_at(monkeypatch, 2)
     assert train(*settings, "-o", "parts") == 130
     read = []
-    monkeypatch.setattr(documents, "_scan", lambda *_: read.append(_) or iter(()))  # the text is not read again
+    monkeypatch.setattr(documents, "_plain", lambda *_: read.append(_) or iter(()))  # the text is not read again
     assert main(["resume", "parts", "--device", "cpu"]) == 0
     assert_same_weights("whole", "parts")
     assert not read
@@ -140,20 +140,20 @@ def read_tables() -> dict:
 def test_preparation_that_was_stopped_goes_on(here, monkeypatch, capsys):
     """Ctrl-C while the text is tokenised; what was done is kept, and the run is the same as any."""
     monkeypatch.setattr(documents, "PIECE", 100)
-    monkeypatch.setattr(tokens, "CHUNK", 300)
-    monkeypatch.setattr(tokens.prepare_tokens, "__kwdefaults__", {**tokens.prepare_tokens.__kwdefaults__, "shard": 500})
+    monkeypatch.setattr(encode, "CHARACTERS", 300)
+    monkeypatch.setattr(encode, "CHECKPOINT", 500)
     assert train("-o", "whole") == 0
-    real, calls = tokens._Writer._encode, []
+    real, calls = encode._joined, []
 
-    def encode(self, chunk):
+    def stopping(chunk, *rest):
         calls.append(chunk)
         if len(calls) == 5:
             raise KeyboardInterrupt
-        return real(self, chunk)
+        return real(chunk, *rest)
 
-    monkeypatch.setattr(tokens._Writer, "_encode", encode)
+    monkeypatch.setattr(encode, "_joined", stopping)
     assert train("-o", "parts") == 130
-    assert len([*Path("parts/data/.train.part").glob("*.ids")]) >= 2
+    assert Path("parts/data/.train.part/progress.json").is_file()
     assert main(["resume", "parts", "--device", "cpu"]) == 0
     assert_same_weights("whole", "parts")
 
@@ -228,7 +228,7 @@ def test_what_evaluate_refuses(here, capsys):
     Path("latin.txt").write_bytes(b"caf\xe9")
     for arguments, message in (
         (["--text", "nowhere.txt"], "no such file"),
-        (["--text", "latin.txt"], "is not UTF-8: byte 0xe9 at place 4"),
+        (["--text", "latin.txt"], "is not UTF-8: byte 0xe9 at position 4"),
         (["--text", "input.txt", "--stride", "25"], "stride = 25: must be from 1 to the context of 24"),
         (["--text", "input.txt", "--context", "0"], "--context 0"),
         (["--test", "wiki"], "the recipe has no such set"),
@@ -339,7 +339,7 @@ def test_the_page_has_a_row_for_every_setting_of_the_data():
     page = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
     table = page.split("| `[data]` |")[1].split("\n\n")[0]
     shown = [line.split("|")[1].strip(" `") for line in table.splitlines()[2:]]
-    assert shown == [field.name for field in dataclasses.fields(TextData)]
+    assert sorted(shown) == sorted(field.name for field in dataclasses.fields(TextData))
 
 
 def test_data_check_reads_text_too(here, capsys):

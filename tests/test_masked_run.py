@@ -12,7 +12,7 @@ import torch
 
 import regard
 from regard.cli import main
-from regard.data.store import Store
+from regard.data.columns import Store
 from regard.models.folder import load_tokenizers, read_weights
 from regard.settings import read_toml
 from regard.training.trainer import read_metrics
@@ -65,11 +65,11 @@ def masked(here) -> Path:
 
 def test_a_few_lines_make_a_complete_run(masked, capsys):
     recipe, tokenizer = read_toml(masked / "recipe.toml"), load_tokenizers(masked)["tokenizer"]
-    assert tokenizer.mask is not None and recipe["model"]["vocab"] == len(tokenizer)
-    assert recipe["mask"] == {"share": 0.15, "whole_words": False, "mask": 0.8, "random": 0.1}
+    assert tokenizer.mask is not None and recipe["model"]["vocab_size"] == len(tokenizer)
+    assert recipe["mask"] == {"fraction": 0.15, "whole_words": False, "mask": 0.8, "random": 0.1}
     train_text, valid_text = (Store.open(masked / "data" / name) for name in ("train", "valid"))
     words = [line.split("\t")[0] for line in TEXT.splitlines()[1:]]
-    count = int(train_text.sources.lengths.sum() + valid_text.sources.lengths.sum())
+    count = sum(int(one.ragged("text").lengths.sum()) for one in (train_text, valid_text))
     assert count >= len("".join(words)) + 2 * 80  # every character, and the frames of 80 documents or their parts
     scores = json.loads((masked / "scores.json").read_text())["valid"]
     judged = [line for line in read_metrics(masked) if "accuracy" in line]
@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_told_and_leaves_nothing(masked, capsys, settings, 
         (["mask.fraction=2.0"], "mask.fraction"),
         (["train.pack=3"], "give 4 or more"),
         (["model.architecture=decoder"], "needs architecture = 'encoder'"),
-        (["data.column=nope"], "column 'nope' is nowhere"),
+        (["data.column=nope"], "column 'nope' is missing"),
         (["train.metric=bleu"], "is no figure of a masked run"),
     ],
 )

@@ -84,7 +84,7 @@ def test_idx_files(tmp_path: Path) -> None:
     for content, message in (
         (whole[:-1], r"declares 2 x 3 x 4 bytes, but has 23"), (whole[:9], "truncated within its header"),
         (b"\x89PNG....", "is not an idx file of bytes: it begins with 89 50 4e 47"), (b"", "begins with nothing"),
-        (gzip.compress(whole)[:-12], "cut off or damaged"),
+        (gzip.compress(whole)[:-12], "truncated or damaged"),
     ):  # fmt: skip
         (tmp_path / "a").write_bytes(content)
         with pytest.raises(UserError, match=message):
@@ -101,9 +101,9 @@ def test_folders_and_idx_give_the_same_pictures(tmp_path: Path) -> None:
     order = [int(path.stem) for path in listed.files]
     assert torch.equal(pictures.pixels[torch.arange(24)], idx[order])
     assert pictures.labels.tolist() == [1 - number % 2 for number in order]  # bright comes first by name
-    before = (here / "store" / "pixels.npy").stat().st_mtime_ns
+    before = (here / "store" / "pixels.values").stat().st_mtime_ns
     make_images(listed, here / "store", 1, 8, skip_bad=False)
-    assert (here / "store" / "pixels.npy").stat().st_mtime_ns == before  # not decoded again
+    assert (here / "store" / "pixels.values").stat().st_mtime_ns == before  # not decoded again
     rest, held = pictures.split(0.25)
     both = torch.cat((rest.pixels[torch.arange(18)], held.pixels[torch.arange(6)])).flatten(1)
     assert len(rest) == 18 and sorted(both.tolist()) == sorted(pictures.pixels[torch.arange(24)].flatten(1).tolist())

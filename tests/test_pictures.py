@@ -88,7 +88,7 @@ def test_other_pictures_are_judged(here: Path, capsys: pytest.CaptureFixture[str
         assert found["files"]["loss"] == pytest.approx(expected["loss"], abs=1e-5)
     (here / "moved/test/green").mkdir()
     for options, message in (
-        (["--files", "moved/test"], "'green' is no class of the training data"),
+        (["--files", "moved/test"], "'green' is not a class of the training data"),
         (["--files", "none"], "there is no none): give two idx files"),
         (["--files", "moved/train/dark/0.png"], "or folders that have one folder a class"),
         (["--files", "moved/train", "--test", "test"], "leave one of them out"),
@@ -151,14 +151,14 @@ def test_pictures_that_cannot_be_read_are_named_and_can_be_left_out(
     Image.new("L", (9, 9)).save(here / "photos/train/dark/nine.png")
     assert train("folders.toml") == 2
     told = capsys.readouterr().err
-    assert "2 of 27 pictures cannot be used" in told and "notes.txt" in told and "dot.png: has 1 x 1" in told
+    assert "27 images: 2 problems, 25 good images" in told and "notes.txt" in told and "dot.png: has 1 x 1" in told
     assert not (here / "runs").exists() or not any((here / "runs").iterdir())
     assert train("folders.toml", "--skip-bad-lines") == 0
     told = capsys.readouterr().err
-    assert "left out: 2 of 27 pictures" in told and "note: 1 picture of 9 x 9 is resized to 8 x 8" in told
+    assert "left out: 2 bad lines of 27 images" in told and "note: 1 image of 9 x 9 is resized to 8 x 8" in told
     Path("photos/test/green").mkdir()
     assert train("folders.toml", "-o", "other") == 2
-    assert "'green' is no class of the training data" in capsys.readouterr().err and not Path("other").exists()
+    assert "'green' is not a class of the training data" in capsys.readouterr().err and not Path("other").exists()
 
 
 def test_data_can_be_checked_before_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,11 +136,11 @@ def test_denoising_is_a_run_that_others_start_from(here, capsys):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("[data.tasks.korean]", "[data.tasks]", "data.tasks: names no task"),
+        ("[data.tasks.korean]", "[data.tasks]", "data.tasks: no task"),
         ('kind = "labels"', 'kind = "label"', "data.tasks.size.kind"),
         ("repeat = 2", "repeat = 0", "data.tasks.size.repeat = 0"),
-        ("repeat = 2", "fraction = 0.5", "is not for a task of kind = 'labels'"),
-        ("repeat = 2", "density = 0.5", "is not for a task of kind = 'labels'"),
+        ("repeat = 2", "fraction = 0.5", "not for a task of kind = 'labels'"),
+        ("repeat = 2", "density = 0.5", "not for a task of kind = 'labels'"),
         ("repeat = 2", "nope = 1", "data.tasks.size.nope: unknown setting"),
         ('kind = "denoise"', 'kind = "denoise"\ndensity = 1.5', "data.tasks.holes.density"),
         ('train = ["numbers.tsv"]', 'train = ["gone.tsv"]', "no such file"),

@@ -1,4 +1,4 @@
-"""Token shards: the whole text, once, whatever happens while they are written; and the blocks cut from them."""
+"""A text as one sequence of tokens: complete, whatever happens while it is written; and the blocks cut from it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import blocks, tokens
+from regard.data import blocks, encode
 from regard.data.blocks import Blocks, windows
+from regard.data.columns import Store
 from regard.data.documents import Piece
-from regard.data.tokens import Tokens, prepare_tokens
+from regard.data.encode import store_tokens
 from regard.errors import Unfinished, UserError
 from regard.text.tokenizer import Tokenizer
 
@@ -31,57 +31,42 @@ WHOLE = [id for i, (text, _) in enumerate(STREAM) for id in [BYTES.eos] * (i > 0
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(tokens, "CHUNK", 100)
+    monkeypatch.setattr(encode, "CHARACTERS", 100)
+    monkeypatch.setattr(encode, "CHECKPOINT", 300)
 
 
-def make(folder: Path, stream=STREAM, tokenizer=BYTES, shard=500, print="") -> Tokens:
-    return prepare_tokens(iter(stream), folder, tokenizer, fingerprint=print, shard=shard)
+def make(folder: Path, stream=STREAM, tokenizer=BYTES, print="") -> Store:
+    return store_tokens(iter(stream), folder, tokenizer, text_fingerprint=print)
+
+
+def ids_of(text: Store) -> list[int]:
+    return text.tensor("ids").tolist()
 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def store(ids, folder: Path) -> Tokens:
-    """These ids as a store; bytes stand for them."""
-    return make(folder, [Piece(bytes(ids).decode("latin-1"), True)], shard=max(1, len(ids) // 3))
-
-
 def test_all_documents_with_separators_between_them(tmp_path):
     text = make(tmp_path / "train")
-    assert len(text.shards) > 3 and text.slice(0, len(text)).tolist() == WHOLE
+    assert len(text) == len(WHOLE) and ids_of(text) == WHOLE
     whole = "".join(piece.text for piece in STREAM)
     expected = {"documents": len(STREAM), "characters": len(whole), "bytes": len(whole.encode()), "unknown": 0}
     assert {name: text.index[name] for name in expected} == expected and text.index["first"] == [1, 1]
-    assert isinstance(text.shards[0], np.memmap) and text.shards[0].dtype == np.uint16
-
-
-@given(st.data())
-@settings(max_examples=50, deadline=None)
-def test_slices_across_shards(tmp_path_factory, data):
-    text = made_once(tmp_path_factory)
-    begin = data.draw(st.integers(0, len(text)))
-    end = data.draw(st.integers(begin, len(text)))
-    assert text.slice(begin, end).tolist() == WHOLE[begin:end]
-
-
-def made_once(factory, cache={}) -> Tokens:  # noqa: B006 -- the cache is the point
-    if not cache:
-        cache["text"] = make(factory.mktemp("store") / "train", shard=100)
-    return cache["text"]
+    assert text.tensor("ids").dtype == torch.uint16
 
 
 def test_larger_vocabularies_take_four_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(Tokenizer, "__len__", lambda self: 2**16 + 1)
     text = make(tmp_path / "train")
-    assert text.shards[0].dtype == np.uint32 and text.slice(0, len(text)).tolist() == WHOLE
+    assert text.tensor("ids").dtype == torch.uint32 and ids_of(text) == WHOLE
 
 
 def test_a_finished_store_is_used_again_and_another_text_makes_another(tmp_path):
     make(tmp_path / "train")
     make(tmp_path / "train", stream=["never read"])
     other = make(tmp_path / "train", stream=[Piece("other", True)], print="other")
-    assert other.slice(0, 5).tolist() == BYTES.encode("other")
+    assert ids_of(other) == BYTES.encode("other")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".train.lock", "train"]
 
 
@@ -98,8 +83,9 @@ def test_after_an_interruption_it_goes_on_and_gives_the_same_bytes(tmp_path, sto
         raise Stopped
 
     with pytest.raises(Stopped):
-        prepare_tokens(broken(), tmp_path / "parts", BYTES, fingerprint="", shard=500)
-    kept = [*(tmp_path / ".parts.part").glob("*.ids")]
+        store_tokens(broken(), tmp_path / "parts", BYTES, text_fingerprint="")
+    kept = (tmp_path / ".parts.part").exists()
+    assert kept == (stop > 1)
     encoded = []
     real = Tokenizer.encode_batch
 
@@ -111,17 +97,17 @@ def test_after_an_interruption_it_goes_on_and_gives_the_same_bytes(tmp_path, sto
         patch.setattr(Tokenizer, "encode_batch", counting)
         make(tmp_path / "parts")
     assert files(tmp_path / "parts") == whole
-    assert len(kept) < 2 or len(encoded) < len(STREAM)  # finished shards are not made again
+    assert not kept or len(encoded) < len(STREAM)  # nothing before the checkpoint is tokenised again
 
 
 def _killed(folder: str) -> None:
-    tokens.CHUNK = 100
+    encode.CHARACTERS, encode.CHECKPOINT = 100, 300
 
     def broken():
         yield from islice(STREAM, 30)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    prepare_tokens(broken(), folder, BYTES, fingerprint="", shard=300)
+    store_tokens(broken(), folder, BYTES, text_fingerprint="")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -130,8 +116,8 @@ def test_after_a_kill_too(tmp_path):
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL and (tmp_path / ".parts.part" / "progress.json").exists()
-    make(tmp_path / "parts", shard=300)
-    assert files(tmp_path / "parts") == files(make(tmp_path / "whole", shard=300).folder)
+    make(tmp_path / "parts")
+    assert files(tmp_path / "parts") == files(make(tmp_path / "whole").folder)
 
 
 def test_a_full_disk_keeps_what_is_done(tmp_path, monkeypatch):
@@ -142,24 +128,24 @@ def test_a_full_disk_keeps_what_is_done(tmp_path, monkeypatch):
         patch.setattr(os, "fsync", full)
         with pytest.raises(Unfinished, match=r"No space left.*run the same command again"):
             make(tmp_path / "train")
-    assert make(tmp_path / "train").slice(0, len(WHOLE)).tolist() == WHOLE
+    assert ids_of(make(tmp_path / "train")) == WHOLE
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "index"])
-def test_damage_is_seen_and_mended(tmp_path, damage):
+def test_damage_is_detected_and_repaired(tmp_path, damage):
     folder = make(tmp_path / "train").folder
-    path = folder / ("index.json" if damage == "index" else "shard-00001.ids")
+    path = folder / ("index.json" if damage == "index" else "ids.values")
     path.unlink() if damage == "missing" else path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(UserError, match="no whole store of tokens"):
-        Tokens.open(folder)
-    assert make(folder).slice(0, len(WHOLE)).tolist() == WHOLE
+    with pytest.raises(UserError, match="not a complete store"):
+        Store.open(folder)
+    assert ids_of(make(folder)) == WHOLE
 
 
 def test_unknown_characters_are_counted(tmp_path):
     letters = Tokenizer.train(["abc"], "char")
     text = make(tmp_path / "train", [Piece("abxc", True), Piece("ya", True)], letters)
     assert text.index["unknown"] == 2
-    assert text.slice(0, len(text)).tolist() == [*letters.encode("abxc"), letters.eos, *letters.encode("ya")]
+    assert ids_of(text) == [*letters.encode("abxc"), letters.eos, *letters.encode("ya")]
 
 
 def test_documents_need_a_separator(tmp_path):
@@ -175,8 +161,8 @@ def test_documents_need_a_separator(tmp_path):
 
 @given(st.integers(9, 300), st.integers(1, 8), st.integers(1, 6), st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
-def test_an_epoch_reads_every_token_once_but_for_the_ends(tmp_path_factory, size, length, rows, epoch):
-    text = store([i % 128 for i in range(size)], tmp_path_factory.mktemp("store") / "text")
+def test_an_epoch_reads_every_token_once_but_for_the_ends(size, length, rows, epoch):
+    text = torch.arange(size)
     stream = Blocks(text, rows, length, seed=3)
     starts = stream.starts(epoch)
     count = Counter((starts[:, None] + 1 + torch.arange(length)).flatten().tolist())
@@ -187,13 +173,11 @@ def test_an_epoch_reads_every_token_once_but_for_the_ends(tmp_path_factory, size
         assert len(count) > len(text) - 1 - length * (rows + 1)  # an offset before, less than a batch after
     number, batch = stream.open(epoch)
     found = torch.cat([batch(i).ids for i in range(number)])
-    assert torch.equal(
-        found, torch.from_numpy(np.stack([text.slice(s, s + length + 1) for s in starts.tolist()]).astype("i8"))
-    )
+    assert torch.equal(found, torch.stack([text[s : s + length + 1] for s in starts.tolist()]))
 
 
 def test_blocks_are_the_same_from_memory_and_from_disk(tmp_path, monkeypatch):
-    text = make(tmp_path / "train")
+    text = make(tmp_path / "train").tensor("ids")
     stream = Blocks(text, 4, 16, seed=1)
     monkeypatch.setattr(blocks, "RESIDENT", {"cpu": 10})
     mapped = Blocks(text, 4, 16, seed=1)
@@ -204,7 +188,7 @@ def test_blocks_are_the_same_from_memory_and_from_disk(tmp_path, monkeypatch):
 
 
 def test_a_stream_goes_on_from_any_point(tmp_path):
-    text = make(tmp_path / "train")
+    text = make(tmp_path / "train").tensor("ids")
     first = Blocks(text, 4, 16, seed=1)
     stream = iter(first)
     for _ in range(80):
@@ -218,9 +202,9 @@ def test_a_stream_goes_on_from_any_point(tmp_path):
     assert not torch.equal(other.ids, next(iter(Blocks(text, 4, 16, seed=1))).ids)
 
 
-def test_a_text_shorter_than_a_row_is_an_error(tmp_path):
-    text = store(range(16), tmp_path / "text")
-    assert next(iter(Blocks(text, 3, 15, seed=1))).ids.tolist() == [BYTES.encode(bytes(range(16)).decode())] * 3
+def test_a_text_shorter_than_a_row_is_an_error():
+    text = torch.arange(16)
+    assert next(iter(Blocks(text, 3, 15, seed=1))).ids.tolist() == [[*range(16)]] * 3
     with pytest.raises(UserError, match=r"16 tokens, less than one row of train\.pack = 16"):
         Blocks(text, 3, 16, seed=1)
 
@@ -230,10 +214,10 @@ def test_a_text_shorter_than_a_row_is_an_error(tmp_path):
 
 @given(st.integers(2, 60), st.integers(1, 12), st.data())
 @settings(max_examples=100, deadline=None)
-def test_windows_count_every_token_once_with_enough_before_it(tmp_path_factory, size, context, data):
+def test_windows_count_every_token_once_with_enough_before_it(size, context, data):
     stride, rows = data.draw(st.integers(1, context)), data.draw(st.integers(1, 4))
-    text = store(range(size), tmp_path_factory.mktemp("store") / "text")
-    ids = text.slice(0, size).tolist()
+    text = torch.arange(size)
+    ids = text.tolist()
     seen = []
     for batch, counted in windows(text, context, stride, rows):
         assert batch.read.shape == counted.shape and len(batch.read) <= rows and batch.read.shape[1] == context
@@ -246,8 +230,8 @@ def test_windows_count_every_token_once_with_enough_before_it(tmp_path_factory, 
     assert sorted(seen) == [*range(1, size)]
 
 
-def test_a_stride_fits_into_the_context(tmp_path):
-    text = store(range(9), tmp_path / "text")
+def test_a_stride_fits_into_the_context():
+    text = torch.arange(9)
     for stride in (0, 5):
         with pytest.raises(UserError, match=f"stride = {stride}: must be from 1 to the context of 4"):
             next(windows(text, 4, stride, 1))

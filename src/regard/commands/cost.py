@@ -93,10 +93,7 @@ def _presets_table() -> str:
         total = sum(cost(config).parameters.values())
         lines.append((name, config.architecture, *map(str, sizes), f"{total:,}"))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = (
-        "  ".join(f"{cell:{'>' if i > 1 else '<'}{widths[i]}}" for i, cell in enumerate(line))
-        for line in lines
-    )
+    text = ("  ".join(f"{cell:{'>' if i > 1 else '<'}{widths[i]}}" for i, cell in enumerate(line)) for line in lines)
     return "\n".join(line.rstrip() for line in text)
 
 

@@ -28,7 +28,7 @@ from regard.errors import UserError
 class Ragged:
     """Sequences of ids end to end: flat [total], starts [rows], lengths [rows].
 
-    `flat` is in memory or mapped from a file (`regard.data.store`), where only the rows of a batch are read.
+    `flat` is in memory or mapped from a file (`regard.data.columns`), where only the rows of a batch are read.
     """
 
     def __init__(self, flat: Tensor, lengths: Tensor) -> None:

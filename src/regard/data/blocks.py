@@ -1,4 +1,4 @@
-"""Blocks: a long row of tokens cut into rectangles of one shape, for training and for judging.
+"""Blocks: one long sequence of tokens as batches of one shape, for training and for evaluation.
 
     Blocks    every epoch the text is cut at another offset into rows of `length` tokens, which come in random order:
               each token is read once an epoch, at another place of a row each time. The order of epoch e follows
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import Stream
-from regard.data.tokens import Tokens
 from regard.errors import UserError
 
 RESIDENT = {"cpu": 1 << 22, "cuda": 1 << 28}  # tokens (4 bytes each) kept as a whole: a step then copies nothing
@@ -62,23 +61,22 @@ class BlockBatch:
 class Blocks(Stream):
     """Batches of `rows` rows of `length` tokens, without end."""
 
-    def __init__(self, text: Tokens, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
-        if len(text) < length + 1:
+    def __init__(self, ids: Tensor, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
+        if len(ids) < length + 1:
             raise UserError(
-                f"the training text has {len(text):,} tokens, less than one row of train.pack = {length} and the token "
+                f"the training text has {len(ids):,} tokens, less than one row of train.pack = {length} and the token "
                 "after it: give more text, or a smaller pack"
             )
-        self.text, self.rows, self.length, self.seed = text, rows, length, seed
+        self.ids, self.rows, self.length, self.seed = ids, rows, length, seed
         self.device = device or torch.device("cpu")
-        small = len(text) <= RESIDENT.get(self.device.type, RESIDENT["cpu"])
-        flat = torch.from_numpy(text.slice(0, len(text)).astype(np.int32)) if small else None
-        self.flat = None if flat is None else flat.to(self.device)
+        resident = len(ids) <= RESIDENT.get(self.device.type, RESIDENT["cpu"])
+        self.flat = ids.int().to(self.device) if resident else None
         self.columns = torch.arange(length + 1, device=self.device)
 
     def starts(self, epoch: int) -> Tensor:
         """Where the rows of an epoch begin, in the order in which they are read; as many as make whole batches. [n]"""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        room = len(self.text) - self.length  # a row may begin at 0 … room - 1
+        room = len(self.ids) - self.length  # a row may begin at 0 … room - 1
         offset = int(torch.randint(min(self.length, room), (), generator=generator))
         count = (room - 1 - offset) // self.length + 1
         order = torch.randperm(count, generator=generator)
@@ -93,26 +91,27 @@ class Blocks(Stream):
 
     def batch(self, starts: Tensor) -> BlockBatch:
         if self.flat is None:
-            return BlockBatch(self.text.rows(starts.tolist(), self.length + 1))
+            return BlockBatch(torch.stack([self.ids[at : at + self.length + 1] for at in starts.tolist()]).long())
         return BlockBatch(self.flat[starts[:, None] + self.columns].long())
 
 
-def windows(text: Tokens, context: int, stride: int, rows: int) -> Iterator[tuple[BlockBatch, Tensor]]:
+def windows(ids: Tensor, context: int, stride: int, rows: int) -> Iterator[tuple[BlockBatch, Tensor]]:
     """Batches over the whole text, and which of their labels count [R, context].
 
-    The last window is filled up with its first token, and the filler does not count.
+    The last window is padded with its first token, which does not count.
     """
     if not 1 <= stride <= context:
         raise UserError(f"stride = {stride}: must be from 1 to the context of {context} tokens")
-    wanted = len(text) - 1  # every token but the first
+    wanted = len(ids) - 1  # every token but the first
+    flat = ids.numpy()
     starts = [0, *range(stride, max(wanted - context + stride, 0), stride)]
     for at in range(0, len(starts), rows):
-        ids, counts = [], []
+        windows, counts = [], []
         for start in starts[at : at + rows]:
-            row = text.slice(start, min(start + context + 1, len(text)))
+            row = flat[start : start + context + 1]
             count = np.zeros(context, bool)
             count[0 if start == 0 else context - stride : len(row) - 1] = True
-            ids.append(np.concatenate((row, np.full(context + 1 - len(row), row[0]))))
+            windows.append(np.concatenate((row, np.full(context + 1 - len(row), row[0]))))
             counts.append(count)
-        batch = BlockBatch(torch.from_numpy(np.stack(ids).astype(np.int64)))
+        batch = BlockBatch(torch.from_numpy(np.stack(windows).astype(np.int64)))
         yield batch, torch.from_numpy(np.stack(counts))

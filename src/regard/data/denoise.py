@@ -108,7 +108,7 @@ def surround(texts: Ragged, before: Sequence[int], after: Sequence[int]) -> Ragg
 
 
 class Denoised:
-    """Texts, as `prepare_texts` stores them (<s> … </s>), that are corrupted anew in every epoch."""
+    """Texts, as `store_documents` stores them (<s> … </s>), that are corrupted anew in every epoch."""
 
     def __init__(self, texts: Ragged, tokenizer: Tokenizer, noise: Noise, prefix: Sequence[int], seed: int) -> None:
         inner = texts.choose((texts.lengths >= 4).nonzero()[:, 0])  # 2 tokens and the frame

@@ -1,49 +1,37 @@
-"""Labelled texts as ids: stored once, then drawn, padded or packed into batches.
+"""Batches of labelled texts, padded or packed.
 
-A text is framed  <s> … </s>  and cut to `data.max_length` tokens; the first token is what BERT calls [CLS], where a
-classifier may gather what it has read. On disk they are pairs of a text and the number of its class
-(`regard.data.store`).
+A text is  <s> … </s>,  truncated to `data.max_length` tokens; the first token is what BERT calls [CLS].
 
     padded   text [B, N], is_real [B, N],  labels [B, 1]      texts of similar length side by side
-    packed   text [R, L], document [R, L], labels [R, D]      D texts a row at most, IGNORE where there are fewer
+    packed   text [R, L], document [R, L], labels [R, D]      at most D texts per row, IGNORE where there are fewer
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from regard.data.batch import PairBatch, Ragged, Tensors
-from regard.data.labels import LabelData, read_labelled
+from regard.data.columns import Store
 from regard.data.pack import Plan
-from regard.data.sets import find_files
-from regard.data.store import CHUNK, VERSION, Ids, Store, digest_of, is_whole
 from regard.data.textpack import TextPacks
-from regard.errors import UserError
-from regard.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class ClassBatch(Tensors):
-    """Texts, one a row or packed, and their classes."""
+    """Texts, one per row or packed, and their classes."""
 
     text: Tensor  # [R, N]
     labels: Tensor  # [R, D], IGNORE where a packed row has fewer texts
-    is_real: Tensor | None = None  # [R, N] of padded texts; None: no filler
-    document: Tensor | None = None  # [R, N] of packed ones, from 1; 0: filler
+    is_real: Tensor | None = None  # [R, N] of padded texts; None: no padding
+    document: Tensor | None = None  # [R, N] of packed ones, from 1; 0: padding
 
     @property
     def tokens(self) -> Tensor:
-        """How many texts are learned from."""
+        """The number of texts."""
         return (self.labels != PairBatch.IGNORE).sum()
 
 
@@ -55,7 +43,7 @@ class Labelled:
 
     @classmethod
     def of(cls, store: Store) -> Labelled:
-        return cls(store.sources, store.targets.flat.long())
+        return cls(store.ragged("text"), store.tensor("label").long())
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -93,69 +81,19 @@ class ClassPacks(TextPacks):
         return ClassBatch(ids, labels.to(ids.device), document=document)
 
 
-def draw(labels: Tensor, share: float, seed: int, *, keep: bool) -> Tensor:
-    """Which rows [N] are drawn: the same share of every class, and of each at least one; a smaller share of the same
-    seed is part of a larger one. With `keep` at least one of a class stays behind instead.
+def sample_rows(labels: Tensor, fraction: float, seed: int, *, keep: bool) -> Tensor:
+    """Which rows [N] are sampled: the same fraction of every class, at least one of each; a smaller fraction with the
+    same seed is a subset of a larger one. With `keep`, at least one of a class is left instead.
     """
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    drawn = torch.zeros(len(labels), dtype=torch.bool)
+    sampled = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
         members = order[labels[order] == label]
-        count = round(share * len(members))
-        drawn[members[: min(count, len(members) - 1) if keep else max(count, 1)]] = True
-    return drawn
+        count = round(fraction * len(members))
+        sampled[members[: min(count, len(members) - 1) if keep else max(count, 1)]] = True
+    return sampled
 
 
 def balanced_weights(counts: Sequence[int]) -> list[float]:
     """w_c = N / (C n_c): every class counts as much as the others, and the mean over the examples is 1."""
     return [sum(counts) / (len(counts) * count) for count in counts]
-
-
-def prepare_labelled(
-    files: Sequence[str],
-    config: LabelData,
-    folder: str | Path,
-    tokenizer: Tokenizer,
-    classes: Sequence[str],
-) -> Store:
-    """The texts of `files` as a store in `folder`, made now unless the one there is of the same making.
-
-    `index["cut"]` is how many were longer than `data.max_length`.
-    """
-    before = _fingerprint(files, config, tokenizer, classes)
-    if is_whole(Path(folder), before):
-        return Store.open(folder)
-    notes = {"cut": 0}
-    numbers = {name: number for number, name in enumerate(classes)}
-
-    def rows() -> Iterator[tuple[Ids, ...]]:
-        stream = iter(read_labelled(files, config, classes))
-        with tqdm(desc="tokenising", unit="text", disable=not sys.stderr.isatty(), leave=False) as bar:
-            while chunk := list(islice(stream, CHUNK)):
-                texts = tokenizer.encode_batch([one.text for one in chunk], add_bos=True, add_eos=True)
-                notes["cut"] += sum(len(ids) > config.max_length for ids in texts)
-                for one, ids in zip(chunk, texts, strict=True):
-                    yield _shortened(ids, config.max_length), [numbers[one.label]]
-                bar.update(len(chunk))
-        if _fingerprint(files, config, tokenizer, classes) != before:
-            raise UserError(f"{', '.join(files)}: changed while being read; start again when they are complete")
-
-    return Store.write(folder, rows(), vocab_size=(len(tokenizer), len(classes)), fingerprint=before, notes=notes)
-
-
-def _shortened(ids: Ids, length: int) -> Ids:
-    """The first tokens of a text that is too long, and its end."""
-    return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
-
-
-def _fingerprint(files: Sequence[str], config: LabelData, tokenizer: Tokenizer, classes: Sequence[str]) -> str:
-    """A digest of everything that decides what a store holds."""
-    paths = [path.resolve() for path in find_files(files, config.folder)]
-    parts = {
-        "version": VERSION,
-        "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths],
-        "reading": (config.columns, config.header, config.names, config.skip_bad, config.max_length, list(classes)),
-        "tokenizer": digest_of(tokenizer),
-        "framing": (tokenizer.special_id("bos"), tokenizer.special_id("eos")),
-    }
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -15,23 +15,14 @@ of what all positions would take.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from regard.data.batch import PairBatch, Ragged, Tensors
-from regard.data.documents import Piece
 from regard.data.pack import Plan
-from regard.data.store import VERSION, Ids, Store, digest_of, is_whole
 from regard.data.textpack import TextPacks
-from regard.data.tokens import text_chunks
 from regard.errors import UserError
 from regard.settings import check_types
 from regard.text.tokenizer import Tokenizer
@@ -121,44 +112,3 @@ def choose(words: Tensor, fraction: float, generator: torch.Generator) -> Tensor
     last = words.new_zeros(n, length + 1).scatter_reduce_(1, words, rank, "amax").gather(1, words)
     quota = ((words > 0).sum(dim=1, keepdim=True) * fraction).round().clamp_min(1)
     return (words > 0) & (last < quota)
-
-
-def prepare_texts(
-    stream: Iterator[Piece],
-    folder: str | Path,
-    tokenizer: Tokenizer,
-    length: int,
-    *,
-    fingerprint: str,
-    characters: int | None = None,
-) -> Store:
-    """The documents of `stream`, in parts of at most `length` tokens with their ends, as a store in `folder`.
-
-    `fingerprint` stands for the text. A store of the same making is used as it is.
-    """
-    frame = tokenizer.special_id("bos"), tokenizer.special_id("eos")
-    parts = [VERSION, fingerprint, digest_of(tokenizer), frame, length]
-    whole = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    if is_whole(Path(folder), whole):
-        return Store.open(folder)
-
-    def rows() -> Iterator[tuple[Ids, Ids]]:
-        count, held = 0, list[int]()
-        with tqdm(
-            total=characters, desc="tokenising", unit="char", disable=not sys.stderr.isatty(), leave=False
-        ) as bar:
-            for chunk in text_chunks(stream):
-                for (_, ends), ids in zip(chunk, tokenizer.encode_batch([text for text, _ in chunk]), strict=True):
-                    held += ids
-                    while len(held) > length - 2 or (ends and held):
-                        part, held = held[: length - 2], held[length - 2 :]
-                        count += 1
-                        yield [frame[0], *part, frame[1]], ()
-                bar.update(sum(len(text) for text, _ in chunk))
-        if held:  # the text ends inside a document
-            count += 1
-            yield [frame[0], *held, frame[1]], ()
-        if not count:
-            raise UserError("the text has no tokens: it is empty")
-
-    return Store.write(folder, rows(), vocab_size=(len(tokenizer), 1), fingerprint=whole)

@@ -30,7 +30,7 @@ import torch
 
 from regard.data.denoise import Noise
 from regard.data.documents import Piece, TextData, find_texts, part, pieces, survey
-from regard.data.labelled import draw
+from regard.data.labelled import sample_rows
 from regard.data.labels import LabelData, check_examples, choose_classes, read_labelled
 from regard.data.pairs import Pair, PairData, find_pairs, read_pairs
 from regard.data.sets import Files, find_files, home
@@ -175,7 +175,7 @@ def _chosen(data: LabelData, name: str) -> list[bool] | None:
         return None
     labels: dict[str, int] = {}
     numbers = [labels.setdefault(one.label, len(labels)) for one in read_labelled(data.train, data)]
-    held = draw(torch.tensor(numbers), data.valid_fraction, HOLD_OUT, keep=True)
+    held = sample_rows(torch.tensor(numbers), data.valid_fraction, HOLD_OUT, keep=True)
     chosen: list[bool] = (held if name == "valid" else ~held).tolist()
     return chosen
 

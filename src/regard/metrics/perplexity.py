@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from regard.data.blocks import windows
-from regard.data.tokens import Tokens
+from regard.data.columns import Store
 from regard.errors import UserError
 
 LOGITS = 1 << 26  # scores computed at once, 4 bytes each
@@ -44,7 +44,7 @@ class Perplexity:
 
 @torch.inference_mode()
 def perplexity(
-    model: Any, text: Tokens, context: int, stride: int | None = None, half: torch.dtype | None = None
+    model: Any, text: Store, context: int, stride: int | None = None, half: torch.dtype | None = None
 ) -> Perplexity:
     """All figures of a decoder in eval mode; `half` is the precision of its products, where it is not the weights'."""
     if len(text) < 2:
@@ -53,7 +53,7 @@ def perplexity(
     rows = max(1, LOGITS // (context * model.config.vocab_size))
     sums = torch.zeros(context, dtype=torch.float64, device=device)
     counts = torch.zeros(context, dtype=torch.int64, device=device)
-    for batch, counted in windows(text, context, stride, rows):
+    for batch, counted in windows(text.tensor("ids"), context, stride, rows):
         batch, counted = batch.to(device), counted.to(device)
         with torch.autocast(device.type, half, enabled=half is not None):
             logits = model(batch.read)

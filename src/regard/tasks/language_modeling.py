@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from regard.data.blocks import BlockBatch, Blocks
+from regard.data.columns import Store
 from regard.data.documents import TextData, pieces, survey
-from regard.data.tokens import Tokens, prepare_tokens
+from regard.data.encode import store_tokens
 from regard.errors import UserError
 from regard.metrics.perplexity import perplexity
 from regard.models import Decoder, ModelConfig
@@ -74,8 +75,8 @@ class LanguageModeling(PlainTextTask):
     predictor = Generator
 
     decode: SearchConfig
-    train_text: Tokens
-    valid_text: Tokens | None
+    train_text: Store
+    valid_text: Store | None
 
     # --- data and model
 
@@ -84,23 +85,23 @@ class LanguageModeling(PlainTextTask):
         self.train_text = self.examples("train")
         self.valid_text = self.examples("valid") if "valid" in self.sets else None
 
-    def examples(self, name: str) -> Tokens:
+    def examples(self, name: str) -> Store:
         """The tokens of a set, stored in the run's folder."""
         begin, end = self.span(name)
         folder, print = self.folder / "data" / name, f"{self.fingerprints[name]} {begin} {end}"
-        store = prepare_tokens(self.pieces(name), folder, self.tokenizer, fingerprint=print, characters=end - begin)
+        store = store_tokens(self.pieces(name), folder, self.tokenizer, text_fingerprint=print, characters=end - begin)
         if len(store) < 2:
             raise UserError(f"data.{name}: has {len(store)} token; give text of at least 2, or remove the set")
         return store
 
-    def read_files(self, files: Sequence[str]) -> Tokens:
+    def read_files(self, files: Sequence[str]) -> Store:
         data = TextData(train=tuple(files))
         surveyed = survey(data.train, data)
         print_notes(surveyed)
         self.temporary = TemporaryDirectory()  # exists as long as the task
-        return prepare_tokens(
+        return store_tokens(
             iter(pieces(data.train, data)), Path(self.temporary.name) / "text", self.tokenizer,
-            fingerprint="", characters=surveyed.characters,
+            text_fingerprint="", characters=surveyed.characters,
         )  # fmt: skip
 
     def model_sizes(self) -> dict[str, int | None]:
@@ -115,8 +116,8 @@ class LanguageModeling(PlainTextTask):
     # --- training and evaluation
 
     def stream(self) -> Blocks:
-        config = self.config
-        return Blocks(self.train_text, config.batch_tokens // config.pack, config.pack, config.seed, self.device)
+        config, ids = self.config, self.train_text.tensor("ids")
+        return Blocks(ids, config.batch_tokens // config.pack, config.pack, config.seed, self.device)
 
     def objective(self) -> Objective:
         config = self.config
@@ -155,7 +156,7 @@ class LanguageModeling(PlainTextTask):
 
     def _prompt(self) -> str:
         text = self.valid_text or self.train_text
-        return self.tokenizer.decode(text.slice(0, min(len(text), max(1, self.config.pack // 8))).tolist())
+        return self.tokenizer.decode(text.tensor("ids")[: max(1, self.config.pack // 8)].tolist())
 
     def sections(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[Section]:
         curves = {name: _points(one.metrics["loss_per_position"]) for name, one in evaluations.items()}

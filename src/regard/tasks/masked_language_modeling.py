@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import PairBatch
+from regard.data.columns import Store
 from regard.data.documents import TextData
-from regard.data.masked import MaskConfig, MaskedBatch, MaskedPacks, prepare_texts
-from regard.data.store import Store
+from regard.data.encode import store_documents
+from regard.data.masked import MaskConfig, MaskedBatch, MaskedPacks
 from regard.errors import UserError
 from regard.models import Encoder, ModelConfig
 from regard.predict.mask_predictor import MaskPredictor
@@ -97,9 +98,9 @@ class MaskedLanguageModeling(PlainTextTask):
     def examples(self, name: str) -> Store:
         """A set, tokenised and stored in the run's folder."""
         begin, end = self.span(name)
-        return prepare_texts(
+        return store_documents(
             self.pieces(name), self.folder / "data" / name, self.tokenizer, self.config.pack,
-            fingerprint=f"{self.fingerprints[name]} {begin} {end}", characters=end - begin,
+            text_fingerprint=f"{self.fingerprints[name]} {begin} {end}", characters=end - begin,
         )  # fmt: skip
 
     def make_tokenizers(self) -> dict[str, Tokenizer]:
@@ -124,7 +125,7 @@ class MaskedLanguageModeling(PlainTextTask):
     def _packs(self, text: Store, seed: int, device: torch.device) -> MaskedPacks:
         config = self.config
         rows = config.batch_tokens // config.pack
-        return MaskedPacks(text.sources, self.tokenizer, self.mask, rows, config.pack, seed, device)
+        return MaskedPacks(text.ragged("text"), self.tokenizer, self.mask, rows, config.pack, seed, device)
 
     def stream(self) -> MaskedPacks:
         return self._packs(self.train_text, self.config.seed, self.device)
@@ -171,7 +172,7 @@ class MaskedLanguageModeling(PlainTextTask):
     def _unigram(self) -> Tensor:
         """log p of each token by its count in the training text plus one."""
         counts = torch.ones(len(self.tokenizer), dtype=torch.float64)
-        flat = self.train_text.sources.flat
+        flat = self.train_text.ragged("text").flat
         for at in range(0, len(flat), COUNTED):
             counts += flat[at : at + COUNTED].long().bincount(minlength=len(counts))
         counts[sorted(self.tokenizer.specials)] = 1

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import Batches, Stream
-from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weights, draw, prepare_labelled
+from regard.data.encode import store_labelled
+from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weights, sample_rows
 from regard.data.labels import Example, LabelData, check_examples, choose_classes, read_labelled
 from regard.data.sets import find_files
 from regard.errors import UserError, suggest
@@ -131,10 +132,10 @@ class TextClassification(Task):
         return list(read_labelled(files, self.data, self.data.classes))
 
     def prepare_data(self) -> None:
-        store = prepare_labelled(
+        store = store_labelled(
             self.data.train, self.data, self.folder / "data" / "train", self.tokenizer, self.data.classes
         )
-        if cut := store.index["cut"]:
+        if cut := store.index["truncated"]:
             texts = f"{cut:,} text{'s' * (cut != 1)}"
             print(f"truncated: {texts} longer than data.max_length = {self.data.max_length}", file=sys.stderr)
         everything = Labelled.of(store)
@@ -143,7 +144,7 @@ class TextClassification(Task):
         if self.data.valid:
             folder = self.folder / "data" / "valid"
             self.valid_texts = Labelled.of(
-                prepare_labelled(self.data.valid, self.data, folder, self.tokenizer, self.data.classes)
+                store_labelled(self.data.valid, self.data, folder, self.tokenizer, self.data.classes)
             )
         elif self.data.valid_fraction:
             if not len(held_out):
@@ -155,14 +156,14 @@ class TextClassification(Task):
 
     def _held_out(self, labels: Tensor) -> Tensor:
         """The rows of the training files that are held out for validation."""
-        return draw(labels, self.data.valid_fraction, HOLD_OUT, keep=True).nonzero()[:, 0]
+        return sample_rows(labels, self.data.valid_fraction, HOLD_OUT, keep=True).nonzero()[:, 0]
 
     def _chosen(self, labels: Tensor, seed: int) -> Tensor:
         """The rows of the training files that are trained on."""
         rest = torch.ones(len(labels), dtype=torch.bool)
         rest[self._held_out(labels)] = False
         rows = rest.nonzero()[:, 0]
-        return rows[draw(labels[rows], self.data.fraction, seed, keep=False)]
+        return rows[sample_rows(labels[rows], self.data.fraction, seed, keep=False)]
 
     def _numbers(self, rows: Sequence[Example]) -> Tensor:
         return torch.tensor([self.data.classes.index(one.label) for one in rows])

@@ -21,11 +21,10 @@ import torch
 from regard.data.batch import Batches, Pairs, Stream
 from regard.data.denoise import SENTINELS, Denoised, Mixture, find_sentinels
 from regard.data.documents import TextData
-from regard.data.masked import prepare_texts
+from regard.data.encode import digest_of, encode_pairs, store_documents
 from regard.data.mixture import TextTask, fingerprint, read_tasks
 from regard.data.pack import Packs
 from regard.data.pairs import Pair
-from regard.data.store import digest_of, prepare_pairs
 from regard.errors import UserError
 from regard.files import make_folder
 from regard.predict.config import SearchConfig
@@ -128,15 +127,15 @@ class TextToText(Translation):
                     for _ in range(one.options.repeat if name == "train" else 1):
                         yield from one.lines(name)
 
-        def print_now() -> str:
+        def state() -> str:
             return fingerprint(self.tasks, name, digest_of(self.source), max_length)
 
-        store = prepare_pairs(
-            read, self.folder / "data" / name, self.source, self.target, name=f"data.tasks, {name}",
-            print_now=print_now, max_length=max_length,
+        store = encode_pairs(
+            read(), self.folder / "data" / name, self.source, self.target, name=f"data.tasks, {name}",
+            state=state, max_length=max_length,
         )  # fmt: skip
         print_dropped(store)
-        return store.pairs()
+        return Pairs(store.ragged("source"), store.ragged("target"))
 
     def _denoised(self, one: TextTask, name: str, seed: int) -> Denoised:
         prefix = self.source.encode(one.options.prefix)
@@ -145,7 +144,7 @@ class TextToText(Translation):
                 f"data.tasks.{one.name}.prefix: has {len(prefix)} tokens, too many for max_length; shorten it"
             )
         folder, print = self.folder / "data" / f"{one.name}-{name}", fingerprint({one.name: one}, name)
-        texts = prepare_texts(one.texts(name), folder, self.source, length, fingerprint=print).sources
+        texts = store_documents(one.texts(name), folder, self.source, length, text_fingerprint=print).ragged("text")
         rows = torch.arange(len(texts)).repeat(one.options.repeat if name == "train" else 1)
         return Denoised(texts.choose(rows), self.source, one.noise, prefix, seed)
 

@@ -20,10 +20,11 @@ from typing import Any, ClassVar
 import torch
 
 from regard.data.batch import Batches, Pairs, Stream
+from regard.data.columns import Store
+from regard.data.encode import store_pairs
 from regard.data.pack import Packs
 from regard.data.pairs import Pair, PairData, find_pairs, read_pairs
 from regard.data.sets import Files
-from regard.data.store import Store, prepare
 from regard.errors import UserError
 from regard.metrics.bleu import bleu_metric, score
 from regard.models import ModelConfig
@@ -91,14 +92,17 @@ class Translation(Task):
 
     def prepare_data(self) -> None:
         store = self._store("train", self.data.train, self.data.max_length)
-        self.train_pairs = store.pairs()
-        self.valid_pairs = self._store("valid", self.data.valid).pairs() if self.data.valid else None
+        self.train_pairs = Pairs(store.ragged("source"), store.ragged("target"))
+        self.valid_pairs = None
+        if self.data.valid:
+            valid = self._store("valid", self.data.valid)
+            self.valid_pairs = Pairs(valid.ragged("source"), valid.ragged("target"))
         self._check_lengths()
         print_dropped(store)
 
     def _store(self, name: str, files: Files, max_length: int | None = None) -> Store:
         folder = self.folder / "data" / name
-        return prepare(files, self.data, folder, self.source, self.target, max_length=max_length)
+        return store_pairs(files, self.data, folder, self.source, self.target, max_length=max_length)
 
     def _check_lengths(self) -> None:
         for name, stored in (("train", self.train_pairs), ("valid", self.valid_pairs)):

@@ -7,17 +7,19 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from regard.data import store as module
 from regard.data.batch import Batches, Pairs, Ragged
+from regard.data.columns import INDEX, Column, Store, Writer, prepare, token_type
+from regard.data.encode import store_pairs
 from regard.data.pairs import PairData
-from regard.data.store import INDEX, Store, fingerprint, prepare
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
 
@@ -41,32 +43,59 @@ def rows_of(ragged: Ragged) -> list[list[int]]:
     return [ragged.pad(torch.tensor([i]))[0][0].tolist() for i in range(len(ragged))]
 
 
+def write(folder: Path, rows, vocab_size: int = 100, fingerprint: str = "", chunk: int = 1000) -> Store:
+    """Rows of two ragged columns as a store."""
+    column = Column(token_type(vocab_size), None)
+
+    def fill(writer: Writer) -> None:
+        stream = iter(rows)
+        while some := list(islice(stream, chunk)):
+            writer.append(source=[source for source, _ in some], target=[target for _, target in some])
+        writer.notes["why"] = "a test"
+
+    return prepare(folder, {"source": column, "target": column}, lambda: fingerprint, fill)
+
+
+def pairs_of(store: Store) -> Pairs:
+    return Pairs(store.ragged("source"), store.ragged("target"))
+
+
 @per_example
 @given(data=st.data(), vocab_size=st.sampled_from([1, 2**16, 2**16 + 1, 2**32]), chunk=st.integers(1, 4))
 def test_round_trip(tmp_path_factory, data, vocab_size, chunk) -> None:
     ids = st.lists(st.integers(0, vocab_size - 1), max_size=5)
     rows = data.draw(st.lists(st.tuples(ids, ids), max_size=9))
     folder = tmp_path_factory.mktemp("store") / "s"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK", chunk)
-        store = Store.write(
-            folder, iter(rows), vocab_size=(vocab_size, vocab_size), fingerprint="x", notes={"why": "a test"}
-        )
+    store = write(folder, rows, vocab_size, chunk=chunk)
     again = Store.open(folder)
     for one in (store, again):
         assert len(one) == len(rows) and one.index["why"] == "a test"
-        assert rows_of(one.sources) == [source for source, _ in rows]
-        assert rows_of(one.targets) == [target for _, target in rows]
+        assert rows_of(one.ragged("source")) == [source for source, _ in rows]
+        assert rows_of(one.ragged("target")) == [target for _, target in rows]
     tokens = sum(len(source) for source, _ in rows)
-    assert (folder / "source.ids").stat().st_size == tokens * (2 if vocab_size <= 2**16 else 4)
-    assert [path.name for path in folder.parent.iterdir()] == ["s"]
+    assert (folder / "source.values").stat().st_size == tokens * (2 if vocab_size <= 2**16 else 4)
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".s.lock", "s"]
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("|u1", (3, 2, 2)), ("<i4", ()), ("<i8", (5,))])
+def test_columns_of_one_shape(tmp_path, dtype, shape) -> None:
+    values = np.random.default_rng(1).integers(0, 100, (7, *shape)).astype(dtype)
+
+    def fill(writer: Writer) -> None:
+        for at in range(0, 7, 3):
+            writer.append(x=values[at : at + 3], ids=[[at]] * len(values[at : at + 3]))
+
+    columns = {"x": Column(dtype, shape), "ids": Column("<u2", None)}
+    store = prepare(tmp_path / "s", columns, str, fill)
+    assert np.array_equal(store.tensor("x").numpy(), values) and store.tensor("x").shape == (7, *shape)
+    assert rows_of(store.ragged("ids")) == [[0], [0], [0], [3], [3], [3], [6]]
 
 
 @per_example
 @given(rows=st.lists(st.tuples(st.lists(st.integers(0, 99), min_size=1), st.lists(st.integers(0, 99), min_size=2)),
                      min_size=1, max_size=20))  # fmt: skip
 def test_mapped_and_in_memory_give_the_same_batches(tmp_path_factory, rows) -> None:
-    mapped = Store.write(tmp_path_factory.mktemp("store") / "s", rows, vocab_size=(100, 100)).pairs()
+    mapped = pairs_of(write(tmp_path_factory.mktemp("store") / "s", rows))
     plain = Pairs([source for source, _ in rows], [target for _, target in rows])
     for one, other in zip(*(Batches(data, 1000, seed=3) for data in (mapped, plain)), strict=True):
         for name in ("source", "source_is_real", "target", "labels"):
@@ -76,46 +105,46 @@ def test_mapped_and_in_memory_give_the_same_batches(tmp_path_factory, rows) -> N
 
 
 @pytest.mark.parametrize("row", [([70_000], [1]), ([1], [-1])])
-def test_ids_outside_the_vocabulary(tmp_path, row) -> None:
-    with pytest.raises(UserError, match="outside the vocabulary"):
-        Store.write(tmp_path / "s", [([1], [1]), row], vocab_size=(100, 100))
-    assert not list(tmp_path.iterdir())
+def test_values_outside_the_type(tmp_path, row) -> None:
+    with pytest.raises(UserError, match="outside of <u2"):
+        write(tmp_path / "s", [([1], [1]), row])
+    assert [path.name for path in tmp_path.iterdir()] == [".s.lock"]
 
 
 def test_prepare_frames_encodes_and_drops(config, tokenizer, tmp_path) -> None:
-    store = prepare(config.train, config, tmp_path / "s", tokenizer, tokenizer)
+    store = store_pairs(config.train, config, tmp_path / "s", tokenizer, tokenizer)
     assert len(store) == len(LINES) and store.index["dropped"] == 0
     for at in (0, 77, 499):
-        source = store.sources.pad(torch.tensor([at]))[0][0].tolist()
-        target = store.targets.pad(torch.tensor([at]))[0][0].tolist()
+        source = store.ragged("source").pad(torch.tensor([at]))[0][0].tolist()
+        target = store.ragged("target").pad(torch.tensor([at]))[0][0].tolist()
         assert source == [*tokenizer.encode(LINES[at][0]), tokenizer.eos]
         assert target == [tokenizer.bos, *tokenizer.encode(LINES[at][1]), tokenizer.eos]
     sizes = [1 + max(len(tokenizer.encode(text)) for text in line) for line in LINES]  # a sentence and its end
     limit = sorted(sizes)[len(sizes) // 2]
-    short = prepare(config.train, config, tmp_path / "short", tokenizer, tokenizer, max_length=limit)
+    short = store_pairs(config.train, config, tmp_path / "short", tokenizer, tokenizer, max_length=limit)
     kept = sum(size <= limit for size in sizes)
     assert 0 < kept < len(LINES)
     assert (len(short), short.index["dropped"]) == (kept, len(LINES) - kept)
-    batch = short.pairs().batch(torch.arange(kept))
+    batch = pairs_of(short).batch(torch.arange(kept))
     assert max(batch.source.shape[1], batch.target.shape[1]) <= limit
     with pytest.raises(UserError, match="all 500 are longer than max_length = 2"):
-        prepare(config.train, config, tmp_path / "none", tokenizer, tokenizer, max_length=2)
+        store_pairs(config.train, config, tmp_path / "none", tokenizer, tokenizer, max_length=2)
     assert not (tmp_path / "none").exists()
 
 
 def test_a_fresh_store_is_reused_and_a_stale_one_is_not(config, tokenizer, tmp_path) -> None:
     folder, table = tmp_path / "s", tmp_path / "t.tsv"
-    made = prepare(config.train, config, folder, tokenizer, tokenizer)
+    made = store_pairs(config.train, config, folder, tokenizer, tokenizer)
     stamp = (folder / INDEX).stat()
 
     def same() -> bool:
-        prepare(config.train, config, folder, tokenizer, tokenizer)
+        store_pairs(config.train, config, folder, tokenizer, tokenizer)
         return (folder / INDEX).stat().st_ino == stamp.st_ino
 
     assert same()
     table.write_text(table.read_text() + "one more\teine mehr\n")
     assert not same() and len(Store.open(folder)) == len(LINES) + 1
-    assert len(made) == len(LINES) and rows_of(made.sources)  # mapped before: still readable
+    assert len(made) == len(LINES) and rows_of(made.ragged("source"))  # mapped before: still readable
     stamp = (folder / INDEX).stat()
     time = table.stat().st_mtime_ns
     table.write_text(table.read_text().replace("one more", "two more"))  # the same size
@@ -124,26 +153,27 @@ def test_a_fresh_store_is_reused_and_a_stale_one_is_not(config, tokenizer, tmp_p
 
 
 def test_everything_that_matters_is_in_the_fingerprint(config, tokenizer, tmp_path) -> None:
+    (tmp_path / "t.tsv").write_text("a\tb\n" + (tmp_path / "t.tsv").read_text())  # a header, or one pair more
     other = Tokenizer.train(["something else entirely"], "bpe", 280)
-    base = fingerprint(config.train, config, tokenizer, tokenizer, None)
-    assert base == fingerprint(config.train, config, Tokenizer(tokenizer.json), tokenizer, None)
     columns = PairData(train=config.train, folder=config.folder, source="a", target="b")
     skipping = PairData(train=config.train, folder=config.folder, skip_bad=True)
-    others = [
-        fingerprint(config.train, config, tokenizer, other, None),
-        fingerprint(config.train, config, other, tokenizer, None),
-        fingerprint(config.train, config, tokenizer, tokenizer, 100),
-        fingerprint(config.train, columns, tokenizer, tokenizer, None),
-        fingerprint(config.train, skipping, tokenizer, tokenizer, None),
-    ]
+
+    def made(data: PairData, source: Tokenizer, target: Tokenizer, max_length: int | None = None) -> str:
+        store = store_pairs(data.train, data, tmp_path / "s", source, target, max_length=max_length)
+        return store.index["fingerprint"]
+
+    base = made(config, tokenizer, tokenizer)
+    assert base == made(config, Tokenizer(tokenizer.json), tokenizer)
+    others = [made(config, tokenizer, other), made(config, other, tokenizer), made(config, tokenizer, tokenizer, 100)]
+    others += [made(columns, tokenizer, tokenizer), made(skipping, tokenizer, tokenizer)]
     assert len({base, *others}) == 6
 
 
-@pytest.mark.parametrize("name", ["source.ids", "source.offsets", "target.ids", "target.offsets", INDEX])
+@pytest.mark.parametrize("name", ["source.values", "source.offsets", "target.values", "target.offsets", INDEX])
 @pytest.mark.parametrize("damage", ["missing", "cut", "longer"])
 def test_a_damaged_store_is_refused_and_made_again(config, tokenizer, tmp_path, name, damage) -> None:
     folder = tmp_path / "s"
-    whole = rows_of(prepare(config.train, config, folder, tokenizer, tokenizer).targets)
+    whole = rows_of(store_pairs(config.train, config, folder, tokenizer, tokenizer).ragged("target"))
     content = (folder / name).read_bytes()
     (folder / name).unlink()
     if damage != "missing":
@@ -152,13 +182,13 @@ def test_a_damaged_store_is_refused_and_made_again(config, tokenizer, tmp_path, 
         Store.open(folder)
     if name == INDEX and damage == "missing":  # it could be anybody's folder
         with pytest.raises(UserError, match="not replaced"):
-            prepare(config.train, config, folder, tokenizer, tokenizer)
+            store_pairs(config.train, config, folder, tokenizer, tokenizer)
     else:
-        assert rows_of(prepare(config.train, config, folder, tokenizer, tokenizer).targets) == whole
+        assert rows_of(store_pairs(config.train, config, folder, tokenizer, tokenizer).ragged("target")) == whole
 
 
 @pytest.mark.parametrize(
-    "index", ["[]", "{}", '{"version": 1}', '{"version": 1, "rows": 3, "types": "xy", "tokens": 4}']
+    "index", ["[]", "{}", '{"version": 2}', '{"version": 2, "rows": 3, "columns": {"a": {"dtype": "xy"}}}']
 )
 def test_nonsense_in_the_index(tmp_path, index) -> None:
     (tmp_path / INDEX).write_text(index)
@@ -167,16 +197,16 @@ def test_nonsense_in_the_index(tmp_path, index) -> None:
 
 
 def test_object_arrays_are_never_mapped(tmp_path) -> None:
-    Store.write(tmp_path / "s", [([1, 2, 3, 4], [1])], vocab_size=(9, 9))
+    write(tmp_path / "s", [([1, 2, 3, 4], [1])])
     index = json.loads((tmp_path / "s" / INDEX).read_text())
-    index |= {"types": ["O", "<u2"], "tokens": [1, 1]}  # eight bytes: one pointer to anywhere
+    index["columns"]["source"] = {"dtype": "O", "shape": None, "values": 1}  # eight bytes: one pointer to anywhere
     (tmp_path / "s" / INDEX).write_text(json.dumps(index))
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="has the type object"):
         Store.open(tmp_path / "s")
 
 
 def test_offsets_that_do_not_rise(tmp_path) -> None:
-    Store.write(tmp_path / "s", [([1, 2], [1]), ([3], [1])], vocab_size=(9, 9))
+    write(tmp_path / "s", [([1, 2], [1]), ([3], [1])])
     offsets = torch.tensor([0, 7, 3], dtype=torch.long).numpy().tobytes()
     (tmp_path / "s" / "source.offsets").write_bytes(offsets)
     with pytest.raises(UserError, match="does not rise"):
@@ -185,23 +215,23 @@ def test_offsets_that_do_not_rise(tmp_path) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
 def test_interrupted_writing_leaves_what_was_there(tmp_path, error) -> None:
-    Store.write(tmp_path / "s", [([1], [2])], vocab_size=(9, 9), fingerprint="old")
+    before = write(tmp_path / "s", [([1], [2])], fingerprint="old").index
 
     def rows():
         yield from [([5], [6])] * 10_000
         raise error
 
-    with pytest.raises((KeyboardInterrupt, OSError)):
-        Store.write(tmp_path / "s", rows(), vocab_size=(9, 9), fingerprint="new")
-    assert [path.name for path in tmp_path.iterdir()] == ["s"]
-    assert Store.open(tmp_path / "s").index["fingerprint"] == "old"
+    with pytest.raises((KeyboardInterrupt, UserError)):
+        write(tmp_path / "s", rows(), fingerprint="new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".s.lock", "s"]
+    assert Store.open(tmp_path / "s").index == before
 
 
 def test_a_folder_that_is_no_store_is_left_alone(tmp_path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
     with pytest.raises(UserError, match="is not replaced"):
-        Store.write(tmp_path / "thesis", [([1], [2])], vocab_size=(9, 9))
+        write(tmp_path / "thesis", [([1], [2])])
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
 
 
@@ -215,36 +245,42 @@ def test_input_that_changes_meanwhile_is_noticed(config, tokenizer, tmp_path, mo
 
     monkeypatch.setattr(Tokenizer, "encode_batch", slow)
     with pytest.raises(UserError, match="changed while being read"):
-        prepare(config.train, config, tmp_path / "s", tokenizer, tokenizer)
+        store_pairs(config.train, config, tmp_path / "s", tokenizer, tokenizer)
     assert not (tmp_path / "s").exists()
 
 
 def test_several_at_once_end_with_one_good_store(config, tokenizer, tmp_path) -> None:
     def work(_: int) -> int:
-        return len(prepare(config.train, config, tmp_path / "s", tokenizer, tokenizer))
+        return len(store_pairs(config.train, config, tmp_path / "s", tokenizer, tokenizer))
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(work, range(8))) == [len(LINES)] * 8
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["s", "t.tsv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".s.lock", "s", "t.tsv"]
 
 
 CHILD = """
 import sys
 from pathlib import Path
 import torch
-from regard.data.batch import Batches
-from regard.data.store import Store
+from regard.data.batch import Batches, Pairs
+from regard.data.columns import Column, prepare
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
-rows = 200_000
-Store.write(Path(sys.argv[1]) / "warm", [([1, 2], [1, 2])] * 5000, vocab_size=(9, 9)).pairs().batch(torch.arange(3))
+def make(name, rows):
+    def fill(writer):
+        for at in range(0, rows, 4096):
+            some = range(at, min(at + 4096, rows))
+            writer.append(source=[[i % 60000] * 100 for i in some], target=[[1, i % 60000, 2] for i in some])
+
+    store = prepare(Path(sys.argv[1]) / name, dict.fromkeys(("source", "target"), Column("<u2", None)), str, fill)
+    return Pairs(store.ragged("source"), store.ragged("target"))
+
+make("warm", 5000).batch(torch.arange(3))
 before = peak()
-stream = (([i % 60000] * 100, [1, i % 60000, 2]) for i in range(rows))
-store = Store.write(Path(sys.argv[1]) / "s", stream, vocab_size=(60000, 60000))
-batches = iter(Batches(store.pairs(), 4000, seed=1))
+batches = iter(Batches(make("s", 200_000), 4000, seed=1))
 for _ in range(20):
     batch = next(batches)
     assert bool((batch.source == batch.target[:, 1:2]).all())

@@ -1,0 +1,268 @@
+"""Columns on disk: prepared data, written once as a stream and then memory-mapped.
+
+    index.json       number of rows, type and shape of each column, fingerprint of what went in, notes of the writer
+    NAME.values      the values of a column, concatenated, little-endian
+    NAME.offsets     [rows + 1] int64, of a ragged column: row i is values[offsets[i] : offsets[i + 1]]
+
+A column is ragged (token ids, `Ragged`) or has one shape per row (labels, pixels, the ids of one long text). The
+operating system loads the pages that a batch touches and drops them when memory is short, so the data may be larger
+than memory: in memory are 16 bytes per row of a ragged column.
+
+A store appears under its name only when it is complete: it is written into a hidden neighbour, which is then renamed.
+Its fingerprint covers input files, settings and tokenizers; while that matches, the store is used again. One process
+at a time prepares a store (a lock), and others wait for it. A writer may save checkpoints, from which an interrupted
+preparation continues.
+
+Two plain files per column, and not Arrow IPC: importing pyarrow takes 0.1 s at every start, it is an optional extra,
+and reading memory-mapped values takes less code than converting Arrow's list arrays to tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.batch import Ragged
+from regard.errors import Unfinished, UserError
+from regard.files import make_folder, write_atomically
+
+INDEX, PROGRESS = "index.json", "progress.json"
+VERSION = 2
+UNREADABLE = (OSError, LookupError, TypeError, ValueError, RuntimeError, AttributeError)
+
+
+@dataclass(frozen=True)
+class Column:
+    """Type of the values, and shape of a row; None: sequences of any length."""
+
+    dtype: str
+    shape: tuple[int, ...] | None = ()
+
+
+def token_type(vocab_size: int) -> str:
+    """The narrowest integers for ids from 0 to vocab_size - 1."""
+    return "<u2" if vocab_size <= 2**16 else "<u4"
+
+
+@dataclass(frozen=True)
+class Store:
+    """A complete store, mapped; `index` is the content of index.json."""
+
+    folder: Path
+    index: Mapping[str, Any]
+    columns: Mapping[str, Ragged | Tensor]
+
+    def __len__(self) -> int:
+        return int(self.index["rows"])
+
+    def ragged(self, name: str) -> Ragged:
+        column = self.columns[name]
+        assert isinstance(column, Ragged)
+        return column
+
+    def tensor(self, name: str) -> Tensor:
+        """[rows, *shape]"""
+        column = self.columns[name]
+        assert isinstance(column, Tensor)
+        return column
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Store:
+        """Map a complete store; files that are missing, truncated or damaged are a UserError."""
+        folder = Path(folder)
+        try:
+            index = json.loads((folder / INDEX).read_bytes())
+            if index["version"] != VERSION:
+                raise ValueError(f"version {index['version']}, not {VERSION}")
+            return cls(folder, index, {name: _map(folder, name, index) for name in index["columns"]})
+        except UNREADABLE as error:
+            raise UserError(
+                f"{folder}: not a complete store ({error}); delete the folder, and it is made again"
+            ) from None
+
+
+class Writer:
+    """Appends rows to the columns of a store in preparation; `notes` go into its index."""
+
+    def __init__(self, folder: Path, columns: Mapping[str, Column], fingerprint: str) -> None:
+        self.folder, self.columns, self.fingerprint = folder, columns, fingerprint
+        self.rows, self.counts = 0, dict.fromkeys(columns, 0)  # values of each column
+        self.notes: dict[str, Any] = {}
+        self.saved = self._resume()
+        self.files = {name: (folder / name).open("ab") for name in self._sizes()}
+        for name, column in columns.items():
+            if column.shape is None and not self.saved:
+                self.files[f"{name}.offsets"].write(np.zeros(1, "<i8").tobytes())
+
+    def _sizes(self) -> dict[str, int]:
+        """The bytes of every file."""
+        sizes = {}
+        for name, column in self.columns.items():
+            sizes[f"{name}.values"] = self.counts[name] * np.dtype(column.dtype).itemsize
+            if column.shape is None:
+                sizes[f"{name}.offsets"] = 8 * (self.rows + 1)
+        return sizes
+
+    def _resume(self) -> bool:
+        """Continue from the last checkpoint of the same preparation; else start again."""
+        try:
+            state = json.loads((self.folder / PROGRESS).read_bytes())
+            if state["fingerprint"] != self.fingerprint:
+                raise ValueError
+            self.rows, self.counts, self.notes = state["rows"], state["counts"], state["notes"]
+            for name, size in self._sizes().items():
+                if (self.folder / name).stat().st_size < size:
+                    raise ValueError
+                os.truncate(self.folder / name, size)
+            return True
+        except UNREADABLE:
+            self.rows, self.counts, self.notes = 0, dict.fromkeys(self.columns, 0), {}
+            shutil.rmtree(self.folder, ignore_errors=True)
+            make_folder(self.folder)
+            return False
+
+    def append(self, **rows: Sequence[Any] | np.ndarray) -> None:
+        """More rows of every column: sequences of a ragged one, an array [n, *shape] of the others."""
+        count = 0
+        for name, column in self.columns.items():
+            values, count = rows[name], len(rows[name])
+            if column.shape is None:
+                lengths = np.array([len(row) for row in values], "<i8")
+                ends = self.counts[name] + lengths.cumsum()
+                self.files[f"{name}.offsets"].write(ends.astype("<i8").tobytes())
+                values = np.fromiter(chain.from_iterable(values), np.int64)
+            flat = np.asarray(values).reshape(-1)
+            limits = np.iinfo(column.dtype)
+            if len(flat) and not limits.min <= flat.min() <= flat.max() <= limits.max:
+                raise UserError(f"{name}: {flat.max() if flat.min() >= 0 else flat.min()} is outside of {column.dtype}")
+            self.files[f"{name}.values"].write(flat.astype(column.dtype).tobytes())
+            self.counts[name] += len(flat)
+        self.rows += count
+
+    def checkpoint(self) -> None:
+        """Rows and notes so far are kept if the preparation is interrupted."""
+        self._flush()
+        state = {"fingerprint": self.fingerprint, "rows": self.rows, "counts": self.counts, "notes": self.notes}
+        write_atomically(self.folder / PROGRESS, json.dumps(state).encode())
+        self.saved = True
+
+    def finish(self) -> None:
+        self._flush()
+        columns = {name: {**asdict(one), "values": self.counts[name]} for name, one in self.columns.items()}
+        index = {"version": VERSION, "fingerprint": self.fingerprint, "rows": self.rows, "columns": columns}
+        write_atomically(self.folder / INDEX, json.dumps({**index, **self.notes}, indent=1).encode())
+        (self.folder / PROGRESS).unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        for file in self.files.values():
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        for file in self.files.values():
+            with contextlib.suppress(OSError):  # a full disk has been reported already
+                file.close()
+
+
+def prepare(
+    folder: str | Path,
+    columns: Mapping[str, Column],
+    fingerprint: Callable[[], str],
+    write: Callable[[Writer], None],
+) -> Store:
+    """The store in `folder`, written now unless the one there has the same fingerprint and columns.
+
+    `fingerprint` is called again at the end: data that changed while it was read is a UserError.
+    """
+    folder, before = Path(folder), fingerprint()
+    parts = [VERSION, before, {name: asdict(column) for name, column in columns.items()}]
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    make_folder(folder.parent)
+    with _locked(folder.with_name(f".{folder.name}.lock")):
+        with contextlib.suppress(UserError):
+            if (store := Store.open(folder)).index["fingerprint"] == digest:
+                return store
+        if folder.exists() and not (folder / INDEX).is_file() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise UserError(f"{folder}: has no {INDEX}, so it is not a store and is not replaced; name another folder")
+        _write(
+            folder.with_name(f".{folder.name}.part"), folder, columns, digest, write, lambda: fingerprint() == before
+        )
+    return Store.open(folder)
+
+
+def _write(
+    part: Path,
+    folder: Path,
+    columns: Mapping[str, Column],
+    digest: str,
+    write: Callable[[Writer], None],
+    unchanged: Callable[[], bool],
+) -> None:
+    writer, done = None, False
+    try:
+        writer = Writer(part, columns, digest)
+        write(writer)
+        writer.finish()
+        if not unchanged():
+            raise UserError(f"{folder.name}: the files changed while being read; start again when they are complete")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(part, folder)
+        done = True
+    except OSError as error:
+        raise Unfinished(
+            f"{folder}: cannot be written ({error.strerror or error}). Free some space and run the same command again"
+        ) from error
+    finally:
+        if writer is not None:
+            writer.close()
+        if not done and not (writer is not None and writer.saved):
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _map(folder: Path, name: str, index: Mapping[str, Any]) -> Ragged | Tensor:
+    """One column; its files have exactly the size that the index says."""
+    rows, column = int(index["rows"]), index["columns"][name]
+    dtype, count = np.dtype(column["dtype"]), int(column["values"])
+    if dtype.kind not in "iuf":  # an object would be a pointer to anywhere
+        raise ValueError(f"{name} has the type {dtype}")
+    values = _map_file(folder / f"{name}.values", dtype, count)
+    if column["shape"] is not None:
+        return values.view(rows, *column["shape"])
+    offsets = _map_file(folder / f"{name}.offsets", np.dtype("<i8"), rows + 1)
+    lengths = offsets.diff()
+    if int(offsets[0]) != 0 or int(offsets[-1]) != count or (rows and int(lengths.min()) < 0):
+        raise ValueError(f"{name}.offsets does not rise from 0 to {count:,}")
+    return Ragged(values, lengths)
+
+
+def _map_file(path: Path, dtype: np.dtype, count: int) -> Tensor:
+    if path.stat().st_size != count * dtype.itemsize:
+        raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes instead of {count * dtype.itemsize:,}")
+    array = np.memmap(path, dtype, mode="r") if count else np.empty(0, dtype)  # an empty file cannot be mapped
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the array is read-only; nobody writes to these tensors
+        return torch.from_numpy(np.asarray(array))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time is inside; others wait."""
+    with path.open("ab") as file:
+        with contextlib.suppress(ImportError):  # Windows has no fcntl
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

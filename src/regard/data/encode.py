@@ -1,0 +1,238 @@
+"""From text to token ids on disk: each task's rows, tokenised once before training (`regard.data.columns`).
+
+pairs        source  … </s>        target  <s> … </s>
+labelled     text  <s> … </s>, truncated to data.max_length        label, the number of its class
+documents    text  <s> … </s>, parts of at most so many tokens
+stream       ids, all documents as one sequence with </s> between them
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from regard.data.columns import Column, Store, Writer, prepare, token_type
+from regard.data.documents import Piece, utf8
+from regard.data.labels import LabelData, read_labelled
+from regard.data.pairs import Pair, PairData, find_pairs, read_pairs
+from regard.data.sets import find_files, fingerprint
+from regard.errors import UserError
+from regard.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+ROWS = 4096  # rows that are encoded and written at once …
+CHARACTERS = 4_000_000  # … or fewer, if they are long
+CHECKPOINT = 1 << 26  # tokens of a stream after which a checkpoint is saved
+
+
+def digest_of(tokenizer: Tokenizer) -> str:
+    """A digest of the tokenizer and of its special tokens."""
+    return hashlib.sha256(f"{tokenizer.json} {tokenizer.bos} {tokenizer.eos}".encode()).hexdigest()
+
+
+def chunks(stream: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Lists of rows, limited in number and in characters."""
+    chunk: list[T] = []
+    characters = 0
+    for row in stream:
+        chunk.append(row)
+        characters += size(row)
+        if len(chunk) == ROWS or characters >= CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def _bar(unit: str, total: int | None = None, initial: int = 0) -> Any:
+    live = sys.stderr.isatty()
+    return tqdm(
+        desc="tokenising", unit=unit, total=total, initial=initial, unit_scale=True, leave=False, disable=not live
+    )
+
+
+def store_pairs(
+    files: Sequence[str],
+    config: PairData,
+    folder: str | Path,
+    source: Tokenizer,
+    target: Tokenizer,
+    *,
+    max_length: int | None = None,
+) -> Store:
+    """The pairs of `files`; longer ones than `max_length` are dropped and counted (`index["dropped"]`)."""
+
+    def state() -> str:
+        paths = [path for paths in find_pairs(files, config.folder) for path in paths]
+        return fingerprint(paths, config.source, config.target, config.skip_bad)
+
+    name = ", ".join(files)
+    return encode_pairs(
+        read_pairs(files, config), folder, source, target, name=name, state=state, max_length=max_length
+    )
+
+
+def encode_pairs(
+    pairs: Iterable[Pair],
+    folder: str | Path,
+    source: Tokenizer,
+    target: Tokenizer,
+    *,
+    name: str,
+    state: Callable[[], str],
+    max_length: int | None = None,
+) -> Store:
+    """The same for pairs from anywhere: `state` is the fingerprint of what decides them, `name` is for messages."""
+
+    def write(writer: Writer) -> None:
+        dropped = 0
+        with _bar("pair") as bar:
+            for chunk in chunks(pairs, lambda pair: len(pair.source) + len(pair.target)):
+                sources = source.encode_batch([pair.source for pair in chunk], add_eos=True)
+                targets = target.encode_batch([pair.target for pair in chunk], add_bos=True, add_eos=True)
+                kept: list[int] = []
+                for row, pair in enumerate(chunk):
+                    # A decoder reads its target without the last token, so both sides count one special token.
+                    if max_length is None or max(len(sources[row]), len(targets[row]) - 1) <= max_length:
+                        kept.append(row)
+                    else:
+                        dropped += 1
+                        writer.notes.setdefault("first_dropped", f"{pair.file}, line {pair.line:,}")
+                writer.append(source=[sources[row] for row in kept], target=[targets[row] for row in kept])
+                bar.update(len(chunk))
+        writer.notes |= {"dropped": dropped, "max_length": max_length}
+        if not writer.rows:
+            why = f": all {dropped:,} are longer than max_length = {max_length}; raise it" if dropped else ""
+            raise UserError(f"{name}: no sentence pairs{why}")
+
+    columns = {"source": Column(token_type(len(source)), None), "target": Column(token_type(len(target)), None)}
+    how = (digest_of(source), digest_of(target), max_length)
+    return prepare(folder, columns, lambda: fingerprint((), state(), *how), write)
+
+
+def store_labelled(
+    files: Sequence[str], config: LabelData, folder: str | Path, tokenizer: Tokenizer, classes: Sequence[str]
+) -> Store:
+    """The labelled texts of `files`; `index["truncated"]` is how many were longer than `data.max_length`."""
+    numbers = {name: number for number, name in enumerate(classes)}
+
+    def state() -> str:
+        how = (config.columns, config.header, config.names, config.skip_bad, config.max_length, list(classes))
+        return fingerprint(find_files(files, config.folder), how, digest_of(tokenizer))
+
+    def write(writer: Writer) -> None:
+        truncated = 0
+        with _bar("text") as bar:
+            for chunk in chunks(read_labelled(files, config, classes), lambda one: len(one.text)):
+                texts = tokenizer.encode_batch([one.text for one in chunk], add_bos=True, add_eos=True)
+                truncated += sum(len(ids) > config.max_length for ids in texts)
+                writer.append(
+                    text=[_truncated(ids, config.max_length) for ids in texts],
+                    label=np.array([numbers[one.label] for one in chunk]),
+                )
+                bar.update(len(chunk))
+        writer.notes["truncated"] = truncated
+
+    columns = {"text": Column(token_type(len(tokenizer)), None), "label": Column("<i4")}
+    return prepare(folder, columns, state, write)
+
+
+def _truncated(ids: Sequence[int], length: int) -> Sequence[int]:
+    """The first tokens of a text that is too long, and its end."""
+    return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
+
+
+def store_documents(
+    stream: Iterable[Piece],
+    folder: str | Path,
+    tokenizer: Tokenizer,
+    length: int,
+    *,
+    text_fingerprint: str,
+    characters: int | None = None,
+) -> Store:
+    """The documents of `stream` in parts of at most `length` tokens, <s> and </s> included."""
+    bos, eos = tokenizer.special_id("bos"), tokenizer.special_id("eos")
+
+    def write(writer: Writer) -> None:
+        held: list[int] = []
+        with _bar("char", characters) as bar:
+            for chunk in chunks(stream, lambda piece: len(piece.text)):
+                parts = []
+                for (_, ends), ids in zip(chunk, tokenizer.encode_batch([text for text, _ in chunk]), strict=True):
+                    held += ids
+                    while len(held) > length - 2 or (ends and held):
+                        parts.append([bos, *held[: length - 2], eos])
+                        held = held[length - 2 :]
+                writer.append(text=parts)
+                bar.update(sum(len(text) for text, _ in chunk))
+        if held:  # the text ends inside a document
+            writer.append(text=[[bos, *held, eos]])
+        if not writer.rows:
+            raise UserError("the text has no tokens: it is empty")
+
+    columns = {"text": Column(token_type(len(tokenizer)), None)}
+    return prepare(folder, columns, lambda: fingerprint((), text_fingerprint, digest_of(tokenizer), length), write)
+
+
+def store_tokens(
+    stream: Iterable[Piece],
+    folder: str | Path,
+    tokenizer: Tokenizer,
+    *,
+    text_fingerprint: str,
+    characters: int | None = None,
+) -> Store:
+    """All documents of `stream` as one sequence of ids, with counts in its index.
+
+    A large corpus takes hours, so checkpoints are saved, and an interrupted preparation continues from the last.
+    """
+
+    def write(writer: Writer) -> None:
+        empty = {"pieces": 0, "documents": 0, "characters": 0, "bytes": 0, "unknown": 0}
+        counts = writer.notes = {**empty, "first": [0, 0], "open": False, **writer.notes}
+        saved, pieces = writer.rows, iter(stream)
+        for _ in range(counts["pieces"]):
+            next(pieces)
+        with _bar("char", characters, counts["characters"]) as bar:
+            for chunk in chunks(pieces, lambda piece: len(piece.text)):
+                writer.append(ids=_joined(chunk, tokenizer, counts))
+                bar.update(sum(len(text) for text, _ in chunk))
+                if writer.rows - saved >= CHECKPOINT:
+                    writer.checkpoint()
+                    saved = writer.rows
+        if not writer.rows:
+            raise UserError("the text has no tokens: it is empty")
+
+    columns = {"ids": Column(token_type(len(tokenizer)))}
+    return prepare(folder, columns, lambda: fingerprint((), text_fingerprint, digest_of(tokenizer)), write)
+
+
+def _joined(chunk: list[Piece], tokenizer: Tokenizer, counts: dict[str, Any]) -> np.ndarray:
+    """The ids of some pieces, </s> before each new document but the first; `counts` are updated.
+
+    `first` are the characters and bytes of the first token, `open` says that the last document has not ended.
+    """
+    joined: list[int] = []
+    for (text, ends), ids in zip(chunk, tokenizer.encode_batch([text for text, _ in chunk]), strict=True):
+        begins = not counts["open"]
+        if begins and text:
+            if counts["documents"]:
+                joined.append(tokenizer.special_id("eos"))
+            elif ids:
+                raw = tokenizer.token_bytes(ids[0]) if tokenizer.byte_level else tokenizer.decode([ids[0]]).encode()
+                counts["first"] = [len(raw.decode(errors="ignore")), len(raw)]
+        joined += ids
+        counts["pieces"] += 1
+        counts["documents"] += begins
+        counts["characters"] += len(text)
+        counts["bytes"] += utf8(text)
+        counts["unknown"] += 0 if tokenizer.unk is None else ids.count(tokenizer.unk)
+        counts["open"] = not ends
+    return np.array(joined, np.int64)
