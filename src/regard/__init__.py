@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from regard.api import train as train
     from regard.models import ModelConfig as ModelConfig
     from regard.models import build as build
     from regard.models.folder import save as save
@@ -36,6 +37,7 @@ _LAZY = {
     "preset": "regard.models.presets",
     "save": "regard.models.folder",
     "trace": "regard.nn.trace",
+    "train": "regard.api",
     "window": "regard.nn.mask",
 }
 
