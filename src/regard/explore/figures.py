@@ -1,4 +1,4 @@
-"""Figures of one look at a model: which attention map is drawn, and how.
+"""Figures of one look at a model: which attention map is drawn, and how; and a table of its output.
 
     one head                      heat map, a label at every row and column
     one layer                     a labelled map for each of its heads
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,10 +22,13 @@ import torch
 from regard.errors import UserError
 from regard.explore.changes import PARTS
 from regard.explore.heatmap import head_grid, head_panels, heat_map
-from regard.explore.html import text_width, token_label
+from regard.explore.html import paragraph, table, text_width, token_label
 from regard.explore.images import image_panels
-from regard.explore.inside import Look, Part, Steps
+from regard.explore.output import Choice, Output, Position, difference
 from regard.explore.svg import Tokens, empty_figure, svg_frame, svg_text
+
+if TYPE_CHECKING:
+    from regard.explore.inside import Look, Part, Steps
 
 MOST_LABELS = 60  # tokens per side up to which every head of a layer gets labels
 TITLES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
@@ -181,3 +184,37 @@ def stage_panel(stages: Sequence[tuple[str, Any]], columns: Tokens, *, title: st
     width = max(left + len(stages) * step, 32 + text_width(title, 15), 32 + text_width(note))
     about = f"{count} keys, stages: {', '.join(stage for stage, _ in stages)}. {note}"
     return svg_frame(width, bottom + (44 if note else 20), name, about, "".join(parts))
+
+
+def output_table(after: Output, before: Output | None = None) -> str:
+    """The prediction at every position; with `before`, also without the changes."""
+    change = None if before is None else difference(before, after)
+    if after.kind == "vector":
+        cosine = (
+            "" if change is None else paragraph(f"1 - cosine to the unchanged vector: {change.mean_divergence:.4f}")
+        )
+        return paragraph(f"A vector of {after.logits.shape[-1]:,} numbers.") + cosine
+    texts = []
+    if after.answer is not None:
+        if before is not None and before.answer is not None:
+            texts.append(f"Generated, unchanged: {before.answer}")
+        texts.append(f"Generated: {after.answer}")
+    if after.loss is not None:
+        was = "" if before is None or before.loss is None else f" (unchanged: {before.loss:.4f})"
+        texts.append(f"Loss: {after.loss:.4f} nats per token{was}.")
+    headers = ["position", "after", "expected", "most probable"]
+    rows = [_row(position) for position in after.positions]
+    if before is not None:
+        headers.append("unchanged")
+        rows = [[*row, _choices(old.top)] for row, old in zip(rows, before.positions, strict=True)]
+    classes = ["number", "token", "token", "", ""][: len(headers)]
+    return "".join(map(paragraph, texts)) + table(headers, rows, classes=classes)
+
+
+def _row(position: Position) -> list[object]:
+    expected = None if position.expected is None else f"{position.expected.label} {position.expected.probability:.3f}"
+    return [position.at, position.read, expected, _choices(position.top)]
+
+
+def _choices(top: Sequence[Choice]) -> str:
+    return " · ".join(f"{choice.label} {choice.probability:.3f}" for choice in top[:3])

@@ -173,7 +173,7 @@ class Comparison:
     after: Look
 
     def _repr_html_(self) -> str:
-        from regard.explore.report import output_table
+        from regard.explore.figures import output_table
 
         return output_table(self.after.output, self.before.output) + self.after._repr_html_()
 

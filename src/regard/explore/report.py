@@ -15,12 +15,11 @@ from pathlib import Path
 import regard
 from regard.explore import html
 from regard.explore.chart import line_chart
-from regard.explore.figures import TITLES, draw, main_part, over_image
+from regard.explore.figures import TITLES, draw, main_part, output_table, over_image
 from regard.explore.heatmap import heat_map
 from regard.explore.html import Section, figure, paragraph
 from regard.explore.images import gallery
 from regard.explore.inside import Inside, Look
-from regard.explore.output import Choice, Output, Position, difference
 from regard.predict.bundle import Bundle
 from regard.training import results as plain
 
@@ -102,37 +101,3 @@ def look_page(look: Look, before: Look | None = None) -> str:
             body += figure(draw(look, part=part.name, grid=True), "Every layer and head, each with its own scale.")
         sections.append(Section(TITLES[part.name], body + (html.attention_note() if part is main else "")))
     return html.page(title, summary, sections, created=datetime.now(), version=regard.__version__)
-
-
-def output_table(after: Output, before: Output | None = None) -> str:
-    """The prediction at every position; with `before`, also without the changes."""
-    change = None if before is None else difference(before, after)
-    if after.kind == "vector":
-        cosine = (
-            "" if change is None else paragraph(f"1 - cosine to the unchanged vector: {change.mean_divergence:.4f}")
-        )
-        return paragraph(f"A vector of {after.logits.shape[-1]:,} numbers.") + cosine
-    texts = []
-    if after.answer is not None:
-        if before is not None and before.answer is not None:
-            texts.append(f"Generated, unchanged: {before.answer}")
-        texts.append(f"Generated: {after.answer}")
-    if after.loss is not None:
-        was = "" if before is None or before.loss is None else f" (unchanged: {before.loss:.4f})"
-        texts.append(f"Loss: {after.loss:.4f} nats per token{was}.")
-    headers = ["position", "after", "expected", "most probable"]
-    rows = [_row(position) for position in after.positions]
-    if before is not None:
-        headers.append("unchanged")
-        rows = [[*row, _choices(old.top)] for row, old in zip(rows, before.positions, strict=True)]
-    classes = ["number", "token", "token", "", ""][: len(headers)]
-    return "".join(map(paragraph, texts)) + html.table(headers, rows, classes=classes)
-
-
-def _row(position: Position) -> list[object]:
-    expected = None if position.expected is None else f"{position.expected.label} {position.expected.probability:.3f}"
-    return [position.at, position.read, expected, _choices(position.top)]
-
-
-def _choices(top: Sequence[Choice]) -> str:
-    return " · ".join(f"{choice.label} {choice.probability:.3f}" for choice in top[:3])
