@@ -1,4 +1,4 @@
-"""The frame of the command line: what is imported when, and how every kind of failure ends."""
+"""The command line: lazy imports, and the message and exit code of every kind of failure."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def raising(error: BaseException):
 
 
 def run_python(code: str, *, stdout=subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a process of its own."""
+    """Run `code` in a separate process."""
     command = [sys.executable, "-c", code]
     env = os.environ | environment
     return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=env, timeout=60)
 
 
 def run_lightly(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run `regard` in a process of its own that fails if it imports anything that takes time."""
+    """Run `regard` in a separate process that fails if it imports a slow package."""
     return run_python(
         f"import sys; from regard.cli import main; code = main({arguments!r}); "
         f"loaded = [name for name in {HEAVY!r} if name in sys.modules]; "
@@ -69,7 +69,7 @@ def run_lightly(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-# Code for a process of its own in which `regard fake` does what the function `run`, defined after it, does.
+# Code for a separate process in which `regard fake` does what the function `run`, defined after it, does.
 FAKE = """
 import sys, time, types
 from regard import cli
@@ -94,7 +94,7 @@ def test_arguments_reach_the_command_and_its_result_is_the_exit_code(command):
 @pytest.mark.parametrize(
     "words", ["RUN one two --beam 5", "RUN --beam 5 one two", "--beam 5 RUN one two", "RUN one --beam 5 two"]
 )
-def test_options_may_stand_before_the_texts(words):
+def test_options_may_precede_the_texts(words):
     from regard.commands import translate
 
     parser = cli.Parser("regard translate", "", "")
@@ -108,7 +108,7 @@ def test_options_may_stand_before_the_texts(words):
         parser.parse_all(["RUN", "--bean", "5", "one"])
 
 
-def test_help_lists_every_command_with_its_line(capsys):
+def test_help_lists_every_command_with_its_summary(capsys):
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
     for name, (_, summary) in cli.COMMANDS.items():
@@ -135,7 +135,7 @@ def test_help_and_version_are_quick_and_import_nothing_heavy(arguments):
     start = time.perf_counter()
     done = run_lightly(arguments)
     assert done.returncode == 0, done.stderr
-    assert time.perf_counter() - start < 5.0  # 0.03 s idle; the rest is room for a busy machine
+    assert time.perf_counter() - start < 5.0  # 0.03 s idle; the rest allows for a busy machine
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -172,7 +172,7 @@ def test_a_wrong_argument_is_named_with_the_remedy(command, capsys, arguments, p
         assert part in captured.err
 
 
-def test_user_error_is_printed_as_it_stands(command, capsys):
+def test_user_error_is_printed_unchanged(command, capsys):
     command(raising(UserError("heads is 3 and does not divide dim 64; take 2 or 4")))
     assert cli.main(["fake"]) == 2
     assert capsys.readouterr().err == "error: heads is 3 and does not divide dim 64; take 2 or 4\n"
@@ -272,7 +272,7 @@ def test_a_full_disk_behind_standard_output(unbuffered):
     assert (done.returncode, done.stderr) == (1, f"error: {os.strerror(errno.ENOSPC)}\n")
 
 
-def test_korean_on_a_terminal_without_it_does_not_fail():
+def test_unprintable_characters_do_not_fail():
     code = FAKE + "def run(): return print('\\uc5b4\\ud150\\uc158') or 0\nsys.exit(cli.main(['fake']))"
     done = run_python(code, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout) == (0, "???\n"), done.stderr
@@ -302,7 +302,7 @@ def test_every_public_name_can_be_imported(name):
     assert getattr(regard, name) is getattr(sys.modules[regard._LAZY[name]], name)
 
 
-def test_the_program_is_named_as_the_shell_can_call_it(monkeypatch, tmp_path):
+def test_the_name_of_the_program_can_be_called_by_the_shell(monkeypatch, tmp_path):
     from regard.errors import program
 
     monkeypatch.setenv("PATH", str(tmp_path))

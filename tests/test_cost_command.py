@@ -1,4 +1,4 @@
-"""`regard cost`: the numbers of the formulas, readable by people and by programs."""
+"""`regard cost`: the values of the formulas as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def run(capsys, *arguments: str) -> str:
 
 
 def row(text: str, label: str) -> str:
-    """The value beside `label`."""
+    """The value in the row `label`."""
     line = next(line for line in text.splitlines() if line.strip().startswith(label))
     return "  ".join(line.strip().removeprefix(label).split())
 
 
-def test_the_table_shows_the_formulas_numbers(capsys):
+def test_the_table_shows_the_values_of_the_formulas(capsys):
     text = run(capsys, "base", "--seq", "512", "--batch", "32")
     assert text.startswith("base: encoder-decoder, 6+6 layers, dim 512, 8 heads, ff_dim 2048, vocab_size 37000\n")
     assert "batch: 32 x (512 source tokens, 512 target tokens)" in text
@@ -52,7 +52,7 @@ def test_settings_can_be_changed(capsys):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_json_is_whole_and_adds_up(capsys, name):
+def test_json_is_complete_and_consistent(capsys, name):
     found = json.loads(run(capsys, name, "--batch", "2", "--dtype", "fp32", "--json"))
     assert found.pop("model") == name
     assert found == cost(preset(name), batch=2, dtype="fp32").to_dict()

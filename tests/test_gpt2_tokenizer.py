@@ -36,7 +36,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.samp
 
 
 def write_files(folder: Path, names: tuple[str, str]) -> None:
-    """A small vocabulary in GPT-2's format, learned here."""
+    """A small vocabulary in GPT-2's format, trained here."""
     from tokenizers import ByteLevelBPETokenizer
 
     raw = ByteLevelBPETokenizer()
@@ -60,7 +60,7 @@ def folder(request, tmp_path_factory) -> Path:
 
 
 class Published:
-    """The algorithm of openai/gpt-2's encoder.py: cut by a pattern, then merge the best pair until none is left."""
+    """The algorithm of openai/gpt-2's encoder.py: split by a pattern, then merge the best pair until none is left."""
 
     def __init__(self, folder: Path) -> None:
         import regex
@@ -92,7 +92,7 @@ class Published:
         return found
 
 
-def test_the_bytes_have_gpt2s_letters():
+def test_bytes_have_gpt2s_characters():
     transformers = pytest.importorskip("transformers.convert_slow_tokenizer")
     assert dict(enumerate(bytes_to_unicode())) == transformers.bytes_to_unicode()
 
@@ -126,7 +126,7 @@ def test_the_same_ids_as_transformers(folder):
     check()
 
 
-def test_typed_specials_are_only_text(folder):
+def test_special_tokens_in_text_are_encoded_as_text(folder):
     tokenizer = read_gpt2(folder)
     ids = tokenizer.encode(f"a{END}b")
     assert tokenizer.eos not in ids and tokenizer.decode(ids) == f"a{END}b"
@@ -190,7 +190,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_streamed_text_is_the_decoded_text(kind):
-    """For any tokens at all, also those that are no text: half a character, a special one."""
+    """For any token ids, including incomplete characters and special tokens."""
     tokenizer = KINDS[kind]
 
     @given(st.lists(st.integers(0, len(tokenizer) - 1), max_size=40))
@@ -203,7 +203,7 @@ def test_streamed_text_is_the_decoded_text(kind):
     check()
 
 
-def test_a_character_appears_whole():
+def test_a_character_is_emitted_when_complete():
     letters = StreamDecoder(KINDS["byte"])
     parts = [letters.add(id) for id in KINDS["byte"].encode("é한😀")]
     assert [part for part in parts if part] == ["é", "한", "😀"] and letters.end() == ""

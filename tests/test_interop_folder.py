@@ -29,7 +29,7 @@ TINY = {"dim": 12, "heads": 3, "layers": 2, "ff_dim": 10, "max_length": 40}
 
 @pytest.fixture(autouse=True)
 def one_thread(seed):
-    """Tensors of a few hundred numbers: a second thread costs more than it computes."""
+    """Tensors are tiny: more threads would be slower."""
     torch.set_num_threads(1)
 
 
@@ -54,7 +54,7 @@ def regard_run(tmp_path, tokenizer) -> Path:
 
 
 def shard(folder: Path) -> None:
-    """Cut model.safetensors into two files and an index, as large models are stored."""
+    """Split model.safetensors into two files and an index, as for large models."""
     tensors = load_file(folder / "model.safetensors")
     names = sorted(tensors)
     parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
@@ -108,7 +108,7 @@ def test_damaged_files_are_named(hf):
         import_folder(hf)
 
 
-def test_a_pickle_is_never_opened(hf):
+def test_a_pickle_is_never_loaded(hf):
     class Trap:
         def __reduce__(self):
             return os.mkdir, (str(hf / "trapped"),)
@@ -120,7 +120,7 @@ def test_a_pickle_is_never_opened(hf):
     assert not (hf / "trapped").exists()
 
 
-def test_a_name_from_the_hub_is_no_folder(tmp_path, monkeypatch):
+def test_a_name_on_the_hub_that_is_not_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="hf download openai-community/gpt2 --local-dir gpt2"):
         import_folder("openai-community/gpt2")
@@ -155,7 +155,7 @@ def regard(*arguments: object) -> int:
     return cli.main([str(argument) for argument in arguments])
 
 
-def test_import_and_export_there_and_back(hf, tmp_path, monkeypatch, capsys):
+def test_export_of_an_import_is_the_original(hf, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert regard("import", "hf") == 0
     assert re.search(
@@ -170,7 +170,7 @@ def test_import_and_export_there_and_back(hf, tmp_path, monkeypatch, capsys):
         assert Path("again", name).read_bytes() == Path("hf", name).read_bytes(), name
 
 
-def test_json_says_what_was_done(hf, tmp_path, regard_run, capsys):
+def test_json_output(hf, tmp_path, regard_run, capsys):
     assert regard("import", hf, "-o", tmp_path / "out", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     count = sum(tensor.numel() for tensor in run.load(tmp_path / "out").parameters())
@@ -195,7 +195,7 @@ def test_check_without_transformers_names_the_extra(hf, tmp_path, monkeypatch, c
     assert os.listdir(tmp_path) == ["hf"]
 
 
-def test_a_failed_check_writes_nothing(hf, tmp_path, monkeypatch, capsys):
+def test_a_failed_check_saves_nothing(hf, tmp_path, monkeypatch, capsys):
     from regard.interop import Difference
 
     monkeypatch.setattr("regard.interop.compare", lambda model, folder: Difference(0.5, 10.0, 99))
@@ -204,7 +204,7 @@ def test_a_failed_check_writes_nothing(hf, tmp_path, monkeypatch, capsys):
     assert os.listdir(tmp_path) == ["hf"]
 
 
-def test_nothing_is_replaced_unasked(hf, tmp_path, regard_run, capsys):
+def test_nothing_is_replaced_without_force(hf, tmp_path, regard_run, capsys):
     before = (regard_run / "recipe.toml").read_bytes()
     assert regard("import", hf, "-o", regard_run) == 2
     assert "--force" in capsys.readouterr().err and (regard_run / "recipe.toml").read_bytes() == before
@@ -217,7 +217,7 @@ def test_nothing_is_replaced_unasked(hf, tmp_path, regard_run, capsys):
     assert sorted(os.listdir(tmp_path)) == ["hf", "run"]
 
 
-def test_refusals_reach_the_command_line(tmp_path, capsys):
+def test_errors_on_the_command_line(tmp_path, capsys):
     run.save(build(preset("gpt2", **TINY, vocab_size=31, position="rope")), tmp_path / "rope")
     assert regard("export", tmp_path / "rope", "--hf", tmp_path / "out") == 2
     error = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Each family, there and back: the answers of transformers' own model and of ours, from the same weights."""
+"""Every family in both directions: outputs of transformers and of Regard with the same weights."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ PEERS = {
 
 @pytest.fixture(autouse=True)
 def one_thread(seed):
-    """Tensors of a few hundred numbers: a second thread costs more than it computes."""
+    """Tensors are tiny: more threads would be slower."""
     torch.set_num_threads(1)
 
 
 def make_peer(name: str, **changes):
-    """A model of transformers in which every number is random, biases and norms included."""
+    """A model of transformers with random weights, including biases and norms."""
     kind, config_kind, options, arguments = PEERS[name]
     peer = getattr(transformers, kind)(getattr(transformers, config_kind)(**{**options, **changes}), **arguments).eval()
     with torch.no_grad():
@@ -161,7 +161,7 @@ def widen(peer, monkeypatch):
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_imported_weights_give_the_same_answers(name, tmp_path, monkeypatch):
+def test_imported_weights_give_the_same_outputs(name, tmp_path, monkeypatch):
     peer = make_peer(name)
     peer.save_pretrained(tmp_path / "32")
     model = read_folder(tmp_path / "32").model
@@ -182,8 +182,8 @@ RENAMED = {
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_what_goes_in_comes_out(name, tmp_path):
-    """transformers -> Regard -> transformers: the weights are equal bit by bit, and so are the answers."""
+def test_export_inverts_import(name, tmp_path):
+    """transformers -> Regard -> transformers: weights and outputs are bitwise equal."""
     peer = make_peer(name)
     peer.save_pretrained(tmp_path / "in")
     found = read_folder(tmp_path / "in")
@@ -209,7 +209,7 @@ def test_what_goes_in_comes_out(name, tmp_path):
     ("AutoModelForSequenceClassification", "bert-classes"), ("AutoModelForImageClassification", "vit-classes"),
     ("AutoModelForSeq2SeqLM", "marian"), ("AutoModelForSeq2SeqLM", "bart"), ("AutoModelForSeq2SeqLM", "t5-1.1"),
 ])  # fmt: skip
-def test_the_auto_classes_know_what_was_exported(auto, name, tmp_path):
+def test_auto_classes_load_what_was_exported(auto, name, tmp_path):
     make_peer(name).save_pretrained(tmp_path / "in")
     found = read_folder(tmp_path / "in")
     export_folder(found.model, tmp_path / "out", metadata=found.metadata)
@@ -249,7 +249,7 @@ SIZES = {
 
 
 class Draw:
-    """Odd sizes on purpose: nothing divides anything else."""
+    """Sizes without common divisors."""
 
     def __init__(self, seed: int) -> None:
         draw = random.Random(seed)
@@ -266,7 +266,7 @@ def test_odd_sizes(name, seed, tmp_path):
     assert gap(answers(read_folder(tmp_path).model, peer)) < 2e-5
 
 
-def test_far_distances_fall_into_the_same_buckets_of_t5(tmp_path):
+def test_large_distances_have_the_same_t5_buckets(tmp_path):
     peer = make_peer("t5")
     peer.save_pretrained(tmp_path)
     assert gap(answers(read_folder(tmp_path).model, peer, length=300)) < 1e-5
@@ -280,7 +280,7 @@ def test_half_precision_loses_nothing(tmp_path):
     assert gap(answers(model, peer.float())) < 1e-5
 
 
-def test_notes_travel_with_the_folder(tmp_path):
+def test_metadata_is_kept_in_the_folder(tmp_path):
     peer = make_peer("bert-classes", id2label={0: "부정", 1: "중립", 2: "긍정"})
     peer.save_pretrained(tmp_path / "in")
     found = read_folder(tmp_path / "in")
@@ -293,7 +293,7 @@ def test_notes_travel_with_the_folder(tmp_path):
     assert config.pad_token_id == 0
 
 
-def test_names_without_prefix_and_names_of_tensorflow(tmp_path):
+def test_names_without_prefix_and_tensorflow_names(tmp_path):
     """The published GPT-2 has no prefix and stores its mask; the published BERT calls a norm's weight gamma."""
     norms = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     for name, rename in (

@@ -1,4 +1,4 @@
-"""Models that Regard made, written for transformers: the same answers there, and here when they come back."""
+"""Models of Regard exported to transformers: the same outputs there, and after importing them again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ transformers.logging.disable_progress_bar()
 
 @pytest.fixture(autouse=True)
 def one_thread(seed):
-    """Tensors of a few hundred numbers: a second thread costs more than it computes."""
+    """Tensors are tiny: more threads would be slower."""
     torch.set_num_threads(1)
 
 
@@ -46,7 +46,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_model_of_our_own_goes_out_and_comes_back(name, tmp_path):
+def test_import_inverts_export(name, tmp_path):
     model = randomise(build(OWN[name]))
     export_folder(model, tmp_path)
     assert compare(model, tmp_path).within_tolerance
@@ -61,8 +61,8 @@ def test_a_model_of_our_own_goes_out_and_comes_back(name, tmp_path):
         torch.testing.assert_close(again.model(*given), model(*given), rtol=1e-5, atol=1e-5)
 
 
-def test_interleaved_positions_go_out_exactly_in_another_order(tmp_path):
-    """The residual stream is reordered for Marian; in float64 the answers agree to 1e-10."""
+def test_interleaved_positions_are_exported_by_a_permutation(tmp_path):
+    """The residual stream is reordered for Marian; in float64 the outputs agree to 1e-10."""
     config = preset("base", **TINY)
     assert config.pairs == "interleaved"
     model = randomise(build(config)).double()
@@ -75,7 +75,7 @@ def test_interleaved_positions_go_out_exactly_in_another_order(tmp_path):
 
 
 @pytest.mark.parametrize("config", [OWN["paper"], OWN["t5"], OWN["gpt2"]], ids=["paper", "t5", "gpt2"])
-def test_transformers_writes_the_same_text_from_it(config, tmp_path):
+def test_transformers_generates_the_same_tokens(config, tmp_path):
     """Greedy decoding by transformers' `generate` and by our cached steps."""
     model = randomise(build(config))
     export_folder(model, tmp_path, metadata={"pad_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 31 - 1})
@@ -94,8 +94,8 @@ def test_transformers_writes_the_same_text_from_it(config, tmp_path):
     assert torch.equal(ours, theirs)
 
 
-def test_a_wrong_weight_is_noticed(tmp_path):
-    """`compare` would be worth nothing if it could not fail."""
+def test_compare_detects_a_wrong_weight(tmp_path):
+    """`compare` must be able to fail."""
     model = randomise(build(OWN["gpt2"]))
     export_folder(model, tmp_path)
     assert compare(model, tmp_path).within_tolerance

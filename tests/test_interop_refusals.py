@@ -1,4 +1,4 @@
-"""What cannot be imported or exported is refused with the key or field, its value and what would do."""
+"""Errors of import and export name the key or field, its value and the supported ones."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_every_preset_has_a_family():
         assert kind == wanted.get(name, name.partition("-")[0]), name
 
 
-def test_the_config_comes_back_as_it_went():
+def test_import_inverts_the_export_of_a_config():
     fields = {"dropout": 0.25, "embed_dropout": 0.25, "attention_dropout": 0.25}
     for name in PRESETS:
         config = preset(name, **fields)
@@ -163,7 +163,7 @@ def tensors(config) -> dict[str, torch.Tensor]:
     return weights_to_hf(config, weights_of(build(config)))
 
 
-def test_the_weights_come_back_as_they_went(config, tensors):
+def test_import_inverts_the_export_of_weights(config, tensors):
     ours = weights_of(build(config))
     again, _ = weights_from_hf(config, weights_to_hf(config, ours))
     assert again.keys() == ours.keys() and all(torch.equal(ours[name], again[name]) for name in ours)
@@ -184,13 +184,13 @@ def test_unknown_tensors_are_named(config, tensors):
         weights_from_hf(config, tensors)
 
 
-def test_shapes_are_compared_by_their_names(config, tensors):
+def test_wrong_shapes_are_named(config, tensors):
     tensors["transformer.h.0.mlp.c_fc.weight"] = tensors["transformer.h.0.mlp.c_fc.weight"].T
     with pytest.raises(UserError, match=re.escape("h.0.mlp.c_fc.weight has shape (48, 12)") + r".*\(12, 48\)"):
         weights_from_hf(config, tensors)
 
 
-def test_a_table_that_is_said_to_be_tied_and_is_not(config, tensors):
+def test_a_tied_matrix_that_differs(config, tensors):
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
     with pytest.raises(UserError, match=r"lm_head\.weight differs from wte\.weight.*tie_word_embeddings"):
         weights_from_hf(config, tensors)
@@ -200,14 +200,14 @@ def test_a_table_that_is_said_to_be_tied_and_is_not(config, tensors):
     assert "output_head.project.weight" not in weights_from_hf(config, tensors)[0]
 
 
-def test_a_tensor_given_twice(config, tensors):
+def test_a_duplicate_tensor(config, tensors):
     tensors["wte.weight"] = tensors["transformer.wte.weight"]
     with pytest.raises(UserError, match=r"wte\.weight twice"):
         weights_from_hf(config, tensors)
 
 
-def test_a_position_table_that_is_not_sinusoidal_is_no_marian():
-    """Marian may store its table, which is sin(pos / 10000^(2i/d)) and, in the second half, the cosines."""
+def test_position_embeddings_of_marian_must_be_sinusoidal():
+    """Marian may store its position embeddings, sin(pos / 10000^(2i/d)) and, in the second half, the cosines."""
     config = config_from_hf({**MARIAN, "max_position_embeddings": 6})
     tensors = weights_to_hf(config, weights_of(build(config)))
     angle = torch.arange(6)[:, None] / 10000 ** (torch.arange(0, 12, 2) / 12)
@@ -218,7 +218,7 @@ def test_a_position_table_that_is_not_sinusoidal_is_no_marian():
         weights_from_hf(config, {**tensors, name: interleaved})
 
 
-def test_class_names_must_fit_the_classes():
+def test_class_names_must_match_the_classes():
     config = preset("bert-base", output_head="classes", classes=2)
     assert config_to_hf(config, {"id2label": {"0": "bad", "1": "good"}})["label2id"] == {"bad": 0, "good": 1}
     assert config_to_hf(config)["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
@@ -239,7 +239,7 @@ JUNK = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), base=st.sampled_from([GPT, BERT, VIT, MARIAN, BART, T5]))
-def test_junk_in_config_json_never_gives_a_traceback(data, base):
+def test_any_config_json_is_imported_or_a_user_error(data, base):
     family = FAMILIES[base["model_type"]]
     keys = {*base, *family.supported, *(key.theirs for key in family.keys)}
     keys |= {"tie_word_embeddings", "id2label", "num_labels", "n_inner", "image_size", "patch_size"}

@@ -1,4 +1,4 @@
-"""Text as people write it where words are not what spaces part: Japanese, Korean, Chinese, Thai, emoji."""
+"""Scripts without spaces between words: Japanese, Korean, Chinese, Thai, emoji."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALL = [*JAPANESE, *KOREAN, *ODD]
 
 
 @pytest.mark.parametrize(("kind", "size"), [("bpe", 600), ("unigram", 500), ("char", None), ("byte", None)])
-def test_every_text_comes_back(kind, size) -> None:
+def test_decoding_inverts_encoding(kind, size) -> None:
     tokenizer = Tokenizer.train(ALL * 3, kind, size)
     for text in ALL:
         expected = text if kind in ("bpe", "byte") else unicodedata.normalize("NFC", text)
@@ -43,8 +43,8 @@ def test_every_text_comes_back(kind, size) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_pieces_grow_although_a_sentence_is_one_word(kind) -> None:
-    """Words that recur are found inside sentences without spaces."""
+def test_tokens_are_words_although_a_sentence_has_no_spaces(kind) -> None:
+    """Frequent words become tokens in sentences without spaces."""
     words = ["東京", "大阪", "友達", "学校", "コーヒー", "電車", "日本語", "先生"]
     lines = [f"{a}の{b}は{c}です" for a in words for b in words for c in words if len({a, b, c}) == 3]
     tokenizer = Tokenizer.train(lines, kind, 256 + 80 if kind == "bpe" else 60)
@@ -54,8 +54,8 @@ def test_pieces_grow_although_a_sentence_is_one_word(kind) -> None:
     assert sum(len(tokenizer.encode(line)) for line in lines) < 0.6 * letters
 
 
-def test_learning_from_one_endless_word_takes_no_endless_time() -> None:
-    """The time of a merge grows with the words that hold it, so bpe learns from parts of long ones."""
+def test_training_on_very_long_words_is_fast() -> None:
+    """The time of a merge is proportional to the length of words, so bpe splits long ones."""
     line = "".join(JAPANESE).replace("。", "").replace("、", "") * 150  # 22,000 characters, no space
     start = time.process_time()
     tokenizer = Tokenizer.train([line], "bpe", 600)
@@ -65,7 +65,7 @@ def test_learning_from_one_endless_word_takes_no_endless_time() -> None:
     assert Tokenizer.train(short, "bpe", 600).json == tokenizer.json
 
 
-def test_words_need_spaces() -> None:
+def test_kind_word_needs_spaces() -> None:
     for lines in (JAPANESE, ["我们今天去北京看朋友吃饭", "他每天早上喝咖啡看报纸"], ["ฉันรักเธอมากที่สุดในโลก"]):
         with pytest.raises(UserError, match=r"kind is 'word', but .* without spaces.*'unigram', 'bpe' or 'char'"):
             Tokenizer.train(lines, "word")
@@ -77,7 +77,7 @@ def test_words_need_spaces() -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
 def test_a_run_from_korean_to_japanese(tmp_path: Path, kind) -> None:
-    """Train, test and score, with chrF to choose by."""
+    """Train and evaluate, with chrF as the metric."""
     for name, lines in (("ko", KOREAN), ("ja", JAPANESE)):
         (tmp_path / f"train.{name}").write_text("\n".join(lines * 4) + "\n", encoding="utf-8")
     (tmp_path / "r.toml").write_text(

@@ -86,7 +86,7 @@ def both(files) -> dict[str, tuple[Tokenizer, object]]:
 
 
 def same(ours: Tokenizer, theirs, text: str) -> bool:
-    """Token for token; or, for a unigram model, another cut of the same text with the same score but for rounding."""
+    """Equal ids; or, for a unigram model, another segmentation with the same score except for rounding."""
     got, expected = ours.encode(text), theirs.encode(text)
     if got == expected:
         return True
@@ -95,7 +95,7 @@ def same(ours: Tokenizer, theirs, text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_same_tokens_as_the_library(both, name) -> None:
+def test_ids_equal_those_of_the_package(both, name) -> None:
     ours, theirs = both[name]
     assert len(ours) == theirs.get_piece_size()
     assert [ours.unk, ours.bos, ours.eos] == [theirs.unk_id(), theirs.bos_id(), theirs.eos_id()]
@@ -109,14 +109,14 @@ def test_the_same_tokens_as_the_library(both, name) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_any_text_gets_the_same_tokens(both, name, data) -> None:
+def test_ids_of_any_text_equal_those_of_the_package(both, name, data) -> None:
     parts = st.one_of(st.text(max_size=6), st.sampled_from(ODD), st.sampled_from([*"".join(SENTENCES)]))
     text = "".join(data.draw(st.lists(parts, max_size=12)))
     assert same(*both[name], text)
 
 
-def test_ties_are_all_that_may_differ(both) -> None:
-    """Runs of one letter can be cut in many ways with the same score; elsewhere nothing is close."""
+def test_only_ties_may_differ(both) -> None:
+    """Runs of one character have many segmentations with the same score."""
     random.seed(5)
     ours, theirs = both["unigram"]
     different = 0
@@ -128,7 +128,7 @@ def test_ties_are_all_that_may_differ(both) -> None:
 
 
 @pytest.mark.parametrize("name", ["unigram-symbols", "bpe-symbols", "bpe-bytes"])
-def test_it_goes_through_a_file(both, tmp_path, name) -> None:
+def test_saving_and_loading_changes_nothing(both, tmp_path, name) -> None:
     ours, _ = both[name]
     ours.save(tmp_path / "tokenizer.json")
     again = load_tokenizer(tmp_path / "tokenizer.json")
@@ -142,7 +142,7 @@ def test_text_never_becomes_a_control_token(both) -> None:
             assert not {ours.bos, ours.eos, ours.pad} & {*ours.encode(text)}
 
 
-def test_a_model_of_korean_alone(tmp_path) -> None:
+def test_a_model_without_the_characters_of_control_tokens(tmp_path) -> None:
     """ "<" has no piece here, so the name of a control token is full of unknown characters."""
     korean = [example.target for example in examples("train", 300, seed=2)]
     for kind in ("unigram", "bpe"):
@@ -154,10 +154,10 @@ def test_a_model_of_korean_alone(tmp_path) -> None:
                 assert ours.encode(text) == theirs.encode(text)
 
 
-# --- files that are not what they should be
+# --- invalid files
 
 
-def test_damaged_and_foreign_files(files, tmp_path) -> None:
+def test_damaged_and_other_files_are_refused(files, tmp_path) -> None:
     path = tmp_path / "x.model"
     whole = files["unigram"].read_bytes()
     foreign = [b"", b"{}", b"\x80\x04pickle", b"PK\x03\x04", "한국어 텍스트".encode(), bytes(1000), b"\x0a\xff" * 40]
@@ -171,7 +171,7 @@ def test_damaged_and_foreign_files(files, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["unigram", "bpe-bytes"])
-def test_a_flipped_byte_is_an_error_or_another_model_but_never_a_crash(files, tmp_path, name) -> None:
+def test_flipped_bytes_never_crash(files, tmp_path, name) -> None:
     random.seed(7)
     whole = files[name].read_bytes()
     for end in [20_000] * 30 + [len(whole)] * 5:  # most of the file is the table of its normaliser
@@ -193,7 +193,7 @@ def test_the_error_names_the_extra_that_is_missing(files, both, tmp_path, monkey
             load_tokenizer(path)
 
 
-def test_what_is_not_supported_is_named(tmp_path) -> None:
+def test_unsupported_settings_are_named(tmp_path) -> None:
     with pytest.raises(UserError, match="model_type = word is not supported"):
         from_sentencepiece(make(tmp_path / "w.model", model_type="word"))
     with pytest.raises(UserError, match="treat_whitespace_as_suffix is not supported"):
@@ -203,7 +203,7 @@ def test_what_is_not_supported_is_named(tmp_path) -> None:
 # --- in a recipe and in a Marian folder
 
 
-def test_a_recipe_may_name_a_model(tmp_path, monkeypatch, capfd) -> None:
+def test_tokenizer_file_in_a_recipe(tmp_path, monkeypatch, capfd) -> None:
     write_corpus(tmp_path)
     monkeypatch.chdir(tmp_path)
     english, korean = ((tmp_path / f"train.{side}").read_text().splitlines() for side in ("en", "ko"))
@@ -234,7 +234,7 @@ def test_the_recipe_is_checked() -> None:
 
 
 def marian_folder(folder: Path, codes: tuple[str, ...] = ()) -> Path:
-    """A Marian model with two SentencePiece files and one list of ids, as the hub has them."""
+    """A Marian model with two SentencePiece files and one list of ids, as on the Hugging Face hub."""
     english, german = [*SENTENCES[:1] * 9, *LINES[30::2]], [*SENTENCES[1:3] * 9, *LINES[31::2]]
     paths = [make(folder.with_name(f"{side}.spm"), lines) for side, lines in (("source", english), ("target", german))]
     models = [spm.SentencePieceProcessor(model_file=str(path)) for path in paths]
@@ -255,7 +255,7 @@ def marian_folder(folder: Path, codes: tuple[str, ...] = ()) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:Recommended")
-def test_a_marian_folder_brings_its_tokenizers(tmp_path) -> None:
+def test_tokenizers_of_a_marian_folder(tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
     folder = marian_folder(tmp_path / "hf", codes=(">>deu<<", ">>kor<<"))
     found = read_folder(folder).tokenizers

@@ -1,4 +1,4 @@
-"""Settings: what goes through TOML comes back equal, and what is wrong is named with its table."""
+"""Settings: TOML preserves values, and errors name the key with its table."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ outers = st.builds(
 
 @given(outers)
 @hypothesis_settings(max_examples=80, deadline=None)
-def test_values_come_back_equal_through_toml(tmp_path_factory, value):
+def test_toml_preserves_values(tmp_path_factory, value):
     assert from_dict(Outer, to_dict(value)) == value
     path = tmp_path_factory.getbasetemp() / "value.toml"
     write_toml(path, {"outer": to_dict(value)})
@@ -77,18 +77,18 @@ def test_values_come_back_equal_through_toml(tmp_path_factory, value):
     [TrainConfig(), TrainConfig(betas=(0.8, 0.95), schedule="cosine", eps=1e-8), ModelConfig(vocab_size=9, kv_heads=2)],
     ids=["train", "train changed", "model"],
 )
-def test_recipes_come_back_equal(tmp_path, config):
+def test_toml_preserves_recipes(tmp_path, config):
     write_toml(tmp_path / "recipe.toml", {"table": to_dict(config)})
     assert from_dict(type(config), read_toml(tmp_path / "recipe.toml")["table"], "table.") == config
 
 
-def test_nothing_is_written_for_none_and_lists_become_tuples():
+def test_none_is_omitted_and_lists_become_tuples():
     plain = to_dict(Outer(name="x"))
     assert "limit" not in plain and "more" not in plain
     assert plain["pair"] == [0.5, 1.5] and plain["inner"] == {"size": 3, "kind": "small"}
 
 
-def test_whole_numbers_are_welcome_as_floats_in_tuples_too():
+def test_integers_are_accepted_as_floats_also_in_tuples():
     value = Outer(name="x", rate=2, pair=(0, 1))
     assert type(value.rate) is float and [type(item) for item in value.pair] == [float, float]
     assert TrainConfig(betas=(0, 0.98)).betas == (0.0, 0.98)
@@ -153,7 +153,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 # --- whole or absent
 
 
-def test_a_file_is_replaced_in_one_step(tmp_path, monkeypatch):
+def test_a_file_is_replaced_atomically(tmp_path, monkeypatch):
     path = tmp_path / "file"
     seen = []
     real = os.replace
@@ -171,7 +171,7 @@ def test_a_file_is_replaced_in_one_step(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("call", ["fsync", "chmod", "replace"])
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
-def test_a_failed_write_names_the_path_and_leaves_the_old_file(tmp_path, monkeypatch, call, failure):
+def test_a_failed_write_names_the_path_and_keeps_the_old_file(tmp_path, monkeypatch, call, failure):
     path = tmp_path / "file"
     write_atomically(path, b"old")
 
@@ -194,6 +194,6 @@ def test_a_missing_folder_is_an_error_with_the_path(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
-def test_others_may_read_what_is_written(tmp_path):
+def test_written_files_are_readable_by_others(tmp_path):
     write_atomically(tmp_path / "file", b"")
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644

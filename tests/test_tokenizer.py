@@ -1,4 +1,4 @@
-"""The tokenizer against its promises: what goes in comes out, and text is never a special token."""
+"""Properties of tokenizers: decoding inverts encoding, and text is never encoded as a special token."""
 
 import copy
 import json
@@ -50,14 +50,14 @@ def normal(text: str) -> str:
 
 @SLOW_MACHINE
 @given(ANY_TEXT)
-def test_bpe_gives_back_any_unicode(text: str) -> None:
+def test_bpe_decodes_any_unicode_text_unchanged(text: str) -> None:
     tokenizer = TOKENIZERS["bpe"]
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @SLOW_MACHINE
 @given(SEEN_TEXT)
-def test_char_and_unigram_give_back_what_they_have_seen(text: str) -> None:
+def test_char_and_unigram_decode_known_characters_unchanged(text: str) -> None:
     for kind in ("char", "unigram"):
         tokenizer = TOKENIZERS[kind]
         assert tokenizer.unk not in tokenizer.encode(text)
@@ -66,7 +66,7 @@ def test_char_and_unigram_give_back_what_they_have_seen(text: str) -> None:
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=50, deadline=None)
 @given(ANY_TEXT.filter(str.strip))
-def test_char_and_unigram_give_back_any_text_they_were_trained_on(text: str) -> None:
+def test_char_and_unigram_decode_their_training_text_unchanged(text: str) -> None:
     char = Tokenizer.train([text], "char")
     assert char.decode(char.encode(text)) == normal(text)
     assert len(char.encode(text)) == len(normal(text))
@@ -74,14 +74,14 @@ def test_char_and_unigram_give_back_any_text_they_were_trained_on(text: str) -> 
     assert unigram.decode(unigram.encode(text)) == normal(text).replace("▁", " ")
 
 
-def test_char_keeps_syllables_spaces_and_line_ends() -> None:
+def test_char_keeps_syllables_spaces_and_line_feeds() -> None:
     tokenizer = Tokenizer.train(["학교 가\n"], "char")
     assert tokenizer.tokens("학교\n 가") == ["학", "교", "\\n", "▁", "가"]
     letters = unicodedata.normalize("NFD", "학교")  # 학교 as five separate letters
     assert len(letters) == 5 and tokenizer.encode(letters) == tokenizer.encode("학교")
 
 
-def test_word_cuts_at_spaces_punctuation_and_digits() -> None:
+def test_word_splits_at_spaces_punctuation_and_digits() -> None:
     tokenizer = TOKENIZERS["word"]
     assert tokenizer.tokens("March 3rd, 2021") == ["March", "3", "rd", ",", "2", "0", "2", "1"]
     assert tokenizer.tokens("forty-two") == ["forty", "-", "two"]
@@ -108,7 +108,7 @@ def test_text_never_becomes_a_special_token(kind: Kind, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_text_full_of_special_names_teaches_none(kind: Kind) -> None:
+def test_training_on_names_of_special_tokens_does_not_encode_them(kind: Kind) -> None:
     tokenizer = trained(kind, ["<s></s><pad><unk><s>"] * 1000 + LINES)
     for name in SPECIAL_WORDS:
         assert not {0, 2, 3} & set(tokenizer.encode(f"{name} a{name}b {name}{name}"))
@@ -118,7 +118,7 @@ def test_training_text_full_of_special_names_teaches_none(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_decode_leaves_out_special_tokens_and_reads_on(kind: Kind) -> None:
+def test_decode_skips_special_tokens_and_continues_after_them(kind: Kind) -> None:
     tokenizer = TOKENIZERS[kind]
     ids = tokenizer.encode("학교")
     assert tokenizer.decode([2, *ids, 3, 0, *ids, 0]) == tokenizer.decode(ids + ids)
@@ -135,14 +135,14 @@ def test_batches_equal_single_texts(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @SLOW_MACHINE
 @given(text=ANY_TEXT)
-def test_one_readable_piece_per_id(kind: Kind, text: str) -> None:
+def test_one_readable_token_per_id(kind: Kind, text: str) -> None:
     tokenizer = TOKENIZERS[kind]
     pieces = tokenizer.tokens(text)
     assert len(pieces) == len(tokenizer.encode(text))
     assert all(piece and piece.isprintable() and " " not in piece for piece in pieces)
 
 
-def test_korean_pieces_of_bpe_are_readable() -> None:
+def test_korean_tokens_of_bpe_are_readable() -> None:
     tokenizer = Tokenizer.train(["학교에 학교는 학교"] * 10, "bpe", 300)
     assert tokenizer.tokens("학교 학교") == ["학교", "▁학교"]
     assert tokenizer.tokens("갂") == [f"\\x{byte:02x}" for byte in "갂".encode()]  # a syllable never seen
@@ -225,8 +225,8 @@ def test_merges_of_bpe_are_those_of_the_paper() -> None:
     assert [tokenizer.token(id) for id in (260, 261)] == ["lo", "low"]
 
 
-def test_files_from_elsewhere(tmp_path: Path) -> None:
-    """A byte-level file with one special token, set to pad and cut: no padding, no cutting, no ids made up."""
+def test_files_of_other_programs(tmp_path: Path) -> None:
+    """A byte-level file with one special token, with padding and truncation enabled: both are ignored."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     raw = tokenizers.Tokenizer(models.BPE({char: id for id, char in enumerate(alphabet)}, []))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -244,7 +244,7 @@ def test_files_from_elsewhere(tmp_path: Path) -> None:
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "foreign.json").read_bytes()
 
 
-def test_a_unigram_file_from_elsewhere_cannot_be_fooled(tmp_path: Path) -> None:
+def test_text_is_no_special_token_for_a_unigram_file_of_another_program(tmp_path: Path) -> None:
     vocab_size = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((char, -2.0) for char in "▁<>/sab")]
     raw = tokenizers.Tokenizer(models.Unigram(vocab_size, unk_id=2, byte_fallback=False))
     raw.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -283,7 +283,7 @@ def test_wrong_training_arguments_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_that_is_no_text_is_refused(kind: Kind) -> None:
+def test_values_that_are_not_text_are_refused(kind: Kind) -> None:
     with pytest.raises(UserError, match="surrogate"):
         Tokenizer.train(["good", "bad \ud800"], kind)
     with pytest.raises(UserError, match="NoneType"):
@@ -309,7 +309,7 @@ def test_a_damaged_file_is_refused(content: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_cut_short_is_refused(kind: Kind, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(kind: Kind, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     TOKENIZERS[kind].save(path)
     whole = path.read_bytes()

@@ -72,7 +72,7 @@ COMMANDS = {
 DESCRIPTION = "Transformers from the formula up: build, train, inspect and deploy them."
 
 EXAMPLES = """
-regard demo                    train a model in about a minute and see its attention
+regard demo                    train a small model and see its attention
 regard train recipe.toml       train your own
 regard train --help            the options of a command, with examples
 """
