@@ -53,13 +53,13 @@ def test_settings_can_be_changed(capsys):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_json_is_complete_and_consistent(capsys, name):
-    found = json.loads(run(capsys, name, "--batch", "2", "--dtype", "fp32", "--json"))
-    assert found.pop("model") == name
-    assert found == cost(preset(name), batch=2, dtype="fp32").to_dict()
-    assert set(found) == {"given", "tokens", "parameters", "operations", "memory"}
-    memory = found["memory"]
-    assert found["parameters"]["total"] == sum(found["parameters"]["parts"].values())
-    assert found["operations"]["forward"] == sum(found["operations"]["parts"].values())
+    result = json.loads(run(capsys, name, "--batch", "2", "--dtype", "fp32", "--json"))
+    assert result.pop("model") == name
+    assert result == cost(preset(name), batch=2, dtype="fp32").to_dict()
+    assert set(result) == {"given", "tokens", "parameters", "operations", "memory"}
+    memory = result["memory"]
+    assert result["parameters"]["total"] == sum(result["parameters"]["parts"].values())
+    assert result["operations"]["forward"] == sum(result["operations"]["parts"].values())
     assert memory["training"] == memory["training_state"] + memory["activations"] + memory["loss_gradients"]
     assert memory["kv_cache"] == sum(memory["kv_cache_parts"].values())
 

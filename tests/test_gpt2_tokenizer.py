@@ -74,7 +74,7 @@ class Published:
         self.pattern = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 
     def encode(self, text: str) -> list[int]:
-        found = []
+        ids = []
         for word in self.pattern.findall(text):
             parts = [bytes_to_unicode()[byte] for byte in word.encode()]
             while len(parts) > 1:
@@ -88,8 +88,8 @@ class Published:
                     merged.append("".join(parts[at : at + take]))
                     at += take
                 parts = merged
-            found += [self.ids[part] for part in parts]
-        return found
+            ids += [self.ids[part] for part in parts]
+        return ids
 
 
 def test_bytes_have_gpt2s_characters():

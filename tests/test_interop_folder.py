@@ -251,9 +251,9 @@ def test_minilm_embeds_sentences_as_transformers_does():
     """all-MiniLM-L6-v2: the mean of the states of real tokens, normalised (Reimers & Gurevych 2019)."""
     transformers = pytest.importorskip("transformers", reason="install it with  pip install 'regard[hf]'")
     folder = minilm()
-    found = read_folder(folder)
-    assert found.family == "BERT" and found.unused == ["embeddings.position_ids"]
-    tokenizer = found.tokenizers["tokenizer"]
+    imported = read_folder(folder)
+    assert imported.family == "BERT" and imported.unused == ["embeddings.position_ids"]
+    tokenizer = imported.tokenizers["tokenizer"]
     rows = [[tokenizer.bos, *ids, tokenizer.eos] for ids in tokenizer.encode_batch(SENTENCES)]
     batch = transformers.AutoTokenizer.from_pretrained(folder)(SENTENCES, padding=True, return_tensors="pt")
     is_real = batch.attention_mask.bool()
@@ -262,7 +262,7 @@ def test_minilm_embeds_sentences_as_transformers_does():
     with torch.no_grad():
         real = is_real[..., None].float()
         theirs = F.normalize((peer(**batch).last_hidden_state * real).sum(1) / real.sum(1), dim=-1)
-        states = found.model.encode(batch.input_ids, is_real)
+        states = imported.model.encode(batch.input_ids, is_real)
         ours = F.normalize((states * real).sum(1) / real.sum(1), dim=-1)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     near, far = ours[0] @ ours[1], ours[0] @ ours[2]

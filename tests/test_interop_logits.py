@@ -103,12 +103,12 @@ def tokens(vocab_size: int, length: int = 9) -> tuple[torch.Tensor, torch.Tensor
 
 
 @torch.no_grad()
-def answers(model, peer, length: int = 9) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def outputs(model, peer, length: int = 9) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Ours and theirs on the same input, real tokens only."""
     config, dtype = model.config, next(peer.parameters()).dtype
     if config.input == "patches":
         images = torch.randn(3, config.channels, config.image_size, config.image_size, dtype=dtype)
-        out, given, real = peer(pixel_values=images), (images,), slice(None)
+        out, inputs, real = peer(pixel_values=images), (images,), slice(None)
     elif config.architecture == "encoder-decoder":
         (source, source_is_real), (target, real) = (
             tokens(config.vocab_size, length),
@@ -120,25 +120,25 @@ def answers(model, peer, length: int = 9) -> list[tuple[torch.Tensor, torch.Tens
             decoder_input_ids=target,
             decoder_attention_mask=real.long(),
         )
-        given = (source, target, source_is_real, real)
+        inputs = (source, target, source_is_real, real)
     elif config.architecture == "decoder":
         ids, real = tokens(config.vocab_size, length)
-        out, given = peer(input_ids=ids, attention_mask=real.long()), (ids, real)
+        out, inputs = peer(input_ids=ids, attention_mask=real.long()), (ids, real)
     else:
         ids, real = tokens(config.vocab_size, length)
         types = torch.randint(config.token_types, ids.shape)
-        out, given = peer(input_ids=ids, attention_mask=real.long(), token_type_ids=types), (ids, real, types)
+        out, inputs = peer(input_ids=ids, attention_mask=real.long(), token_type_ids=types), (ids, real, types)
     if config.architecture == "encoder" and config.output_head in ("none", "pooled"):
-        pairs = [(model.encode(*given)[real], out.last_hidden_state[real])]
-        return pairs if config.output_head == "none" else [*pairs, (model(*given), out.pooler_output)]
+        pairs = [(model.encode(*inputs)[real], out.last_hidden_state[real])]
+        return pairs if config.output_head == "none" else [*pairs, (model(*inputs), out.pooler_output)]
     if "logits" not in out and "prediction_logits" not in out:  # a model without output layer: its table is one
-        return [(model(*given)[real], (out.last_hidden_state @ peer.get_input_embeddings().weight.T)[real])]
+        return [(model(*inputs)[real], (out.last_hidden_state @ peer.get_input_embeddings().weight.T)[real])]
     theirs = out.get("logits", out.get("prediction_logits"))
     keep = slice(None) if config.output_head == "classes" else real
-    return [(model(*given)[keep], theirs[keep])]
+    return [(model(*inputs)[keep], theirs[keep])]
 
 
-def gap(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+def largest_difference(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
     return max(((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1)).item() for ours, theirs in pairs)
 
 
@@ -166,12 +166,12 @@ def test_imported_weights_give_the_same_outputs(name, tmp_path, monkeypatch):
     peer.save_pretrained(tmp_path / "32")
     model = read_folder(tmp_path / "32").model
     assert next(model.parameters()).dtype == torch.float32 and not model.training
-    assert gap(answers(model, peer)) < 1e-5
+    assert largest_difference(outputs(model, peer)) < 1e-5
     peer = widen(peer, monkeypatch)
     peer.save_pretrained(tmp_path / "64")
     model = read_folder(tmp_path / "64").model
     assert next(model.parameters()).dtype == torch.float64
-    assert gap(answers(model, peer)) < 1e-10
+    assert largest_difference(outputs(model, peer)) < 1e-10
 
 
 RENAMED = {
@@ -186,22 +186,22 @@ def test_export_inverts_import(name, tmp_path):
     """transformers -> Regard -> transformers: weights and outputs are bitwise equal."""
     peer = make_peer(name)
     peer.save_pretrained(tmp_path / "in")
-    found = read_folder(tmp_path / "in")
-    export_folder(found.model, tmp_path / "out", metadata=found.metadata)
-    given, written = (
+    imported = read_folder(tmp_path / "in")
+    export_folder(imported.model, tmp_path / "out", metadata=imported.metadata)
+    original, written = (
         {re.sub(r"^(transformer|bert|vit|model)\.", "", key): value for key, value in load_file(path).items()}
         for path in (tmp_path / "in" / "model.safetensors", tmp_path / "out" / "model.safetensors")
     )
-    for key in set(given) - set(found.unused):
+    for key in set(original) - set(imported.unused):
         skip = 2 if name.startswith("bart") and "embed_positions" in key else 0  # rows that BART never reads
-        assert torch.equal(given[key][skip:], written[key][skip:]), key
+        assert torch.equal(original[key][skip:], written[key][skip:]), key
     loaded, report = getattr(transformers, RENAMED.get(name, PEERS[name][0])).from_pretrained(
         tmp_path / "out", output_loading_info=True
     )
     assert not report["unexpected_keys"] and not report["mismatched_keys"]
     if name != "bert-no-pooler":  # for which transformers makes a new one
         assert not report["missing_keys"]
-    assert gap(answers(found.model, loaded)) < 1e-5
+    assert largest_difference(outputs(imported.model, loaded)) < 1e-5
 
 
 @pytest.mark.parametrize("auto, name", [
@@ -211,11 +211,11 @@ def test_export_inverts_import(name, tmp_path):
 ])  # fmt: skip
 def test_auto_classes_load_what_was_exported(auto, name, tmp_path):
     make_peer(name).save_pretrained(tmp_path / "in")
-    found = read_folder(tmp_path / "in")
-    export_folder(found.model, tmp_path / "out", metadata=found.metadata)
+    imported = read_folder(tmp_path / "in")
+    export_folder(imported.model, tmp_path / "out", metadata=imported.metadata)
     loaded = getattr(transformers, auto).from_pretrained(tmp_path / "out")
     assert type(loaded).__name__ == PEERS[name][0]
-    assert gap(answers(found.model, loaded)) < 1e-5
+    assert largest_difference(outputs(imported.model, loaded)) < 1e-5
 
 
 SIZES = {
@@ -263,13 +263,13 @@ class Draw:
 def test_odd_sizes(name, seed, tmp_path):
     peer = make_peer(name, **SIZES[name](Draw(seed)))
     peer.save_pretrained(tmp_path)
-    assert gap(answers(read_folder(tmp_path).model, peer)) < 2e-5
+    assert largest_difference(outputs(read_folder(tmp_path).model, peer)) < 2e-5
 
 
 def test_large_distances_have_the_same_t5_buckets(tmp_path):
     peer = make_peer("t5")
     peer.save_pretrained(tmp_path)
-    assert gap(answers(read_folder(tmp_path).model, peer, length=300)) < 1e-5
+    assert largest_difference(outputs(read_folder(tmp_path).model, peer, length=300)) < 1e-5
 
 
 def test_half_precision_loses_nothing(tmp_path):
@@ -277,14 +277,14 @@ def test_half_precision_loses_nothing(tmp_path):
     peer.save_pretrained(tmp_path)
     model = read_folder(tmp_path).model
     assert next(model.parameters()).dtype == torch.float32
-    assert gap(answers(model, peer.float())) < 1e-5
+    assert largest_difference(outputs(model, peer.float())) < 1e-5
 
 
 def test_metadata_is_kept_in_the_folder(tmp_path):
     peer = make_peer("bert-classes", id2label={0: "부정", 1: "중립", 2: "긍정"})
     peer.save_pretrained(tmp_path / "in")
-    found = read_folder(tmp_path / "in")
-    run.save(found.model, tmp_path / "run", recipe={"hf": found.metadata})
+    imported = read_folder(tmp_path / "in")
+    run.save(imported.model, tmp_path / "run", recipe={"hf": imported.metadata})
     metadata = run.load_recipe(tmp_path / "run")["hf"]
     assert metadata["id2label"] == {"0": "부정", "1": "중립", "2": "긍정"} and metadata["pad_token_id"] == 0
     export_folder(run.load(tmp_path / "run"), tmp_path / "out", metadata=metadata)
@@ -307,9 +307,9 @@ def test_names_without_prefix_and_tensorflow_names(tmp_path):
             tensors["h.0.attn.bias"], tensors["h.1.attn.masked_bias"] = torch.ones(1, 1, 40, 40), torch.tensor(-1e4)
             tensors["lm_head.weight"] = tensors["wte.weight"].clone()
         save_file(tensors, folder / "model.safetensors")
-        found = read_folder(folder)
-        assert found.unused == (["h.0.attn.bias", "h.1.attn.masked_bias"] if name == "gpt2" else [])
-        assert gap(answers(found.model, peer)) < 1e-5
+        imported = read_folder(folder)
+        assert imported.unused == (["h.0.attn.bias", "h.1.attn.masked_bias"] if name == "gpt2" else [])
+        assert largest_difference(outputs(imported.model, peer)) < 1e-5
 
 
 def test_published_sizes():

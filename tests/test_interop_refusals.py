@@ -194,7 +194,7 @@ def test_a_tied_matrix_that_differs(config, tensors):
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
     with pytest.raises(UserError, match=r"lm_head\.weight differs from wte\.weight.*tie_word_embeddings"):
         weights_from_hf(config, tensors)
-    assert not config_from_hf(GPT, tensors).tie_embeddings  # told the weights, the config follows them
+    assert not config_from_hf(GPT, tensors).tie_embeddings  # with the weights, the config follows them
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
     assert config_from_hf(GPT, tensors).tie_embeddings
     assert "output_head.project.weight" not in weights_from_hf(config, tensors)[0]
