@@ -91,7 +91,7 @@ BAD = [
     ({"position_axes": 2, "input": "patches", "position": "rope", "head_dim": 6}, ["head_dim = 6", "4"]),
     ({"shifted_window": 4}, ["input = 'tokens'"]),
     ({"shifted_window": 14, "input": "patches"}, ["14 x 14", "less than 14"]),
-    ({"window": 5, "shifted_window": 4, "input": "patches"}, ["leave one out"]),
+    ({"window": 5, "shifted_window": 4, "input": "patches"}, ["remove one of them"]),
     ({"stem": "conv"}, ["input = 'tokens'"]),
     ({"stem": "conv", "input": "patches", "image_size": 28, "patch_size": 7}, ["patch_size = 7"]),
     ({"output_head": "values"}, ["features"]),

@@ -171,9 +171,9 @@ def test_published_operations():
         ("base", {"seq": 5, "target_seq": 0}, "target_seq = 0: must be 1 or more"),
         ("base", {"batch": 0}, "batch = 0: must be 1 or more"),
         ("gpt2", {"target_seq": 5}, "target_seq = 5: architecture = 'decoder' has one sequence"),
-        ("vit-base", {"seq": 64}, "seq = 64: a picture of 224 x 224 in patches of 16 takes 197 positions"),
+        ("vit-base", {"seq": 64}, "seq = 64: an image of 224 x 224 in patches of 16 has 197 positions"),
         ("base", {"dtype": "bf61"}, "dtype = 'bf61': .*did you mean 'bf16'"),
-        ("base", {"seq": 10**70}, "pass 1e60"),
+        ("base", {"seq": 10**70}, "exceed 1e60"),
     ],
 )
 def test_lengths_that_cannot_be(name, given, message):

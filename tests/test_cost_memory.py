@@ -99,6 +99,24 @@ def test_activations_that_the_backward_pass_keeps(name, path):
     check_kept_on_a_cpu(config)
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if "attention_score" not in CASES[name]])
+def test_activations_in_bfloat16_on_a_cpu(name):
+    """The residual stream and what autograd stores of it are bfloat16 under autocast, as on a GPU."""
+    config = small(name, dim=128, ff_dim=256, image_size=32, max_length=64, attention="fused")
+    if config.value_dim or config.position in ("relative", "t5"):
+        pytest.skip("the CPU's fused kernel declines; the GPU's does not")
+    if config.qk_norm or config.norm == "rms" or config.head_layer or config.stem == "conv":
+        pytest.skip("the CPU composes or converts these norms in another way")
+    found, model = cost(config, **sizes(config, batch=4, seq=32, target=16), dtype="bf16"), build(config)
+    given = inputs(config, found)
+
+    def run() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss(config, model(*given))
+
+    assert kept_bytes(model, run) == pytest.approx(sum(found.activations.values()), rel=0.02), found.activations
+
+
 def test_activations_of_random_configs():
     for config in drawn(60, seed=2):
         check_kept_on_a_cpu(config)

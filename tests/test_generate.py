@@ -283,7 +283,7 @@ def test_mistakes_of_the_command(run, tmp_path, monkeypatch, capsys):
         ((run, "a", "--temperature", "0"), "temperature = 0.0: must be greater than 0; top_k = 1"),
         ((run, "a", "--top-p", "2"), "top_p = 2.0"),
         ((run, "a", "--overflow", "fall"), "overflow = 'fall'"),
-        ((tmp_path, "a"), "not a folder that Regard saved"),
+        ((tmp_path, "a"), "not a saved model"),
     ):
         assert generate(*arguments) == 2
         told = capsys.readouterr()

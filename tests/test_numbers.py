@@ -231,7 +231,7 @@ def test_what_predict_refuses(here: Path, capsys: pytest.CaptureFixture[str], mo
         (["runs/pairs", "1", "--steps", "0"], "--steps 0"), (["runs/pairs", "1", "--digits", "-1"], "--digits -1"),
         (["runs/series", "1 2"], "reads 2 channels"), (["runs/series", "--file", "none.csv"], "no such file"),
         (["runs/pairs", "1e30"], "the prediction is not a number"),
-        (["runs/pairs", "1", "--file", "load.csv"], "give one of them"), (["nowhere", "1"], "there is no such folder"),
+        (["runs/pairs", "1", "--file", "load.csv"], "give one of them"), (["nowhere", "1"], "no such folder"),
     ):  # fmt: skip
         assert main(["predict", *arguments]) == 2
         assert message in capsys.readouterr().err

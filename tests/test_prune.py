@@ -134,11 +134,11 @@ def test_invalid_heads_are_reported(heads: dict[str, list[int]], message: str) -
 @pytest.mark.parametrize(
     ("pruned", "message"),
     [
-        ({"decoder.0": (1,)}, "is no place"),
+        ({"decoder.0": (1,)}, "is not a layer"),
         ({"decoder.7.attention": (1,)}, "this model has no decoder.7.attention"),
         ({"decoder.0.cross": (1,)}, "this model has no decoder.0.cross"),
         ({"decoder.0.attention": (4,)}, "its heads are 0 to 3"),
-        ({"decoder.0.attention": (0, 1, 2, 3)}, "one has to stay"),
+        ({"decoder.0.attention": (0, 1, 2, 3)}, "keep at least one"),
     ],
 )
 def test_a_config_with_wrong_heads_is_refused(pruned: dict[str, tuple[int, ...]], message: str) -> None:

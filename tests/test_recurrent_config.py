@@ -43,7 +43,7 @@ def test_the_same_config_with_one_key_changed() -> None:
     [
         ({"attention_score": "concat"}, "attention_score = 'concat'.*attention_score = 'additive'"),
         ({"input": "patches"}, "input = 'patches': a recurrent model reads tokens"),
-        ({"output_head": "none"}, "output_head = 'none': a recurrent model writes tokens"),
+        ({"output_head": "none"}, "output_head = 'none': a recurrent model predicts tokens"),
         ({"embed_dim": 0}, "embed_dim = 0: must be 1 or more"),
         ({"cell": "rnn"}, "cell = 'rnn'.*gru, lstm"),
         ({"target_vocab_size": 9}, "share_embeddings = true needs one vocabulary"),

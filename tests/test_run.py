@@ -77,9 +77,9 @@ def test_precision_is_kept(model, tmp_path, dtype):
 
 
 def test_a_device_that_is_not_there(folder):
-    with pytest.raises(UserError, match="device = 'cuda:99' cannot be used here"):
+    with pytest.raises(UserError, match="device = 'cuda:99' is not available"):
         run.load(folder, device="cuda:99")
-    with pytest.raises(UserError, match="device = 'abacus' cannot be used here"):
+    with pytest.raises(UserError, match="device = 'abacus' is not available"):
         run.load(folder, device="abacus")
 
 
@@ -200,7 +200,7 @@ def test_weights_of_another_model_name_the_tensor(folder):
     tables = read_toml(folder / "recipe.toml")
     for changes, words in (
         ({"layers": 3}, r"lacks encoder\.blocks\.2"),
-        ({"layers": 1}, r"has no place for decoder\.blocks\.1\."),
+        ({"layers": 1}, r"decoder\.blocks\.1\..* is not in the model"),
         ({"ff_dim": 11}, r"encoder\.blocks\.0\.feedforward\.up\.weight has shape \(10, 12\).*\(11, 12\)"),
         ({"tie_embeddings": False}, r"lacks output_head\.project\.weight"),
     ):
@@ -212,7 +212,7 @@ def test_weights_of_another_model_name_the_tensor(folder):
 def test_an_extra_tensor_is_not_ignored(folder):
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "stranger": torch.zeros(1)}, folder / "model.safetensors")
-    with pytest.raises(UserError, match="no place for stranger"):
+    with pytest.raises(UserError, match="stranger is not in the model"):
         run.load(folder)
 
 

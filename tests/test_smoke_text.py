@@ -159,12 +159,12 @@ def test_the_small_form_changes_what_it_names(tmp_path, monkeypatch, capsys):
     tables = {"data": {"folder": "a", "train": ["x"]}, "train": {"steps": 9}, "smoke": {"train": {"steps": 2}}}
     assert smoke_form(tables, "r.toml") == {"data": {"folder": "a", "train": ["x"]}, "train": {"steps": 2}}
     assert tables["train"] == {"steps": 9}
-    with pytest.raises(UserError, match="has no small form"):
+    with pytest.raises(UserError, match="has no tables for --smoke"):
         smoke_form({"train": {}}, "r.toml")
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text('task = "text-classification"\n[data]\ntrain = ["a.tsv"]\n[train]\nsteps = 4\n')
     assert main(["train", "mine.toml", "--smoke"]) == 2
-    assert "has no small form" in capsys.readouterr().err
+    assert "has no tables for --smoke" in capsys.readouterr().err
 
 
 def test_a_sample_is_a_folder_by_its_name(tmp_path):

@@ -41,7 +41,7 @@ def here(tmp_path, monkeypatch) -> Path:
         ("train.batch_tokens=9", "train.batch_tokens = 9 is too small for a sequence of"),
         ("train.pack=9", "train.pack = 9 is too short for a sequence of"),
         ("data.max_length=2", "all 60 are longer than max_length = 2"),
-        ("lr=1", "say which table"),
+        ("lr=1", "name its table"),
         ("train.lr", "write name=value"),
     ],
 )
@@ -137,4 +137,4 @@ def test_a_folder_of_something_else_is_left_alone(here, capsys):
 
 def test_a_device_that_is_not_there(here, capsys):
     assert main(["train", "mine.toml", "--device", "toaster"]) == 2
-    assert "device = 'toaster' cannot be used here" in capsys.readouterr().err
+    assert "device = 'toaster' is not available" in capsys.readouterr().err

@@ -1,10 +1,9 @@
-"""What a model costs, by formula: parameters, operations, memory. No tensor is made.
+"""The cost of a model by formula: parameters, FLOPs, memory. No tensor is created.
 
     cost(preset("gpt2"), seq=1024, batch=8).training_memory
 
-The lessons are in the order in which the numbers build on each other: `sequences` (which tokens pass through
-which stack), `parameters`, `operations`, `activations` (what training keeps), and `total`, where it comes
-together with the optimizer's state and the key/value cache.
+Read the modules in this order: `sequences` (tokens per stack), `parameters`, `operations` (FLOPs), `activations`
+(what training stores), and `total`, which adds the state of the optimizer and the KV cache.
 """
 
 from regard.cost.total import BYTES, Cost, Dtype, cost

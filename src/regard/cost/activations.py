@@ -1,26 +1,26 @@
-"""Activations: what training keeps of the forward pass because the backward pass needs it again.
+"""Activations: tensors of the forward pass that are stored because the backward pass needs them.
 
-A product needs its input; an activation function its input or its output; a norm its input and one or two
-numbers a row; dropout one byte a number. With T = B·N tokens, s bytes a number, w = max(4, s), width d and
-feed-forward width f, one block keeps
+A matmul needs its input; an activation function its input or its output; a norm its input and one or two statistics
+per token; dropout a mask of one byte per element. With T = B·N tokens, s bytes per element, w = max(4, s), width d
+and feed-forward width f, one block stores
 
-    each sub-layer    T·(d·w + 2·w)         what enters the norm, its mean and deviation (rms: no mean)
-                      T·d·s                 what enters the product, the norm's output
-                      T·d                   dropout's mask, where there is dropout
-    attention         T·(H·D + G·(D + Dv) + H·Dv)·s + 4·T·H     q, k, v, output, the log of softmax's sum
-    with reference    B·H·N²·(w + s)        and the weights: as softmax left them and as the product took them
+    each sub-layer    T·(d·s + 2·w)         the input of the norm, its mean and standard deviation (rms: no mean)
+                      T·d·s                 the input of the matmul, which is the output of the norm
+                      T·d                   the dropout mask, if there is dropout
+    attention         T·(H·D + G·(D + Dv) + H·Dv)·s + 4·T·H     q, k, v, output, the logarithm of the softmax sum
+    with reference    B·H·N²·(w + s)        and the weights: the output of softmax, and the input of the matmul
     feed-forward      T·f·s                 relu; gelu and silu twice that, with a gate four times
 
-s ≠ w is mixed precision as torch.autocast does it: products in 16 bits; norms, softmax and the loss in 32; and
-a second copy of each matrix in 16 bits ("half_weights", which `total` adds).
+s ≠ w is mixed precision with torch.autocast: matmuls and the residual stream in 16 bits; softmax, the statistics of
+the norms and the loss in 32; and a copy of each matrix in 16 bits ("half_weights", which `total` adds).
 
-These are the tensors of PyTorch's CUDA kernels, which never keep the [B, H, N, N] weights on the fused path. A
-kernel may decline (on a CPU: attention dropout, learned biases, value_dim ≠ head_dim; on a GPU: fp32 with fewer
-key heads than heads); then the written-out formula runs, and "reference" is the better estimate.
+These are the tensors of PyTorch's CUDA kernels, which never store the [B, H, N, N] weights of fused attention. Where
+no kernel supports the inputs (on a CPU: attention dropout, learned biases, value_dim ≠ head_dim; on a GPU: fp32 with
+fewer key/value heads than heads), PyTorch computes the formula step by step, and "reference" is the better estimate.
 
-The backward pass frees as it goes. It needs most at its beginning: the gradients of the loss, (w + s) bytes for
-each of the T·vocab_size logits (with label smoothing; a little less without). Not counted: libraries' workspaces (tens
-of MiB) and the allocator's rounding.
+The backward pass frees memory as it proceeds. Its peak is at its start, with the gradients of the loss: (w + s) bytes
+for each of the T·vocab_size logits (with label smoothing; a little less without). Not counted: workspaces of libraries
+(tens of MiB) and the rounding of the allocator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from regard.cost import recurrent
 from regard.cost.parameters import output_size
-from regard.cost.pictures import stem_bytes
+from regard.cost.patches import stem_bytes
 from regard.cost.sequences import StackShape
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ INDEX = 8  # bytes of an int64
 
 
 def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, size: int) -> dict[str, int]:
-    """Bytes kept after one forward pass with loss, by kind; kinds of which there is nothing are left out."""
+    """Bytes stored after one forward pass with loss, by kind; empty kinds are omitted."""
     if config.architecture == "recurrent":
         return recurrent.activation_bytes(config, stacks, batch, size)
     wide = max(4, size)
@@ -57,15 +57,13 @@ def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, 
         if stack.memory:
             kept["attention"] += _cross(config, stack, batch, size)
     last = stacks[-1]
-    kept["head"], kept["loss"] = (
-        _head(config, batch, last.length, size),
-        _loss(config, batch, last.length, size),
-    )
+    kept["head"] = _head(config, batch, last.length, size)
+    kept["loss"] = _loss(config, batch, last.length, size)
     return {name: count for name, count in kept.items() if count}
 
 
 def loss_gradient_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, size: int) -> int:
-    """The most that the backward pass adds: it begins with the gradients of log-probabilities and logits."""
+    """The peak of the backward pass, at its start: the gradients of log-probabilities and logits."""
     return _outputs(config, batch, stacks[-1].length) * (max(4, size) + size)
 
 
@@ -91,7 +89,7 @@ def _norm(config: ModelConfig, size: int) -> int:
 
 
 def _attention(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
-    """Of one layer's self attention: what enters, q, k, v and what comes out; all that grows with N."""
+    """Self-attention of one layer: input, q, k, v and output; what grows with N."""
     tokens = batch * stack.length
     q = config.heads * config.key_dim
     kept = tokens * size * (config.dim + config.heads * config.val_dim)
@@ -99,16 +97,18 @@ def _attention(config: ModelConfig, stack: StackShape, batch: int, size: int) ->
         kept += size * 4 * stack.length * config.key_dim  # cos and sin, for q and for k
     kept += _factors(config, tokens, tokens, size)
     if config.attention == "reference":
-        normed = q + _keys_values(config) if config.qk_norm else 0  # what entered the norms
-        return kept + tokens * size * (_copies(config) + normed) + _maps(config, batch, size)
+        normed = q + _keys_values(config) if config.qk_norm else 0  # the input of the norms
+        return kept + tokens * size * (_copies(config) + normed) + _score_weights(config, batch, size)
     kept += tokens * (size * (q + _keys_values(config)) + max(4, size) * config.heads)
-    if config.position == "rope" or config.qk_norm:  # these q and k are new; v keeps the whole of q, k, v alive
+    if (
+        config.position == "rope" or config.qk_norm
+    ):  # these q and k are new tensors; v keeps the projection of all three alive
         kept += tokens * size * (q + config.key_heads * config.key_dim)
     return kept
 
 
 def _factors(config: ModelConfig, queries: int, keys: int, size: int) -> int:
-    """Of one layer with qk_norm: 1/rms of every q and k."""
+    """qk_norm of one layer: 1 / rms of every q and k."""
     return max(4, size) * (queries * config.heads + keys * config.key_heads) if config.qk_norm else 0
 
 
@@ -117,13 +117,13 @@ def _keys_values(config: ModelConfig) -> int:
 
 
 def _copies(config: ModelConfig) -> int:
-    """Of one token: q, k and v as the written-out products take them, a k and v for every head."""
+    """Of one token: q, k and v as the matmuls of the reference implementation read them, k and v once per head."""
     per_head = {"dot": 2, "multiplicative": 3, "additive": 2, "concat": 0}[config.attention_score]
     return config.heads * (per_head * config.key_dim + config.val_dim)
 
 
-def _maps(config: ModelConfig, batch: int, size: int) -> int:
-    """The matrices of a learned score, spread over the rows of the batch."""
+def _score_weights(config: ModelConfig, batch: int, size: int) -> int:
+    """The matrices of a learned score, expanded to the rows of the batch."""
     if batch == 1:
         return 0
     count = {"multiplicative": 1, "additive": 2}.get(config.attention_score, 0)
@@ -131,17 +131,17 @@ def _maps(config: ModelConfig, batch: int, size: int) -> int:
 
 
 def _cross(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
-    """Of all layers' cross attention: as self attention, with keys and values from the memory."""
+    """Cross-attention of all layers: as self-attention, with keys and values of the memory."""
     tokens, memory = batch * stack.length, batch * stack.memory
     own = tokens * size * (config.dim + config.heads * config.val_dim) + _factors(config, tokens, memory, size)
-    if config.qk_norm:  # below is what left the norms (reference) or entered them; here is the other, k with its v
+    if config.qk_norm:  # the input of the norms (reference) or their output; the other is counted below
         keys = config.key_heads * config.key_dim if config.attention != "reference" else _keys_values(config)
         own += size * (tokens * config.heads * config.key_dim + memory * keys)
     if config.attention == "reference":
         per_head = {"dot": 1, "multiplicative": 2, "additive": 1, "concat": 0}[config.attention_score]
         own += tokens * size * per_head * config.heads * config.key_dim
         keys = 0 if config.attention_score == "concat" else config.key_dim
-        own += memory * size * config.heads * (keys + config.val_dim) + _maps(config, batch, size)
+        own += memory * size * config.heads * (keys + config.val_dim) + _score_weights(config, batch, size)
     else:
         own += tokens * (size * config.heads * config.key_dim + max(4, size) * config.heads)
         own += memory * size * _keys_values(config)
@@ -149,42 +149,41 @@ def _cross(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int
 
 
 def _scores(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
-    """Of all layers: what grows with N²."""
-    squares = config.shifted_window is not None and not stack.causal
-    pairs, masked = stack.length**2, stack.causal or config.window is not None or squares
+    """All layers: what grows with N²."""
+    tiles = config.shifted_window is not None and not stack.causal
+    pairs, masked = stack.length**2, stack.causal or config.window is not None or tiles
     kept = stack.layers * _bias(config, stack, batch, size, masked)
     if config.position == "t5" and config.attention != "flex":
-        kept += INDEX * pairs  # which bucket each distance falls into, once
+        kept += INDEX * pairs  # the bucket of each distance, once
     if config.attention == "fused":
         if config.position in ("t5", "alibi"):
-            # one table for all layers, unless it is masked or turned into another number format for each
-            tables = stack.layers if masked or size != 4 else 1
-            kept += tables * config.heads * pairs * size
-        elif (config.window is not None or squares) and config.position != "relative":
-            kept += stack.layers * pairs * size  # the mask as numbers
+            # one bias for all layers, unless each layer masks it or converts its dtype
+            copies = stack.layers if masked or size != 4 else 1
+            kept += copies * config.heads * pairs * size
+        elif (config.window is not None or tiles) and config.position != "relative":
+            kept += stack.layers * pairs * size  # the additive mask
     if config.attention == "reference":
         kept += stack.layers * (_weights(config, batch, pairs, size) + batch * config.heads * stack.length)
         kept += stack.layers * (pairs if masked else stack.length)
-        seen = stack.length * stack.memory
-        if seen:
-            blind = batch * config.heads * stack.length + stack.memory
-            kept += stack.layers * (_weights(config, batch, seen, size) + blind)
+        if cross := stack.length * stack.memory:
+            masks = batch * config.heads * stack.length + stack.memory
+            kept += stack.layers * (_weights(config, batch, cross, size) + masks)
     return kept
 
 
 def _bias(config: ModelConfig, stack: StackShape, batch: int, size: int, masked: bool) -> int:
-    """Of one layer: what a learned bias keeps beside its table."""
+    """One layer: what a learned bias stores besides its embedding."""
     pairs = stack.length**2
-    outside = pairs if masked and config.attention == "fused" else 0  # one byte a pair
+    mask = pairs if masked and config.attention == "fused" else 0  # one byte per pair
     if config.position == "t5":
-        return outside
+        return mask
     if config.position != "relative":
         return 0
     rows = batch * config.heads * stack.length
     queries = rows * config.key_dim * size
     match config.attention:
         case "fused":
-            return queries + INDEX * pairs + outside + batch * config.heads * pairs * size
+            return queries + INDEX * pairs + mask + batch * config.heads * pairs * size
         case "reference":
             return queries + INDEX * pairs
         case "flex":
@@ -192,13 +191,13 @@ def _bias(config: ModelConfig, stack: StackShape, batch: int, size: int, masked:
 
 
 def _weights(config: ModelConfig, batch: int, pairs: int, size: int) -> int:
-    """Of one layer: attention weights twice, dropout's mask, and the inside of a learned score."""
+    """One layer: attention weights twice, the dropout mask, and the hidden layer of a learned score."""
     hidden = {"additive": 1 if batch == 1 else 2, "concat": 3}.get(config.attention_score, 0) * config.key_dim * size
     return batch * config.heads * pairs * (max(4, size) + size + (config.attention_dropout > 0) + hidden)
 
 
 def _feedforward(config: ModelConfig, size: int) -> int:
-    """Of one token: what enters, and the hidden layer."""
+    """Of one token: the input and the hidden layer."""
     hidden = {"relu": 1, "swiglu": 4, "geglu": 4}.get(config.activation, 2) * config.ff_dim * size
     if not config.experts:
         return config.dim * size + hidden
@@ -220,10 +219,7 @@ def _head(config: ModelConfig, batch: int, length: int, size: int) -> int:
 
 
 def _loss(config: ModelConfig, batch: int, length: int, size: int) -> int:
-    """Cross-entropy: log-probabilities, the 16-bit logits they were made from, and the right answers.
-
-    Of numbers, the squared error: those predicted and those expected.
-    """
+    """Cross-entropy: log-probabilities, the 16-bit logits and the labels. Squared error: predictions and labels."""
     outputs = _outputs(config, batch, length)
     if config.output_head == "values":
         return outputs * (size + max(4, size))
@@ -232,5 +228,5 @@ def _loss(config: ModelConfig, batch: int, length: int, size: int) -> int:
 
 
 def _outputs(config: ModelConfig, batch: int, length: int) -> int:
-    """Logits of the whole batch."""
+    """The number of logits of a batch."""
     return output_size(config) * batch * (length if config.output_head in ("tokens", "values") else 1)

@@ -1,15 +1,15 @@
-"""Parameters: the numbers that training finds.
+"""Parameters: the weights that training learns.
 
-A linear map from m to n numbers has m·n of them, and n more for its bias. With width d, H heads of size D
-(Dv for values), G key heads and feed-forward width f:
+A linear layer from m to n features has m·n weights and n biases. With width d, H heads of size D (Dv for values),
+G key/value heads and feed-forward width f:
 
-    attention     d·(H·D + G·(D + Dv)) + H·Dv·d      4·d² when H·D = d, G = H     cross attention: the same
+    attention     d·(H·D + G·(D + Dv)) + H·Dv·d      4·d² when H·D = d, G = H     cross-attention: the same
     feed-forward  2·d·f                              3·d·f with a gate (swiglu, geglu); times experts
-    norm          2·d (layer), d (rms)               one a sub-layer; qk_norm: 2·D an attention
-    tables        vocab_size·d, max_length·d              an output layer tied to a table adds nothing
+    norm          2·d (layer), d (rms)               one per sub-layer; qk_norm: 2·D per attention layer
+    embeddings    vocab_size·d, max_length·d         a tied output layer adds nothing
 
-The paper's base model: 37000·512 + 6·(4·512² + 2·512·2048) + 6·(8·512² + 2·512·2048) = 63.0 M, and 0.1 M for
-biases and norms.
+The base model of Vaswani et al. 2017: 37000·512 + 6·(4·512² + 2·512·2048) + 6·(8·512² + 2·512·2048) = 63.0 M, and
+0.1 M for biases and norms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regard.cost import recurrent
-from regard.cost.pictures import patch_maps
+from regard.cost.patches import patch_matmuls
 from regard.cost.sequences import stack_shapes
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
-    """Parameters by part; parts without any are left out."""
+    """Parameters by part; parts without parameters are omitted."""
     if config.architecture == "recurrent":
         return recurrent.count_parameters(config)
-    parts = {"embedding": _tables(config), "source": _source(config), "target": _target(config), "positions": 0}
+    parts = {"embedding": _embeddings(config), "source": _source(config), "target": _target(config), "positions": 0}
     for stack in stack_shapes(config):
         parts["positions"] += _positions(config)
         for part in ("attention", "cross") if stack.memory else ("attention",):
-            positions = (f"{stack.name}.{layer}.{part}" for layer in range(stack.layers))
-            parts[f"{stack.name}.{part}"] = sum(_attention(config, config.kept_heads(place)) for place in positions)
-        experts = config.experts * (feedforward_parameters(config) + config.dim)  # the router: dim a piece
+            names = (f"{stack.name}.{layer}.{part}" for layer in range(stack.layers))
+            parts[f"{stack.name}.{part}"] = sum(_attention(config, config.kept_heads(name)) for name in names)
+        experts = config.experts * (feedforward_parameters(config) + config.dim)  # the router: dim per expert
         parts[f"{stack.name}.feedforward"] = stack.layers * (experts or feedforward_parameters(config))
         norms = stack.layers * stack.sublayers + config.embed_norm + config.ends_with_norm
         parts[f"{stack.name}.norms"] = norms * config.dim * {"layer": 2, "rms": 1, "none": 0}[config.norm]
@@ -43,14 +43,11 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
 
 
 def output_size(config: ModelConfig) -> int:
-    """Tokens, classes, numbers of a step, or 0 where a model gives states."""
+    """The number of logits or values: tokens, classes, the size of an output vector, or 0 for states."""
     match config.output_head:
         case "tokens":
-            return (
-                config.target_size
-                if config.architecture in ("encoder-decoder", "recurrent")
-                else config.vocab_size or 0
-            )
+            two = config.architecture in ("encoder-decoder", "recurrent")
+            return config.target_size if two else config.vocab_size or 0
         case "values":
             return config.feature_dim
         case "classes":
@@ -60,8 +57,8 @@ def output_size(config: ModelConfig) -> int:
 
 def feedforward_parameters(config: ModelConfig) -> int:
     """Of one dense feed-forward layer, or of one expert."""
-    wide = 2 if config.activation in ("swiglu", "geglu") else 1
-    up = _linear(config.dim, wide * config.ff_dim, config.bias)
+    matrices = 2 if config.activation in ("swiglu", "geglu") else 1
+    up = _linear(config.dim, matrices * config.ff_dim, config.bias)
     return up + _linear(config.ff_dim, config.dim, config.bias)
 
 
@@ -69,7 +66,7 @@ def _linear(inputs: int, outputs: int, bias: bool = True) -> int:
     return inputs * outputs + outputs * bias
 
 
-def _tables(config: ModelConfig) -> int:
+def _embeddings(config: ModelConfig) -> int:
     rows = 0
     if config.input == "tokens":
         rows = (config.vocab_size or 0) + (config.token_types if config.architecture != "decoder" else 0)
@@ -83,8 +80,8 @@ def _source(config: ModelConfig) -> int:
         case "tokens":
             return 0
         case "patches":
-            maps = sum(_linear(one.inputs, one.outputs) for one in patch_maps(config))
-            return maps + 2 * sum(config.stem_widths) + config.dim * config.has_cls
+            matmuls = sum(_linear(matmul.inputs, matmul.outputs) for matmul in patch_matmuls(config))
+            return matmuls + 2 * sum(config.stem_widths) + config.dim * config.has_cls
         case "features":
             return _linear(config.feature_dim, config.dim)
 
@@ -109,15 +106,9 @@ def _attention(config: ModelConfig, kept: tuple[int, ...]) -> int:
     heads, size = len(kept), config.key_dim
     key_heads = len({head * config.key_heads // config.heads for head in kept})
     inner = heads * size + key_heads * (size + config.val_dim)
-    learned = {
-        "dot": 0,
-        "multiplicative": size**2,
-        "additive": 2 * size**2 + size,
-        "concat": 2 * size**2 + size,
-    }
+    score = {"dot": 0, "multiplicative": size**2}.get(config.attention_score, 2 * size**2 + size)
     out = _linear(heads * config.val_dim, config.dim, config.bias)
-    norms = 2 * size * config.qk_norm
-    return _linear(config.dim, inner, config.bias) + out + norms + heads * learned[config.attention_score]
+    return _linear(config.dim, inner, config.bias) + out + 2 * size * config.qk_norm + heads * score
 
 
 def _head(config: ModelConfig) -> int:
@@ -125,9 +116,7 @@ def _head(config: ModelConfig) -> int:
     pooler = _linear(dim, dim) if config.pooler and config.architecture == "encoder" else 0
     if config.output_head not in ("tokens", "values"):
         return pooler + (_linear(dim, size) if size else 0)
-    tied, biased = (
-        config.tie_embeddings and config.output_head == "tokens",
-        config.logit_bias or config.output_head == "values",
-    )
+    values = config.output_head == "values"
     layer = _linear(dim, dim) + 2 * dim if config.head_layer else 0
-    return pooler + layer + size * biased + (0 if tied else dim * size)
+    weight = 0 if config.tie_embeddings and not values else dim * size
+    return pooler + layer + weight + size * (config.logit_bias or values)

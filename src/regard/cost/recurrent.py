@@ -1,21 +1,21 @@
-"""The recurrent baseline, counted: parameters, operations, memory.
+"""The cost of the recurrent baseline: parameters, FLOPs, memory.
 
 A cell with g gates (GRU 3, LSTM 4) from width m to width d has g·d·(m + d) weights and 2·g·d biases, and takes
-2·g·d·(m + d) operations a token. With d = dim, e = embed_dim and L layers:
+2·g·d·(m + d) FLOPs per token. With d = dim, e = embed_dim and L layers:
 
     encoder   both directions: m = e in the first layer, 2·d above
-    first     L·d² + L·d                          the decoder's first state
-    cross     3·d² + d additive, 2·d² multiplicative, 0 dot; the keys once a sentence
-    scores    2·B·T·S·(d + 2·d)                   compare, and take the mean of 2·d numbers
+    first     L·d² + L·d                          the first state of the decoder
+    cross     3·d² + d additive, 2·d² multiplicative, 0 dot; the keys once per sentence
+    scores    2·B·T·S·(d + 2·d)                   scores, and the weighted mean of 2·d values
     cells     m = e + 2·d in the first layer, d above
     readout   2·e·(3·d + e) + 2·e
 
-Nothing here grows with T² or S²; T·S is the attention. What no count of operations shows: the S + T steps of
-a layer wait for each other, where those of a Transformer do not.
+Nothing grows with T² or S²; T·S is the attention. FLOPs do not show that the S + T steps of a layer are sequential,
+unlike those of a Transformer.
 
-Activations are an estimate: the numbers that the backward pass needs, which are gates and states of every step,
-and for the additive score a tanh of d numbers for every pair. Libraries keep more beside them: a CPU's GRU about
-a quarter of the whole, a CPU's LSTM (oneDNN) as much again or more.
+Activations are an estimate of what the backward pass needs: gates and states of every step, and for the additive
+score a tanh of d elements for every pair. Libraries store more: the GRU on a CPU about a quarter more, the LSTM on a
+CPU (oneDNN) twice as much or more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INDEX = 8  # bytes of an int64
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
-    """Parameters by part; parts without any are left out."""
+    """Parameters by part; parts without parameters are omitted."""
     dim, width, bias = config.dim, config.token_dim, config.bias
     encoder, decoder = stack_shapes(config)
     biases = 2 * GATES[config.cell] * dim * bias
@@ -51,7 +51,7 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
 
 
 def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> dict[str, int]:
-    """One forward pass, by part; parts without products are left out."""
+    """One forward pass, by part; parts without matmuls are omitted."""
     encoder, decoder = stacks
     pairs = decoder.length * encoder.length
     parts = {
@@ -67,18 +67,18 @@ def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int
 
 
 def first_step_operations(config: ModelConfig, batch: int) -> int:
-    """Products with the encoder's first states, which are zero and need no gradient."""
+    """Matmuls with the initial states of the encoder, which are zero and need no gradient."""
     return 4 * batch * config.layers * GATES[config.cell] * config.dim**2
 
 
 def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:
-    """One more token a row, however many came before."""
+    """One more token per row, however many came before."""
     cells = _decoder_cells(config, stack) + _query(config) + 3 * config.dim * stack.memory
     return 2 * batch * (cells + _readout(config) + config.token_dim * config.target_size)
 
 
 def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, size: int) -> dict[str, int]:
-    """Bytes kept after one forward pass with loss, by kind; kinds of which there is nothing are left out."""
+    """Bytes stored after one forward pass with loss, by kind; empty kinds are omitted."""
     encoder, decoder = stacks
     source, target = batch * encoder.length, batch * decoder.length
     dim, width, wide = config.dim, config.token_dim, max(4, size)
@@ -101,7 +101,7 @@ def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, 
 
 
 def state_bytes(config: ModelConfig, stack: StackShape, batch: int, size: int) -> dict[str, int]:
-    """What generation keeps: the layers' states, of one size however long the text is, and the source's keys."""
+    """The state of a generation: that of the layers, whatever the length of the text, and the keys of the source."""
     parts = {"gru": 1, "lstm": 2}[config.cell]
     return {
         "self": stack.layers * batch * parts * config.dim * size,

@@ -1,13 +1,12 @@
-"""Which tokens pass through which stack.
+"""How many tokens each stack processes.
 
-    shape            encoder reads    decoder reads
-    encoder-decoder  seq              target_seq, and looks at the seq states of the encoder
+    architecture     encoder          decoder
+    encoder-decoder  seq              target_seq, and cross-attention to the seq states of the encoder
     decoder          -                seq
     encoder          seq              -
-    recurrent        seq              target_seq, and looks at the seq states of the encoder
+    recurrent        seq              target_seq, and cross-attention to the seq states of the encoder
 
-A picture has as many positions as patches (and one for [CLS]), so its length is no choice. A table of
-learned positions ends at max_length.
+The length of an image is the number of its patches (and one for [CLS]). Learned positions end at max_length.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StackShape:
-    """One stack at work: how deep it is, how many tokens it reads, how many it looks at elsewhere."""
+    """One stack: its layers, its tokens, and the tokens it attends to in a memory."""
 
     name: Literal["encoder", "decoder"]
     layers: int
     length: int
-    memory: int = 0  # tokens that cross attention sees; 0: there is none
+    memory: int = 0  # tokens that cross-attention attends to; 0: no cross-attention
 
     @property
     def causal(self) -> bool:
@@ -36,7 +35,7 @@ class StackShape:
 
     @property
     def sublayers(self) -> int:
-        """Of one block: attention, cross attention where there is a memory, feed-forward."""
+        """Of one block: attention, cross-attention if there is a memory, feed-forward."""
         return 3 if self.memory else 2
 
 
@@ -44,37 +43,32 @@ def stack_shapes(config: ModelConfig, source: int = 1, target: int = 1) -> list[
     match config.architecture:
         case "encoder-decoder" | "recurrent":
             layers = config.layers if config.decoder_layers is None else config.decoder_layers
-            return [
-                StackShape("encoder", config.layers, source),
-                StackShape("decoder", layers, target, source),
-            ]
-        case "decoder":
-            return [StackShape("decoder", config.layers, source)]
-        case "encoder":
-            return [StackShape("encoder", config.layers, source)]
+            return [StackShape("encoder", config.layers, source), StackShape("decoder", layers, target, source)]
+        case "decoder" | "encoder":
+            return [StackShape(config.architecture, config.layers, source)]
 
 
 def lengths(config: ModelConfig, seq: int | None, target_seq: int | None) -> tuple[int, int]:
-    """Source and target length, checked; the target's is 0 where there is one sequence only."""
+    """Source and target length, validated; the target length is 0 if there is only one sequence."""
     two = config.architecture in ("encoder-decoder", "recurrent")
-    picture = config.source_length if config.input == "patches" else None
-    if picture is not None and seq not in (None, picture):
+    patches = config.source_length if config.input == "patches" else None
+    if patches is not None and seq not in (None, patches):
         raise UserError(
-            f"seq = {seq}: a picture of {config.image_size} x {config.image_size} in patches of {config.patch_size} "
-            f"takes {picture} positions; leave seq out, or change image_size or patch_size"
+            f"seq = {seq}: an image of {config.image_size} x {config.image_size} in patches of {config.patch_size} "
+            f"has {patches} positions; remove seq, or change image_size or patch_size"
         )
     if target_seq is not None and not two:
         raise UserError(
-            f"target_seq = {target_seq}: architecture = {config.architecture!r} has one sequence; give seq alone"
+            f"target_seq = {target_seq}: architecture = {config.architecture!r} has one sequence; set only seq"
         )
-    source = picture or (config.max_length if seq is None else seq)
+    source = patches or (config.max_length if seq is None else seq)
     target = source if target_seq is None else target_seq
     for name, length in (("seq", source), ("target_seq", target))[: 2 if two else 1]:
         at_least_one(name, length)
         if config.position == "learned" and config.architecture != "recurrent" and length > config.max_length:
             raise UserError(
                 f"{name} = {length}: longer than max_length = {config.max_length} of the learned positions; "
-                f"use {config.max_length} or less, raise max_length, or take position = 'rope'"
+                f"use {config.max_length} or less, raise max_length, or use position = 'rope'"
             )
     return source, target if two else 0
 

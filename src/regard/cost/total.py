@@ -1,12 +1,12 @@
-"""The whole cost of a model on a batch.
+"""The total cost of a model on a batch.
 
-    weights         parameters · s                        s bytes a number: bf16 and fp16 2, fp32 4, fp64 8
-    training state  4 · parameters · max(4, s)            weights, gradients, Adam's two moments, kept in fp32
-    activations     see `activations`; and at the peak, as the backward pass begins, the gradients of the loss
-    KV cache        layers · B · G · N · (D + Dv) · s     self attention (Shazeer 2019); N: tokens so far
-                    layers · B · G · M · (D + Dv) · s     cross attention over M source tokens
+    weights         parameters · s                        s bytes per element: bf16 and fp16 2, fp32 4, fp64 8
+    training state  4 · parameters · max(4, s)            weights, gradients and Adam's two moments, in fp32
+    activations     see `activations`; and at the peak, the start of the backward pass, the gradients of the loss
+    KV cache        layers · B · G · N · (D + Dv) · s     self-attention (Shazeer 2019); N: tokens so far
+                    layers · B · G · M · (D + Dv) · s     cross-attention over M source tokens
 
-A token is a target token where there are two sequences; its share of the source is counted with it.
+With two sequences, "per token" means per target token; the cost of the source is included.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from regard.cost import recurrent
 from regard.cost.activations import activation_bytes, loss_gradient_bytes
 from regard.cost.operations import (
     forward_operations,
-    hidden_operations,
+    masked_operations,
     recomputed_operations,
     source_operations,
     step_operations,
@@ -32,31 +32,31 @@ if TYPE_CHECKING:
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
 BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
-LIMIT = 10**60  # beyond any machine, and within what a float can show
+LIMIT = 10**60  # larger than any machine, and still a float
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one model on one batch: counts and bytes, by part wherever there are parts."""
+    """The cost of one model on one batch, in parameters, FLOPs and bytes."""
 
-    seq: int  # source tokens a row where there are two sequences, else tokens a row
+    seq: int  # source tokens per row with two sequences, else tokens per row
     target_seq: int  # 0: there is no second sequence
     batch: int
     dtype: Dtype
     parameters: dict[str, int]
-    active_parameters: int  # those that one token passes through: fewer with experts
-    table_parameters: int  # lookup tables of tokens and positions
-    multiplied_parameters: int  # the N of 6·N: active, without tables, with the output layer even if it is tied
+    active_parameters: int  # used by one token: fewer with experts
+    table_parameters: int  # embeddings of tokens and positions
+    multiplied_parameters: int  # the N of 6·N: active, without embeddings, with the output layer even if it is tied
     forward: dict[str, int]
-    backward: int  # the products of the gradients
-    recomputed: int  # besides, in the backward pass of fused and flex attention
-    hidden: int  # part of `forward`: pairs that the mask then hides
-    step: int  # one more token a row beside a full cache; 0: does not generate
+    backward: int  # matmuls of the gradients
+    recomputed: int  # in addition, in the backward pass of fused and flex attention
+    hidden: int  # the part of `forward` for masked pairs
+    step: int  # one more token per row with a full cache; 0: the model does not generate
     weights: int
     training_state: int
     activations: dict[str, int]
-    reference_activations: int  # all of them with attention = "reference"
-    loss_gradients: int  # what the backward pass adds at its beginning
+    reference_activations: int  # the sum with attention = "reference"
+    loss_gradients: int  # the addition at the start of the backward pass
     kv_cache: dict[str, int]  # "self", "cross"
 
     @property
@@ -65,24 +65,19 @@ class Cost:
 
     @property
     def train(self) -> int:
-        """Operations of forward and backward together."""
+        """FLOPs of forward and backward pass."""
         return sum(self.forward.values()) + self.backward
 
     @property
     def training_memory(self) -> int:
-        """The most that is in use at a time: as the backward pass begins."""
+        """The peak, at the start of the backward pass."""
         return self.training_state + sum(self.activations.values()) + self.loss_gradients
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values under stable names, for JSON."""
         total, forward = sum(self.parameters.values()), sum(self.forward.values())
         return {
-            "given": {
-                "seq": self.seq,
-                "target_seq": self.target_seq,
-                "batch": self.batch,
-                "dtype": self.dtype,
-            },
+            "given": {"seq": self.seq, "target_seq": self.target_seq, "batch": self.batch, "dtype": self.dtype},
             "tokens": self.tokens,
             "parameters": {
                 "total": total,
@@ -124,9 +119,9 @@ def cost(
     target_seq: int | None = None,
     dtype: Dtype = "bf16",
 ) -> Cost:
-    """The cost of `batch` rows of `seq` tokens (None: max_length, or a picture's patches)."""
+    """The cost of `batch` rows of `seq` tokens (None: max_length, or the patches of an image)."""
     if dtype not in BYTES:
-        raise UserError(f"dtype = {dtype!r}: unknown number format; {suggest(str(dtype), get_args(Dtype))}")
+        raise UserError(f"dtype = {dtype!r}: unknown dtype; {suggest(str(dtype), get_args(Dtype))}")
     at_least_one("batch", batch)
     source, target = lengths(config, seq, target_seq)
     stacks, size = stack_shapes(config, source, target), BYTES[dtype]
@@ -134,17 +129,17 @@ def cost(
     total = sum(parameters.values())
     if config.pruned:
         raise UserError(
-            f"pruned: operations and memory are counted for models with all their heads; take pruned out of [model]. "
-            f"This one has {total:,} parameters"
+            f"pruned: FLOPs and memory are computed for models with all heads only; remove pruned from [model]. "
+            f"This model has {total:,} parameters"
         )
     if max(total, sum(forward.values())) > LIMIT:
-        raise UserError(f"seq = {source}, batch = {batch}: with these sizes the counts pass 1e60; give smaller numbers")
+        raise UserError(f"seq = {source}, batch = {batch}: the counts exceed 1e60; use smaller sizes")
     idle = max(0, config.experts - config.experts_per_token) * feedforward_parameters(config)
     active = total if config.architecture == "recurrent" else total - idle * sum(stack.layers for stack in stacks)
     tables = parameters.get("embedding", 0) + parameters.get("positions", 0)
     tied = config.token_dim * output_size(config) if config.tie_embeddings and config.output_head == "tokens" else 0
     half = {"half_weights": size * (total - tables + tied)} if size < 4 else {}
-    # products with what needs no gradient
+    # matmuls whose input needs no gradient
     constant = source_operations(config, batch, source)[0] + forward.get("target", 0)
     if config.architecture == "recurrent":
         constant = recurrent.first_step_operations(config, batch)
@@ -161,7 +156,7 @@ def cost(
         forward=forward,
         backward=2 * sum(forward.values()) - constant,
         recomputed=recomputed_operations(config, stacks, batch),
-        hidden=hidden_operations(config, stacks, batch),
+        hidden=masked_operations(config, stacks, batch),
         step=step_operations(config, stacks[-1], batch),
         weights=size * total,
         training_state=4 * max(4, size) * total,

@@ -1,6 +1,6 @@
-"""Models: wiring, and nothing but wiring. The parts are in `regard.nn`.
+"""Models: how the parts of `regard.nn` are connected.
 
-Only a name that builds something imports torch, so that a config can be read and counted in no time.
+Only names that build a model import torch, so that reading a config starts fast.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
-"""What a whole model is: a stack's parts, plus what goes in and what comes out.
+"""The configuration of a whole model: a stack, its input and its output.
 
-    shape            source                       head
-    encoder-decoder  tokens, patches, features    target tokens; of features also values
-    decoder          tokens                       the next token
+    architecture     input                        output_head
+    encoder-decoder  tokens, patches, features    tokens; with features also values
+    decoder          tokens                       tokens
     encoder          tokens, patches, features    none (states), pooled, classes, tokens
-    recurrent        tokens                       target tokens
+    recurrent        tokens                       tokens
 
-One flat table, so that one key changes both stacks: `heads = 4` in a recipe is the whole experiment.
-So is `architecture = "recurrent"`, the encoder-decoder before the Transformer. It reads of this table
+The table is flat, so that one key changes both stacks: an experiment is one line of a recipe, such as `heads = 4` or
+`architecture = "recurrent"`, the encoder-decoder before the Transformer. That one uses these fields,
 
-    dim  embed_dim  layers  decoder_layers  cell  score  attention_scale  bias  dropout  attention_dropout
-    embed_dropout  vocab_size  target_vocab_size  share  tie  embed_scale  logit_scale  logit_bias
+    dim  embed_dim  layers  decoder_layers  cell  attention_score  attention_scale  bias  dropout  attention_dropout
+    embed_dropout  vocab_size  target_vocab_size  share_embeddings  tie_embeddings  embed_scale  logit_scale  logit_bias
 
-and nothing else: it has one head, no positions, no norms and no feed-forward layers, so the fields that
-describe those mean nothing to it, just as `patch_size` means nothing to a model that reads tokens.
+and ignores the others: it has one head and no positions, norms or feed-forward layers.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ from regard.nn.config import Score, StackConfig
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(StackConfig):
     architecture: Literal["encoder-decoder", "decoder", "encoder", "recurrent"] = "encoder-decoder"
-    decoder_layers: int | None = None  # encoder-decoder, recurrent: None: as many as layers
-    attention_score: Score = None  # type: ignore[assignment]  # left out: "additive" for recurrent, else "dot"
+    decoder_layers: int | None = None  # encoder-decoder, recurrent; None: layers
+    attention_score: Score = None  # type: ignore[assignment]  # default: "additive" for recurrent, else "dot"
     cell: Literal["lstm", "gru"] = "gru"  # recurrent
-    embed_dim: int | None = None  # recurrent: width of the token vectors and the readout; None: dim
-    # what goes in
+    embed_dim: int | None = None  # recurrent: width of the embeddings and the readout; None: dim
+    # input
     input: Literal["tokens", "patches", "features"] = "tokens"
-    vocab_size: int | None = None  # source tokens, and target tokens unless target_vocab_size says otherwise
+    vocab_size: int | None = None  # source tokens, and target tokens unless target_vocab_size is set
     target_vocab_size: int | None = None
-    token_types: int = 0  # BERT's segments
+    token_types: int = 0  # BERT's sentences A and B
     image_size: int = 224
     patch_size: int = 16
     channels: int = 3
-    stem: Literal["linear", "conv"] = "linear"  # a patch by one matrix, or overlapping ones by convolutions
-    pixel_mean: tuple[float, ...] = (0.0,)  # of pixels between 0 and 1, for all channels or each: subtracted,
-    pixel_std: tuple[float, ...] = (1.0,)  # and divided by
-    feature_dim: int = 2048  # numbers of a feature; output_head = "values": also of a step that is written
-    embed_scale: bool = True  # token vectors times sqrt(dim)
-    # what comes out
-    share_embeddings: bool = True  # source and target use one table
-    tie_embeddings: bool = True  # the output layer is the (target) table
+    stem: Literal["linear", "conv"] = "linear"  # how patches are embedded: one matrix, or overlapping convolutions
+    pixel_mean: tuple[float, ...] = (0.0,)  # of pixels between 0 and 1, for all channels or for each:
+    pixel_std: tuple[float, ...] = (1.0,)  # (pixel - mean) / std
+    feature_dim: int = 2048  # size of a feature vector; with output_head = "values" also of an output vector
+    embed_scale: bool = True  # token embeddings times sqrt(dim)
+    # output
+    share_embeddings: bool = True  # source and target use one embedding matrix
+    tie_embeddings: bool = True  # the output layer uses the (target) embedding matrix
     logit_scale: float = 1.0
     logit_bias: bool = False
     output_head: Literal["none", "pooled", "classes", "tokens", "values"] = "tokens"
@@ -55,27 +54,20 @@ class ModelConfig(StackConfig):
     pooler: bool = False  # a tanh layer after pooling (BERT)
     head_layer: bool = False  # a layer and norm before token logits (BERT's masked LM)
     classes: int | None = None
-    init: Literal["xavier", "normal"] = "xavier"  # normal: 0.02, residual outputs by 1/sqrt(2 blocks) (GPT-2)
+    init: Literal["xavier", "normal"] = "xavier"  # normal: std 0.02, as GPT-2
 
     def __post_init__(self) -> None:
         if self.attention_score is None:
             object.__setattr__(self, "attention_score", "additive" if self.architecture == "recurrent" else "dot")
         super().__post_init__()
-        for name in (
-            "vocab_size",
-            "target_vocab_size",
-            "decoder_layers",
-            "embed_dim",
-            "image_size",
-            "patch_size",
-            "channels",
-            "feature_dim",
-        ):
+        sizes = ("vocab_size", "target_vocab_size", "decoder_layers", "embed_dim")
+        for name in (*sizes, "image_size", "patch_size", "channels", "feature_dim"):
             self._at_least(name, 1)
         self._at_least("classes", 2)
         self._at_least("token_types", 0)
-        self._check_source()
-        self._check_head()
+        self._check_input()
+        self._check_images()
+        self._check_output_head()
         self._check_pruned()
 
     def _check_heads(self) -> None:
@@ -83,16 +75,16 @@ class ModelConfig(StackConfig):
             super()._check_heads()
 
     def _check_pruned(self) -> None:
-        """Every place that has lost heads exists in this model."""
+        """The layers with removed heads exist in this model."""
         counts = {"encoder": self.layers, "decoder": self.decoder_layers or self.layers}
         if self.architecture in ("encoder", "decoder"):
             counts = {self.architecture: self.layers}
-        for place in self.pruned or {}:
-            stack, layer, part = place.split(".")
+        for name in self.pruned or {}:
+            stack, layer, part = name.split(".")
             missing = int(layer) >= counts.get(stack, 0) or (part == "cross" and self.architecture != "encoder-decoder")
             if missing or self.architecture == "recurrent":
                 raise UserError(
-                    f"pruned: this model has no {place}; it has architecture = {self.architecture!r}, layers = {counts}"
+                    f"pruned: this model has no {name}; it has architecture = {self.architecture!r}, layers = {counts}"
                 )
 
     def _check_combinations(self) -> None:
@@ -100,18 +92,18 @@ class ModelConfig(StackConfig):
             super()._check_combinations()
         elif self.attention_score == "concat":
             raise UserError(
-                "attention_score = 'concat' over a recurrent model is its additive score: use "
-                "attention_score = 'additive'"
+                "attention_score = 'concat': in a recurrent model this is the additive score; "
+                "use attention_score = 'additive'"
             )
 
-    def _check_source(self) -> None:
+    def _check_input(self) -> None:
         if self.output_head == "tokens" and self.architecture == "encoder" and self.input != "tokens":
             raise UserError(
-                f"output_head = 'tokens' over input = {self.input!r}: there are no tokens to name; "
+                f"output_head = 'tokens' with input = {self.input!r}: there are no tokens to predict; "
                 "use output_head = 'classes', 'pooled' or 'none'"
             )
         if self.vocab_size is None and (self.input == "tokens" or self.output_head == "tokens"):
-            raise UserError("vocab_size is not set: give the number of tokens, such as vocab_size = 8000")
+            raise UserError("vocab_size is not set: set the number of tokens, such as vocab_size = 8000")
         if self.architecture in ("decoder", "recurrent") and self.input != "tokens":
             raise UserError(
                 f"input = {self.input!r}: a {self.architecture} model reads tokens; "
@@ -121,7 +113,6 @@ class ModelConfig(StackConfig):
             raise UserError(
                 f"patch_size = {self.patch_size} does not divide image_size = {self.image_size}: change one of them"
             )
-        self._check_pictures()
         if self.input == "patches" and self.position == "learned" and self.max_length < self.source_length:
             raise UserError(
                 f"max_length = {self.max_length} is too short for {self.source_length} patches: "
@@ -131,48 +122,45 @@ class ModelConfig(StackConfig):
             raise UserError(
                 f"share_embeddings = true needs one vocabulary, but vocab_size = {self.vocab_size} and "
                 f"target_vocab_size = {self.target_vocab_size}: "
-                "set share_embeddings = false, or leave target_vocab_size out"
+                "set share_embeddings = false, or remove target_vocab_size"
             )
 
-    def _check_pictures(self) -> None:
+    def _check_images(self) -> None:
         side = self.image_size // self.patch_size
         for name in ("pixel_mean", "pixel_std"):
             values = getattr(self, name)
             if len(values) not in (1, self.channels) or len(values) != len(self.pixel_mean):
-                raise UserError(f"{name} = {list(values)}: give one number for all channels, or {self.channels}")
+                raise UserError(f"{name} = {list(values)}: set one number for all channels, or {self.channels}")
         if min(self.pixel_std) <= 0:
             raise UserError(f"pixel_std = {list(self.pixel_std)}: must be greater than 0")
         for name, plain in {"position_axes": 1, "shifted_window": None, "stem": "linear"}.items():
             if getattr(self, name) != plain and self.input != "patches":
                 raise UserError(
-                    f"{name} = {getattr(self, name)!r}: is for pictures, but input = {self.input!r}; leave it out"
+                    f"{name} = {getattr(self, name)!r}: needs input = 'patches', but input = {self.input!r}; remove it"
                 )
         if self.shifted_window is not None and self.window is not None:
-            raise UserError(f"window = {self.window}: beside shifted_window = {self.shifted_window}; leave one out")
+            raise UserError(f"window = {self.window} and shifted_window = {self.shifted_window}: remove one of them")
         if self.shifted_window is not None and self.shifted_window >= side:
             raise UserError(
-                f"shifted_window = {self.shifted_window}: the picture has {side} x {side} patches, so one square would "
-                f"hold it all; use less than {side}, or leave it out"
+                f"shifted_window = {self.shifted_window}: the image has {side} x {side} patches, which are one window; "
+                f"use less than {side}, or remove it"
             )
         if self.stem == "conv" and (self.patch_size < 2 or self.patch_size & (self.patch_size - 1)):
-            raise UserError(f"stem = 'conv' halves the sides, so patch_size = {self.patch_size} must be 2, 4, 8, 16 …")
+            raise UserError(f"stem = 'conv' has stride 2, so patch_size = {self.patch_size} must be a power of two")
 
-    def _check_head(self) -> None:
+    def _check_output_head(self) -> None:
         if self.output_head == "values" and (self.architecture, self.input) != ("encoder-decoder", "features"):
             raise UserError(
-                f"output_head = 'values' with architecture = {self.architecture!r}, input = "
-                f"{self.input!r}: numbers are written by "
-                "architecture = 'encoder-decoder' from input = 'features'"
+                f"output_head = 'values' with architecture = {self.architecture!r}, input = {self.input!r}: "
+                "use architecture = 'encoder-decoder' and input = 'features'"
             )
         if self.architecture != "encoder" and self.output_head not in ("tokens", "values"):
             raise UserError(
-                f"output_head = {self.output_head!r}: a {self.architecture} model writes tokens; use "
-                "output_head = 'tokens' or architecture = 'encoder'"
+                f"output_head = {self.output_head!r}: a {self.architecture} model predicts tokens; "
+                "use output_head = 'tokens' or architecture = 'encoder'"
             )
         if self.output_head == "classes" and self.classes is None:
-            raise UserError(
-                "classes is not set: output_head = 'classes' needs the number of classes, such as classes = 2"
-            )
+            raise UserError("classes is not set: output_head = 'classes' needs their number, such as classes = 2")
 
     @property
     def position_limit(self) -> int | None:
@@ -181,28 +169,28 @@ class ModelConfig(StackConfig):
 
     @property
     def source_length(self) -> int:
-        """Positions that a picture takes, the [CLS] vector included."""
+        """The positions of an image, [CLS] included."""
         return (self.image_size // self.patch_size) ** 2 + self.has_cls
 
     @property
     def stem_widths(self) -> tuple[int, ...]:
-        """Channels after each convolution of the stem: they double up to dim, while a patch shrinks to one place."""
+        """Channels after each convolution of the stem: they double up to dim while a patch shrinks to one position."""
         count = self.patch_size.bit_length() - 1 if self.stem == "conv" else 0
         return tuple(max(1, self.dim >> (count - 1 - at)) for at in range(count))
 
     @property
     def has_cls(self) -> bool:
-        """Whether a vector of its own stands before the patches of a picture."""
+        """Whether the patches of an image are preceded by a [CLS] vector."""
         return self.pooling == "cls" and self.architecture == "encoder"
 
     @property
     def grid(self) -> tuple[int, int] | None:
-        """(patches of a row, positions before them) of a model that reads pictures."""
+        """(patches per row, positions before the first patch) of an image; None: the input is a sequence."""
         return (self.image_size // self.patch_size, int(self.has_cls)) if self.input == "patches" else None
 
     @property
     def token_dim(self) -> int:
-        """Width of a token's vector."""
+        """Width of the token embeddings."""
         return self.embed_dim if self.architecture == "recurrent" and self.embed_dim is not None else self.dim
 
     @property

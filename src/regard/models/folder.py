@@ -1,12 +1,12 @@
-"""A model on disk is a folder of plain files that anything can read.
+"""A saved model is a folder of files in standard formats.
 
-    recipe.toml         [model] is the ModelConfig; other tables ([data], [train], …) say where it came from
-    model.safetensors   the weights, each tensor once: what is tied or shared has one name
-    tokenizer.json      text <-> ids; or source.json and target.json where the two sides differ
+    recipe.toml         [model] is the ModelConfig; other tables ([data], [train], …) describe its training
+    model.safetensors   the weights, each tensor once: tied and shared weights have one name
+    tokenizer.json      text <-> ids; or source.json and target.json if the two sides differ
 
-`save` writes each file whole or not at all, the weights last: a folder that has weights has everything.
-`load` builds the model that [model] describes and fills it; every name and shape must fit. A pickle, which
-can run code when it is opened (pytorch_model.bin), is never read.
+`save` writes each file atomically and the weights last: a folder with weights is complete. `load` builds the model
+that [model] describes and copies the weights into it; every name and shape must match. Pickles (pytorch_model.bin) are
+never read, because they can run code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from regard.settings import from_dict, read_toml, to_dict, write_toml
 from regard.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
-TOKENIZERS = ("tokenizer", "source", "target")  # the names a tokenizer may have in a folder
+TOKENIZERS = ("tokenizer", "source", "target")  # file names of tokenizers, without .json
 
 
 def save(
@@ -41,12 +41,12 @@ def save(
     tokenizers: Mapping[str, Tokenizer] | None = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write `model` to `folder`; `recipe` adds or replaces tables, those already there are kept."""
+    """Save `model` in `folder`; `recipe` adds or replaces tables, other tables of an existing recipe are kept."""
     folder = Path(folder)
-    model = getattr(model, "_orig_mod", model)  # a compiled model wraps the one whose names are meant
+    model = getattr(model, "_orig_mod", model)  # a compiled model wraps the original one
     for name in tokenizers or {}:
         if name not in TOKENIZERS:
-            raise UserError(f"tokenizers: {name!r} is no name for a tokenizer; {suggest(name, TOKENIZERS)}")
+            raise UserError(f"tokenizers: {name!r} is not the name of a tokenizer; {suggest(name, TOKENIZERS)}")
     make_folder(folder)
     tables = read_toml(folder / RECIPE) if (folder / RECIPE).exists() else {}
     tables.update({**(recipe or {}), "model": to_dict(model.config)})
@@ -57,48 +57,48 @@ def save(
 
 
 def load(folder: str | Path, device: str | torch.device = "cpu", recipe: Mapping[str, Any] | None = None) -> Model:
-    """The model in `folder`, in eval mode and in the precision it was saved in; `recipe`: its tables, if known."""
+    """The model in `folder`, in eval mode and in its saved precision; `recipe`: its tables, if already read."""
     folder = Path(folder)
     config = load_config(folder, recipe)
     tensors = read_weights(_weights_file(folder))
-    with torch.random.fork_rng(devices=[]):  # the random weights it starts with must not move anyone's seed
+    with torch.random.fork_rng(devices=[]):  # random initialisation must not change the caller's random state
         model = build(config)
-    kinds = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    if len(kinds) == 1:
-        model = model.to(kinds.pop())
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    if len(dtypes) == 1:
+        model = model.to(dtypes.pop())
     fill(model, tensors, str(folder / WEIGHTS))
     try:
         return model.to(device).eval()
-    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without that kind of device
-        raise UserError(f"device = {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without that device type
+        raise UserError(f"device = {str(device)!r} is not available: {str(error).splitlines()[0]}") from None
 
 
 def find_device(name: str | None) -> torch.device:
-    """The device called `name`, tried out; None: a GPU where there is one."""
+    """The device called `name`, checked; None: a GPU if there is one."""
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without that kind of device
-        raise UserError(f"device = {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without that device type
+        raise UserError(f"device = {name!r} is not available: {str(error).splitlines()[0]}") from None
 
 
 def load_recipe(folder: str | Path) -> dict[str, Any]:
     """All tables of the folder's recipe."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder; name one that holds {RECIPE} and {WEIGHTS}")
+        raise UserError(f"{folder}: no such folder; pass one with {RECIPE} and {WEIGHTS}")
     if not (folder / RECIPE).is_file():
         if (folder / "config.json").is_file():
             raise UserError(
                 f"{folder}: this is a Hugging Face folder (config.json, no {RECIPE}); "
-                f"read it first:  regard import {folder} -o RUN"
+                f"convert it first:  regard import {folder} -o RUN"
             )
-        raise UserError(f"{folder / RECIPE}: missing, so this is not a folder that Regard saved; name another")
+        raise UserError(f"{folder / RECIPE}: missing, so this is not a saved model; pass another folder")
     return read_toml(folder / RECIPE)
 
 
 def load_config(folder: str | Path, recipe: Mapping[str, Any] | None = None) -> ModelConfig:
-    """What [model] in the folder's recipe describes."""
+    """The [model] table of the folder's recipe."""
     path = Path(folder) / RECIPE
     tables = load_recipe(folder) if recipe is None else recipe
     if not isinstance(tables.get("model"), dict):
@@ -116,24 +116,24 @@ def load_tokenizers(folder: str | Path) -> dict[str, Tokenizer]:
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every tensor of the model once: a tied table appears under the first of its names."""
-    kept = set(model.state_dict(keep_vars=True))  # leaves out buffers that are computed, not learned
+    """Every tensor of the model once: a tied weight has the first of its names."""
+    kept = set(model.state_dict(keep_vars=True))  # without buffers that are computed, not learned
     buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
     return {name: tensor.detach() for name, tensor in (*model.named_parameters(), *buffers)}
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Copy `tensors` into `model`; names and shapes must be exactly the model's."""
+    """Copy `tensors` into `model`; names and shapes must match exactly."""
     own = weights_of(model)
     if missing := [name for name in own if name not in tensors]:
         raise UserError(f"{where}: lacks {name_some(missing)}; the file belongs to another [model] or is incomplete")
     if extra := [name for name in tensors if name not in own]:
-        raise UserError(f"{where}: the model has no place for {name_some(extra)}; the file belongs to another [model]")
+        raise UserError(f"{where}: {name_some(extra)} is not in the model; the file belongs to another [model]")
     for name, tensor in own.items():
         if tensor.shape != tensors[name].shape:
             raise UserError(
-                f"{where}: {name} has shape {tuple(tensors[name].shape)}, but [model] asks for {tuple(tensor.shape)}; "
-                f"correct [model] in {RECIPE} or take the file that belongs to it"
+                f"{where}: {name} has shape {tuple(tensors[name].shape)}, but [model] needs {tuple(tensor.shape)}; "
+                f"correct [model] in {RECIPE}, or use the matching file"
             )
     for name, tensor in own.items():
         tensor.copy_(tensors[name])
@@ -145,11 +145,11 @@ def _weights_file(folder: Path) -> Path:
         pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
         if pickles:
             raise UserError(
-                f"{path}: missing; {pickles[0]} is a pickle, which can run code when it is opened, so it is not read. "
-                "Convert it where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+                f"{path}: missing; {pickles[0]} is a pickle, which can run code, so it is not read. "
+                "If you trust it, convert it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
                 f"{WEIGHTS!r})"
             )
-        raise UserError(f"{path}: missing, so the model has no weights; copy the folder again or train it again")
+        raise UserError(f"{path}: missing, so the model has no weights; copy the folder or train the model again")
     return path
 
 
@@ -166,7 +166,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file that is whole or absent, without a second copy in memory."""
+    """Write a safetensors file atomically, without a second copy in memory."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, temporary, {"format": "pt"})
@@ -174,7 +174,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except SafetensorError as error:  # the library's name for a full disk and its like
+    except SafetensorError as error:  # raised for a full disk, among others
         raise UserError(f"{path}: cannot be written: {error}") from None
     finally:
         temporary.unlink(missing_ok=True)

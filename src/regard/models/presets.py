@@ -1,4 +1,4 @@
-"""Named sizes, as published.
+"""Presets: configurations with published sizes.
 
     regard cost base --seq 512        from regard import preset, build
                                       model = build(preset("base", vocab_size=8000))
@@ -64,13 +64,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "t5-small": {**_T5, **_size(512, 6, 8, 2048), "logit_scale": 512**-0.5},
     "t5-base": {**_T5, **_size(768, 12, 12, 3072), "logit_scale": 768**-0.5},
     "rnn-2015": _SEARCH,
-    # beside "small": the same vocabulary, as many parameters
+    # as "small": the same vocabulary and about as many parameters
     "rnn-small": {**_RNN, "dim": 512, "embed_dim": 256, "vocab_size": 10000, "dropout": 0.2, "embed_dropout": 0.2},
 }
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:
-    """The config called `name`, with fields changed."""
+    """The config called `name`, with these fields changed."""
     if name not in PRESETS:
         raise UserError(f"preset {name!r} does not exist; {suggest(name, PRESETS)}")
     unknown = [key for key in changes if key not in ModelConfig.__dataclass_fields__]

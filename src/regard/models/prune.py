@@ -44,7 +44,7 @@ class PrunedMultiHead(MultiHead):
             super().__init__(whole.config, layer=whole.layer, cross=whole.cross)
         config, key_of = whole.config, [key_head(whole, head) for head in heads]
         key_heads = sorted(set(key_of))
-        self.kept = tuple(whole.kept[head] for head in heads) if isinstance(whole, PrunedMultiHead) else tuple(heads)
+        self.kept: tuple[int, ...] = tuple(original_heads(whole)[head] for head in heads)
         self.key_of = tuple(key_heads.index(head) for head in key_of)
         self.heads, self.key_heads = len(heads), len(key_heads)
         self.uneven = self.key_of != tuple(index // (self.heads // self.key_heads) for index in range(self.heads))
@@ -70,6 +70,11 @@ class PrunedMultiHead(MultiHead):
         return super()._attend(q, k, v, attention_mask, bias, path)
 
 
+def original_heads(part: MultiHead) -> tuple[int, ...]:
+    """The number of each head before any were removed."""
+    return part.kept if isinstance(part, PrunedMultiHead) else tuple(range(part.heads))
+
+
 def key_head(part: MultiHead, head: int) -> int:
     """The key/value head that this head reads; several share one in grouped-query attention."""
     return part.key_of[head] if isinstance(part, PrunedMultiHead) else head // (part.heads // part.key_heads)
@@ -91,8 +96,7 @@ def prune(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
             raise UserError(f"heads: {name} has no head {unknown[0]}; its heads are 0 to {part.heads - 1}")
         if len(removed) == part.heads:
             raise UserError(f"heads: {name} would lose all its heads; keep at least one")
-        kept = part.kept if isinstance(part, PrunedMultiHead) else range(part.heads)
-        pruned.setdefault(name, []).extend(kept[head] for head in removed)
+        pruned.setdefault(name, []).extend(original_heads(part)[head] for head in removed)
         remove_heads(small, name, part, removed)
     sorted_heads = {name: tuple(sorted(numbers)) for name, numbers in sorted(pruned.items()) if numbers}
     small.config = replace(model.config, pruned=sorted_heads or None)

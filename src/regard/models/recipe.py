@@ -1,16 +1,15 @@
-"""Recipes: a model described in a text file, or by name.
+"""Recipes: TOML files that describe a model and its training.
 
     [model]                       [model]
     preset = "base"               architecture = "decoder"
     heads = 4                     vocab_size = 8000
                                   dim = 256
 
-Left, a preset with changes; right, the fields of a ModelConfig. Where a model is meant, a command takes
-the name of a preset, a recipe file, or a folder that holds a recipe.toml, as every saved model does. Other
-tables ([data], [train], …) belong to whoever reads them and are handed through as they are.
+Left, a preset with changes; right, the fields of a ModelConfig. Commands accept the name of a preset, a recipe file,
+or a folder with a recipe.toml, such as a saved model. Other tables ([data], [train], …) are passed on unchanged.
 
-A recipe may carry a small form of itself, which `regard train --smoke` trains: [smoke.model] stands for changes
-to [model], and so on.
+A recipe may define a small version of itself for `regard train --smoke`: [smoke.model] contains changes to [model],
+and so on.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ RECIPE = "recipe.toml"  # its name in the folder of a saved model
 
 
 def read_model(given: str | Path, changes: Mapping[str, Any] | None = None) -> ModelConfig:
-    """The model that a preset's name, a recipe file or a model folder describes, with fields changed."""
+    """The config of a preset, a recipe file or a model folder, with these fields changed."""
     if str(given) in PRESETS:
         return from_dict(ModelConfig, {**PRESETS[str(given)], **(changes or {})})
     path = recipe_path(given)
@@ -47,7 +46,7 @@ def read_model(given: str | Path, changes: Mapping[str, Any] | None = None) -> M
 
 
 def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a [model] table, those of its `preset` included where it does not change them."""
+    """The fields of a [model] table, completed from its `preset`."""
     fields = dict(table)
     name = fields.pop("preset", None)
     if name is not None and not (isinstance(name, str) and name in PRESETS):
@@ -56,21 +55,21 @@ def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_recipe(given: str | Path) -> dict[str, Any]:
-    """All tables of a recipe file, or of the one in a model's folder, as they stand."""
+    """All tables of a recipe file, or of the recipe in a model folder."""
     return read_toml(recipe_path(given))
 
 
 def recipe_path(given: str | Path) -> Path:
-    """The recipe file that `given` means: itself, or the one in that folder."""
+    """The recipe file `given`, or the one in the folder `given`."""
     path = Path(given)
     if path.is_dir():
         if not (path / RECIPE).is_file() and (path / "config.json").is_file():
             raise UserError(
                 f"{path}: this is a Hugging Face folder (config.json, no {RECIPE}); "
-                f"read it first:  regard import {path} -o RUN"
+                f"convert it first:  regard import {path} -o RUN"
             )
         if not (path / RECIPE).is_file():
-            raise UserError(f"{path / RECIPE}: missing, so this is no folder of a saved model; name another")
+            raise UserError(f"{path / RECIPE}: missing, so this is not a saved model; pass another folder")
         return path / RECIPE
     if path.exists():
         return path
@@ -79,53 +78,53 @@ def recipe_path(given: str | Path) -> Path:
     near = difflib.get_close_matches(str(given), PRESETS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UserError(
-        f"{str(given)!r} is neither a preset nor a file or folder here; {hint}The presets are: {', '.join(PRESETS)}"
+        f"{str(given)!r} is neither a preset nor a file or folder; {hint}The presets are: {', '.join(PRESETS)}"
     )
 
 
 def read_changes(assignments: Iterable[str]) -> dict[str, Any]:
-    """Fields of a ModelConfig from `name=value` texts, values as in TOML; text needs no quotes, none unsets."""
+    """Fields of a ModelConfig from `name=value` strings, values as in TOML; strings need no quotes, none is None."""
     hints = get_type_hints(ModelConfig)
     changes: dict[str, Any] = {}
     for assignment in assignments:
-        name, text = _halves(assignment, "heads=4")
+        name, text = _split_assignment(assignment, "heads=4")
         if name not in hints:
-            raise UserError(f"--set {assignment}: {name!r} is no setting of a model; {suggest(name, hints)}")
+            raise UserError(f"--set {assignment}: {name!r} is not a setting of a model; {suggest(name, hints)}")
         changes[name] = _value(text, hints[name])
     return changes
 
 
 def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """The tables of a recipe with single settings changed: `train.lr=0.001`, `model.position=rope`."""
+    """The tables of a recipe with settings changed: `train.lr=0.001`, `model.position=rope`."""
     changed = {name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()}
     for assignment in assignments:
-        name, text = _halves(assignment, "train.lr=0.001")
+        name, text = _split_assignment(assignment, "train.lr=0.001")
         table, dot, field = name.partition(".")
         if not dot:
-            raise UserError(f"--set {assignment}: say which table it is in, such as --set model.{name}={text}")
+            raise UserError(f"--set {assignment}: name its table, such as --set model.{name}={text}")
         hints = get_type_hints(ModelConfig) if table == "model" else {}
-        value = _value(text, hints.get(field, types.NoneType))  # other tables: none leaves the setting out
+        value = _value(text, hints.get(field, types.NoneType))  # other tables: none removes the setting
         changed.setdefault(table, {})
         if not isinstance(changed[table], dict):
             raise UserError(f"--set {assignment}: {table} is not a table in this recipe")
-        *inner, last = field.split(".")  # data.scenes.language: a table in a table
-        place = changed[table]
-        for step in inner:
-            place[step] = dict(place[step]) if isinstance(place.get(step), dict) else {}
-            place = place[step]
-        place[last] = value
+        *outer, last = field.split(".")  # data.scenes.language: a table in a table
+        inner = changed[table]
+        for key in outer:
+            inner[key] = dict(inner[key]) if isinstance(inner.get(key), dict) else {}
+            inner = inner[key]
+        inner[last] = value
         if value is None:
-            del place[last]
+            del inner[last]
     return changed
 
 
 def smoke_form(tables: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
-    """The recipe as its table [smoke] changes it: small enough to try in under a minute, on sample data."""
+    """The recipe with the changes in its table [smoke]: it trains in less than a minute, on sample data."""
     changes = tables.get("smoke")
     if not isinstance(changes, dict) or not all(isinstance(table, dict) for table in changes.values()):
         raise UserError(
-            f"{path}: has no small form for --smoke; write tables [smoke.data], [smoke.model], [smoke.train] with what "
-            "is to be changed, or use --set"
+            f"{path}: has no tables for --smoke; add [smoke.data], [smoke.model], [smoke.train] with the changes, "
+            "or use --set"
         )
     changed = {name: table for name, table in tables.items() if name != "smoke"}
     for name, table in changes.items():
@@ -134,7 +133,7 @@ def smoke_form(tables: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
     return changed
 
 
-def _halves(assignment: str, example: str) -> tuple[str, str]:
+def _split_assignment(assignment: str, example: str) -> tuple[str, str]:
     name, equals, text = (part.strip() for part in assignment.partition("="))
     if not equals or not name:
         raise UserError(f"--set {assignment}: write name=value, such as --set {example}")
@@ -150,4 +149,4 @@ def _value(text: str, kind: Any) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
-        return text  # not a number, not true or false: a word
+        return text  # neither a number nor a boolean: a string

@@ -1,7 +1,7 @@
-"""Before the Transformer: a recurrent encoder-decoder that learned where to look.
+"""The recurrent baseline: the encoder-decoder with attention that came before the Transformer.
 
-The encoder reads the source in both directions; h_j = [h→_j; h←_j] says what stands at j. The decoder
-writes a token at a time. Before each one it compares its state with every h_j and takes their mean:
+The encoder reads the source in both directions; h_j = [h→_j; h←_j] describes token j. The decoder generates one token
+at a time. Before each one it scores its state against every h_j and takes their weighted mean:
 
     e_ij = score(s_i-1, h_j)       α_i = softmax(e_i)       c_i = Σ_j α_ij h_j           (attention, one head)
     s_i  = cell([E y_i-1; c_i], s_i-1)                      s_0 = tanh(W h←_1)
@@ -9,14 +9,14 @@ writes a token at a time. Before each one it compares its state with every h_j a
 
     score   additive        vᵀ tanh(U s + W h)    Bahdanau et al. 2015
             multiplicative  s · W h               Luong et al. 2015 ("general")
-            dot             s · (h→ + h←)         Luong et al. 2015; the sum makes the widths fit
+            dot             s · (h→ + h←)         Luong et al. 2015; the sum has the width of s
 
     h [B, S, 2 dim]    s [B, dim]    c [B, 2 dim]    t [B, T, embed_dim]    weights [B, 1, T, S]
 
-The state s_i needs c_i and c_i needs s_i-1, so the decoder goes through time in a loop, even in training: that
-is what the Transformer did away with. All that need not wait stands outside of it: W h is made once a
-sentence, readout and logits once for all tokens. More layers are stacked; the topmost state is the one that
-looks. An LSTM's memory cell starts at zero.
+State s_i depends on c_i, and c_i on s_i-1, so the decoder loops over time even in training; the Transformer removed
+this loop. What does not depend on the state is computed outside of it: W h once per sentence, readout and logits once
+for all tokens. With several layers, the state of the last one computes the attention. The memory cell of an LSTM
+starts at zero.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.errors import UserError
 from regard.models.config import ModelConfig
-from regard.models.output_head import Head
+from regard.models.output_head import OutputHead
 from regard.nn.attention import attention_stages, dot
 from regard.nn.block import Memory
 from regard.nn.dropout import dropout
 from regard.nn.embedding import Tokens
 from regard.nn.mask import AttentionMask, Positions, everything
-from regard.nn.score import additive_of
+from regard.nn.score import additive_projected
 from regard.nn.trace import Traceable
 
 Layer = tuple[Tensor, ...]  # one layer's state: (h,) of a GRU, (h, memory cell) of an LSTM, [B, dim] each
 
 
 class RecurrentEncoder(Traceable):
-    """Both directions over the source, layer upon layer: [B, S, embed_dim] -> [B, S, 2 dim]."""
+    """A bidirectional RNN over the source: [B, S, embed_dim] -> [B, S, 2 dim]."""
 
     stages = ("embedded", "output")
 
@@ -67,11 +67,11 @@ class RecurrentEncoder(Traceable):
         return self.mark("output", _dropout(self, states, self.config.dropout))
 
     def _real(self, x: Tensor, is_real: Tensor) -> Tensor:
-        """Only real tokens are read, wherever filler stands; its states are zero."""
+        """Skip padding, wherever it is; its states are zero."""
         order = (~is_real).int().argsort(dim=1, stable=True)[..., None]  # real tokens first, in their order
-        lengths = is_real.sum(dim=1).clamp_min(1).cpu()  # a row without any still has to be a row
-        front = x.gather(1, order.expand_as(x))
-        packed = pack_padded_sequence(front, lengths, batch_first=True, enforce_sorted=False)
+        lengths = is_real.sum(dim=1).clamp_min(1).cpu()  # an empty row still needs a length
+        padded = x.gather(1, order.expand_as(x))
+        packed = pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
         states, _ = pad_packed_sequence(self.layers(packed)[0], batch_first=True, total_length=x.shape[1])
         back = torch.empty_like(states).scatter(1, order.expand_as(states), states)
         return back.masked_fill(~is_real[..., None], 0.0)
@@ -79,23 +79,23 @@ class RecurrentEncoder(Traceable):
 
 @dataclass
 class RecurrentState:
-    """A generation under way: where every layer stands, and what attention looks at."""
+    """The state of a generation: that of each layer, and the keys and values of the source."""
 
     layers: list[Layer]
-    k: Tensor  # [B, 1, S, dim] the source as it is compared
-    v: Tensor  # [B, 1, S, 2 dim] the source as it is taken
+    k: Tensor  # [B, 1, S, dim] keys of the source
+    v: Tensor  # [B, 1, S, 2 dim] values of the source
     positions: Positions  # of the source
     length: int = field(default=0)  # tokens read so far
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Keep these rows in this order (beam search); the source is kept once a row, whatever `sources` says."""
+        """Keep these rows in this order (beam search); the source is stored once per row, whatever `sources` says."""
         self.layers = [tuple(part.index_select(0, rows) for part in layer) for layer in self.layers]
         self.k, self.v = self.k.index_select(0, rows), self.v.index_select(0, rows)
         self.positions = self.positions.reorder(rows)
 
 
 class Alignment(Traceable):
-    """Attention of the decoder's state over the source, with one head."""
+    """Attention from the state of the decoder to the source, with one head."""
 
     stages = ("q", "k", "v", "mask", "scores", "scaled", "masked", "weights", "heads")
 
@@ -108,33 +108,31 @@ class Alignment(Traceable):
         self.scale = 1.0 if config.attention_scale is None else config.attention_scale
 
     def keys(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Once a sentence: keys [B, 1, S, dim] and values [B, 1, S, 2 dim]."""
+        """Once per sentence: keys [B, 1, S, dim] and values [B, 1, S, 2 dim]."""
         k = states.unflatten(-1, (2, -1)).sum(dim=-2) if self.k is None else self.k(states)
         return self.mark("k", k[:, None]), self.mark("v", states[:, None])
 
-    def visible(self, queries: Positions, keys: Positions) -> Tensor | None:
-        """bool [B|1, 1, T|1, S], or None where nothing is hidden."""
+    def mask(self, queries: Positions, keys: Positions) -> Tensor | None:
+        """bool [B|1, 1, T|1, S], or None where nothing is masked."""
         attention_mask = AttentionMask(everything, queries, keys)
         if self.tap is not None:
             attention_mask = attention_mask.with_mask(self.tap("mask", attention_mask.mask))
         return None if attention_mask.kind == "everything" else attention_mask.dense()
 
-    def forward(self, state: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+    def forward(self, state: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """state [B, dim] -> context [B, 2 dim]"""
         q = self.mark("q", (state if self.q is None else self.q(state))[:, None, None])  # [B, 1, 1, dim]
         dropout = self.config.attention_dropout if self.training else 0.0
-        stages = attention_stages(
-            q, k, v, visible, scale=self.scale, dropout=dropout, score=self._score(), mark=self.mark
-        )
+        stages = attention_stages(q, k, v, mask, scale=self.scale, dropout=dropout, score=self._score(), mark=self.mark)
         return stages.output[:, 0, 0]
 
     def _score(self) -> Callable[[Tensor, Tensor], Tensor]:
         v = self.v
-        return dot if v is None else lambda q, k: additive_of(q, k, v)
+        return dot if v is None else lambda q, k: additive_projected(q, k, v)
 
 
 class RecurrentDecoder(Traceable):
-    """One cell a layer, attention before them, a readout after them."""
+    """Attention, one cell per layer, and a readout."""
 
     stages = ("embedded", "states", "output")
 
@@ -160,42 +158,42 @@ class RecurrentDecoder(Traceable):
         return RecurrentState(layers, *self.cross.keys(states), memory.positions)
 
     def forward(self, x: Tensor, state: RecurrentState, is_real: Tensor | None = None) -> Tensor:
-        """x: embeddings [B, T, embed_dim] of what is read; `state` moves on. Gives t [B, T, embed_dim]."""
+        """Embeddings x [B, T, embed_dim] -> t [B, T, embed_dim]; updates `state`."""
         x = self.mark("embedded", _dropout(self, x, self.config.embed_dropout))
-        visible = self.cross.visible(Positions.of(x.shape[1], x.device, start=state.length), state.positions)
-        above, contexts = [], []
+        mask = self.cross.mask(Positions.of(x.shape[1], x.device, start=state.length), state.positions)
+        states, contexts = [], []
         with self.cross.joined(dim=2):
             for at, token in enumerate(x.unbind(dim=1)):
-                row = visible if visible is None or visible.shape[2] == 1 else visible[:, :, at : at + 1]
-                contexts.append(self.cross(state.layers[-1][0], state.k, state.v, row))
-                layers = self._move(torch.cat((token, contexts[-1]), dim=-1), state.layers)
-                if is_real is not None:  # filler is passed over
+                visible = mask if mask is None or mask.shape[2] == 1 else mask[:, :, at : at + 1]
+                contexts.append(self.cross(state.layers[-1][0], state.k, state.v, visible))
+                layers = self._advance(torch.cat((token, contexts[-1]), dim=-1), state.layers)
+                if is_real is not None:  # padding leaves the state as it is
                     real = is_real[:, at, None]
                     layers = [
                         tuple(torch.where(real, new, old) for new, old in zip(*pair, strict=True))
                         for pair in zip(layers, state.layers, strict=True)
                     ]
                 state.layers = layers
-                above.append(layers[-1][0])
+                states.append(layers[-1][0])
         state.length += x.shape[1]
-        states = self.mark("states", torch.stack(above, dim=1))
-        read = torch.cat((_dropout(self, states, self.config.dropout), torch.stack(contexts, dim=1), x), dim=-1)
-        return self.mark("output", torch.maximum(*self.readout(read).chunk(2, dim=-1)))
+        s = self.mark("states", torch.stack(states, dim=1))
+        joined = torch.cat((_dropout(self, s, self.config.dropout), torch.stack(contexts, dim=1), x), dim=-1)
+        return self.mark("output", torch.maximum(*self.readout(joined).chunk(2, dim=-1)))
 
-    def _move(self, x: Tensor, layers: list[Layer]) -> list[Layer]:
+    def _advance(self, x: Tensor, layers: list[Layer]) -> list[Layer]:
         """One step of every layer."""
-        moved: list[Layer] = []
+        advanced: list[Layer] = []
         for cell, layer in zip(self.cells, layers, strict=True):
-            if moved:
+            if advanced:
                 x = _dropout(self, x, self.config.dropout)
             new: Layer = cell(x, layer) if len(layer) == 2 else (cell(x, layer[0]),)
-            moved.append(new)
+            advanced.append(new)
             x = new[0]
-        return moved
+        return advanced
 
 
 class Recurrent(nn.Module):
-    """The same calls as the Transformer's EncoderDecoder, so that it is trained, searched and shown alike."""
+    """The interface of EncoderDecoder, so that training, search and explore treat both alike."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -207,27 +205,29 @@ class Recurrent(nn.Module):
         self.encoder = RecurrentEncoder(config)
         self.decoder = RecurrentDecoder(config)
         table = self.target_embedding.tokens if config.tie_embeddings else None
-        self.output_head = Head(replace(config, dim=width, head_layer=False), config.target_size, table)
+        self.output_head = OutputHead(replace(config, dim=width, head_layer=False), config.target_size, table)
         initialise(self)
 
     def encode(self, source: Tensor, is_real: Tensor | None = None, document: Tensor | None = None) -> Memory:
         _refuse_documents(document)
-        x = _some("source", self.source_embedding(source))
+        x = _check_not_empty("source", self.source_embedding(source))
         positions = Positions.of(x.shape[1], x.device, is_real)
         return Memory(self.encoder(x, is_real), positions)
 
     def decode(
         self, target: Tensor, memory: Memory, is_real: Tensor | None = None, document: Tensor | None = None
     ) -> Tensor:
-        """Teacher forcing: logits for the token after each one of `target`. Padding on the right needs no `is_real`."""
+        """Teacher forcing: logits of the token after each one of `target`. Padding on the right needs no `is_real`."""
         return self.output_head(self.states(target, memory, is_real, document))
 
     def states(
         self, target: Tensor, memory: Memory, is_real: Tensor | None = None, document: Tensor | None = None
     ) -> Tensor:
-        """What the logits of `decode` are made from, [B, T, embed_dim]."""
+        """The input of the output head in `decode`, [B, T, embed_dim]."""
         _refuse_documents(document)
-        return self.decoder(_some("target", self.target_embedding(target)), self.decoder.start(memory), is_real)
+        return self.decoder(
+            _check_not_empty("target", self.target_embedding(target)), self.decoder.start(memory), is_real
+        )
 
     def forward(
         self,
@@ -239,35 +239,35 @@ class Recurrent(nn.Module):
         return self.decode(target, self.encode(source, source_is_real), target_is_real)
 
     def start(self, source: Tensor, is_real: Tensor | None = None, capacity: int = 0) -> RecurrentState:
-        """Read the source. The state never grows, so `capacity` changes nothing."""
+        """Encode the source. The state never grows, so `capacity` has no effect."""
         return self.decoder.start(self.encode(source, is_real))
 
     def step(self, tokens: Tensor, state: RecurrentState, is_real: Tensor | None = None) -> Tensor:
-        """Read `tokens` [B, n] after what was read before; logits [B, n, vocab_size] of what follows each."""
-        logits: Tensor = self.output_head(self.decoder(_some("target", self.target_embedding(tokens)), state, is_real))
-        return logits
+        """Process `tokens` [B, n] after those in `state`; logits [B, n, vocab_size] of the token after each."""
+        x = _check_not_empty("target", self.target_embedding(tokens))
+        return self.output_head(self.decoder(x, state, is_real))
 
 
-def _dropout(module: nn.Module, x: Tensor, chance: float) -> Tensor:
-    return dropout(x, chance) if module.training and chance else x
+def _dropout(module: nn.Module, x: Tensor, p: float) -> Tensor:
+    return dropout(x, p) if module.training and p else x
 
 
-def _some(name: str, x: Tensor) -> Tensor:
+def _check_not_empty(name: str, x: Tensor) -> Tensor:
     if not x.shape[1]:
-        raise UserError(f"{name} has shape {tuple(x.shape[:2])}: a recurrent model needs at least one token a row")
+        raise UserError(f"{name} has shape {tuple(x.shape[:2])}: a recurrent model needs at least one token per row")
     return x
 
 
 def _refuse_documents(document: Tensor | None) -> None:
     if document is not None:
         raise UserError(
-            "document: architecture = 'recurrent' reads one text a row, because its state runs on from text to text: "
-            "leave packing off, or use architecture = 'encoder-decoder'"
+            "document: architecture = 'recurrent' needs one text per row, as its state would continue into the next: "
+            "disable packing, or use architecture = 'encoder-decoder'"
         )
 
 
 def initialise(model: Recurrent) -> None:
-    """Recurrent matrices orthogonal, the others after Glorot, biases 0; an LSTM begins by not forgetting (bias 1)."""
+    """Recurrent matrices orthogonal, the others xavier, biases 0; forget gates of an LSTM start at bias 1."""
     config = model.config
     for name, parameter in model.named_parameters():
         if "weight_hh" in name:

@@ -1,13 +1,13 @@
-"""Three wirings of the same parts: encoder-decoder, decoder, encoder.
+"""Three architectures of the same parts: encoder-decoder, decoder-only and encoder-only.
 
     EncoderDecoder   source -> encoder -> memory;  target -> decoder(memory) -> logits     Vaswani et al. 2017
-                     or, from numbers to numbers, -> values
+                     or values, from sequences of numbers to sequences of numbers
     Decoder          tokens -> decoder -> logits of the next token                         Radford et al. 2019
     Encoder          source -> encoder -> states, a pooled vector, classes or token logits Devlin et al. 2018
 
-`build(config)` chooses, and knows the `Recurrent` baseline of 2015 besides. Logits have shape [B, N, vocab_size],
-classes [B, classes]. `is_real` is True for real tokens. A model that generates offers `start` (read what is
-given) and `step` (one more token), both with a cache that stands beside it.
+`build(config)` creates one of them, or the `Recurrent` baseline of 2015. Logits have shape [B, N, vocab_size], those
+of classes [B, classes]. `is_real` is True for real tokens and False for padding. A model that generates has `start`
+(encode the source, create a cache) and `step` (process more tokens with that cache).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.models.config import ModelConfig
-from regard.models.output_head import Head
+from regard.models.output_head import OutputHead
 from regard.models.prune import attention_layers, remove_heads
 from regard.models.recurrent import Recurrent
 from regard.nn.block import Memory, Stack
@@ -28,34 +28,21 @@ from regard.nn.embedding import Features, Patches, Tokens
 from regard.nn.mask import Mask, Positions, everything
 
 
-def make_source(config: ModelConfig) -> Tokens | Patches | Features:
+def make_embedding(config: ModelConfig) -> Tokens | Patches | Features:
     match config.input:
         case "tokens":
             return Tokens(config.vocab_size or 0, config.dim, scaled=config.embed_scale, token_types=config.token_types)
         case "patches":
-            return Patches(
-                config.image_size,
-                config.patch_size,
-                config.channels,
-                config.dim,
-                cls=config.has_cls,
-                stem=config.stem_widths,
-                mean=config.pixel_mean,
-                std=config.pixel_std,
-            )
+            sizes = (config.image_size, config.patch_size, config.channels, config.dim)
+            mean, std = config.pixel_mean, config.pixel_std
+            return Patches(*sizes, cls=config.has_cls, stem=config.stem_widths, mean=mean, std=std)
         case "features":
             return Features(config.feature_dim, config.dim)
 
 
-def make_target(config: ModelConfig) -> Tokens | Features:
-    if config.output_head == "values":
-        return Features(config.feature_dim, config.dim)
-    return Tokens(config.target_size, config.dim, scaled=config.embed_scale)
-
-
 @dataclass
 class State:
-    """A generation under way: the cache, and the memory that cross attention looks at."""
+    """The state of a generation: the cache, and the memory that cross-attention attends to."""
 
     cache: Cache
     memory: Memory | None = None
@@ -71,26 +58,20 @@ class State:
 class EncoderDecoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
-        self.source_embedding = make_source(config)
-        self.target_embedding = make_target(config)
-        if (
-            config.share_embeddings
-            and isinstance(self.source_embedding, Tokens)
-            and isinstance(self.target_embedding, Tokens)
-        ):
-            self.target_embedding.tokens = self.source_embedding.tokens
+        self.config, values = config, config.output_head == "values"
+        self.source_embedding = source = make_embedding(config)
+        self.target_embedding = target = (
+            Features(config.feature_dim, config.dim)
+            if values
+            else Tokens(config.target_size, config.dim, scaled=config.embed_scale)
+        )
+        if config.share_embeddings and isinstance(source, Tokens) and isinstance(target, Tokens):
+            target.tokens = source.tokens
         self.encoder = Stack(config, causal=False)
         layers = config.layers if config.decoder_layers is None else config.decoder_layers
         self.decoder = Stack(replace(config, layers=layers, pruned=None), causal=True, memory=True)
-        table = (
-            self.target_embedding.tokens
-            if config.tie_embeddings and isinstance(self.target_embedding, Tokens)
-            else None
-        )
-        self.output_head = Head(
-            config, config.feature_dim if config.output_head == "values" else config.target_size, table
-        )
+        tied = target.tokens if config.tie_embeddings and isinstance(target, Tokens) else None
+        self.output_head = OutputHead(config, config.feature_dim if values else config.target_size, tied)
         initialise(self)
 
     def encode(self, source: Tensor, is_real: Tensor | None = None, document: Tensor | None = None) -> Memory:
@@ -106,9 +87,9 @@ class EncoderDecoder(nn.Module):
         document: Tensor | None = None,
         mask: Mask = everything,
     ) -> Tensor:
-        """Teacher forcing: logits for the token after each one of `target`. Padding on the right needs no `is_real`.
+        """Teacher forcing: logits of the token after each token of `target`. Padding on the right needs no `is_real`.
 
-        A model of values reads and writes [B, T, feature_dim]; what it reads first is zeros, as others read <s>.
+        With output_head = "values", target and output are [B, T, feature_dim]; zeros take the place of <s>.
         """
         return self.output_head(self.states(target, memory, is_real, document, mask))
 
@@ -120,7 +101,7 @@ class EncoderDecoder(nn.Module):
         document: Tensor | None = None,
         mask: Mask = everything,
     ) -> Tensor:
-        """What the logits of `decode` are made from, [B, T, dim]."""
+        """The input of the output head in `decode`, [B, T, dim]."""
         x = self.target_embedding(target)
         positions = Positions.of(x.shape[1], x.device, is_real, document)
         return self.decoder(x, positions, memory=memory, mask=mask)
@@ -138,7 +119,7 @@ class EncoderDecoder(nn.Module):
         return State(Cache(capacity), self.encode(source, is_real))
 
     def step(self, tokens: Tensor, state: State, is_real: Tensor | None = None, mask: Mask = everything) -> Tensor:
-        """Read `tokens` [B, n] after what was read before; logits [B, n, vocab_size] of what follows each."""
+        """Process `tokens` [B, n] after those in `state`; logits [B, n, vocab_size] of the token after each."""
         x = self.target_embedding(tokens)
         positions = state.cache.next_positions(x.shape[1], x.device, is_real)
         return self.output_head(self.decoder(x, positions, memory=state.memory, cache=state.cache, mask=mask))
@@ -147,12 +128,10 @@ class EncoderDecoder(nn.Module):
 class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
-        self.embedding = Tokens(config.vocab_size or 0, config.dim, scaled=config.embed_scale)
+        self.config, size = config, config.vocab_size or 0
+        self.embedding = Tokens(size, config.dim, scaled=config.embed_scale)
         self.decoder = Stack(config, causal=True)
-        self.output_head = Head(
-            config, config.vocab_size or 0, self.embedding.tokens if config.tie_embeddings else None
-        )
+        self.output_head = OutputHead(config, size, self.embedding.tokens if config.tie_embeddings else None)
         initialise(self)
 
     def forward(
@@ -171,7 +150,7 @@ class Decoder(nn.Module):
         document: Tensor | None = None,
         mask: Mask = everything,
     ) -> Tensor:
-        """What the head reads: [B, N, dim]."""
+        """The input of the output head, [B, N, dim]."""
         x = self.embedding(tokens)
         return self.decoder(x, Positions.of(x.shape[1], x.device, is_real, document), mask=mask)
 
@@ -186,7 +165,7 @@ class Decoder(nn.Module):
         mask: Mask = everything,
         last: bool = False,
     ) -> Tensor:
-        """As that of EncoderDecoder; with `last` only what follows the last token is scored, [B, 1, vocab_size]."""
+        """As in EncoderDecoder; with `last`, only the logits after the last token, [B, 1, vocab_size]."""
         x = self.embedding(tokens)
         positions = state.cache.next_positions(x.shape[1], x.device, is_real)
         x = self.decoder(x, positions, cache=state.cache, mask=mask)
@@ -196,17 +175,13 @@ class Decoder(nn.Module):
 class Encoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
-        self.embedding = make_source(config)
+        self.config, head = config, config.output_head
+        self.embedding = embedding = make_embedding(config)
         self.encoder = Stack(config, causal=False)
         self.pooler = nn.Linear(config.dim, config.dim) if config.pooler else None
-        self.classifier = (
-            nn.Linear(config.dim, config.classes)
-            if config.classes is not None and config.output_head == "classes"
-            else None
-        )
-        table = self.embedding.tokens if isinstance(self.embedding, Tokens) and config.tie_embeddings else None
-        self.output_head = Head(config, config.vocab_size or 0, table) if config.output_head == "tokens" else None
+        self.classifier = nn.Linear(config.dim, config.classes) if head == "classes" and config.classes else None
+        tied = embedding.tokens if isinstance(embedding, Tokens) and config.tie_embeddings else None
+        self.output_head = OutputHead(config, config.vocab_size or 0, tied) if head == "tokens" else None
         initialise(self)
 
     def encode(
@@ -222,12 +197,12 @@ class Encoder(nn.Module):
         return self.encoder(x, Positions.of(x.shape[1], x.device, is_real, document), mask=mask)
 
     def pooled(self, states: Tensor, is_real: Tensor | None = None) -> Tensor:
-        """One vector for the whole: the first real state, or the mean of the real ones. [B, dim]"""
+        """One vector per sequence: the first real state, or the mean of the real ones. [B, dim]"""
         if states.shape[1] == 0:
-            raise UserError("pool: the sequence has no tokens: give at least one")
+            raise UserError("pooling: the sequence has no tokens; pass at least one")
         if self.config.pooling == "cls":
             x = states[:, 0]
-            if is_real is not None:  # padding may stand in front
+            if is_real is not None:  # there may be padding on the left
                 first = is_real.int().argmax(dim=1)
                 x = states[torch.arange(first.shape[0], device=first.device), first]
         elif is_real is None:
@@ -238,9 +213,9 @@ class Encoder(nn.Module):
         return x if self.pooler is None else torch.tanh(self.pooler(x))
 
     def pooled_documents(self, states: Tensor, document: Tensor, count: int) -> Tensor:
-        """The same for documents 1 to `count` of packed rows: [B, count, dim], zeros where there is none.
+        """The same for documents 1 to `count` of packed rows: [B, count, dim], zeros for those that do not exist.
 
-        A matrix product, whose order of summing is fixed, unlike that of adding into positions on a GPU.
+        A matmul adds in a fixed order, unlike index_add on a GPU.
         """
         chosen = document[:, None, :] == torch.arange(1, count + 1, device=document.device)[:, None]  # [B, count, N]
         if self.config.pooling == "cls":
@@ -257,22 +232,28 @@ class Encoder(nn.Module):
     ) -> Tensor:
         states = self.encode(source, is_real, types, mask)
         if self.output_head is not None:
-            logits: Tensor = self.output_head(states)
-            return logits
+            return self.output_head(states)
         if self.config.output_head == "none":
             return states
         pooled = self.pooled(states, is_real)
         return pooled if self.classifier is None else self.classifier(pooled)
 
 
-SequenceToSequence = EncoderDecoder | Recurrent  # source in, target out: what translates
+SequenceToSequence = EncoderDecoder | Recurrent  # models with a source and a target
 Model = SequenceToSequence | Decoder | Encoder
 
 
 def build(config: ModelConfig) -> Model:
     """A new model with random weights (seed torch first for reproducible ones)."""
-    models = {"encoder-decoder": EncoderDecoder, "decoder": Decoder, "encoder": Encoder, "recurrent": Recurrent}
-    return models[config.architecture](config)  # type: ignore[return-value]
+    match config.architecture:
+        case "encoder-decoder":
+            return EncoderDecoder(config)
+        case "decoder":
+            return Decoder(config)
+        case "encoder":
+            return Encoder(config)
+        case "recurrent":
+            return Recurrent(config)
 
 
 def initialise(model: EncoderDecoder | Decoder | Encoder) -> None:
@@ -281,22 +262,20 @@ def initialise(model: EncoderDecoder | Decoder | Encoder) -> None:
     xavier: Glorot & Bengio 2010, as in the code of Vaswani et al.; normal: standard deviation 0.02 (GPT-2), smaller
     for the last projection of each residual branch.
     """
-    config = model.config
+    config, head = model.config, model.output_head
     depth = sum(len(stack.blocks) for stack in model.modules() if isinstance(stack, Stack))
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=config.dim**-0.5 if config.embed_scale else 0.02)
         elif isinstance(module, nn.Linear | nn.Conv2d) and not name.startswith("output_head.project"):
             if config.init == "normal":
-                inner = name.endswith(("attention.out", "cross.out", ".down"))
-                nn.init.normal_(module.weight, std=0.02 * (2 * depth) ** -0.5 if inner else 0.02)
+                last = name.endswith(("attention.out", "cross.out", ".down"))
+                nn.init.normal_(module.weight, std=0.02 * (2 * depth) ** -0.5 if last else 0.02)
             else:
                 nn.init.xavier_uniform_(module.weight.flatten(1))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    if (config.output_head == "values" or not config.tie_embeddings) and (
-        head := getattr(model, "output_head", None)
-    ) is not None:
+    if head is not None and (config.output_head == "values" or not config.tie_embeddings):
         nn.init.normal_(head.project.weight, std=config.dim**-0.5)
     layers = attention_layers(model)
     for name, heads in (config.pruned or {}).items():

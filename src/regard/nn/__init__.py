@@ -1,19 +1,20 @@
-"""The core: attention and what a Transformer is built from. Knows no task, no file and no tokenizer.
+"""Attention and the other parts of a Transformer, independent of tasks, files and tokenizers.
 
-Read in this order, first the way from the formula to a stack:
+Read in this order, from the formula to a stack of blocks:
 
-    mask         who may look at whom
-    attention    the formula, stage by stage
-    position     how attention, which sees a set, is told the order
-    multihead    several attentions side by side
-    block        attention and feed-forward with a way around each, repeated
+    mask         which key each query may attend to
+    attention    scaled dot-product attention, stage by stage
+    position     position encodings
+    multihead    several attentions in parallel
+    block        attention and feed-forward with residual connections, repeated
 
-then what these are made with:
+then the parts they use:
 
-    config       every variant as a value
-    embed        tokens, patches and features become vectors
-    feedforward  the half of a block that works on each token alone
-    score        the scores that came before and beside the dot product
-    cache        what a decoder has computed and need not compute again
-    trace        any activation by its name, and another in its place
+    config       every variant of the architecture as a setting
+    embedding    tokens, image patches and features as vectors
+    feedforward  the layer that transforms each token by itself
+    norm         layer norm and RMS norm
+    score        alternatives to the dot product
+    cache        the KV cache
+    trace        read any activation by its name, or replace it
 """

@@ -95,9 +95,11 @@ def attend(
     grouped = q.shape[1] != k.shape[1]
     match path:
         case "reference":
-            added, mask = None if bias is None else bias.dense(q), attention_mask.dense()
-            options = {"scale": scale, "bias": added, "dropout": dropout}
-            return attention_stages(q, k, v, mask, **options, score=score, mark=mark).output
+            added, visible = None if bias is None else bias.dense(q), attention_mask.dense()
+            stages = attention_stages(
+                q, k, v, visible, scale=scale, bias=added, dropout=dropout, score=score, mark=mark
+            )
+            return stages.output
         case "fused":
             mask, is_causal = attention_mask.fused()
             if bias is not None:
@@ -111,7 +113,9 @@ def attend(
             _check_flex(q, k, v, dropout)
             score_mod = None if bias is None else bias.score_mod(q)
             block_mask = attention_mask.blocks(q.shape[0], q.shape[2])
-            run = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
+            run: Callable[..., Tensor] = flex_attention
+            if q.is_cuda and not torch.compiler.is_compiling():
+                run = _compiled_flex()
             return run(q, k, v, score_mod, block_mask, scale=scale, enable_gqa=grouped)
 
 

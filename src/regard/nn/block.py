@@ -66,7 +66,7 @@ class Block(Traceable):
 
     def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
         """The input of a sub-layer: normalised in a pre-LN block."""
-        return norm(x) if self.pre_norm else x  # type: ignore[no-any-return]
+        return norm(x) if self.pre_norm else x
 
     def _after(self, x: Tensor, out: Tensor, norm: nn.Module) -> Tensor:
         """Dropout on the output of a sub-layer, the residual connection, and the norm of a post-LN block."""
@@ -74,13 +74,12 @@ class Block(Traceable):
             out = dropout(out, self.dropout)
         if self.residual:
             out = x + out
-        return out if self.pre_norm else norm(out)  # type: ignore[no-any-return]
+        return out if self.pre_norm else norm(out)
 
 
 def run_block(block: nn.Module, x: Tensor, context: Context) -> Tensor:
     """The function that training compiles: once, for all layers of a stack."""
-    out: Tensor = block(x, context)
-    return out
+    return block(x, context)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What a stack of Transformer blocks is made of, as values.
+"""The configuration of a stack of Transformer blocks.
 
-Every variant of the architecture is a field here, not a class of its own. A config is frozen, checks itself
-when it is made, and says in words what is wrong: the field, the value, the remedy.
+Every variant of the architecture is a field here, not a class of its own. A config is immutable and validates itself
+when it is created; its errors name the field, the value and the remedy.
 
     paper (2017)   norm_order="post", activation="relu",   position="sinusoidal"
     GPT-2 (2019)   norm_order="pre",  activation="gelu-tanh", position="learned"
@@ -27,7 +27,7 @@ Path = Literal["fused", "reference", "flex"]
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """The parts of one stack; `dim` is the width of the residual stream."""
+    """The settings of one stack; `dim` is the width of the residual stream."""
 
     dim: int = 512
     layers: int = 6
@@ -36,58 +36,49 @@ class StackConfig:
     kv_heads: int | None = None  # fewer than heads: grouped-query; 1: multi-query; None: heads
     head_dim: int | None = None  # d_k; None: dim / heads
     value_dim: int | None = None  # d_v; None: head_dim
-    pruned: dict[str, tuple[int, ...]] | None = None  # heads taken out, by place: {"decoder.0.cross": (1, 3)}
+    pruned: dict[str, tuple[int, ...]] | None = None  # removed heads by layer: {"decoder.0.cross": (1, 3)}
     attention_score: Score = "dot"
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim) for dot, else 1
-    qk_norm: bool = False  # an RMS norm of each head's queries and keys, before they are turned and meet
-    window: int | None = None  # self-attention sees only tokens less than this far away
-    shifted_window: int | None = None  # patches: only within squares of so many a side, moved by half every 2nd layer
-    attention: Path = "fused"  # which code computes it; the numbers are the same
+    qk_norm: bool = False  # RMS normalisation of the queries and keys of each head, before rotation
+    window: int | None = None  # self-attention attends only to tokens less than this far away
+    shifted_window: int | None = None  # patches: windows of n x n patches, shifted by n / 2 in every second layer
+    attention: Path = "fused"  # which implementation computes it; the results are the same
     # feed-forward
     ff_dim: int = 2048
     activation: Activation = "relu"
     experts: int = 0  # 0: one dense feed-forward
     experts_per_token: int = 2
-    # around them
+    # norms, residual connections, dropout
     norm: Norm = "layer"
     norm_order: Literal["pre", "post"] = "post"
     norm_eps: float = 1e-5
-    final_norm: bool | None = None  # one more norm after the last block; None: only with pre
-    embed_norm: bool = False  # one more norm before the first block
+    final_norm: bool | None = None  # a norm after the last block; None: if norm_order is "pre"
+    embed_norm: bool = False  # a norm before the first block
     residual: bool = True
-    bias: bool = True  # in the linear maps
-    dropout: float = 0.1  # on each sub-layer's output
+    bias: bool = True  # in the linear layers
+    dropout: float = 0.1  # on the output of each sub-layer
     attention_dropout: float = 0.0  # on the attention weights
     embed_dropout: float = 0.1  # on embeddings + positions
     # positions
     position: PositionKind = "sinusoidal"
-    pairs: Literal["interleaved", "halves"] = "interleaved"  # how sin/cos pairs lie in a vector
-    position_axes: int = 1  # 2: sinusoidal and rope count rows and columns of a picture's patches
-    max_length: int = 512  # rows of the learned table; other schemes go beyond it
+    pairs: Literal["interleaved", "halves"] = "interleaved"  # the layout of sin/cos pairs in a vector
+    position_axes: int = 1  # 2: sinusoidal and rope use the rows and columns of image patches
+    max_length: int = 512  # of learned positions; other encodings have no limit
     rope_base: float = 10000.0
     position_distance: int = 128  # relative: clipped at it; t5: the last bucket starts there
     position_buckets: int = 32  # t5
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in (
-            "dim",
-            "layers",
-            "heads",
-            "ff_dim",
-            "max_length",
-            "position_distance",
-            "experts_per_token",
-        ):
-            self._at_least(name, 1)
-        for name in ("kv_heads", "head_dim", "value_dim", "window", "shifted_window"):
+        sizes = ("dim", "layers", "heads", "ff_dim", "max_length", "position_distance", "experts_per_token")
+        for name in (*sizes, "kv_heads", "head_dim", "value_dim", "window", "shifted_window"):
             self._at_least(name, 1)
         self._at_least("experts", 0)
         self._at_least("position_buckets", 4)
         for name in ("dropout", "attention_dropout", "embed_dropout"):
             value = getattr(self, name)
             if not 0 <= value < 1:
-                raise UserError(f"{name} = {value}: a probability, so it must be at least 0 and below 1")
+                raise UserError(f"{name} = {value}: must be a probability, at least 0 and below 1")
         for name in ("norm_eps", "rope_base"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} = {getattr(self, name)}: must be greater than 0")
@@ -112,18 +103,18 @@ class StackConfig:
                 f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}: "
                 "each key/value head serves the same number of query heads"
             )
-        for place, gone in (self.pruned or {}).items():
-            if not re.fullmatch(r"(encoder|decoder)\.\d+\.attention|decoder\.\d+\.cross", place):
-                raise UserError(f"pruned: {place!r} is no place; write it as encoder.0.attention or decoder.0.cross")
-            if not all(0 <= head < self.heads for head in gone):
-                raise UserError(f"pruned: {place} = {list(gone)}: its heads are 0 to {self.heads - 1}")
-            if not self.kept_heads(place):
-                raise UserError(f"pruned: {place} = {list(gone)}: that is all of them; one has to stay")
+        for layer, heads in (self.pruned or {}).items():
+            if not re.fullmatch(r"(encoder|decoder)\.\d+\.attention|decoder\.\d+\.cross", layer):
+                raise UserError(f"pruned: {layer!r} is not a layer; write encoder.0.attention or decoder.0.cross")
+            if not all(0 <= head < self.heads for head in heads):
+                raise UserError(f"pruned: {layer} = {list(heads)}: its heads are 0 to {self.heads - 1}")
+            if not self.kept_heads(layer):
+                raise UserError(f"pruned: {layer} = {list(heads)}: these are all its heads; keep at least one")
 
     def _check_combinations(self) -> None:
         if self.position == "rope" and self.key_dim % 2:
             raise UserError(
-                f"position = 'rope' turns pairs of numbers, but head_dim = {self.key_dim} is odd: "
+                f"position = 'rope' rotates pairs of elements, but head_dim = {self.key_dim} is odd: "
                 "choose dim and heads (or head_dim) so that head_dim is even"
             )
         if self.position == "sinusoidal" and self.dim % 2:
@@ -145,23 +136,23 @@ class StackConfig:
             )
         if self.attention == "flex" and self.attention_dropout:
             raise UserError(
-                f"attention = 'flex' cannot drop weights, but attention_dropout = {self.attention_dropout}: "
+                f"attention = 'flex' has no attention dropout, but attention_dropout = {self.attention_dropout}: "
                 "set it to 0, or use attention = 'fused'"
             )
         if self.attention_score != "dot" and self.attention != "reference":
             raise UserError(
-                f"attention_score = {self.attention_score!r} has no {self.attention} path: set attention = "
-                "'reference' (or attention_score = 'dot')"
+                f"attention_score = {self.attention_score!r} with attention = {self.attention!r}: "
+                "set attention = 'reference' (or attention_score = 'dot')"
             )
         if self.attention_score != "dot" and self.key_heads != self.heads:
             raise UserError(
-                f"attention_score = {self.attention_score!r} has parameters per head: leave kv_heads = "
-                f"{self.kv_heads} unset"
+                f"kv_heads = {self.kv_heads}: attention_score = {self.attention_score!r} has parameters per head; "
+                "remove kv_heads"
             )
 
     def _check_axes(self) -> None:
         if self.position_axes not in (1, 2):
-            raise UserError(f"position_axes = {self.position_axes}: a text has 1, a picture has 2")
+            raise UserError(f"position_axes = {self.position_axes}: use 1 for text, 2 for images")
         if self.position_axes == 1:
             return
         size = {"sinusoidal": self.dim, "rope": self.key_dim}.get(self.position)
@@ -172,17 +163,17 @@ class StackConfig:
             )
         if size % 4:
             name = "dim" if self.position == "sinusoidal" else "head_dim"
-            raise UserError(f"position_axes = 2: half of the pairs count rows, so {name} = {size} must divide by 4")
+            raise UserError(f"position_axes = 2: two axes share the pairs, so {name} = {size} must be divisible by 4")
 
     @property
     def grid(self) -> tuple[int, int] | None:
-        """(positions of a row, positions before the first row) where a stack reads a picture; None: it reads a line."""
+        """(patches per row, positions before the first patch) of an image; None: the input is a sequence."""
         return None
 
-    def kept_heads(self, place: str) -> tuple[int, ...]:
-        """The heads of one attention layer that are still there."""
-        gone = (self.pruned or {}).get(place, ())
-        return tuple(head for head in range(self.heads) if head not in gone)
+    def kept_heads(self, layer: str) -> tuple[int, ...]:
+        """The heads of one attention layer that were not removed."""
+        removed = (self.pruned or {}).get(layer, ())
+        return tuple(head for head in range(self.heads) if head not in removed)
 
     @property
     def key_heads(self) -> int:

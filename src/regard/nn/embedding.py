@@ -99,5 +99,4 @@ class Features(nn.Module):
             raise UserError(
                 f"features have shape {tuple(features.shape)}: pass [batch, regions, {self.project.in_features}]"
             )
-        out: Tensor = self.project(features)
-        return out
+        return self.project(features)

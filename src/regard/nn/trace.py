@@ -1,28 +1,29 @@
-"""Tracing: look at any activation by its name, and put another in its place.
+"""Tracing: read any activation by its name, or replace it.
 
     with trace(model) as t:
         model(tokens)
     t["decoder.0.attention.weights"]        # [B, H, Nq, Nk]
 
-Names are where an activation lives and what it is: `encoder.0.attention.weights`,
-`decoder.3.cross.scores`, `decoder.3.feedforward.hidden`, `decoder.3.output`. The stages of attention:
+A name is a module and a stage: `encoder.0.attention.weights`, `decoder.3.cross.scores`,
+`decoder.3.feedforward.hidden`, `decoder.3.output`. The stages of attention:
 
-    q k v      projected (normed, rotated) queries, keys, values   [B, H, N, D]
+    q k v      projected (normalised, rotated) queries, keys, values   [B, H, N, D]
     mask       the Mask, before it is applied
     scores     q · k                                               [B, H, Nq, Nk]
     scaled     after scale and position bias
-    masked     hidden pairs at -inf
+    masked     -inf for masked pairs
     weights    after softmax
-    heads      each head's weighted sum of values                  [B, H, Nq, Dv]
+    heads      the weighted sum of values of each head             [B, H, Nq, Dv]
     output     after the output projection                         [B, Nq, dim]
 
-An intervention uses the same names (with * and ?): a function from the value to what takes its place.
+An intervention uses the same names (with * and ?) and is a function from the value to its replacement.
 
-    trace(model, {"decoder.0.attention.heads": zero_heads(3)})           # a head switched off
-    trace(model, {"decoder.*.attention.mask": drop(causal)})             # the future becomes visible
+    trace(model, {"decoder.0.attention.heads": zero_heads(3)})           # ablate a head
+    trace(model, {"decoder.*.attention.mask": drop(causal)})             # attend to future tokens
     trace(model, {"encoder.1.attention.weights": replace(uniform)})      # other weights
 
-Tracing takes the reference path, whose numbers are those of the fused one, and leaves nothing behind.
+Tracing uses the reference implementation of attention, which gives the same results as the fused one, and leaves the
+model as it was.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Edit = Callable[[Any], Any]
 
 
 class Traceable(nn.Module):
-    """A module whose activations have names. Without a trace, `mark` gives its value back untouched."""
+    """A module whose activations have names. Without a trace, `mark` returns its value unchanged."""
 
     tap: Tap | None = None
     stages: tuple[str, ...] = ()
@@ -55,22 +56,22 @@ class Traceable(nn.Module):
         return out
 
     def joined(self, dim: int) -> AbstractContextManager[None]:
-        """Inside, a stage that is marked again and again (a loop over time) leaves one value, joined along `dim`.
+        """In this context, the values of a stage that is marked repeatedly (a loop over time) are joined along `dim`.
 
-        An intervention still acts on each one, when it is made: what follows depends on it.
+        An intervention still acts on each value when it is computed, because later ones depend on it.
         """
         return nullcontext() if self.tap is None else self.tap.joined(self.stages, dim)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "tap"}  # a copy is not traced
 
-    if TYPE_CHECKING:  # nn.Module leaves the type of a call open
+    if TYPE_CHECKING:  # nn.Module does not declare the type of a call
 
         def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
 
 class Tap:
-    """What a trace does at one module: edit what passes, and keep it."""
+    """What a trace does at one module: edit values, and record them."""
 
     def __init__(self, path: str, edits: dict[str, Edit], only: str, seen: dict[str, list[Any]]) -> None:
         self.path, self.edits, self.only, self.seen = path, edits, only, seen
@@ -102,12 +103,12 @@ class Tap:
             return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
         if kind(new) != kind(old):
-            raise UserError(f"trace: the edit of {name!r} gave {kind(new)}, but {kind(old)} belongs there")
+            raise UserError(f"trace: the edit of {name!r} returned {kind(new)} instead of {kind(old)}")
         return new
 
 
 class Trace:
-    """What was seen: `t[name]` is the latest value, `t.history(name)` all of them, `t.names` every name."""
+    """The recorded values: `t[name]` is the latest, `t.history(name)` all of them, `t.names` all names."""
 
     def __init__(self, model: nn.Module, edits: Mapping[str, Edit] | None = None, only: str = "*") -> None:
         self._modules = {
@@ -126,7 +127,7 @@ class Trace:
 
     def __enter__(self) -> Trace:
         if any(module.tap is not None for module in self._modules.values()):
-            raise UserError("trace: this model is being traced already; give the outer trace all edits instead")
+            raise UserError("trace: this model is already being traced; pass all edits to the outer trace")
         for path, module in self._modules.items():
             module.tap = Tap(path, self._edits, self._only, self._seen)
         return self
@@ -139,7 +140,7 @@ class Trace:
         return self.history(name)[-1]
 
     def history(self, name: str) -> list[Any]:
-        """One value a forward pass, oldest first: a decoder that steps with a cache leaves one a step."""
+        """One value per forward pass, oldest first; a decoder with a cache has one per step."""
         if name not in self._seen:
             known = "was not computed in this trace" if name in self.names else "is not the name of an activation"
             raise UserError(f"trace: {name!r} {known}; {suggest(name, self._seen or self.names)}")
@@ -153,29 +154,27 @@ class Trace:
 
     def stack(self, pattern: str) -> Tensor:
         """All layers at once: `t.stack("decoder.*.attention.weights")` is [layers, B, H, Nq, Nk]."""
-        found = {name: self[name] for name in self._seen if fnmatchcase(name, pattern)}
-        if not found:
-            raise UserError(f"trace: nothing was seen that matches {pattern!r}; {suggest(pattern, self._seen)}")
-        shapes = {name: getattr(value, "shape", None) for name, value in found.items()}
+        values = {name: self[name] for name in self._seen if fnmatchcase(name, pattern)}
+        if not values:
+            raise UserError(f"trace: no recorded activation matches {pattern!r}; {suggest(pattern, self._seen)}")
+        shapes = {name: getattr(value, "shape", None) for name, value in values.items()}
         if None in shapes.values() or len(set(shapes.values())) > 1:
             raise UserError(f"trace: {pattern!r} matches activations of different shapes: {', '.join(shapes)}")
-        return torch.stack(list(found.values()))
+        return torch.stack(list(values.values()))
 
 
 def trace(model: nn.Module, edits: Mapping[str, Edit] | None = None, *, only: str = "*") -> Trace:
-    """Watch `model` inside a `with` block; `edits` intervene, `only` limits what is kept."""
+    """Record the activations of `model` in a `with` block; `edits` intervene, `only` limits what is recorded."""
     return Trace(model, edits, only)
 
 
 def zero_heads(*heads: int) -> Edit:
-    """For `….heads`: these heads say nothing."""
+    """For `….heads`: set the output of these heads to zero."""
 
     def edit(value: Tensor) -> Tensor:
         missing = [head for head in heads if not 0 <= head < value.shape[1]]
         if missing:
-            raise UserError(
-                f"zero_heads: there is no head {missing[0]}: this layer has heads 0 to {value.shape[1] - 1}"
-            )
+            raise UserError(f"zero_heads: no head {missing[0]}: this layer has heads 0 to {value.shape[1] - 1}")
         gate = torch.ones(value.shape[1], device=value.device, dtype=value.dtype)
         gate[list(heads)] = 0
         return value * gate[:, None, None]
@@ -184,7 +183,7 @@ def zero_heads(*heads: int) -> Edit:
 
 
 def replace(value: Tensor) -> Edit:
-    """Put `value` there, broadcast to the right shape."""
+    """Replace the activation by `value`, broadcast to its shape."""
 
     def edit(old: Any) -> Tensor:
         try:
@@ -192,13 +191,13 @@ def replace(value: Tensor) -> Edit:
         except (RuntimeError, TypeError):
             what = f"shape {tuple(old.shape)}" if isinstance(old, Tensor) else f"a {type(old).__name__}"
             raise UserError(
-                f"replace: a value of shape {tuple(value.shape)} cannot stand for {what}: "
-                "give a tensor that broadcasts to it"
+                f"replace: a value of shape {tuple(value.shape)} cannot replace {what}: "
+                "pass a tensor that broadcasts to it"
             ) from None
 
     return edit
 
 
 def drop(part: Mask) -> Edit:
-    """For `….mask`: take one part away, such as `causal`. Padding stays hidden."""
+    """For `….mask`: remove one part, such as `causal`. Padding stays masked."""
     return lambda mask: mask.without(part)

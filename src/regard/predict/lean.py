@@ -71,7 +71,7 @@ class Lean:
         if self.packed is None:
             logits: Tensor = head(x)
             return logits
-        return torch.ops.mkldnn._linear_pointwise(head.ready(x), self.packed, head.bias, "none", [], "")  # type: ignore[no-any-return]
+        return torch.ops.mkldnn._linear_pointwise(head.transform(x), self.packed, head.bias, "none", [], "")  # type: ignore[no-any-return]
 
     def _placed(self, x: Tensor, at: int) -> Tensor:
         """x [rows, dim] with what position `at` adds; the table of all positions grows by doubling."""

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.data.batch import PairBatch
-from regard.models.output_head import Head
+from regard.models.output_head import OutputHead
 
 CHUNK = {"cpu": 256, "cuda": 16384}  # tokens: they fit in the cache; they keep a GPU busy in little memory
 LARGE = 1024  # vocabulary from which the Triton kernel is worth its compilation
@@ -41,7 +41,7 @@ Score = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 
 def chunked(
     states: Tensor,
-    head: Head,
+    head: OutputHead,
     labels: Tensor,
     label_smoothing: float = 0.0,
     r_drop: float = 0.0,
@@ -52,7 +52,7 @@ def chunked(
 
     chunk = 0: a default for the device.
     """
-    ready, kind = head.ready(states).flatten(0, 1), states.device.type
+    ready, kind = head.transform(states).flatten(0, 1), states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else ready.dtype
     chunk = chunk or CHUNK.get(kind, CHUNK["cuda"])
     arguments = (labels.flatten(), label_smoothing, r_drop, chunk, dtype)
