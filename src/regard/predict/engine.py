@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.models.output_head import Head
+from regard.models.output_head import OutputHead
 from regard.models.prune import PrunedMultiHead
 from regard.models.transformer import Decoder, EncoderDecoder
 from regard.nn.block import Block, Stack
@@ -30,7 +30,7 @@ from regard.nn.score import LearnedScore
 from regard.nn.trace import Traceable
 
 KNOWN = {
-    EncoderDecoder, Decoder, Stack, Block, MultiHead, FeedForward, Tokens, Head, LayerNorm, RMSNorm, Position,
+    EncoderDecoder, Decoder, Stack, Block, MultiHead, FeedForward, Tokens, OutputHead, LayerNorm, RMSNorm, Position,
     Sinusoidal, Learned, Rotary, Relative, T5, nn.LayerNorm, nn.Linear, nn.Embedding, nn.Identity, nn.ModuleList,
     nn.ParameterList, LearnedScore, PrunedMultiHead,
 }  # fmt: skip

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from regard.data.batch import PairBatch, Tensors
 from regard.data.pack import PackedBatch
 from regard.models import SequenceToSequence
-from regard.models.output_head import Head
+from regard.models.output_head import OutputHead
 from regard.nn.feedforward import Experts
 from regard.training.vocabulary import chunked
 
 Batch = TypeVar("Batch", bound=Tensors)
-Loss = Callable[[Tensor, Head, Tensor, float, float], Tensor]
+Loss = Callable[[Tensor, OutputHead, Tensor, float, float], Tensor]
 BALANCE = 0.01  # weight of a mixture of experts' load-balancing loss (Fedus et al. 2021)
 
 
@@ -58,7 +58,9 @@ def token_loss(chunk: int) -> Loss:
     return unchunked if chunk < 0 else partial(chunked, chunk=chunk)
 
 
-def unchunked(states: Tensor, head: Head, labels: Tensor, label_smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
+def unchunked(
+    states: Tensor, head: OutputHead, labels: Tensor, label_smoothing: float = 0.0, r_drop: float = 0.0
+) -> Tensor:
     """The summed loss, with the logits of all tokens in memory at once."""
     return cross_entropy(head(states), labels, label_smoothing, r_drop)
 
