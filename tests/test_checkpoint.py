@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, and whatever is damaged is recognised, named and passed over."""
+"""Checkpoints: whole or absent, and whatever is damaged is recognised, named and skipped."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(finished, fol
     trainer = make_trainer(folder, CONFIG)
     assert trainer.resume() and trainer.step == 7
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith(f"warning: {place(folder, 14)}: passed over: ") and name in lines[0]
+    assert len(lines) == 1 and lines[0].startswith(f"warning: {place(folder, 14)}: skipped: ") and name in lines[0]
     assert trainer.run()
     for file in FILES[:2]:
         assert (place(folder, 14) / file).read_bytes() == (place(finished, 14) / file).read_bytes()
@@ -164,7 +164,7 @@ def test_an_empty_checkpoint_folder_is_passed_over(folder, capsys):
     place(folder, 21).mkdir()
     trainer = make_trainer(folder, CONFIG)
     assert trainer.resume() and trainer.step == 14
-    assert f"{place(folder, 21)}: passed over: state.json" in capsys.readouterr().err
+    assert f"{place(folder, 21)}: skipped: state.json" in capsys.readouterr().err
 
 
 def test_all_damaged_starts_from_zero_and_says_so(finished, folder, capsys):
@@ -182,7 +182,7 @@ def test_all_damaged_starts_from_zero_and_says_so(finished, folder, capsys):
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_damaged_later_one_never_takes_the_place_of_a_good_one(folder, keep):
-    """Else, going on from step 7 with 14 damaged, the checkpoint just written would be the oldest and go."""
+    """Else, resuming from step 7 with 14 damaged, the checkpoint just written would be the oldest and go."""
     flip(place(folder, 14) / "model.safetensors")
     trainer = make_trainer(folder, replace(CONFIG, keep=keep))
     trainer.resume()

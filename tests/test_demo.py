@@ -18,24 +18,28 @@ import pytest
 import torch
 
 import regard
-import regard.demo
 from regard import cli
+from regard.commands.demo import SHOWN
 from regard.data.korean import examples
 from regard.errors import program
 from regard.models.folder import load_recipe
+from regard.text.tokenizer import Tokenizer
 
 SMALL = ["--set", "dim=16", "--set", "ff_dim=32", "--set", "layers=1", "--set", "heads=2"]
-OWN = {"recipe.toml", "source.json", "target.json", "model.safetensors", "metrics.jsonl", "report.html", "checkpoints"}
+OWN = {
+    "recipe.toml", "source.json", "target.json", "data", "model.safetensors", "metrics.jsonl", "scores.json",
+    "report.html", "checkpoints",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def few_examples(monkeypatch):
-    """The demo on 400 examples instead of 40,000, tried on 30: only the numbers are smaller."""
+    """The demo on 400 examples instead of 40,000, evaluated on 30."""
 
     def fewer(split: str, count: int, seed: int):
         return examples(split, {"train": 400, "test": 30}[split], seed)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(regard.demo, "examples", fewer)
+    monkeypatch.setattr("regard.data.pairs.examples", fewer)
     torch.set_num_threads(1)
 
 
@@ -44,7 +48,7 @@ def done(tmp_path_factory) -> tuple[Path, str]:
     """A finished demo of three steps, and what it printed."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("demo run") / "first demo"  # names with a space
-        patch.setattr(regard.demo, "examples", lambda split, count, seed: examples(split, 60, seed))
+        patch.setattr("regard.data.pairs.examples", lambda split, count, seed: examples(split, 60, seed))
         patch.setattr(sys, "stdout", open(folder.parent / "out", "w+", encoding="utf-8"))  # noqa: SIM115
         assert cli.main(["demo", "--out", str(folder), "--steps", "3", *SMALL]) == 0
         sys.stdout.seek(0)
@@ -66,7 +70,8 @@ def test_it_writes_its_files_and_nothing_else(done):
     folder, _ = done
     assert set(os.listdir(folder)) == OWN
     tables = load_recipe(folder)
-    assert tables["train"]["steps"] == 3 and tables["model"]["dim"] == 16 and tables["data"]["train"] == 40_000
+    assert tables["train"]["steps"] == 3 and tables["model"]["dim"] == 16
+    assert tables["data"]["generator"]["train"] == 40_000
     assert len(regard.load(folder).predictor.translate(["March 3rd, 2021", "seven"])) == 2
 
 
@@ -74,12 +79,10 @@ def test_the_page_holds_curve_examples_alignment_and_the_heads(done):
     folder, _ = done
     page = (folder / "report.html").read_text(encoding="utf-8")
     headings = re.findall(r"<h2[^>]*>([^<]*)</h2>", page)
-    for start in ("Learning curve", "Wrong (", "Correct (", "Attention"):
+    for start in ("Learning curve", "Metrics", "Translations of test", "Attention"):
         assert any(heading.startswith(start) for heading in headings), start
     for title in ("mean of its heads", "Encoder self-attention, every", "Decoder self-attention, every"):
         assert title in page
-    wrong, right = (int(re.search(rf"{name} \((\d+)\)", page)[1]) for name in ("Wrong", "Correct"))
-    assert wrong + right == 60 and page.count('<tr class="wrong"') == min(wrong, 12)
     assert page.count("<svg") >= 6  # the sign, the curve, the alignment, three grids
     assert "training loss" in page and "March 3rd, 2021 →" in page and "not why" in page
 
@@ -104,10 +107,10 @@ def test_json_is_all_that_standard_output_holds(tmp_path, capsys):
     assert demo(tmp_path / "run", "--steps", "1", "--json") == 0
     captured = capsys.readouterr()
     figures = json.loads(captured.out)
-    assert figures["steps"] == 1 and figures["tried"] == 30 and figures["run"] == str(tmp_path / "run")
-    assert figures["right"] / 30 == figures["exact_match"] and Path(figures["report"]).is_file()
+    assert figures["steps"] == 1 and figures["tested"] == 30 and figures["run"] == str(tmp_path / "run")
+    assert figures["correct"] / 30 == figures["exact_match"] and Path(figures["report"]).is_file()
     assert figures["parameters"] == sum(p.numel() for p in regard.load(tmp_path / "run").predictor.model.parameters())
-    assert list(figures["examples"]) == list(regard.demo.SHOWN)
+    assert list(figures["examples"]) == list(SHOWN)
     assert "step 1/1" in captured.err
 
 
@@ -117,7 +120,7 @@ def test_the_figure_is_the_share_of_exactly_right_answers(tmp_path, capsys):
     unseen = examples("test", 30, 1)
     answers = regard.load(tmp_path / "run").predictor.translate([example.source for example in unseen])
     right = sum(example.target == answer for example, answer in zip(unseen, answers, strict=True))
-    assert figures["right"] == right
+    assert figures["correct"] == right
 
 
 @pytest.mark.parametrize(
@@ -139,15 +142,15 @@ def test_another_model_is_one_option(tmp_path, capsys, change):
         (["--steps", "0"], ["--steps 0", "1 or more"]),
         (["--steps", "many"], ["--steps", "'many'"]),
         (["--seed", "-1"], ["seed = -1", "from 0 to"]),
-        (["--set", "output_head=none"], ["output_head = 'none'", "the demo's data decides"]),
+        (["--set", "output_head=none"], ["model.output_head = 'none'", "output_head = 'tokens'"]),
         (["--set", "hedas=1"], ["'hedas'", "did you mean 'heads'?"]),
         (["--set", "heads"], ["--set heads", "name=value"]),
         (["--set", "heads=3"], ["model.heads = 3", "does not divide"]),
         (["--set", "position=rotary"], ["model.position = 'rotary'", "rope"]),
         (["--set", "dropout=nan"], ["model.dropout", "finite"]),
-        (["--set", "vocab_size=5"], ["vocab_size = 5", "the demo's data decides"]),
+        (["--set", "vocab_size=5"], ["model.vocab_size = 5", "the data decides"]),
         (["--set", "architecture=decoder"], ["architecture = 'decoder'", "'encoder-decoder' or 'recurrent'"]),
-        (["--set", "position=learned", "--set", "max_length=5"], ["max_length = 5", "learned positions"]),
+        (["--set", "position=learned", "--set", "max_length=5"], ["model.max_length = 5", "learned positions"]),
     ],
 )
 def test_a_wrong_option_is_one_line(tmp_path, capsys, options, words):
@@ -186,14 +189,15 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, capsys):
 @pytest.mark.parametrize("fresh", [[], ["--fresh"]], ids=["", "fresh"])
 def test_files_of_somebody_else_are_never_touched(tmp_path, capsys, name, fresh):
     """A project of one's own may well hold a model.safetensors or a checkpoints folder."""
-    if name == "checkpoints":
+    if name in ("checkpoints", "data"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "precious").write_text("mine")
     else:
-        (tmp_path / name).write_text("[data]\ntrain = ['a', 'b']\n")
+        (tmp_path / name).write_text("task = 'translation'\n[data]\ntrain = ['a', 'b']\n")
     before = files(tmp_path)
     assert demo(tmp_path, *fresh) == 2
-    assert f"{tmp_path}: holds a {name} that is not the demo's" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"{tmp_path}: holds " in error and ("not a run" in error or "holds a run with other" in error)
     assert files(tmp_path) == before
 
 
@@ -214,7 +218,7 @@ def test_a_second_time_nothing_is_trained_and_the_report_is_there(tmp_path, caps
     captured = capsys.readouterr()
     assert json.loads(captured.out) == first
     again = f"{program()} demo --out {tmp_path} --steps 2 " + " ".join(SMALL)
-    assert captured.err == f"{tmp_path} is trained already ({again} --fresh trains anew).\n"
+    assert captured.err == f"{tmp_path} was already trained ({again} --fresh trains again).\n"
     after = files(tmp_path)
     assert before.pop("report.html") and after.pop("report.html") and after == before
 
@@ -227,7 +231,7 @@ def test_other_settings_need_another_folder_or_fresh(tmp_path, capsys, options):
     before = files(tmp_path)
     assert demo(tmp_path, *options) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert f"{tmp_path}: holds a run with other settings" in error and "--out" in error and "--fresh" in error
+    assert f"{tmp_path}: holds a run with other settings" in error and "-o" in error and "resume" in error
     assert files(tmp_path) == before
 
 
@@ -250,13 +254,13 @@ def test_a_demo_killed_while_it_claims_or_clears_a_folder_still_knows_it(tmp_pat
     """Were the recipe not the first file to come and the last to go, the folder would be taken for another's."""
     if fails == "checkpoints":
         assert demo(tmp_path, "--steps", "1") == 0
-        monkeypatch.setattr(regard.demo.shutil, "rmtree", stop)
+        monkeypatch.setattr("regard.training.run.shutil.rmtree", stop)
         assert demo(tmp_path, "--steps", "1", "--fresh") == 130
     else:
-        monkeypatch.setattr(regard.demo.Tokenizer, "save", stop)
+        monkeypatch.setattr(Tokenizer, "save", stop)
         assert demo(tmp_path, "--steps", "1") == 130
     monkeypatch.undo()
-    monkeypatch.setattr(regard.demo, "examples", lambda split, count, seed: examples(split, 60, seed))
+    monkeypatch.setattr("regard.data.pairs.examples", lambda split, count, seed: examples(split, 60, seed))
     assert demo(tmp_path, "--steps", "1", "--fresh") == 0
 
 
@@ -280,7 +284,7 @@ def test_without_a_browser_the_report_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("webbrowser.open", lambda address: bool(opened.append(address)))
     assert demo(tmp_path, "--steps", "1", "--open") == 0
     assert opened == [(tmp_path / "report.html").resolve().as_uri()]
-    assert f"no browser found here; the report is {tmp_path / 'report.html'}" in capsys.readouterr().err
+    assert f"no browser found; the report is {tmp_path / 'report.html'}" in capsys.readouterr().err
 
 
 # --- as a process of its own
@@ -309,14 +313,14 @@ def test_ctrl_c_saves_says_how_to_go_on_and_the_same_command_goes_on(tmp_path):
     assert process.returncode == 130, error
     assert "stopping after this step" in error and "Traceback" not in error and "Korean" in out
     last = error.splitlines()[-1]
-    step = int(re.match(r"saved at step (\d+) of 60\. To go on:  \S*regard demo ", last)[1])
+    step = int(re.match(r"saved at step (\d+) of 60\. To continue:  \S*regard demo ", last)[1])
     assert 10 <= step < 60 and [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{step:08d}"]
-    again = shlex.split(last.partition("To go on:  ")[2])
+    again = shlex.split(last.partition("To continue:  ")[2])
     assert again == [program(), "demo", *options]
     process = start(*again[2:], "--json")
     out, error = process.communicate(timeout=120)
     assert process.returncode == 0, error
-    assert f"going on from step {step} of 60." in error and json.loads(out)["steps"] == 60
+    assert f"resuming from step {step} of 60." in error and json.loads(out)["steps"] == 60
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(10, 61, 10))
 
@@ -345,5 +349,5 @@ def test_the_whole_demo_is_right_on_99_in_100_it_has_never_seen(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert figures["tried"] == 2000 and figures["exact_match"] >= 0.99
+    assert figures["tested"] == 2000 and figures["exact_match"] >= 0.99
     assert figures["examples"]["Friday, August 15th, 1947"] == "1947년 8월 15일 금요일"

@@ -75,15 +75,18 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `make demo` leaves behind, with the weights of a model that has learned nothing."""
     import torch
 
-    from regard.demo import Setup
+    from regard.api import open_recipe
     from regard.models import build
     from regard.models.folder import save
+    from regard.tasks.registry import task_of
+    from regard.training.run import Run
 
     folder = tmp_path_factory.mktemp("demo") / "runs" / "demo"
-    setup = Setup(folder, {}, None, None)
-    setup.claim_folder(fresh=False)
+    tables, _ = open_recipe("src/regard/recipes/demo.toml")
+    run = Run(task_of(tables)(tables, folder, torch.device("cpu")))
+    run.prepare()
     torch.manual_seed(0)
-    save(build(setup.model_config), folder, recipe=setup.recipe)
+    save(build(run.task.model_config), folder)
     lines = ('{"step": 10, "loss": 3.0, "seconds": 1.0}', '{"step": 20, "loss": 0.5, "seconds": 2.0}')
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return folder

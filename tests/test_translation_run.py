@@ -146,7 +146,7 @@ def test_the_mean_of_the_last_checkpoints_is_the_model(here, capsys):
 
 
 def test_test_sets_and_a_recurrent_model(here, capsys):
-    Path("rnn.toml").write_text(FIVE_LINES + '[data.test]\nnews = ["news.tsv"]\n[model]\nshape = "recurrent"\n')
+    Path("rnn.toml").write_text(FIVE_LINES + '[data.test]\nnews = ["news.tsv"]\n[model]\narchitecture = "recurrent"\n')
     assert train("rnn.toml", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["steps"] == 6 and told["scores"].keys() == {"valid", "news"}
@@ -212,9 +212,9 @@ def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, cap
     assert train("mine.toml", *settings, "-o", "runs/whole") == 0
     interrupt_at(monkeypatch, stop)
     assert train("mine.toml", *settings, "-o", "runs/parts") == 130
-    assert f"saved at step {stop} of 6. To go on:  {program()} resume runs/parts" in capsys.readouterr().err
+    assert f"saved at step {stop} of 6. To continue:  {program()} resume runs/parts" in capsys.readouterr().err
     assert main(["resume", "runs/parts", "--device", "cpu"]) == 0
-    assert f"going on from step {stop} of 6" in capsys.readouterr().err
+    assert f"resuming from step {stop} of 6" in capsys.readouterr().err
     assert_same_weights(Path("runs/parts"), Path("runs/whole"))
     whole, parts = (json.loads(Path(f"runs/{name}/scores.json").read_text()) for name in ("whole", "parts"))
     assert whole == parts
@@ -260,7 +260,7 @@ def test_resume_wants_a_run(here, capsys):
     assert main(["resume", "other"]) == 2
     Path("other/recipe.toml").write_text("[model]\nvocab = 8\n")
     assert main(["resume", "other"]) == 2
-    assert "no [data] and [train]" in capsys.readouterr().err
+    assert "no tables [data] and [train]" in capsys.readouterr().err
 
 
 # --- evaluate and runs

@@ -34,6 +34,7 @@ class Outcome:
     """How training ended; `metrics` of each test set are None where it was interrupted."""
 
     run: Run
+    resumed_from: int  # the step of the checkpoint, 0 if there was none
     step: int
     seconds: float
     metrics: dict[str, Metrics] | None
@@ -123,21 +124,22 @@ def _read(recipe: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, 
 def train_run(tables: Mapping[str, Any], folder: Path, workers: Workers, fresh: bool = False) -> Outcome:
     """Prepare, train (from the last checkpoint, if there is one), evaluate, write the report.
 
-    `fresh` deletes an earlier run of the same task in that folder.
+    `fresh` deletes an earlier run with the same task and data in that folder.
     """
     run = Run(task_of(tables)(tables, folder, workers.device))
     with workers.leading(hold(folder)):
         if fresh:
-            workers.on_lead(run.clear)
+            workers.on_lead(run.clear_earlier)
         workers.on_lead(run.prepare)
         if not workers.leads:
             run.open()
         workers.gather(None)  # all ranks have opened it, before an error may remove it
         trainer = run.trainer()
-        if trainer.resume() and workers.leads and trainer.step < run.config.steps:
+        if trainer.resume() and workers.leads and not trainer.finished:
             print(f"resuming from step {trainer.step} of {run.config.steps}.", file=sys.stderr)
+        begin = trainer.step
         if not trainer.run():
-            return Outcome(run, trainer.step, trainer.seconds, None)
+            return Outcome(run, begin, trainer.step, trainer.seconds, None)
 
         def finish() -> dict[str, Metrics]:
             evaluations = run.finish(trainer)
@@ -145,4 +147,4 @@ def train_run(tables: Mapping[str, Any], folder: Path, workers: Workers, fresh: 
             write_report(folder / "report.html", results, run.bundle)
             return {name: one.metrics for name, one in evaluations.items()}
 
-        return Outcome(run, trainer.step, trainer.seconds, workers.on_lead(finish))
+        return Outcome(run, begin, trainer.step, trainer.seconds, workers.on_lead(finish))

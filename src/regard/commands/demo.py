@@ -6,26 +6,25 @@ import argparse
 import json
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
-from regard.errors import program
-
-if TYPE_CHECKING:
-    from regard.demo import Demo
+from regard.errors import UserError, program
 
 DESCRIPTION = """
-Train an encoder-decoder Transformer from scratch that turns English dates and numbers into Korean, test it
-on dates and numbers it has never seen, and write report.html with its loss curve, its mistakes and its
-attention. Needs no data, no network and no GPU; about a minute on two cores. Ctrl-C saves; the same command
-goes on from there.
+Train an encoder-decoder Transformer from scratch that translates English dates and numbers into Korean, evaluate it
+on dates and numbers it has never seen, and write report.html with its loss curve, its errors and its attention. It is
+an ordinary run of the recipe regard/recipes/demo.toml and needs no data, no network and no GPU; about a minute on two
+cores. Ctrl-C saves a checkpoint; the same command continues from there.
 """
 
 EXAMPLES = """
 regard demo --open                               train, then open the report in the browser
-regard demo --fresh                              forget the earlier run and start anew
-regard demo --out runs/one-head --set heads=1    the same with one head: what does it cost?
-regard demo --json                               figures for a script
+regard demo --fresh                              delete the earlier run and start again
+regard demo --out runs/one-head --set heads=1    the same with one head: how much accuracy does it cost?
+regard demo --json                               metrics for a script
 """
+
+SHOWN = ("March 3rd, 2021", "three hundred forty-two thousand", "Friday, August 15th, 1947", "seven hundred five")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,88 +42,81 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="change the model, as in --set heads=1; repeatable",
     )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    from importlib import resources
     from pathlib import Path
 
-    from regard.demo import Setup
-    from regard.errors import UserError
+    from regard.api import open_recipe, train_run
     from regard.models.recipe import read_changes
-    from regard.training.lock import hold
+    from regard.training.distributed import join
 
     if args.steps is not None and args.steps < 1:
-        raise UserError(f"--steps {args.steps}: give 1 or more")
-    changes = read_changes(args.set)
+        raise UserError(f"--steps {args.steps}: must be 1 or more")
+    changes = {"model": read_changes(args.set), "train": {n: v for n, v in _numbers(args).items() if v is not None}}
+    recipe = Path(str(resources.files("regard").joinpath("recipes", "demo.toml")))
+    tables, folder = open_recipe(recipe, out=args.out, changes=changes)
     if not args.json:
-        kind = {"recurrent": "a recurrent model with attention"}.get(
-            changes.get("architecture", ""), "an encoder-decoder Transformer"
-        )
+        recurrent = tables["model"].get("architecture") == "recurrent"
+        kind = "a recurrent model with attention" if recurrent else "an encoder-decoder Transformer"
         print(f"English dates and numbers -> Korean: {kind}, trained from scratch.", flush=True)
-    setup = Setup(Path(args.out), changes, args.steps, args.seed)
-    with hold(Path(args.out)):
-        setup.claim_folder(args.fresh)
-        trainer = setup.trainer()
-        resumed = trainer.resume()
-        again = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in _given(args))
-        if resumed and trainer.step >= setup.config.steps:
-            print(f"{args.out} is trained already ({program()} demo{again} --fresh trains anew).", file=sys.stderr)
-        elif resumed:
-            print(f"going on from step {trainer.step} of {setup.config.steps}.", file=sys.stderr)
-        if not trainer.run():
-            print(
-                f"saved at step {trainer.step} of {setup.config.steps}. To go on:  {program()} demo{again}",
-                file=sys.stderr,
-            )
-            return 130
-        done = setup.finish(trainer)
-    if args.json:
-        print(json.dumps(_figures(done), ensure_ascii=False, indent=1))
-    else:
-        _tell(done)
+    with join("cpu") as workers:
+        outcome = train_run(tables, folder, workers, fresh=args.fresh)
+    steps, command = tables["train"]["steps"], f"{program()} demo{_options(args)}"
+    if outcome.metrics is None:
+        print(f"saved at step {outcome.step} of {steps}. To continue:  {command}", file=sys.stderr)
+        return 130
+    if outcome.resumed_from == outcome.step:
+        print(f"{args.out} was already trained ({command} --fresh trains again).", file=sys.stderr)
+    report, bundle, test = (folder / "report.html").resolve(), outcome.run.bundle, outcome.metrics["test"]
+    result = {
+        "exact_match": test["exact"],
+        "correct": round(test["exact"] * test["lines"]),
+        "tested": test["lines"],
+        "steps": outcome.step,
+        "training_seconds": round(outcome.seconds, 2),
+        "parameters": sum(parameter.numel() for parameter in bundle.model.parameters()),
+        "run": str(folder),
+        "report": str(report),
+        "examples": dict(zip(SHOWN, (prediction.text for prediction in bundle.predict(SHOWN)), strict=True)),
+    }
+    print(json.dumps(result, ensure_ascii=False, indent=1)) if args.json else _print(result)
     if args.open:
         import webbrowser
 
-        if not webbrowser.open(done.report.resolve().as_uri()):
-            print(f"no browser found here; the report is {done.report.resolve()}", file=sys.stderr)
+        if not webbrowser.open(report.as_uri()):
+            print(f"no browser found; the report is {report}", file=sys.stderr)
     return 0
 
 
-def _given(args: argparse.Namespace) -> list[tuple[str, object]]:
+def _numbers(args: argparse.Namespace) -> dict[str, int | None]:
+    return {"steps": args.steps, "seed": args.seed}
+
+
+def _options(args: argparse.Namespace) -> str:
     """The options that name the same run again."""
-    given: list[tuple[str, object]] = [("out", args.out)] if args.out != "runs/demo" else []
-    given += [(name, getattr(args, name)) for name in ("steps", "seed") if getattr(args, name) is not None]
-    return given + [("set", assignment) for assignment in args.set]
+    options: list[tuple[str, object]] = [("out", args.out)] if args.out != "runs/demo" else []
+    options += [(name, value) for name, value in _numbers(args).items() if value is not None]
+    options += [("set", assignment) for assignment in args.set]
+    return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in options)
 
 
-def _figures(done: Demo) -> dict[str, object]:
-    return {
-        "exact_match": done.result.exact,
-        "right": done.result.right,
-        "tried": len(done.result.lines),
-        "steps": done.steps,
-        "training_seconds": round(done.seconds, 2),
-        "parameters": done.parameters,
-        "run": str(done.folder),
-        "report": str(done.report.resolve()),
-        "examples": dict(done.shown),
-    }
-
-
-def _tell(done: Demo) -> None:
-    for source, answer in done.shown:
-        print(f"  {source}  ->  {answer}")
+def _print(result: dict[str, Any]) -> None:
+    for source, translation in result["examples"].items():
+        print(f"  {source}  ->  {translation}")
     print(
-        f"\n{done.result.right:,} of {len(done.result.lines):,} never seen before are exactly right: "
-        f"{done.result.exact:.2%} ({done.parameters:,} parameters, {done.seconds:.0f} s of training)"
+        f"\n{result['correct']:,} of {result['tested']:,} unseen examples are exactly correct: "
+        f"{result['exact_match']:.2%} ({result['parameters']:,} parameters, {result['training_seconds']:.0f} s of "
+        "training)"
     )
-    print(f"\nreport: {done.report.resolve()}\n\nthree things to try next:")
-    folder = shlex.quote(str(done.folder))
+    print(f"\nreport: {result['report']}\n\nthree things to try next:")
+    folder = shlex.quote(result["run"])
     hints = {
-        f'{program()} translate {folder} "July 4th, 1976"': "ask it yourself",
-        f"{program()} demo --out runs/one-head --set heads=1": "one head instead of four: what does it cost?",
-        f"{program()} cost {folder} --seq 32": "what it takes: parameters, operations, memory",
+        f'{program()} translate {folder} "July 4th, 1976"': "translate your own input",
+        f"{program()} demo --out runs/one-head --set heads=1": "one head instead of four: how much accuracy is lost?",
+        f"{program()} cost {folder} --seq 32": "parameters, operations, memory",
     }
     width = max(map(len, hints))
     for command, meaning in hints.items():

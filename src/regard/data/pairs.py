@@ -7,6 +7,7 @@
     target = "de"
 
 Without names, they are columns 1 and 2 of a TSV or CSV file without a header, and "source" and "target" elsewhere.
+[data.generator] generates pairs by a rule instead of reading files.
 """
 
 from __future__ import annotations
@@ -14,12 +15,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
+from regard.data.korean import examples
 from regard.data.lines import Notes, Problem
 from regard.data.sets import DataConfig, find_files, find_partners
 from regard.data.tables import TABLES, Row, Rows, aligned_rows, read_table, table_kind
 from regard.errors import UserError
+from regard.settings import check_types
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generator:
+    """Pairs by a rule: English dates and numbers with their Korean (`regard.data.korean`)."""
+
+    name: Literal["korean-dates"]
+    train: int = 40_000  # examples
+    test: int = 2_000  # dates and numbers that never occur in training
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("train", "test"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} = {getattr(self, name)}: must be 1 or more")
+
+    def pairs(self, split: Literal["train", "test"]) -> Iterator[Pair]:
+        count = self.train if split == "train" else self.test
+        for number, example in enumerate(examples(split, count, self.seed), 1):
+            yield Pair(example.source, example.target, f"data.generator, {split}", number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +53,19 @@ class PairData(DataConfig):
     source: str | None = None  # name of the column, in a table
     target: str | None = None
     max_length: int = 256  # longest sequence in training: the tokens of a sentence and one for its end
+    generator: Generator | None = None  # instead of files
 
     EXAMPLE: ClassVar[str] = "train.tsv"
+    NEEDS_FILES: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.generator is not None and (self.train or self.sets):
+            raise UserError("train, valid and test: [data.generator] generates its own; remove them")
+        if self.generator is None and not self.train:
+            raise UserError(f"train = []: no files; write  train = [{self.EXAMPLE!r}]")
+        if self.generator is not None:
+            object.__setattr__(self, "folder", ".")  # so that the recipe does not depend on where it was read
         if (self.source is None) != (self.target is None):
             named, other = ("source", "target") if self.target is None else ("target", "source")
             raise UserError(f"{named} = {getattr(self, named)!r} without {other}: name both columns or neither")

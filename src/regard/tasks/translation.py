@@ -21,7 +21,7 @@ import torch
 
 from regard.data.batch import Batches, Pairs, Stream
 from regard.data.columns import Store
-from regard.data.encode import store_pairs
+from regard.data.encode import encode_pairs, store_pairs
 from regard.data.pack import Packs
 from regard.data.pairs import Pair, PairData, find_pairs, read_pairs
 from regard.data.sets import Files
@@ -39,7 +39,7 @@ from regard.training.task import Evaluation, Metrics, Task
 from regard.training.trainer import LOSS, Metric, Objective
 
 DRAWN = 60  # characters of a text whose attention is drawn: a longer one makes the figure too large to read
-LISTED = 20  # examples in the report
+LISTED = 12  # examples in the report
 
 
 def make_objective(config: TrainConfig) -> Objective:
@@ -52,7 +52,9 @@ def make_objective(config: TrainConfig) -> Objective:
 class Translation(Task):
     NAME = "translation"
     TABLES: ClassVar = {"data": PairData, "text": TextConfig, "decode": SearchConfig}
-    MODEL: ClassVar = {"architecture": ("encoder-decoder", "recurrent"), "input": ("tokens",)}
+    MODEL: ClassVar = {
+        "architecture": ("encoder-decoder", "recurrent"), "input": ("tokens",), "output_head": ("tokens",)
+    }  # fmt: skip
     METRICS: ClassVar = {"loss": LOSS, "bleu": Metric("bleu", higher=True), "chrf": Metric("chrf", higher=True)}
     HEADLINE = ("bleu", "BLEU", ".2f")
     COLUMNS: ClassVar = {
@@ -76,18 +78,24 @@ class Translation(Task):
 
     @property
     def sets(self) -> Sequence[str]:
-        return [*self.files]
+        return [*self.files] if self.data.generator is None else ["test"]
 
     def find_files(self) -> None:
-        for files in (self.data.train, *self.files.values()):
+        for files in self._all_files():
             find_pairs(files, self.data.folder)
 
     def check_data(self) -> None:
-        for files in (self.data.train, *self.files.values()):
+        for files in self._all_files():
             read_pairs(files, self.data).check().print(files)
+
+    def _all_files(self) -> list[Files]:
+        return [files for files in (self.data.train, *self.files.values()) if files]
 
     def lines(self, name: str) -> Iterator[Pair]:
         """The pairs of a set: "train" or one of `sets`."""
+        if self.data.generator is not None:
+            pairs: Iterator[Pair] = self.data.generator.pairs(name)
+            return pairs
         return iter(read_pairs({"train": self.data.train, **self.files}[name], self.data))
 
     def prepare_data(self) -> None:
@@ -102,7 +110,12 @@ class Translation(Task):
 
     def _store(self, name: str, files: Files, max_length: int | None = None) -> Store:
         folder = self.folder / "data" / name
-        return store_pairs(files, self.data, folder, self.source, self.target, max_length=max_length)
+        if self.data.generator is None:
+            return store_pairs(files, self.data, folder, self.source, self.target, max_length=max_length)
+        return encode_pairs(
+            self.lines(name), folder, self.source, self.target, name="data.generator",
+            state=lambda: str(self.data.generator), max_length=max_length,
+        )  # fmt: skip
 
     def _check_lengths(self) -> None:
         for name, stored in (("train", self.train_pairs), ("valid", self.valid_pairs)):
@@ -206,17 +219,18 @@ class Translation(Task):
     # --- report
 
     def sections(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[Section]:
-        """The first examples of the first test set; where most outputs are exact, the errors first."""
+        """Examples of the first test set."""
         name = next((name for name in evaluations if name != "valid"), "valid")
         if name not in evaluations:
             return []
         rows, exact = evaluations[name].predictions, evaluations[name].metrics["exact"]
-        graded = exact > 0.5
-        if not graded:
+        if exact < 0.5:  # translations that differ from the reference need not be wrong
             return [Section(f"Translations of {name}", [Examples(rows[:LISTED], graded=False)])]
-        wrong = [row for row in rows if row[1] != row[2]]
-        listed = [*wrong[:LISTED], *(row for row in rows if row[1] == row[2])][:LISTED]
-        return [Section(f"Outputs on {name}", [f"{len(wrong):,} of {len(rows):,} are wrong.", Examples(listed)])]
+        wrong, correct = ([row for row in rows if (row[1] == row[2]) == equal] for equal in (False, True))
+        return [
+            Section(f"Wrong ({len(wrong):,})", [Examples(wrong[:LISTED])] if wrong else ["None."]),
+            Section(f"Correct ({len(correct):,})", [Examples(correct[:LISTED])]),
+        ]
 
     def attention_inputs(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[AttentionInput]:
         """The first text that is short enough to draw."""

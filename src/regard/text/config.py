@@ -16,6 +16,7 @@ class TextConfig:
     vocab_dir: str | None = None  # gpt2: the folder with its vocabulary files, relative to data.folder
     tokenizer_file: str | tuple[str, ...] | None = None  # a SentencePiece .model or tokenizer.json; two if not joint
     joint: bool = True  # source and target use one tokenizer, so they can share embeddings
+    target_kind: Literal["word", "char", "byte", "bpe", "unigram"] | None = None  # if not joint; default: kind
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -29,6 +30,10 @@ class TextConfig:
             raise UserError(
                 f"kind = {self.kind!r} with vocab_dir = {self.vocab_dir!r}: kind = 'gpt2' needs the folder of its "
                 "vocabulary files (regard data get gpt2-bpe); the other kinds learn their vocabulary from text"
+            )
+        if self.target_kind is not None and (self.joint or self.tokenizer_file is not None):
+            raise UserError(
+                f"target_kind = {self.target_kind!r}: needs joint = false and tokenizers that are learned; remove it"
             )
         if self.tokenizer_file is None:
             return

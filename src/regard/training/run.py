@@ -116,12 +116,22 @@ class Run:
             raise
         except BaseException:
             if self.is_new:
-                self.clear()
+                self._clear()
             with suppress(OSError):  # there are other files
                 self.folder.rmdir()
             raise
 
-    def clear(self) -> None:
+    def clear_earlier(self) -> None:
+        """Delete the run in the folder, if it has the same task and data; any other content stays untouched."""
+        self._refuse_foreign_folder()
+        if self.is_new:
+            return
+        saved = read_toml(self.folder / RECIPE)
+        if (saved.get("task"), saved.get("data")) != (self.task.NAME, self.task.own_tables().get("data")):
+            raise UserError(f"{self.folder}: holds a run with other data; name another folder")
+        self._clear()
+
+    def _clear(self) -> None:
         """Delete the files of the run; the recipe, which identifies a run, is deleted last."""
         for name in (*CONTENTS, RECIPE):
             path = self.folder / name

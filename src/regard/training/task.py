@@ -155,7 +155,8 @@ class Task(ABC):
         if text.kind == "gpt2":
             return read_gpt2(folder / home(text.vocab_dir or ""))
         try:
-            return Tokenizer.train(texts, text.kind, text.vocab_size)
+            kind = text.target_kind or text.kind if side == 1 else text.kind
+            return Tokenizer.train(texts, kind, text.vocab_size)
         except UserError as error:
             raise UserError(str(error).replace("vocab_size", "text.vocab_size")) from None
 

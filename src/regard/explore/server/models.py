@@ -35,7 +35,6 @@ EXAMPLES = (
     "The animal didn't cross the street because it was too tired.",
     "The keys that the man lost are in the kitchen.",
 )
-DATES = ("March 3rd, 2021", "July 4th, 1976", "four hundred and seven")  # for the demo
 
 
 class NoSuchRun(UserError):
@@ -83,8 +82,8 @@ class Models:
             if isinstance(model, dict):
                 facts.update({field: model.get(field) for field in FIELDS})
                 facts["size"] = model.get("image_size") if model.get("input") == "patches" else None
-            if isinstance(data, dict) and str(data.get("task", "")).startswith("English dates"):
-                facts["examples"] = list(DATES)
+            if isinstance(data, dict) and isinstance(data.get("generator"), dict):
+                facts["examples"] = _generated(data["generator"]) or facts["examples"]
         else:
             facts.update(hf_image_size(folder))  # the rest of a Hugging Face folder is known once it is loaded
         if self.text is not None:
@@ -195,3 +194,14 @@ def find_runs(path: Path) -> dict[str, Path]:
 
 def is_run(folder: Path) -> bool:
     return (folder / RECIPE).is_file() or (folder / HF_CONFIG).is_file()
+
+
+def _generated(table: dict[str, Any]) -> list[str]:
+    """Inputs for a model whose data come from a generator."""
+    from regard.data.pairs import Generator
+    from regard.settings import from_dict
+
+    try:
+        return [pair.source for pair in from_dict(Generator, {**table, "test": 3}, "data.generator.").pairs("test")]
+    except UserError:
+        return []
