@@ -19,7 +19,7 @@ class Scripted(torch.nn.Module):
         super().__init__()
         self.answers = torch.cat(answers)
 
-    head = torch.nn.Identity()
+    output_head = torch.nn.Identity()
 
     def encode(self, source, is_real=None):
         return source
@@ -89,7 +89,7 @@ def test_packed_and_padded_agree():
             parts = zip(models, halves((target,)), memories, halves(args), strict=True)
             return torch.cat([model.decode(*read, memory, *given) for model, read, memory, given in parts])
 
-        head = torch.nn.Identity()
+        output_head = torch.nn.Identity()
 
     def halves(args):
         cut = [(None, None) if x is None else x.chunk(2) for x in args]

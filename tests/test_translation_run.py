@@ -18,7 +18,7 @@ from regard.data.pairs import PairData
 from regard.errors import program
 from regard.explore import Inside
 from regard.models.folder import read_weights
-from regard.settings import read_toml
+from regard.settings import read_toml, write_toml
 from regard.training.trainer import Trainer, read_metrics
 
 COMPLETE = {"recipe.toml", "tokenizer.json", "model.safetensors", "metrics.jsonl", "checkpoints", "scores.json"}
@@ -316,8 +316,11 @@ def test_the_page_has_a_row_for_every_setting_of_the_data():
     assert sorted(shown) == sorted(field.name for field in dataclasses.fields(PairData))
 
 
-def test_evaluating_what_has_no_test_files(here, capsys):
-    Path("demo").mkdir()
-    Path("demo/recipe.toml").write_text("[data]\ntask = 'korean'\ntrain = 100\n")
-    assert main(["evaluate", "demo"]) == 2
-    assert "demo: its recipe names no files; give some with --files" in capsys.readouterr().err
+def test_evaluating_what_has_no_test_files(finished, tmp_path, capsys):
+    folder = tmp_path / "imported"
+    shutil.copytree(finished, folder)
+    tables = read_toml(folder / "recipe.toml")
+    del tables["data"]
+    write_toml(folder / "recipe.toml", tables)
+    assert main(["evaluate", str(folder)]) == 2
+    assert f"{folder}: its recipe has no table [data]; name files with --files" in capsys.readouterr().err
