@@ -26,8 +26,9 @@ import torch.nn.functional as F
 from sentences import Corpus, even_choice, target_tokens
 from torch import Tensor, nn
 
-from regard.data.batch import Batches, PairBatch
+from regard.data.batch import PairBatch
 from regard.data.pack import Packs
+from regard.data.streams import Batches
 from regard.models import ModelConfig, build
 from regard.tasks.translation import make_objective
 from regard.training.config import TrainConfig

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard.data.batch import Batches, Pairs
+from regard.data.batch import Pairs
+from regard.data.streams import Batches
 from regard.models import ModelConfig, build
 from regard.training.config import TrainConfig
 from regard.training.objective import translation

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data.batch import Batches, PairBatch, Pairs, Ragged
+from regard.data.batch import PairBatch, Pairs, Ragged
+from regard.data.streams import Batches
 from regard.errors import UserError
 
 

@@ -28,8 +28,9 @@ import table
 import training
 import translators
 
-from regard.data.batch import Batches, PairBatch, Pairs
+from regard.data.batch import PairBatch, Pairs
 from regard.data.pack import Packs
+from regard.data.streams import Batches
 from regard.models import ModelConfig, build
 
 JOEY = ["--joey", os.environ["REGARD_JOEY"]] if "REGARD_JOEY" in os.environ else []

@@ -16,10 +16,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from regard.data.batch import Batches, Pairs, Ragged
+from regard.data.batch import Pairs, Ragged
 from regard.data.columns import INDEX, Column, Store, Writer, prepare, token_type
 from regard.data.encode import store_pairs
 from regard.data.pairs import PairData
+from regard.data.streams import Batches
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
 
@@ -262,7 +263,8 @@ CHILD = """
 import sys
 from pathlib import Path
 import torch
-from regard.data.batch import Batches, Pairs
+from regard.data.batch import Pairs
+from regard.data.streams import Batches
 from regard.data.columns import Column, prepare
 
 def peak():

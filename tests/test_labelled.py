@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.data import textpack
-from regard.data.batch import Batches, PairBatch, Ragged
+from regard.data import pack
+from regard.data.batch import PairBatch, Ragged
 from regard.data.columns import Store
 from regard.data.encode import store_labelled
 from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weights, sample_rows
 from regard.data.labels import LabelData
+from regard.data.streams import Batches
 from regard.models import Encoder, ModelConfig, build
 from regard.tasks.text_classification import class_logits, classification
 from regard.tasks.word_dropout import WordDropout
@@ -55,7 +56,7 @@ def read_back(batch: ClassBatch) -> list[tuple[tuple[int, ...], int]]:
 
 @pytest.mark.parametrize("stream", ["padded", "packed"])
 def test_an_epoch_has_every_text_once_with_its_class(stream, monkeypatch):
-    monkeypatch.setattr(textpack, "SLAB", 100)  # several slabs
+    monkeypatch.setattr(pack, "CHUNK", 100)  # several slabs
     data = some()
     batches = Batches(data, 40, seed=3) if stream == "padded" else ClassPacks(data, 2, 20, seed=3)
     texts = data.texts
@@ -73,7 +74,7 @@ def test_an_epoch_has_every_text_once_with_its_class(stream, monkeypatch):
 
 
 def test_a_packed_stream_goes_on_from_any_point(monkeypatch):
-    monkeypatch.setattr(textpack, "SLAB", 100)
+    monkeypatch.setattr(pack, "CHUNK", 100)
     first = ClassPacks(some(), 2, 20, seed=3)
     stream = iter(first)
     seen = [next(stream) for _ in range(25)]

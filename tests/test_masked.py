@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.data import textpack
+from regard.data import pack
 from regard.data.batch import PairBatch, Ragged
 from regard.data.documents import Piece
 from regard.data.encode import store_documents
@@ -48,10 +48,10 @@ def batches(packs: MaskedPacks, epoch: int = 0) -> list[MaskedBatch]:
 
 def plain_rows(packs: MaskedPacks, epoch: int = 0) -> torch.Tensor:
     """The rows of an epoch before anything is hidden."""
-    from regard.data.pack import lay
+    from regard.data.pack import fill_rows
 
     data, plan = packs.texts, packs.plan(epoch)
-    return lay(data, plan, data.lengths[plan.order], packs.length)[0]
+    return fill_rows(data, plan, data.lengths[plan.order], packs.length)[0]
 
 
 def test_fifteen_per_cent_of_a_row_are_chosen_and_become_80_10_10(tokenizer):
@@ -115,7 +115,7 @@ def test_the_words_of_a_text(tokenizer):
 
 
 def test_what_is_hidden_follows_from_seed_epoch_and_place(tokenizer, monkeypatch):
-    monkeypatch.setattr(textpack, "SLAB", 500)  # several slabs
+    monkeypatch.setattr(pack, "CHUNK", 500)  # several slabs
     make = lambda seed: MaskedPacks(texts(tokenizer, 60), tokenizer, MaskConfig(), 2, 64, seed)  # noqa: E731
     first = make(5)
     stream = iter(first)

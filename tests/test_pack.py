@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data.batch import Batches, PairBatch, Pairs
+from regard.data.batch import PairBatch, Pairs
 from regard.data.pack import PackedBatch, Packs, assign
+from regard.data.streams import Batches
 from regard.errors import UserError
 from regard.models import ModelConfig, build
 from regard.training.objective import target_states, translation

@@ -10,15 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.data.augment import AugmentConfig, Draws, augment, draw
+from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageStream, augment, sample
 from regard.data.images import ImageData, Images, list_set, make_images, read_idx
-from regard.data.picturestream import PictureStream
 from regard.data.pixels import open_pixels
 from regard.data.pixelstore import Pixels
-from regard.data.rows import Rows
+from regard.data.streams import Examples
 from regard.errors import UserError
 from regard.models import ModelConfig, build
-from regard.tasks.image_classification import PictureBatch, image_loss, mixed_loss
+from regard.tasks.image_classification import image_loss, mixed_loss
 from squares import write_idx, write_squares
 
 # --- files
@@ -114,7 +113,7 @@ def test_folders_and_idx_give_the_same_pictures(tmp_path: Path) -> None:
 
 def test_draws_follow_from_seed_epoch_and_batch_and_stay_in_bounds() -> None:
     config = AugmentConfig(crop=3, flip=0.5, erase=0.5, mixup=0.3)
-    one, again, other = (draw(config, 200, 28, 1, epoch, 7) for epoch in (4, 4, 5))
+    one, again, other = (sample(config, 200, 28, 1, epoch, 7) for epoch in (4, 4, 5))
     for name in vars(one):
         assert torch.equal(getattr(one, name), getattr(again, name))
         assert not torch.equal(getattr(one, name), getattr(other, name))
@@ -123,17 +122,17 @@ def test_draws_follow_from_seed_epoch_and_batch_and_stay_in_bounds() -> None:
     area = ((bottom - top) * (right - left))[erased] / 28**2
     assert 0.35 < erased.float().mean() < 0.65 and area.min() > 0.01 and area.max() < 0.4
     assert one.box.min() >= 0 and one.box.max() <= 28 and one.shift.abs().max() == 3
-    assert one.share.min() >= 0.5 and one.share.max() <= 1 and sorted(one.partner.tolist()) == list(range(200))
+    assert one.weight.min() >= 0.5 and one.weight.max() <= 1 and sorted(one.partner.tolist()) == list(range(200))
     assert 0.35 < one.mirrored.float().mean() < 0.65
 
 
 def test_each_change_does_what_it_says() -> None:
     pixels = torch.rand(2, 3, 6, 6)
-    nothing = draw(AugmentConfig(), 2, 6, 0)
+    nothing = sample(AugmentConfig(), 2, 6, 0)
     assert torch.equal(augment(pixels, nothing, 0), pixels)
 
     def changed(crop: int = 0, **given: torch.Tensor) -> torch.Tensor:
-        return augment(pixels, Draws(**{**vars(nothing), **given}), crop)
+        return augment(pixels, Augmentation(**{**vars(nothing), **given}), crop)
 
     assert torch.equal(changed(mirrored=torch.tensor([True, False])), torch.stack((pixels[0].flip(-1), pixels[1])))
     moved = changed(2, shift=torch.tensor([[1, -2], [0, 0]]))
@@ -144,7 +143,7 @@ def test_each_change_does_what_it_says() -> None:
     assert torch.equal(both[0, :, :, 1:], pixels[0].flip(-1)[:, :, :5])  # mirrored, then moved
     erased = changed(box=torch.tensor([[1, 3, 2, 6], [0, 0, 0, 0]]), grey=torch.tensor([0.25, 0.5]))
     assert (erased[0, :, 1:3, 2:6] == 0.25).all() and torch.equal(erased[0, :, 3:], pixels[0, :, 3:])
-    mixed = changed(share=torch.tensor([0.7, 1.0]), partner=torch.tensor([1, 0]))
+    mixed = changed(weight=torch.tensor([0.7, 1.0]), partner=torch.tensor([1, 0]))
     torch.testing.assert_close(mixed[0], 0.7 * pixels[0] + 0.3 * pixels[1])
     assert torch.equal(mixed[1], pixels[1])
 
@@ -152,12 +151,12 @@ def test_each_change_does_what_it_says() -> None:
 def test_the_loss_of_mixed_pictures_is_the_mix_of_losses() -> None:
     """λ CE(a) + (1 - λ) CE(b), as the paper writes it; with smoothing as torch defines it."""
     logits, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0])
-    draws = draw(AugmentConfig(mixup=0.5), 5, 8, 3)
+    draws = sample(AugmentConfig(mixup=0.5), 5, 8, 3)
     each = torch.nn.functional.cross_entropy
     for smoothing in (0.0, 0.1):
         own = each(logits, labels, reduction="none", label_smoothing=smoothing)
         other = each(logits, labels[draws.partner], reduction="none", label_smoothing=smoothing)
-        expected = (draws.share * own + (1 - draws.share) * other).sum()
+        expected = (draws.weight * own + (1 - draws.weight) * other).sum()
         torch.testing.assert_close(mixed_loss(logits, labels, draws, smoothing), expected)
 
 
@@ -168,11 +167,11 @@ def test_batches_of_one_shape_that_a_graph_can_record() -> None:
     ))  # fmt: skip
     config = AugmentConfig(crop=1, mixup=0.2)
 
-    def make(rows: torch.Tensor, epoch: int, number: int) -> PictureBatch:
-        draws = draw(config, len(rows), 8, 1, epoch, number)
-        return PictureBatch(torch.zeros(len(rows), 1, 8, 8, dtype=torch.uint8), rows % 3, *vars(draws).values())
+    def make(rows: torch.Tensor) -> ImageBatch:
+        draws = sample(config, len(rows), 8, 1, 0, 0)
+        return ImageBatch(*vars(draws).values(), torch.zeros(len(rows), 1, 8, 8, dtype=torch.uint8), rows % 3)
 
-    stream = iter(Rows(10, 4, 1, make))
+    stream = iter(Examples(10, 4, 1, make))
     first, second = next(stream), next(stream)
     held = first.clone()
     held.copy_(second)
@@ -184,13 +183,13 @@ def test_batches_of_one_shape_that_a_graph_can_record() -> None:
 
 
 def test_a_stream_of_pictures_draws_ahead_and_goes_on_from_any_point() -> None:
-    """Whatever is drawn ahead is what `draw` gives for (seed, epoch, batch), and every row comes once an epoch."""
+    """Whatever is drawn ahead is what `sample` gives for (seed, epoch, batch), and every row comes once an epoch."""
     config = AugmentConfig(crop=2, flip=0.5, erase=0.5, mixup=0.4)
     pixels = torch.randint(256, (21, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     pictures = Images(Pixels(pixels), torch.arange(21) % 3)
 
-    def stream() -> PictureStream:
-        return PictureStream(pictures, config, 4, 8, 7, torch.device("cpu"))
+    def stream() -> ImageStream:
+        return ImageStream(pictures, config, 4, 8, 7, torch.device("cpu"))
 
     first = stream()
     walk = iter(first)
@@ -202,7 +201,7 @@ def test_a_stream_of_pictures_draws_ahead_and_goes_on_from_any_point() -> None:
     ahead, other = next(walk), next(iter(again))
     assert all(torch.equal(getattr(ahead, name), getattr(other, name)) for name in vars(ahead))
     for number, batch in enumerate(seen):
-        expected = draw(config, 4, 8, 7, *divmod(number, 5))
+        expected = sample(config, 4, 8, 7, *divmod(number, 5))
         assert all(torch.equal(getattr(batch, name), value) for name, value in vars(expected).items())
     epoch = torch.cat([batch.pixels for batch in seen[:5]]).flatten(1)
     assert len(epoch.unique(dim=0)) == 20 and not torch.equal(seen[0].pixels, seen[5].pixels)

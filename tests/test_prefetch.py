@@ -12,8 +12,8 @@ from itertools import islice
 import pytest
 import torch
 
-from regard.data.batch import Batches, PairBatch, Stream
-from regard.data.prefetch import AHEAD, prefetch
+from regard.data.batch import PairBatch
+from regard.data.streams import AHEAD, Batches, Stream, prefetch
 from reversal import make_trainer, reversal_pairs
 
 

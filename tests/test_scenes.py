@@ -52,7 +52,7 @@ def test_every_scene_has_one_caption_and_no_two_kinds_of_scene_share_one(languag
     captions = maker().all_captions(language)
     count = len(NOUNS) * (len(NOUNS) - 1) * len(COUNTS) * 9 * 2
     assert sum(map(bool, captions)) == len(set(filter(None, captions))) == count
-    scenes = maker().draw(300, False, 5)
+    scenes = maker().sample(300, False, 5)
     phrases = maker().phrases(scenes, language)
     assert [captions[number] for number in maker().numbers(scenes)] == [phrase.text for phrase in phrases]
     for phrase in phrases:
@@ -66,14 +66,14 @@ def test_every_scene_has_one_caption_and_no_two_kinds_of_scene_share_one(languag
 
 
 def test_scenes_follow_from_their_seed() -> None:
-    one, again, other = (maker().draw(50, False, 1, seed) for seed in (2, 2, 3))
+    one, again, other = (maker().sample(50, False, 1, seed) for seed in (2, 2, 3))
     for name in vars(one):
         assert torch.equal(getattr(one, name), getattr(again, name))
     assert not torch.equal(one.item, other.item)
 
 
 def test_items_stand_in_their_quarter_without_overlap() -> None:
-    scenes = maker().draw(400, False, 1)
+    scenes = maker().sample(400, False, 1)
     assert scenes.count.sum(dim=1).min() == 2 and scenes.count.sum(dim=1).max() == 4
     used = scenes.item >= 0
     assert torch.equal(used.sum(dim=1), scenes.count.sum(dim=1)) and (scenes.noun[:, 0] != scenes.noun[:, 1]).all()
@@ -98,7 +98,7 @@ def test_an_item_is_painted_as_it_is() -> None:
     """Of a canvas whose large size is 28 pixels, the item itself."""
     pixels, labels = read_idx(SAMPLE / "train-images-idx3-ubyte.gz"), read_idx(SAMPLE / "train-labels-idx1-ubyte.gz")
     own = SceneMaker(pixels, labels, 116, sizes=["large"])  # 0.242 · 116 = 28
-    scenes = own.draw(20, False, 1)
+    scenes = own.sample(20, False, 1)
     painted = own.paint(scenes)[:, 0]
     for row in range(20):
         for item, (top, left, side) in zip(scenes.item[row].tolist(), scenes.box[row].tolist(), strict=True):
@@ -124,7 +124,7 @@ def test_pairs_that_are_kept_out_are_in_no_training_scene_and_in_every_held_out_
     sets = scene_sets(config, own, maker("t10k"))
     kept_out = set(config.held_out)
     assert len(kept_out) == 2 * len(own.nouns)
-    seen = pairs(own.draw(2000, False, 1, 1), own.nouns)
+    seen = pairs(own.sample(2000, False, 1, 1), own.nouns)
     assert not any(one & kept_out for one in seen)
     every = {f"{noun} {row} {column}" for noun in own.nouns for row in range(1, 5) for column in range(1, 5)}
     assert set().union(*seen) == every - kept_out
@@ -135,21 +135,21 @@ def test_pairs_that_are_kept_out_are_in_no_training_scene_and_in_every_held_out_
 def test_a_quarter_is_its_four_fields() -> None:
     quarter = maker(held_out=["bag top right"])
     assert torch.equal(quarter.kept_out, maker(held_out=["bag 1 3", "bag 1 4", "bag 2 3", "bag 2 4"]).kept_out)
-    scenes = quarter.draw(300, True, 1)
+    scenes = quarter.sample(300, True, 1)
     positions = places_of(scenes.vertical, scenes.lane)
     assert ((scenes.noun == quarter.nouns.index("bag")) & (positions == PLACES.index("top right"))).any(dim=1).all()
 
 
 def test_in_common_scenes_a_place_says_nothing_about_the_noun() -> None:
     own = maker()
-    scenes = own.draw(3000, False, 1, common=True)
+    scenes = own.sample(3000, False, 1, common=True)
     seen = Counter(pair for one in pairs(scenes, own.nouns) for pair in one)
     fields = {pair.partition(" ")[2] for pair in seen}
     assert fields == {f"{row} {column}" for row in range(1, 5) for column in range(1, 5) if (row + column) % 2 == 0}
     assert len(seen) == len(own.nouns) * len(fields)  # every noun in each of them
     assert max(seen.values()) < 2 * min(seen.values())
     with pytest.raises(UserError, match="no scene is left"):
-        maker(held_out=["bag top left", "boot top right", "coat bottom left", "coat bottom right"]).draw(
+        maker(held_out=["bag top left", "boot top right", "coat bottom left", "coat bottom right"]).sample(
             1, False, 1, common=True
         )
 
@@ -157,7 +157,7 @@ def test_in_common_scenes_a_place_says_nothing_about_the_noun() -> None:
 def test_a_new_pair_makes_no_new_sentence() -> None:
     own = maker(sizes=["normal"])
     new, known = (
-        set(own.numbers(own.draw(count, held_out, 3)).tolist()) for count, held_out in ((2000, True), (9000, False))
+        set(own.numbers(own.sample(count, held_out, 3)).tolist()) for count, held_out in ((2000, True), (9000, False))
     )
     assert new <= known
 
@@ -207,7 +207,7 @@ def test_words_are_hidden_from_the_decoder_in_training_alone_and_still_expected(
 
 
 def test_coverage_counts_pixels() -> None:
-    scenes = maker().draw(30, False, 1)
+    scenes = maker().sample(30, False, 1)
     for group in (0, 1):
         covered = torch.zeros(30, 48, 48)
         for row in range(30):
@@ -237,6 +237,6 @@ def test_attention_spread_evenly_gives_chance() -> None:
 @pytest.mark.cuda
 def test_scenes_composed_on_a_gpu_are_those_of_a_cpu() -> None:
     own = maker()
-    scenes = own.draw(20, False, 1)
+    scenes = own.sample(20, False, 1)
     painted = own.paint(scenes)
     assert torch.equal(own.to(torch.device("cuda")).paint(scenes).cpu(), painted)

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.data.batch import Batches
 from regard.data.pack import Packs
+from regard.data.streams import Batches
 from regard.errors import UserError
 from regard.models import build
 from regard.models.folder import WEIGHTS, read_weights, weights_of

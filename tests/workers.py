@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from regard.cli import report
-from regard.data.batch import Batches
 from regard.data.pack import Packs
+from regard.data.streams import Batches
 from regard.errors import UserError
 from regard.models import ModelConfig, build
 from regard.training.config import TrainConfig

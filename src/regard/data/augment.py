@@ -1,14 +1,14 @@
-"""Augmentation: other pictures of the same things, made on the training device.
+"""Augmentation: variants of the training images, made on the training device.
 
-    crop    the picture moves by up to n pixels; what comes in is black
-    flip    left and right change places
+    crop    the image is shifted by up to n pixels and padded with black
+    flip    left and right are exchanged
     erase   a rectangle of 2 to 33 % of the area becomes one grey        Zhong et al. 2017 (arXiv 1708.04896)
     mixup   λ x_a + (1 - λ) x_b, its label to λ that of a                 Zhang et al. 2018 (arXiv 1710.09412)
-            λ ~ Beta(α, α), the larger of λ and 1 - λ                     x_b: another picture of the batch
+            λ ~ Beta(α, α), the larger of λ and 1 - λ                     x_b: another image of the batch
 
-What is drawn at random follows from (seed, epoch, number of the batch) alone and travels with the batch as small
-tensors; `augment` is a function of pictures and draws. So a resumed run sees exactly what it would have seen, dropout
-has its random numbers to itself, and every batch has the same shapes, as a CUDA graph wants them.
+What is sampled follows from (seed, epoch, number of the batch) alone and is part of the batch as small tensors;
+`augment` is a deterministic function of both. So a resumed run is exact, dropout has its random numbers to itself, and
+every batch has the same shapes, as a CUDA graph needs.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.data.batch import Tensors
+from regard.data.images import Images
+from regard.data.streams import Ahead, batch_rows
 from regard.errors import UserError
 from regard.settings import check_types
 
-AREA = (0.02, 0.33)  # of a rectangle that is erased, as a share of the picture
+AREA = (0.02, 0.33)  # of a rectangle that is erased, as a fraction of the image
 SHAPE = 3.3  # its sides differ by at most this factor
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    crop: int = 0  # pixels by which a picture may move
-    flip: float = 0.0  # how many of them are mirrored
-    erase: float = 0.0  # how many lose a rectangle
+    crop: int = 0  # pixels by which an image may be shifted
+    flip: float = 0.0  # probability that an image is mirrored
+    erase: float = 0.0  # probability that a rectangle is erased
     mixup: float = 0.0  # α; 0: none
 
     def __post_init__(self) -> None:
@@ -48,54 +50,102 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True)
-class Draws(Tensors):
-    """What chance has decided for each picture of a batch; [B] and [B, n]."""
+class Augmentation(Tensors):
+    """How each image of a batch is augmented; [B] and [B, n]."""
 
     shift: Tensor  # [B, 2] pixels down and to the right
     mirrored: Tensor  # [B] bool
     box: Tensor  # [B, 4] top, bottom, left, right of what is erased; nothing where they are 0
     grey: Tensor  # [B] what it becomes
-    partner: Tensor  # [B] the picture that is mixed in
-    share: Tensor  # [B] λ: how much of the picture itself stays
+    partner: Tensor  # [B] the image that is mixed in
+    weight: Tensor  # [B] λ: weight of the image itself
 
 
-def draw(config: AugmentConfig, count: int, side: int, *seed: int) -> Draws:
-    """The draws of one batch of `count` pictures."""
-    chance = np.random.default_rng(seed)
-    shift = chance.integers(-config.crop, config.crop + 1, (count, 2))
-    mirrored = chance.random(count) < config.flip
-    area = chance.uniform(*AREA, count) * side * side
-    ratio = np.exp(chance.uniform(-math.log(SHAPE), math.log(SHAPE), count))
+def sample(config: AugmentConfig, count: int, side: int, *seed: int) -> Augmentation:
+    """The augmentation of one batch of `count` images."""
+    random = np.random.default_rng(seed)
+    shift = random.integers(-config.crop, config.crop + 1, (count, 2))
+    mirrored = random.random(count) < config.flip
+    area = random.uniform(*AREA, count) * side * side
+    ratio = np.exp(random.uniform(-math.log(SHAPE), math.log(SHAPE), count))
     sides = np.clip(np.rint(np.stack((np.sqrt(area * ratio), np.sqrt(area / ratio)))), 1, side)  # [2, B]
-    corner = np.floor(chance.random((2, count)) * (side - sides + 1))
+    corner = np.floor(random.random((2, count)) * (side - sides + 1))
     box = np.stack((corner[0], corner[0] + sides[0], corner[1], corner[1] + sides[1]), axis=1)
-    box *= (chance.random(count) < config.erase)[:, None]
-    grey, partner = chance.random(count), chance.permutation(count)
-    share = chance.beta(config.mixup, config.mixup, count) if config.mixup else np.ones(count)
-    share = np.maximum(share, 1 - share)
-    return Draws(
+    box *= (random.random(count) < config.erase)[:, None]
+    grey, partner = random.random(count), random.permutation(count)
+    weight = random.beta(config.mixup, config.mixup, count) if config.mixup else np.ones(count)
+    weight = np.maximum(weight, 1 - weight)
+    return Augmentation(
         torch.from_numpy(shift),
         torch.from_numpy(mirrored),
         torch.from_numpy(box.astype(np.int64)),
         torch.from_numpy(grey.astype(np.float32)),
         torch.from_numpy(partner),
-        torch.from_numpy(share.astype(np.float32)),
+        torch.from_numpy(weight.astype(np.float32)),
     )
 
 
-def augment(pixels: Tensor, draws: Draws, crop: int) -> Tensor:
-    """[B, C, side, side] between 0 and 1, changed as `draws` say; shifts go up to `crop`."""
+def augment(pixels: Tensor, by: Augmentation, crop: int) -> Tensor:
+    """[B, C, side, side] between 0 and 1, augmented; shifts are at most `crop`."""
     count, channels, side = pixels.shape[:3]
     place = torch.arange(side, device=pixels.device)
-    # where each row and column comes from, [B, side]: a picture is mirrored, then moved
-    down, across = place - draws.shift[:, :1], place - draws.shift[:, 1:]
-    across = torch.where(draws.mirrored[:, None], side - 1 - across, across)
+    # where each row and column comes from, [B, side]: an image is mirrored, then shifted
+    down, across = place - by.shift[:, :1], place - by.shift[:, 1:]
+    across = torch.where(by.mirrored[:, None], side - 1 - across, across)
     room = F.pad(pixels, (crop, crop, crop, crop))
     row = torch.arange(count, device=pixels.device).view(-1, 1, 1, 1)
     channel = torch.arange(channels, device=pixels.device).view(1, -1, 1, 1)
     moved = room[row, channel, down[:, None, :, None] + crop, across[:, None, None, :] + crop]
-    top, bottom, left, right = draws.box.T[..., None]
+    top, bottom, left, right = by.box.T[..., None]
     inside = ((place >= top) & (place < bottom))[:, :, None] & ((place >= left) & (place < right))[:, None, :]
-    erased = torch.where(inside[:, None], draws.grey.view(-1, 1, 1, 1).to(moved.dtype), moved)
-    share = draws.share.view(-1, 1, 1, 1).to(moved.dtype)
-    return share * erased + (1 - share) * erased[draws.partner]
+    erased = torch.where(inside[:, None], by.grey.view(-1, 1, 1, 1).to(moved.dtype), moved)
+    weight = by.weight.view(-1, 1, 1, 1).to(moved.dtype)
+    return weight * erased + (1 - weight) * erased[by.partner]
+
+
+@dataclass(frozen=True)
+class ImageBatch(Augmentation):
+    """Images with their classes, and how each is augmented."""
+
+    pixels: Tensor  # [B, channels, side, side] of bytes
+    labels: Tensor  # [B]
+
+    @property
+    def tokens(self) -> Tensor:
+        """The number of images."""
+        return torch.full((), len(self.labels), device=self.labels.device)
+
+
+class ImageStream(Ahead):
+    """Batches of `rows` labelled images, shuffled and augmented anew in every epoch.
+
+    Images are small, so the whole data set is on the device if it fits, and a batch is a choice of rows there. The
+    augmentation of an epoch is sampled in the epoch before and copied at once.
+    """
+
+    def __init__(
+        self, images: Images, config: AugmentConfig, rows: int, side: int, seed: int, device: torch.device
+    ) -> None:
+        super().__init__(chunk=1 << 62)  # a whole epoch
+        self.pixels, self.labels = images.pixels.to(device), images.labels.to(device)
+        self.config, self.row_count, self.side, self.seed, self.device = config, rows, side, seed, device
+
+    def prepare(self, epoch: int, chunk: int) -> tuple[int, tuple[Tensor, Augmentation]]:
+        order = batch_rows(len(self.labels), self.row_count, self.seed, epoch)
+        every = [sample(self.config, self.row_count, self.side, self.seed, epoch, at) for at in range(len(order))]
+        joined = map(torch.cat, zip(*(vars(one).values() for one in every), strict=True))
+        return len(order), (order, Augmentation(*joined))
+
+    def finish(
+        self, epoch: int, chunk: int, prepared: tuple[Tensor, Augmentation]
+    ) -> tuple[Tensor, Tensor, Augmentation]:
+        """Rows [batches, rows] on the device of the labels and on that of the pixels, and the augmentation."""
+        order, augmentation = prepared
+        at = order.to(self.device)
+        return at, at if self.pixels.bytes.device == at.device else order, augmentation.to(self.device)
+
+    def batch(self, finished: tuple[Tensor, Tensor, Augmentation], number: int) -> ImageBatch:
+        at, pixel_rows, augmentation = finished
+        part = augmentation.rows(slice(number * self.row_count, (number + 1) * self.row_count))
+        pixels = self.pixels[pixel_rows[number]].to(self.device, non_blocking=True)
+        return ImageBatch(*vars(part).values(), pixels, self.labels[at[number]])

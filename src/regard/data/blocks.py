@@ -1,15 +1,15 @@
 """Blocks: one long sequence of tokens as batches of one shape, for training and for evaluation.
 
-    Blocks    every epoch the text is cut at another offset into rows of `length` tokens, which come in random order:
-              each token is read once an epoch, at another place of a row each time. The order of epoch e follows
+    Blocks    every epoch the text is split at another offset into rows of `length` tokens, which come in random order:
+              each token is read once per epoch, at another position of a row each time. The order of epoch e follows
               from (seed, e), so a resumed run needs only the epoch and how far it was
-    windows   every token of a text exactly once, given as many tokens before it as the context has room for
+    windows   every token of a text exactly once, with as many tokens before it as fit into the context
 
 A row of L + 1 tokens teaches L of them: `read` is all but the last, `labels` all but the first.
 
 With `stride` < `context` the windows overlap, and only the last `stride` tokens of each (all of the first) count:
 
-    context 4, stride 2       1 2 3 4                   a token is given at least context - stride others
+    context 4, stride 2       1 2 3 4                   a token has at least context - stride before it
                                   3 4 5 6               (Press et al. 2021, arXiv 2012.15832)
                                       5 6 7 8
 """
@@ -23,14 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.batch import Stream
+from regard.data.batch import Tensors
+from regard.data.streams import Stream, epoch_generator
 from regard.errors import UserError
 
 RESIDENT = {"cpu": 1 << 22, "cuda": 1 << 28}  # tokens (4 bytes each) kept as a whole: a step then copies nothing
 
 
 @dataclass(frozen=True)
-class BlockBatch:
+class BlockBatch(Tensors):
     """Rows of a text."""
 
     ids: Tensor  # [R, L + 1]
@@ -45,17 +46,8 @@ class BlockBatch:
 
     @property
     def tokens(self) -> Tensor:
-        """How many tokens are to be learned."""
+        """The number of labels."""
         return torch.full((), self.labels.numel(), device=self.ids.device)
-
-    def to(self, device: torch.device) -> BlockBatch:
-        return BlockBatch(self.ids.to(device, non_blocking=True))
-
-    def clone(self) -> BlockBatch:
-        return BlockBatch(self.ids.clone())
-
-    def copy_(self, other: BlockBatch) -> None:
-        self.ids.copy_(other.ids, non_blocking=True)
 
 
 class Blocks(Stream):
@@ -75,7 +67,7 @@ class Blocks(Stream):
 
     def starts(self, epoch: int) -> Tensor:
         """Where the rows of an epoch begin, in the order in which they are read; as many as make whole batches. [n]"""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        generator = epoch_generator(self.seed, epoch)
         room = len(self.ids) - self.length  # a row may begin at 0 … room - 1
         offset = int(torch.randint(min(self.length, room), (), generator=generator))
         count = (room - 1 - offset) // self.length + 1

@@ -11,21 +11,19 @@ first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from regard.data.batch import PairBatch, Stream
+from regard.data.batch import PairBatch
 from regard.data.captions import CaptionData, Captioned, ScenesData, pad_features
 from regard.data.features import open_features
 from regard.data.images import ImageData, list_set
 from regard.data.pixelstore import store_pixels
-from regard.data.rows import Rows
 from regard.data.scenes import Phrase, SceneMaker, Scenes
+from regard.data.streams import Ahead, Examples
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
 
@@ -96,11 +94,11 @@ def scene_makers(config: ScenesData, folder: str, canvas: int) -> tuple[SceneMak
 
 def scene_sets(config: ScenesData, train: SceneMaker, test: SceneMaker) -> dict[str, CaptionSet]:
     """Validation with training items; tests with others, of combinations that training has and that it has not."""
-    train.draw(1, False, 0, common=config.common > 0)  # where there is none, that is said before training begins
-    sets = {"valid": _scene_set(train, train.draw(config.valid, False, 0, 0), config.language)}
-    sets["test"] = _scene_set(test, test.draw(config.test, False, 0, 1), config.language)
+    train.sample(1, False, 0, common=config.common > 0)  # where there is none, that is said before training begins
+    sets = {"valid": _scene_set(train, train.sample(config.valid, False, 0, 0), config.language)}
+    sets["test"] = _scene_set(test, test.sample(config.test, False, 0, 1), config.language)
     if bool(test.kept_out.any()):
-        sets["held-out"] = _scene_set(test, test.draw(config.test, True, 0, 2), config.language)
+        sets["held-out"] = _scene_set(test, test.sample(config.test, True, 0, 2), config.language)
     return sets
 
 
@@ -113,32 +111,27 @@ def _scene_set(maker: SceneMaker, scenes: Scenes, language: str) -> CaptionSet:
     return CaptionSet([phrase.text for phrase in phrases], paint, scenes, phrases)
 
 
-class SceneStream(Stream):
-    """Batches of new scenes, `count` of them an epoch; those of the next are drawn while one is learned from.
+class SceneStream(Ahead):
+    """Batches of new scenes, `count` per epoch.
 
-    In the first `common` epochs items stand only where every noun may (`SceneMaker.draw`).
+    In the first `common` epochs items are only where every noun may be (`SceneMaker.sample`).
     """
 
     def __init__(self, maker: SceneMaker, targets: Targets, rows: int, count: int, seed: int, common: int = 0) -> None:
         """`targets` are those of all captions, by `SceneMaker.numbers`."""
+        super().__init__(chunk=1)
         self.maker, self.targets, self.rows, self.batches, self.seed = maker, targets, rows, max(1, count // rows), seed
         self.common = common
-        self._thread = ThreadPoolExecutor(1, "scenes")
-        self._drawn: dict[tuple[int, int], Future[Scenes]] = {}
 
-    def _draw(self, epoch: int, number: int) -> Future[Scenes]:
-        draw = partial(self.maker.draw, common=epoch < self.common)
-        return self._thread.submit(draw, self.rows, False, 1, self.seed, epoch, number)
+    def prepare(self, epoch: int, chunk: int) -> tuple[int, Scenes]:
+        common = epoch < self.common
+        return self.batches, self.maker.sample(self.rows, False, 1, self.seed, epoch, chunk, common=common)
 
-    def make(self, epoch: int, number: int) -> PairBatch:
-        own = self._drawn.get((epoch, number)) or self._draw(epoch, number)
-        after = divmod(epoch * self.batches + number + 1, self.batches)
-        self._drawn = {after: self._draw(*after)}
-        scenes = own.result()
-        return self.targets.batch(self.maker.numbers(scenes), self.maker.paint(scenes), None)
+    def finish(self, epoch: int, chunk: int, prepared: Scenes) -> PairBatch:
+        return self.targets.batch(self.maker.numbers(prepared), self.maker.paint(prepared), None)
 
-    def open(self, epoch: int) -> tuple[int, Callable[[int], PairBatch]]:
-        return self.batches, partial(self.make, epoch)
+    def batch(self, finished: PairBatch, number: int) -> PairBatch:
+        return finished
 
 
 # --- files
@@ -168,8 +161,5 @@ def feature_set(rows: Sequence[Captioned], size: int) -> CaptionSet:
     return CaptionSet([row.caption for row in rows], lambda chosen: pad_features([read(at) for at in chosen.tolist()]))
 
 
-def file_stream(data: CaptionSet, targets: Targets, rows: int, seed: int) -> Rows:
-    def make(chosen: Tensor, *_: int) -> PairBatch:
-        return targets.batch(chosen, *data.sources(chosen))
-
-    return Rows(len(data), rows, seed, make)
+def file_stream(data: CaptionSet, targets: Targets, rows: int, seed: int) -> Examples:
+    return Examples(len(data), rows, seed, lambda chosen: targets.batch(chosen, *data.sources(chosen)))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import PairBatch, Pairs, Ragged, steps
+from regard.data.streams import epoch_generator
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
 
@@ -128,7 +129,7 @@ class Denoised:
         return self.texts.lengths - hidden + spans + len(self.prefix) + 1, hidden + spans + 2
 
     def at(self, epoch: int) -> Pairs:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        generator = epoch_generator(self.seed, epoch)
         sources, targets = corrupt(self.texts, self.sentinels, self.noise, generator)
         return Pairs(surround(sources, self.prefix, [self.eos]), surround(targets, [self.bos], [self.eos]))
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from regard.data.batch import PairBatch, Ragged, Tensors
 from regard.data.columns import Store
-from regard.data.pack import Plan
-from regard.data.textpack import TextPacks
+from regard.data.pack import Plan, TextPacks, TextRows
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,10 @@ class ClassPacks(TextPacks):
         self.labels = data.labels
         self.most = length // int(data.texts.lengths.min())  # texts that a row can hold
 
-    def finish(self, ids: Tensor, document: Tensor, plan: Plan, generator: torch.Generator) -> ClassBatch:
-        labels = torch.full((len(ids), self.most), PairBatch.IGNORE)
+    def label(self, rows: TextRows, plan: Plan, generator: torch.Generator) -> ClassBatch:
+        labels = torch.full((len(rows.ids), self.most), PairBatch.IGNORE)
         labels[plan.row, plan.document - 1] = self.labels[plan.order]
-        return ClassBatch(ids, labels.to(ids.device), document=document)
+        return ClassBatch(rows.ids, labels.to(rows.ids.device), document=rows.document)
 
 
 def sample_rows(labels: Tensor, fraction: float, seed: int, *, keep: bool) -> Tensor:

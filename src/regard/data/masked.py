@@ -1,4 +1,4 @@
-"""Masked texts: some tokens are hidden, and what was there is to be guessed from both sides.
+"""Masked texts: some tokens are masked, and the model predicts them from both sides.
 
     text       <s> 이 영화 정말 재밌다 </s>
     read       <s> 이 영화 <mask> 재밌다 </s>
@@ -8,7 +8,7 @@ A `fraction` of the tokens of a row is chosen (or whole words up to as many); of
 token and 10 % stay as they are, so the model must encode every position well (Devlin et al. 2018, section 3.1). Each
 epoch samples another choice (Liu et al. 2019), which follows from the seed and the epoch, so a resumed run is exact.
 
-Documents longer than a row are cut; each part is framed  <s> … </s>,  and several share a row (`regard.data.textpack`).
+Documents longer than a row are cut; each part is framed  <s> … </s>,  and several share a row (`regard.data.pack`).
 Only the chosen positions are scored: at most M = fraction · L per row, so the output matmul over the vocabulary is 1/7
 of what all positions would take.
 """
@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import PairBatch, Ragged, Tensors
-from regard.data.pack import Plan
-from regard.data.textpack import TextPacks
+from regard.data.pack import Plan, TextPacks, TextRows
 from regard.errors import UserError
 from regard.settings import check_types
 from regard.text.tokenizer import Tokenizer
@@ -31,7 +30,7 @@ from regard.text.words import WordBoundaries
 
 @dataclass(frozen=True)
 class MaskConfig:
-    """What is hidden: the [mask] table of a recipe."""
+    """The [mask] table of a recipe."""
 
     fraction: float = 0.15  # of the tokens
     whole_words: bool = False  # all tokens of a word or none
@@ -52,16 +51,16 @@ class MaskConfig:
 
 @dataclass(frozen=True)
 class MaskedBatch(Tensors):
-    """Packed rows with hidden tokens."""
+    """Packed rows with masked tokens."""
 
     ids: Tensor  # [R, L]
-    document: Tensor  # [R, L], from 1; 0: filler
-    positions: Tensor  # [R, M] where something is to be guessed
-    labels: Tensor  # [R, M] what was there; IGNORE where fewer were chosen
+    document: Tensor  # [R, L], from 1; 0: padding
+    positions: Tensor  # [R, M] of the masked tokens
+    labels: Tensor  # [R, M] the original tokens; IGNORE where fewer were chosen
 
     @property
     def tokens(self) -> Tensor:
-        """How many tokens are to be guessed."""
+        """The number of masked tokens."""
         return (self.labels != PairBatch.IGNORE).sum()
 
 
@@ -83,7 +82,8 @@ class MaskedPacks(TextPacks):
         self.mask, self.config, self.words = tokenizer.mask, config, WordBoundaries(tokenizer).to(self.device)
         self.ordinary = (~self.words.special).nonzero()[:, 0]  # what a random token may be
 
-    def finish(self, ids: Tensor, document: Tensor, plan: Plan, generator: torch.Generator) -> MaskedBatch:
+    def label(self, rows: TextRows, plan: Plan, generator: torch.Generator) -> MaskedBatch:
+        ids, document = rows.ids, rows.document
         alone = torch.arange(1, ids.shape[1] + 1, device=ids.device).expand_as(ids)
         words = self.words.word_ids(ids) if self.config.whole_words else alone
         hidden = torch.where((document > 0) & ~self.words.special[ids], words, 0)
@@ -91,9 +91,9 @@ class MaskedPacks(TextPacks):
         most = self.config.most(self.length)
         positions = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :most]
         labels = torch.where(chosen, ids, PairBatch.IGNORE).gather(1, positions)
-        return MaskedBatch(self._hide(ids, chosen, generator), document, positions, labels)
+        return MaskedBatch(self._replace(ids, chosen, generator), document, positions, labels)
 
-    def _hide(self, ids: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
+    def _replace(self, ids: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
         lot = torch.rand(ids.shape, generator=generator, device=ids.device)
         other = torch.randint(len(self.ordinary), ids.shape, generator=generator, device=ids.device)
         other = self.ordinary[other]

@@ -1,28 +1,31 @@
-"""Packing: several sentence pairs in one row, so that every batch has the same shape and almost no filler.
+"""Packing: several sequences in one row, so that every batch has the same shape and almost no padding.
 
     source    a a a </s> b b </s> c c c c </s> · ·        document   1 1 1 1 2 2 2 3 3 3 3 3 0 0
     target    <s> A A <s> B B B <s> C C C · · ·            document   1 1 1 2 2 2 2 3 3 3 3 0 0 0
 
-Pair number d of a row has document d on both sides; attention, within a side and across, is kept to equal
-documents (`regard.nn.mask.same_document`), and positions restart with each, so the numbers are those of the
-sentences alone. Padding is document 0: it sees only itself and nothing is learned from it. Fixed shapes are
-what compiled code and CUDA graphs want; a row is filled to 95 % and more where a bucket of padded sentences
-wastes a tenth to a third (Krell et al. 2021, "Efficient sequence packing without cross-contamination").
+Pair number d of a row is document d on both sides; attention, within a side and across, is restricted to equal
+documents (`regard.nn.mask.same_document`), and positions restart with each, so the results are those of the
+sentences alone. Padding is document 0: it attends only to itself and has no labels. Compiled code and CUDA graphs need
+fixed shapes; rows are filled to 95 % and more, while padded batches of similar length waste a tenth to a third
+(Krell et al. 2021, "Efficient sequence packing without cross-contamination").
 
-A whole epoch is laid out at once by array operations and cut into steps by slicing: no work per step.
+Single texts (classification, masked language modeling) are packed in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from regard.data.batch import PairBatch, Pairs, Ragged, Stream, Tensors, steps
+from regard.data.batch import PairBatch, Pairs, Ragged, Tensors, steps
+from regard.data.streams import Ahead, epoch_generator, epoch_seed
 from regard.errors import UserError
+
+CHUNK = 1 << 22  # tokens of the rows that are filled at once
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,11 @@ class PackedBatch(Tensors):
     source_document: Tensor
     target: Tensor
     target_document: Tensor
-    labels: Tensor  # IGNORE on filler
+    labels: Tensor  # IGNORE on padding
 
     @property
     def tokens(self) -> Tensor:
-        """How many target tokens are to be learned."""
+        """The number of target tokens."""
         return (self.labels != PairBatch.IGNORE).sum()
 
 
@@ -94,8 +97,8 @@ def plan_rows(sources: Tensor, targets: Tensor, length: int, rows: int, generato
     return Plan(order, row, first, _within(torch.ones_like(row), first) + 1, count)
 
 
-def lay(data: Ragged, plan: Plan, lengths: Tensor, width: int, shift: int = 0) -> tuple[Tensor, Tensor]:
-    """ids and documents [rows, width]; `lengths` are in the plan's order, the first `shift` tokens are passed over."""
+def fill_rows(data: Ragged, plan: Plan, lengths: Tensor, width: int, shift: int = 0) -> tuple[Tensor, Tensor]:
+    """ids and documents [rows, width]; `lengths` are in the plan's order, the first `shift` tokens are skipped."""
     start = plan.row * width + _within(lengths, plan.first)  # where each begins in the flat rows
     step = steps(lengths)
     to = start.repeat_interleave(lengths) + step
@@ -106,7 +109,7 @@ def lay(data: Ragged, plan: Plan, lengths: Tensor, width: int, shift: int = 0) -
 
 
 class Packable(Protocol):
-    """What `Packs` takes: pairs, perhaps others in every epoch, and how long the longest of them is."""
+    """What `Packs` takes: pairs, perhaps others in every epoch, and the length of the longest of them."""
 
     @property
     def longest(self) -> int: ...
@@ -114,36 +117,101 @@ class Packable(Protocol):
     def at(self, epoch: int) -> Pairs: ...
 
 
-class Packs(Stream):
-    """Packed batches of `rows` rows of `length` tokens."""
+class PackedRows(Ahead):
+    """Batches of `rows` rows of `length` tokens; subclasses plan an epoch, fill rows, and add labels on the device.
+
+    Rows are filled a chunk of some million tokens at a time, so an epoch may be larger than memory, and a batch is a
+    slice of a chunk: no work per step. Random numbers of `finish` follow from (seed, epoch, chunk).
+    """
+
+    def __init__(self, longest: int, rows: int, length: int, seed: int, device: torch.device | None) -> None:
+        if longest > length:
+            raise UserError(
+                f"train.pack = {length} is too short for a sequence of {longest} tokens: raise it, or limit the "
+                f"sequences with data.max_length = {length}"
+            )
+        super().__init__(max(1, CHUNK // (rows * length)))
+        self.row_count, self.length, self.seed, self.device = rows, length, seed, device or torch.device("cpu")
+        self.planned: tuple[int, Plan] | None = None  # the epoch that the thread is in
+
+    @abstractmethod
+    def plan(self, epoch: int) -> Plan:
+        """Which sequence goes where."""
+
+    @abstractmethod
+    def fill(self, epoch: int, plan: Plan) -> Tensors:
+        """Rows of a plan, on the CPU."""
+
+    def label(self, rows: Any, plan: Plan, generator: torch.Generator) -> Tensors:
+        """The batch of rows on the device; the plan is on the CPU."""
+        batch: Tensors = rows
+        return batch
+
+    def layout(self, epoch: int) -> Any:
+        """All rows of an epoch, those of an incomplete last batch filled up with padding."""
+        return self.fill(epoch, self.plan(epoch))
+
+    def prepare(self, epoch: int, chunk: int) -> tuple[int, tuple[Tensors, Plan]]:
+        if self.planned is None or self.planned[0] != epoch:
+            self.planned = epoch, self.plan(epoch)
+        plan, size = self.planned[1], self.chunk * self.row_count
+        part = plan.part(chunk * size, min((chunk + 1) * size, plan.rows))
+        return plan.rows // self.row_count, (self.fill(epoch, part), part)
+
+    def finish(self, epoch: int, chunk: int, prepared: tuple[Tensors, Plan]) -> Tensors:
+        generator = torch.Generator(self.device).manual_seed(epoch_seed(self.seed, epoch) * 65_537 + chunk)
+        return self.label(prepared[0].to(self.device), prepared[1], generator)
+
+    def batch(self, finished: Tensors, number: int) -> Tensors:
+        return finished.rows(slice(number * self.row_count, (number + 1) * self.row_count))
+
+
+class Packs(PackedRows):
+    """Packed sentence pairs."""
 
     def __init__(self, data: Packable, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
-        if data.longest > length:
-            raise UserError(
-                f"train.pack = {length} is too short for a sequence of {data.longest} tokens: raise it, "
-                f"or leave longer ones out with data.max_length = {length}"
-            )
-        self.data, self.rows, self.length, self.seed = data, rows, length, seed
-        self.device = device or torch.device("cpu")
+        super().__init__(data.longest, rows, length, seed, device)
+        self.data = data
 
-    def layout(self, epoch: int) -> PackedBatch:
-        """All rows of an epoch, in random order, those of the last incomplete step filled up with filler."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+    def plan(self, epoch: int) -> Plan:
         data = self.data.at(epoch)
-        sources, targets, width = data.sources.lengths, data.targets.lengths - 1, self.length  # <s> … is read
-        plan = plan_rows(sources, targets, width, self.rows, generator)
-        source, source_document = lay(data.sources, plan, sources[plan.order], width)
-        target, target_document = lay(data.targets, plan, targets[plan.order], width)
-        labels, _ = lay(data.targets, plan, targets[plan.order], width, shift=1)
+        sources, targets = data.sources.lengths, data.targets.lengths - 1  # <s> … is read
+        return plan_rows(sources, targets, self.length, self.row_count, epoch_generator(self.seed, epoch))
+
+    def fill(self, epoch: int, plan: Plan) -> PackedBatch:
+        data, width = self.data.at(epoch), self.length
+        sources, targets = data.sources.lengths[plan.order], data.targets.lengths[plan.order] - 1
+        source, source_document = fill_rows(data.sources, plan, sources, width)
+        target, target_document = fill_rows(data.targets, plan, targets, width)
+        labels, _ = fill_rows(data.targets, plan, targets, width, shift=1)
         labels = torch.where(target_document > 0, labels, PairBatch.IGNORE)
         return PackedBatch(source, source_document, target, target_document, labels)
 
-    def open(self, epoch: int) -> tuple[int, Callable[[int], PackedBatch]]:
-        laid, step = self.layout(epoch).to(self.device), self.rows
-        return len(laid.source) // step, lambda number: laid.rows(slice(number * step, (number + 1) * step))
+
+@dataclass(frozen=True)
+class TextRows(Tensors):
+    """Rows of packed texts before they have labels; [R, L] each."""
+
+    ids: Tensor
+    document: Tensor
+
+
+class TextPacks(PackedRows):
+    """Packed single texts; `label` of the subclasses adds what is to be learned."""
+
+    def __init__(self, texts: Ragged, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
+        super().__init__(int(texts.lengths.max()), rows, length, seed, device)
+        self.texts = texts
+
+    def plan(self, epoch: int) -> Plan:
+        lengths = self.texts.lengths
+        return plan_rows(lengths, lengths, self.length, self.row_count, epoch_generator(self.seed, epoch))
+
+    def fill(self, epoch: int, plan: Plan) -> TextRows:
+        return TextRows(*fill_rows(self.texts, plan, self.texts.lengths[plan.order], self.length))
 
 
 def _within(sizes: Tensor, first: Tensor) -> Tensor:
-    """Running sum of `sizes` before each entry, starting anew where `first`."""
+    """Running sum of `sizes` before each entry, restarting where `first`."""
     before = sizes.cumsum(0) - sizes
     return before - torch.where(first, before, 0).cummax(0).values

@@ -142,7 +142,7 @@ class Scenes(Tensors):
 
 
 class SceneMaker:
-    """Draws scenes and paints them; `nouns` and `sizes` are those that occur, `held_out` pairs, "bag 2 3"."""
+    """Samples scenes and paints them; `nouns` and `sizes` are those that occur, `held_out` pairs, "bag 2 3"."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class SceneMaker:
         self.items = self.items.to(device)
         return self
 
-    def draw(self, count: int, held_out: bool, *seed: int, common: bool = False) -> Scenes:
+    def sample(self, count: int, held_out: bool, *seed: int, common: bool = False) -> Scenes:
         """Scenes in which no pair is one that was kept out, or (`held_out`) at least one is.
 
         In a `common` scene items stand only where every noun may: there, a place says nothing about the noun.

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.data.batch import PairBatch, Stream
+from regard.data.batch import PairBatch
 from regard.data.captions import CaptionData, Captioned, read_captions
 from regard.data.captionsets import (
     CaptionSet,
@@ -44,6 +44,7 @@ from regard.data.captionsets import (
 )
 from regard.data.scenes import SceneMaker, coverage
 from regard.data.sets import Files, find_files
+from regard.data.streams import Stream
 from regard.errors import UserError
 from regard.files import make_folder, write_atomically
 from regard.metrics.bleu import score

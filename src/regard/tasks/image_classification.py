@@ -23,9 +23,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.data.augment import AugmentConfig, Draws, augment
+from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageStream, augment
 from regard.data.images import ImageData, Images, Listed, find_set, folder_classes, list_set, make_images
-from regard.data.picturestream import PictureBatch, PictureStream
 from regard.data.sets import Files
 from regard.errors import UserError
 from regard.metrics.classification import evaluate_classes, tell_classes
@@ -45,20 +44,18 @@ MEASURED = 10_000  # images whose mean and standard deviation are taken
 LISTED, AUGMENTED, DRAWN = 12, 12, 3  # images in the report: errors, augmented ones, those with attention maps
 
 
-def image_loss(
-    model: Encoder, batch: PictureBatch, label_smoothing: float = 0.0, crop: int = 0
-) -> tuple[Tensor, Tensor]:
+def image_loss(model: Encoder, batch: ImageBatch, label_smoothing: float = 0.0, crop: int = 0) -> tuple[Tensor, Tensor]:
     """(summed loss, number of images) of augmented images."""
-    logits = model(augment(batch.pixels.float() / 255, batch.draws, crop))
-    return mixed_loss(logits, batch.labels, batch.draws, label_smoothing) + balance(model, batch.tokens), batch.tokens
+    logits = model(augment(batch.pixels.float() / 255, batch, crop))
+    return mixed_loss(logits, batch.labels, batch, label_smoothing) + balance(model, batch.tokens), batch.tokens
 
 
-def mixed_loss(logits: Tensor, labels: Tensor, draws: Draws, label_smoothing: float = 0.0) -> Tensor:
+def mixed_loss(logits: Tensor, labels: Tensor, augmentation: Augmentation, label_smoothing: float = 0.0) -> Tensor:
     """The summed loss of logits [B, C], where each image is a mixture of two in sampled proportions."""
     log_probabilities = logits.float().log_softmax(dim=-1)
     classes = torch.arange(log_probabilities.shape[1], device=log_probabilities.device)
-    own, other = ((which[:, None] == classes).float() for which in (labels, labels[draws.partner]))
-    target = draws.share[:, None] * own + (1 - draws.share[:, None]) * other
+    own, other = ((which[:, None] == classes).float() for which in (labels, labels[augmentation.partner]))
+    target = augmentation.weight[:, None] * own + (1 - augmentation.weight[:, None]) * other
     target = (1 - label_smoothing) * target + label_smoothing / log_probabilities.shape[1]
     return -(target * log_probabilities).sum()
 
@@ -166,10 +163,10 @@ class ImageClassification(Task):
         super().use(bundle)
         self.data = replace(self.data, classes=bundle.classes)
 
-    def stream(self) -> PictureStream:
+    def stream(self) -> ImageStream:
         config, side = self.config, self.model_config.image_size
         rows = config.batch_tokens // config.pack
-        return PictureStream(self.images["train"], self.augment, rows, side, config.seed, self.device)
+        return ImageStream(self.images["train"], self.augment, rows, side, config.seed, self.device)
 
     # --- model
 
@@ -208,7 +205,7 @@ class ImageClassification(Task):
 
     def sections(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[Section]:
         batch = next(iter(self.stream())).to(self.device)
-        seen = augment(batch.pixels.float() / 255, batch.draws, self.augment.crop)[:AUGMENTED].cpu()
+        seen = augment(batch.pixels.float() / 255, batch, self.augment.crop)[:AUGMENTED].cpu()
         augmented = results.Images("Augmented images", seen, [""] * len(seen), "Training images after [augment].")
         errors = [self._errors(*item) for item in [*evaluations.items()][-1:]]
         return [*class_sections(evaluations), *errors, Section("Training images", [augmented])]

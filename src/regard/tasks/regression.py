@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from regard.data.numeric import NumberData, NumberSets, Scale, make_sets
-from regard.data.rows import Rows
 from regard.data.series import NumberBatch
 from regard.data.sets import find_files
+from regard.data.streams import Examples
 from regard.errors import UserError
 from regard.metrics.regression import TOGETHER, evaluate_regression, tell_numbers
 from regard.models import EncoderDecoder, ModelConfig
@@ -103,18 +103,18 @@ class Regression(Task):
 
     # --- training and evaluation
 
-    def stream(self) -> Rows:
+    def stream(self) -> Examples:
         rows, windows, starts = self.config.batch_tokens // self.config.pack, self.numbers.windows, self.numbers.starts
         if windows is not None and starts is not None:
             resident = windows.to(self.device)
-            return Rows(len(starts), rows, self.config.seed, lambda chosen, *_: resident.batch(starts[chosen]))
+            return Examples(len(starts), rows, self.config.seed, lambda chosen: resident.batch(starts[chosen]))
         train = self.numbers.rows["train"].to(self.device)
 
-        def pick(chosen: Tensor, *_: int) -> NumberBatch:
+        def pick(chosen: Tensor) -> NumberBatch:
             at = chosen.to(self.device)
             return train.each(lambda part: part[at])
 
-        return Rows(len(train.source), rows, self.config.seed, pick)
+        return Examples(len(train.source), rows, self.config.seed, pick)
 
     def objective(self) -> Objective:
         return squared_error

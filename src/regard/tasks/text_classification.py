@@ -23,11 +23,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.data.batch import Batches, Stream
 from regard.data.encode import store_labelled
 from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weights, sample_rows
 from regard.data.labels import Example, LabelData, check_examples, choose_classes, read_labelled
 from regard.data.sets import find_files
+from regard.data.streams import Batches, Stream
 from regard.errors import UserError, suggest
 from regard.metrics.classification import evaluate_classes, tell_classes
 from regard.models import Encoder, ModelConfig

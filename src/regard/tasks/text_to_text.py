@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
-from regard.data.batch import Batches, Pairs, Stream
+from regard.data.batch import Pairs
 from regard.data.denoise import SENTINELS, Denoised, Mixture, find_sentinels
 from regard.data.documents import TextData
 from regard.data.encode import digest_of, encode_pairs, store_documents
 from regard.data.mixture import TextTask, fingerprint, read_tasks
 from regard.data.pack import Packs
 from regard.data.pairs import Pair
+from regard.data.streams import Batches, Stream
 from regard.errors import UserError
 from regard.files import make_folder
 from regard.predict.config import SearchConfig

@@ -19,12 +19,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from regard.data.batch import Batches, Pairs, Stream
+from regard.data.batch import Pairs
 from regard.data.columns import Store
 from regard.data.encode import encode_pairs, store_pairs
 from regard.data.pack import Packs
 from regard.data.pairs import Pair, PairData, find_pairs, read_pairs
 from regard.data.sets import Files
+from regard.data.streams import Batches, Stream
 from regard.errors import UserError
 from regard.metrics.bleu import bleu_metric, score
 from regard.models import ModelConfig

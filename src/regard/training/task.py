@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from regard.data.batch import Stream
 from regard.data.sets import home
+from regard.data.streams import Stream
 from regard.errors import UserError, suggest
 from regard.models import ModelConfig
 from regard.models.recipe import with_preset

@@ -27,8 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.data.batch import Stream
-from regard.data.prefetch import prefetch
+from regard.data.streams import Stream, prefetch
 from regard.errors import UserError
 from regard.files import write_atomically
 from regard.models.folder import WEIGHTS, weights_of, write_weights
