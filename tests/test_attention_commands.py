@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -51,6 +52,15 @@ def test_figure_writes_every_kind(run: Path, capsys: pytest.CaptureFixture[str])
     assert sorted(path.name for path in run.glob("g*")) == ["g-cross.svg", "g-decoder.svg", "g-encoder.svg"]
     told = capsys.readouterr()
     assert "unchanged: generates" in told.out and "Jain & Wallace 2019" in told.err
+
+
+@pytest.mark.parametrize("command", ["figure RUN text -o OUT/a.svg", "attend RUN text", "heads RUN --data OUT/a.tsv"])
+def test_the_recipe_is_parsed_once(command: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "a.tsv").write_text("the animal\ta b\nthe street\tc d\n")
+    parsed, loads = [], tomllib.loads
+    monkeypatch.setattr(tomllib, "loads", lambda text: parsed.append(text) or loads(text))
+    assert main(command.replace("RUN", str(run / "run")).replace("OUT", str(run)).split()) == 0
+    assert len(parsed) == 1
 
 
 def test_attend_prints_text_and_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

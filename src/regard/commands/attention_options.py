@@ -16,7 +16,7 @@ NOTE = (
 
 
 def add_input(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of a model: trained here, imported, or Hugging Face's own")
+    parser.add_argument("run", metavar="RUN", help="folder of a run, an imported model or a Hugging Face model")
     parser.add_argument(
         "input", metavar="INPUT", help="the text, or the file of an image for a model that reads images"
     )

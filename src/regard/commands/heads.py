@@ -43,7 +43,7 @@ def add_data(parser: argparse.ArgumentParser, required: bool) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of a model: trained here, imported, or Hugging Face's own")
+    parser.add_argument("run", metavar="RUN", help="folder of a run, an imported model or a Hugging Face model")
     add_data(parser, required=True)
     parser.add_argument("--no-loss", action="store_true", help="do not switch heads off one by one")
     parser.add_argument(

@@ -40,7 +40,7 @@ def fraction(text: str) -> float | int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of a model: trained here, imported, or Hugging Face's own")
+    parser.add_argument("run", metavar="RUN", help="folder of a run, an imported model or a Hugging Face model")
     parser.add_argument("-o", "--out", required=True, metavar="NEW", help="folder of the smaller model")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--heads", nargs="+", metavar="HEAD", help="heads to remove, as PART.LAYER.HEAD: cross.1.0")
