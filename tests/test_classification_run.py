@@ -236,7 +236,7 @@ def test_classify_gives_a_table_of_probabilities(run, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["text"] == "최고 영화" and sum(found["probabilities"].values()) == pytest.approx(1)
     assert main(["classify", run, "최고 영화", "영화 " * 5000, "--device", "cpu"]) == 0
-    assert "note: 1 text is cut to the model's" in capsys.readouterr().err
+    assert "note: 1 text was truncated to the model's" in capsys.readouterr().err
     Path("shoe.png").touch()
     Path("a b").touch()
     for texts, said in ((["shoe.png", "최고"], "note: shoe.png: the name of"), (["a b", "x" * 300, "\0", "~"], "")):
@@ -246,9 +246,9 @@ def test_classify_gives_a_table_of_probabilities(run, capsys):
 
 
 def test_classify_reads_files_and_writes_one(run, capsys, monkeypatch):
-    from regard.commands import classify
+    from regard.predict.text_classifier import TextClassifier
 
-    monkeypatch.setattr(classify, "CHUNK", 16)
+    monkeypatch.setattr(TextClassifier, "BATCH", 16)
     capsys.readouterr()
     assert main(["classify", run, "--files", "test.tsv", "-o", "out.tsv", "--device", "cpu"]) == 0
     rows = read_rows(Path("out.tsv").read_text())
@@ -268,10 +268,11 @@ def test_classify_reads_files_and_writes_one(run, capsys, monkeypatch):
 
 @pytest.mark.parametrize("place", [0, 20, 39])
 def test_classify_writes_nothing_before_a_mistake(run, capsys, monkeypatch, place):
-    from regard.commands import classify, translate
+    from regard.commands import inputs
+    from regard.predict.text_classifier import TextClassifier
 
-    monkeypatch.setattr(classify, "CHUNK", 4)
-    monkeypatch.setattr(translate, "PIECE", 64)
+    monkeypatch.setattr(TextClassifier, "BATCH", 4)
+    monkeypatch.setattr(inputs, "PIECE", 64)
     rows = [json.dumps({"text": f"영화 {number}"}).encode() for number in range(40)]
     Path("good.jsonl").write_bytes(b"\n".join(rows))
     rows[place] = b'{"text": "\xff"}'

@@ -271,13 +271,13 @@ def test_mistakes_of_the_command(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "bad.txt").write_bytes(b"ok\xff")
     for arguments, message in (
         ((run, ""), "the prompt is empty"),
-        ((run, "a", "--samples", "0"), "--samples 0: give 1 or more"),
-        ((run, "a", "--max-tokens", "0"), "--max-tokens 0: give 1 or more"),
+        ((run, "a", "--samples", "0"), "--samples 0: must be 1 or more"),
+        ((run, "a", "--max-tokens", "0"), "--max-tokens 0: must be 1 or more"),
         ((run,), "standard input: byte 1 is not UTF-8"),
         ((run, "--prompt-file", tmp_path / "bad.txt"), "byte 3 is not UTF-8"),
         ((run, "--prompt-file", tmp_path / "none.txt"), "cannot be read"),
-        ((run, "a", "--prompt-file", tmp_path / "bad.txt"), "give one of them"),
-        ((run, "ab\udcff"), "PROMPT: place 3 is not UTF-8"),
+        ((run, "a", "--prompt-file", tmp_path / "bad.txt"), "pass one of them"),
+        ((run, "ab\udcff"), "PROMPT: character 3 is not UTF-8"),
         ((run, "x" * 40), "the prompt has 40 tokens, but the context has room for 32"),
         ((run, "a", "--stop", ""), "--stop ''"),
         ((run, "a", "--temperature", "0"), "temperature = 0.0: must be greater than 0; top_k = 1"),

@@ -103,19 +103,19 @@ def test_fill(masked, capsys):
     capsys.readouterr()
     assert main(["fill", str(masked), "<mask>0 green bottles", "--top", "3", "--device", "cpu"]) == 0
     head, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines())
-    assert head == ["text", "gap", "rank", "token", "probability"] and [row[2] for row in rows] == ["1", "2", "3"]
+    assert head == ["text", "mask", "rank", "token", "probability"] and [row[2] for row in rows] == ["1", "2", "3"]
     assert main(["fill", str(masked), "a <mask> b <mask>", "--json", "--device", "cpu"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found["gaps"]) == 2 and len(found["gaps"][0]) == 5
+    assert len(found["masks"]) == 2 and len(found["masks"][0]) == 5
     assert main(["fill", str(masked), "no gap", "--device", "cpu"]) == 2
     assert "write <mask>" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
 def test_fill_writes_nothing_before_a_mistake(masked, capsys, monkeypatch, options):
-    from regard.commands import translate
+    from regard.commands import inputs
 
-    monkeypatch.setattr(translate, "PIECE", 64)
+    monkeypatch.setattr(inputs, "PIECE", 64)
     capsys.readouterr()
     good = ["<mask> green bottles"] * 20
     for lines, said in (

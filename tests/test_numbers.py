@@ -231,7 +231,7 @@ def test_what_predict_refuses(here: Path, capsys: pytest.CaptureFixture[str], mo
         (["runs/pairs", "1", "--steps", "0"], "--steps 0"), (["runs/pairs", "1", "--digits", "-1"], "--digits -1"),
         (["runs/series", "1 2"], "reads 2 channels"), (["runs/series", "--file", "none.csv"], "no such file"),
         (["runs/pairs", "1e30"], "the prediction is not a number"),
-        (["runs/pairs", "1", "--file", "load.csv"], "give one of them"), (["nowhere", "1"], "no such folder"),
+        (["runs/pairs", "1", "--file", "load.csv"], "pass one of them"), (["nowhere", "1"], "no such folder"),
     ):  # fmt: skip
         assert main(["predict", *arguments]) == 2
         assert message in capsys.readouterr().err
@@ -258,7 +258,7 @@ def test_predict_tells_once_what_it_was_not_trained_for(here: Path, capsys: pyte
     assert main(["predict", "runs/pairs", "100.5 7", "-3 100.5", "--json"]) == 0
     out, err = capsys.readouterr()
     assert [json.loads(line)["source"] for line in out.splitlines()] == [[100.5, 7], [-3, 100.5]]
-    assert err.startswith("note: 100.5, -3: outside 0 to 100, where") and err.count("\n") == 1
+    assert err.startswith("note: 100.5, -3: outside 0 to 100, the range") and err.count("\n") == 1
     assert main(["predict", "runs/pairs", "1 2", "x"]) == 2 and capsys.readouterr().out == ""
     assert main(["predict", "runs/pairs", "1 2 3 4", "5 6"]) == 0 and capsys.readouterr().err == ""
     for arguments in (["1 2", "1 2 3 4 5"], ["1 2", "--steps", "5"]):
@@ -270,7 +270,7 @@ def test_predict_tells_once_what_it_was_not_trained_for(here: Path, capsys: pyte
     assert main(["predict", "runs/series", "--file", "far.csv", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["channels"] == ["a", "b"] and err.count("\n") == 1
-    assert err.startswith("note: column 'b': 999: outside -") and "(mean ± 4 deviations)" in err
+    assert err.startswith("note: column 'b': 999: outside -") and "(mean ± 4 standard deviations)" in err
 
 
 # --- the recipes, in their small form

@@ -20,14 +20,7 @@ line and an exit code. The one-line help of a command is in the table of `regard
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-if TYPE_CHECKING:
-    import torch
-
-    from regard.predict.bundle import Predictor
-
-Kind = TypeVar("Kind", bound="Predictor[Any, Any]")
+from typing import Protocol
 
 
 class Command(Protocol):
@@ -39,17 +32,3 @@ class Command(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, args: argparse.Namespace) -> int: ...
-
-
-def predictor_of(run: str, device: str | torch.device, *kinds: type[Kind]) -> Kind:
-    """The predictor of the model in a folder; one of another kind is refused, with the command for it."""
-    from regard.errors import UserError
-    from regard.tasks.registry import load
-
-    bundle = load(run, device)
-    if bundle.predictor_class is None or not issubclass(bundle.predictor_class, kinds):
-        use = "" if bundle.predictor_class is None else f"; use  regard {bundle.predictor_class.COMMAND} {run}"
-        raise UserError(f"{run}: {kinds[0].NEEDS} is needed here{use}")
-    predictor = bundle.predictor
-    assert isinstance(predictor, kinds)
-    return predictor

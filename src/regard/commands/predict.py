@@ -1,26 +1,31 @@
-"""`regard predict`: the numbers that follow, by a trained model of numbers."""
+"""`regard predict`: the numbers that follow, by a trained regression model."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard.commands.inputs import add_run, open_predictor
+from regard.commands.outputs import note, write_json
+
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from regard.predict.regressor import Regressor
 
 DESCRIPTION = """
-Write the numbers that follow those given, free-running: every number that is written is read before the next. A model
-of pairs writes as many as it was given, a model of a series as many as its horizon. Sequences are given, or read from
-standard input, a line each; a series of several channels is read from a table with --file.
+Predict the numbers that follow a sequence, autoregressively: every predicted number is an input of the next. A model
+of pairs predicts as many as it reads, a model of a time series as many as its horizon. Sequences are arguments, or
+the lines of standard input; a time series of several channels is read from a table with --file.
 """
 
 EXAMPLES = """
 regard predict runs/number-sequences "10 20 30 40 50"
 regard predict runs/number-sequences "3 1 4 1 5" "2.5 7" --json
-regard predict runs/number-sequences < sequences.txt > answers.txt
+regard predict runs/number-sequences < sequences.txt > predictions.txt
 regard predict runs/seasonal-forecast --file recent.csv > next.csv
 """
 
@@ -28,64 +33,50 @@ SHOWN = 5  # numbers in a note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of a trained model")
+    add_run(parser, "cpu", "sequence: source, predicted")
     parser.add_argument("numbers", metavar="NUMBERS", nargs="*", help="a sequence, such as '1 2 3' (default: input)")
-    parser.add_argument("--file", metavar="FILE", help="a series, .csv or .tsv with a header: its last steps are read")
-    parser.add_argument("--steps", type=int, metavar="N", help="how many numbers to write")
-    parser.add_argument("--digits", type=int, default=4, metavar="N", help="digits after the point (4)")
-    parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a sequence: source, predicted")
+    parser.add_argument(
+        "--file", metavar="FILE", help="a time series, .csv or .tsv with a header: its last steps are read"
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="how many numbers to predict")
+    parser.add_argument("--digits", type=int, default=4, metavar="N", help="digits after the decimal point (4)")
 
 
 def run(args: argparse.Namespace) -> int:
-    import torch
-
-    from regard.commands import predictor_of
     from regard.errors import UserError
     from regard.predict.regressor import Regressor
 
     if args.steps is not None and args.steps < 1:
-        raise UserError(f"--steps {args.steps}: give 1 or more")
+        raise UserError(f"--steps {args.steps}: must be 1 or more")
     if not 0 <= args.digits <= 15:
-        raise UserError(f"--digits {args.digits}: give 0 to 15")
+        raise UserError(f"--digits {args.digits}: must be 0 to 15")
     if args.file is not None and args.numbers:
-        raise UserError(f"--file {args.file}: there are NUMBERS too; give one of them")
-    predictor = predictor_of(args.run, args.device, Regressor)
+        raise UserError(f"--file {args.file}: there are NUMBERS too; pass one of them")
+    regressor = open_predictor(args, Regressor)
     if args.file is not None:
-        return _table(args, predictor)
-    if predictor.channels != 1:
-        raise UserError(f"{args.run}: reads {predictor.channels} channels; give them as a table, with --file")
-    for line in _lines(args) if args.numbers else ():  # a mistake shows before the first answer
-        _parse(*line)
-    strange: list[float] = []
-    most = 0
-    for number, text in _lines(args):
-        if not text.strip() and not args.numbers:  # a line for a line
-            print(json.dumps({"source": [], "predicted": []}) if args.json else "")
+        return predict_table(args, regressor)
+    if regressor.channels != 1:
+        raise UserError(f"{args.run}: reads {regressor.channels} channels; pass them as a table, with --file")
+    name, outside, longest = "NUMBERS" if args.numbers else "standard input, line", list[float](), 0
+    for number, text in enumerate(args.numbers, 1):  # an error comes before the first output
+        parse(f"{name} {number}", text)
+    for number, text in enumerate(args.numbers or sys.stdin or (), 1):
+        if not text.strip():  # each line of input gives one line of output
+            write_json({"source": [], "predicted": []}) if args.json else print()
             continue
-        source = _parse(number, text)
-        found = predictor.predict([source], steps=args.steps)[0].series
-        strange += predictor.out_of_range(torch.tensor(source, dtype=torch.float64)[:, None])[0]
-        most = max(most, len(source), len(found))
+        source = parse(f"{name} {number}", text)
+        predicted = regressor.predict([source], steps=args.steps)[0].series
+        outside += regressor.out_of_range(regressor.as_series(source))[0]
+        longest = max(longest, len(source), len(predicted))
         if args.json:
-            print(json.dumps({"source": source, "predicted": found}))
+            write_json({"source": source, "predicted": predicted})
         else:
-            print(" ".join(f"{value:.{args.digits}f}" for value in found), flush=True)
-    _tell_strange(predictor, [strange], ("",))
-    _tell_long(predictor, most)
+            print(" ".join(f"{value:.{args.digits}f}" for value in predicted), flush=True)
+    warn(regressor, [outside], ("",), longest)
     return 0
 
 
-def _lines(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """(where it stands, the text) of each sequence."""
-    if args.numbers:
-        yield from ((f"NUMBERS {number}", text) for number, text in enumerate(args.numbers, 1))
-        return
-    for number, line in enumerate(sys.stdin or (), 1):
-        yield f"standard input, line {number}", line
-
-
-def _parse(where: str, text: str) -> list[float]:
+def parse(where: str, text: str) -> list[float]:
     from regard.data.numeric import parse_numbers
     from regard.errors import UserError
 
@@ -98,57 +89,49 @@ def _parse(where: str, text: str) -> list[float]:
     return numbers
 
 
-def _tell_strange(predictor: Regressor, strange: list[list[float]], channels: Sequence[str]) -> None:
-    """A note about each channel with numbers that the model was not trained for."""
+def warn(regressor: Regressor, outside: list[list[float]], channels: Sequence[str], longest: int) -> None:
+    """Notes about inputs unlike the training data: numbers out of its range by channel, and longer sequences."""
     from regard.predict.regressor import DEVIATIONS
 
-    about = "" if predictor.data.rule else f" (mean ± {DEVIATIONS} deviations)"
-    lowest, highest = (part.tolist() for part in predictor.training_range)
-    for channel, numbers, low, high in zip(channels, strange, lowest, highest, strict=True):
+    about = "" if regressor.data.rule else f" (mean ± {DEVIATIONS} standard deviations)"
+    lowest, highest = (part.tolist() for part in regressor.training_range)
+    for channel, numbers, low, high in zip(channels, outside, lowest, highest, strict=True):
         if different := [f"{number:g}" for number in dict.fromkeys(numbers)]:
             more = f" and {len(different) - SHOWN:,} more" * (len(different) > SHOWN)
             where = f"column {channel!r}: " * bool(channel)
-            print(
-                f"note: {where}{', '.join(different[:SHOWN])}{more}: outside {low:g} to {high:g}{about}, "
-                "where the model's training data lie; do not rely on the answer",
-                file=sys.stderr,
+            note(
+                f"{where}{', '.join(different[:SHOWN])}{more}: outside {low:g} to {high:g}{about}, the range of the "
+                "training data; the prediction is unreliable"
             )
-
-
-def _tell_long(predictor: Regressor, most: int) -> None:
-    """A note where a sequence, read or written, is longer than any that the model was trained on."""
-    if 0 < predictor.longest < most:
-        print(
-            f"note: {most:,} numbers are read or written, but a sequence of the model's training data has at most "
-            f"{predictor.longest:,} (data.longest); do not rely on the answer",
-            file=sys.stderr,
+    if 0 < regressor.longest < longest:
+        note(
+            f"{longest:,} numbers are read or predicted, but a sequence of the training data has at most "
+            f"{regressor.longest:,} (data.longest); the prediction is unreliable"
         )
 
 
-def _table(args: argparse.Namespace, predictor: Regressor) -> int:
-    from pathlib import Path
+def predict_table(args: argparse.Namespace, regressor: Regressor) -> int:
 
     from regard.data.series import read_series
     from regard.errors import UserError
 
     if not Path(args.file).is_file():
         raise UserError(f"--file {args.file}: no such file")
-    (series,), channels = read_series([Path(args.file)], predictor.data.columns)
-    if len(channels) != predictor.channels:
+    (series,), channels = read_series([Path(args.file)], regressor.data.columns)
+    if len(channels) != regressor.channels:
         raise UserError(
             f"{args.file}: has {len(channels)} columns of numbers ({', '.join(channels)}), but the model reads "
-            f"{predictor.channels}; take the others out"
+            f"{regressor.channels}; take the others out"
         )
     try:
-        found = predictor.forecast(series, args.steps)
+        predicted: Tensor = regressor.forecast(series, args.steps)
     except UserError as error:
         raise UserError(f"{args.file}: {error}") from None
-    _tell_strange(predictor, predictor.out_of_range(series), channels)
-    _tell_long(predictor, max(len(series), len(found)))
+    warn(regressor, regressor.out_of_range(series), channels, max(len(series), len(predicted)))
     if args.json:
-        print(json.dumps({"channels": list(channels), "predicted": found.tolist()}, ensure_ascii=False))
+        write_json({"channels": list(channels), "predicted": predicted.tolist()})
         return 0
     print(",".join(channels))
-    for step in found.tolist():
+    for step in predicted.tolist():
         print(",".join(f"{value:.{args.digits}f}" for value in step))
     return 0
