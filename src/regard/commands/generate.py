@@ -65,11 +65,12 @@ def run(args: argparse.Namespace) -> int:
     if tokenizer.unk is not None and (unknown := tokenizer.encode(prompt).count(tokenizer.unk)):
         tokens = "1 token of the prompt is" if unknown == 1 else f"{unknown} tokens of the prompt are"
         note(f"{tokens} not in the model's vocabulary")
+    stream = generator.stream(
+        [prompt], config=config, stops=args.stop, overflow=args.overflow, begin=args.begin, context=args.context
+    )
     samples = [Sample() for _ in range(config.n_best)]
     printer = None if args.json else Printer(prompt, config.n_best)
-    for token in generator.stream(
-        [prompt], config=config, stops=args.stop, overflow=args.overflow, begin=args.begin, context=args.context
-    ):
+    for token in stream:
         samples[token.sample].take(token)
         if printer is not None:
             printer.take(token)

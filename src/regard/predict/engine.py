@@ -28,6 +28,7 @@ from regard.nn.norm import LayerNorm, RMSNorm
 from regard.nn.position import T5, Learned, Position, Relative, Rotary, Sinusoidal
 from regard.nn.score import LearnedScore
 from regard.nn.trace import Traceable
+from regard.predict.lean import Lean, LeanDecoder
 
 KNOWN = {
     EncoderDecoder, Decoder, Stack, Block, MultiHead, FeedForward, Tokens, OutputHead, LayerNorm, RMSNorm, Position,
@@ -78,8 +79,6 @@ def known(model: nn.Module) -> bool:
 
 def lean(model: Engine) -> Engine:
     """The lean engine where it computes what the model does, else the model."""
-    from regard.predict.lean import Lean, LeanDecoder
-
     if type(model) is EncoderDecoder and _lean_knows(model, ("sinusoidal", "learned", "none")):
         weight = model.output_head.project.weight
         is_exact = weight.dtype in (torch.float32, torch.float64) and not model.config.qk_norm
