@@ -74,9 +74,9 @@ def ours(kind: str, size: Size, device: str) -> nn.Module:
         def __init__(self) -> None:
             super().__init__()
             self.block = block
-            places = Positions.of(size.length, torch.device(device))  # computed once for all blocks of a stack
-            self.within = AttentionMask(everything if kind == "encoder" else causal, places, places)
-            self.across = AttentionMask(everything, places, places)
+            positions = Positions.of(size.length, torch.device(device))  # computed once for all blocks of a stack
+            self.within = AttentionMask(everything if kind == "encoder" else causal, positions, positions)
+            self.across = AttentionMask(everything, positions, positions)
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             return self.block(x, Context(self.within, memory=memory, memory_mask=self.across))

@@ -57,8 +57,8 @@ def prepare(folder: Path, steps: int) -> None:
 
 
 def step_of(run: Path) -> int:
-    found = [int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")]
-    return max(found, default=0)
+    steps = [int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")]
+    return max(steps, default=0)
 
 
 def torment(folder: Path, kills: int, chance: random.Random) -> tuple[int, list[str]]:

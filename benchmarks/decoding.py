@@ -28,7 +28,7 @@ from typing import Any
 import measure
 import sentences
 import torch
-from translators import Alone, Answers, CTranslate2, HuggingFace, JoeyNMT, Ours, Search, Tool
+from translators import Alone, CTranslate2, HuggingFace, JoeyNMT, Ours, Search, Tool, Translations
 
 from regard.errors import UserError
 from regard.interop import export_folder
@@ -102,29 +102,29 @@ def measured(tools: dict[str, Tool], lines: list[str], search: Search, repeats: 
     for name, tool in tools.items():  # warm up: two batches, on a GPU all, since each shape has its own graph
         tool.translate(chosen[name] if torch.cuda.is_available() else chosen[name][: 2 * search.batch], search)
     calls = {name: partial(tool.translate, chosen[name], search) for name, tool in tools.items()}
-    answers = measure.take_turns(calls, repeats)
+    translations = measure.take_turns(calls, repeats)
     kind = "greedy" if search.beam == 1 else f"beam {search.beam}"
     row: dict[str, Any] = {"search": kind, "batch": search.batch, "tools": {}}
-    expected = _texts(answers, chosen, REFERENCE)
-    for name, found in answers.items():
+    expected = _texts(translations, chosen, REFERENCE)
+    for name, outputs in translations.items():
         row["tools"][name] = {
-            "tokens_per_second": measure.spread([each.rate for each in found]),
+            "tokens_per_second": measure.spread([each.rate for each in outputs]),
             "sentences": len(chosen[name]),
-            "tokens": found[-1].tokens,
+            "tokens": outputs[-1].tokens,
         }
         if expected and name != REFERENCE:
-            row["tools"][name]["same"] = same_share(_texts(answers, chosen, name), expected)
+            row["tools"][name]["same"] = same_fraction(_texts(translations, chosen, name), expected)
     return row
 
 
-def _texts(answers: dict[str, list[Answers]], chosen: dict[str, list[str]], name: str) -> dict[str, str]:
-    return dict(zip(chosen[name], answers[name][-1].texts, strict=True)) if name in answers else {}
+def _texts(translations: dict[str, list[Translations]], chosen: dict[str, list[str]], name: str) -> dict[str, str]:
+    return dict(zip(chosen[name], translations[name][-1].texts, strict=True)) if name in translations else {}
 
 
-def same_share(found: dict[str, str], expected: dict[str, str]) -> float:
+def same_fraction(outputs: dict[str, str], expected: dict[str, str]) -> float:
     """The fraction of common lines with identical translations."""
-    both = found.keys() & expected.keys()
-    return round(sum(found[line] == expected[line] for line in both) / max(len(both), 1), 4)
+    both = outputs.keys() & expected.keys()
+    return round(sum(outputs[line] == expected[line] for line in both) / max(len(both), 1), 4)
 
 
 def show(row: dict[str, Any]) -> None:

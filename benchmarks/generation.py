@@ -30,7 +30,7 @@ from typing import Any
 import measure
 import torch
 import writers
-from writers import Ours, Tool, Wish, Written
+from writers import Generated, Ours, Tool, Wish
 
 from regard.errors import UserError
 from regard.interop import export_folder
@@ -88,21 +88,21 @@ def measured(tools: dict[str, Tool], wish: Wish, repeats: int) -> dict[str, Any]
     """All tools at one number of rows."""
     for tool in tools.values():  # warm up: compile and capture graphs for every length
         tool(wish)
-    written = measure.take_turns({name: partial(tool, wish) for name, tool in tools.items()}, repeats)
+    generated = measure.take_turns({name: partial(tool, wish) for name, tool in tools.items()}, repeats)
     row: dict[str, Any] = {"batch": wish.rows, "draw": "likeliest" if wish.greedy else "sample", "tools": {}}
-    for name, found in written.items():
-        check(name, found[-1], wish)
-        row["tools"][name] = {"tokens_per_second": measure.spread([each.rate for each in found])}
-    if wish.greedy and {"regard", REFERENCE} <= written.keys():
-        ours, theirs = (written[name][-1].ids for name in ("regard", REFERENCE))
-        row["tools"]["regard"]["same"] = writers.same_share(ours, theirs)
+    for name, outputs in generated.items():
+        check(name, outputs[-1], wish)
+        row["tools"][name] = {"tokens_per_second": measure.spread([each.rate for each in outputs])}
+    if wish.greedy and {"regard", REFERENCE} <= generated.keys():
+        ours, theirs = (generated[name][-1].ids for name in ("regard", REFERENCE))
+        row["tools"]["regard"]["same"] = writers.same_fraction(ours, theirs)
     return row
 
 
-def check(name: str, found: Written, wish: Wish) -> None:
-    lengths = {len(ids) for ids in found.ids}
-    if len(found.ids) != wish.rows or lengths != {wish.count}:
-        raise RuntimeError(f"{name} wrote {len(found.ids)} rows of {lengths} tokens")
+def check(name: str, outputs: Generated, wish: Wish) -> None:
+    lengths = {len(ids) for ids in outputs.ids}
+    if len(outputs.ids) != wish.rows or lengths != {wish.count}:
+        raise RuntimeError(f"{name} generated {len(outputs.ids)} rows of {lengths} tokens")
 
 
 def copy_bandwidth() -> float:
@@ -161,17 +161,17 @@ def kernels(tool: Tool, wish: Wish) -> list[dict[str, Any]]:
 
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         tool(wish)
-    found = [
+    kernels = [
         {"kernel": event.key[:90], "count": round(event.count / wish.count, 2),
          "us": round(event.self_device_time_total / wish.count, 2)}
         for event in seen.key_averages()
     ]  # fmt: skip
-    found = sorted(found, key=lambda one: -one["us"])
-    total = sum(one["us"] for one in found)
-    print(f"GPU: {total:.0f} us and {sum(one['count'] for one in found):.0f} kernels per step at batch {wish.rows}")
-    for one in found[:20]:
+    kernels = sorted(kernels, key=lambda one: -one["us"])
+    total = sum(one["us"] for one in kernels)
+    print(f"GPU: {total:.0f} us and {sum(one['count'] for one in kernels):.0f} kernels per step at batch {wish.rows}")
+    for one in kernels[:20]:
         print(f"  {one['us']:8.2f} us {one['count']:7.2f} x  {one['kernel']}")
-    return found[:20]
+    return kernels[:20]
 
 
 def show(row: dict[str, Any]) -> None:

@@ -36,10 +36,10 @@ class Worker:
 
     def __init__(self, python: Path) -> None:
         command = [str(python), str(WORKER), str(torch.get_num_threads())]
-        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - an unread pipe would fill up and block it
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - an unread pipe would fill up and block it
         try:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said, text=True
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
             )
         except OSError as error:
             raise UserError(f"--joey {python}: cannot be started ({error.strerror}); see benchmarks/joey.py") from None
@@ -53,11 +53,11 @@ class Worker:
             line = ""
         if not line:
             self.process.wait()
-            self.said.seek(0)
-            told = self.said.read().strip().splitlines()
-            raise RuntimeError(f"JoeyNMT's process has ended: {told[-1] if told else 'without a word'}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+            self.errors.seek(0)
+            lines = self.errors.read().strip().splitlines()
+            raise RuntimeError(f"JoeyNMT's process has ended: {lines[-1] if lines else 'without a message'}")
+        response: dict[str, Any] = json.loads(line)
+        return response
 
     def close(self) -> None:
         self.process.communicate()  # it exits at the end of its input
@@ -89,13 +89,13 @@ class Joey:
     def __init__(self, task: Task, python: Path) -> None:
         self.worker = Worker(python)
         batches = padded_ids(task)
-        told = self.worker.ask(
+        response = self.worker.ask(
             "learn", shape=shape(task.config), batches=batches, label_smoothing=SMOOTHING, betas=BETAS, clip=CLIP,
             rate=RATE,
         )  # fmt: skip
-        self.parameters, self.versions = int(told["parameters"]), told["versions"]
-        places = sum(len(targets) * (max(map(len, targets)) - 1) for _, targets in batches)
-        self.filled = sum(len(target) - 1 for _, targets in batches for target in targets) / places
+        self.parameters, self.versions = int(response["parameters"]), response["versions"]
+        positions = sum(len(targets) * (max(map(len, targets)) - 1) for _, targets in batches)
+        self.filled = sum(len(target) - 1 for _, targets in batches for target in targets) / positions
 
     def warm_up(self) -> None:
         self.worker.ask("step", count=1)
@@ -114,16 +114,17 @@ class JoeySearch:
         self.versions = self.worker.ask("load", shape=shape(model.config), weights=str(path))["versions"]
 
     def search(self, sources: Sequence[list[int]], **options: int) -> tuple[list[list[int]], float]:
-        told = self.worker.ask("search", sources=sources, **options)
-        return told["ids"], float(told["seconds"])
+        response = self.worker.ask("search", sources=sources, **options)
+        return response["ids"], float(response["seconds"])
 
 
 def joey_weights(model: Any) -> dict[str, Tensor]:
     """Our tensors under JoeyNMT's names; rows 0 and 1 of the embedding matrix, <pad> and <unk>, are swapped."""
     ours = {name: tensor.detach().float().cpu() for name, tensor in weights_of(model).items()}
-    table = ours["source_embedding.tokens.weight"]
-    table = torch.cat((table[1:2], table[:1], table[2:]))
-    found = {name: table for name in ("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight")}
+    embedding = ours["source_embedding.tokens.weight"]
+    embedding = torch.cat((embedding[1:2], embedding[:1], embedding[2:]))
+    shared = ("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight")
+    theirs = dict.fromkeys(shared, embedding)
     for stack, own, parts in (
         ("encoder", "src_src_att", {"layer_norm": "attention_norm"}),
         ("decoder", "trg_trg_att", {"x_layer_norm": "attention_norm", "dec_layer_norm": "cross_norm"}),
@@ -132,15 +133,15 @@ def joey_weights(model: Any) -> dict[str, Tensor]:
             here, there = f"{stack}.blocks.{layer}", f"{stack}.layers.{layer}"
             for end in ("weight", "bias"):
                 qkv = ours[f"{here}.attention.qkv.{end}"].chunk(3)
-                found |= {f"{there}.{own}.{name}_layer.{end}": part for name, part in zip("qkv", qkv, strict=True)}
-                found[f"{there}.{own}.output_layer.{end}"] = ours[f"{here}.attention.out.{end}"]
+                theirs |= {f"{there}.{own}.{name}_layer.{end}": part for name, part in zip("qkv", qkv, strict=True)}
+                theirs[f"{there}.{own}.output_layer.{end}"] = ours[f"{here}.attention.out.{end}"]
                 if stack == "decoder":
                     cross = (ours[f"{here}.cross.q.{end}"], *ours[f"{here}.cross.kv.{end}"].chunk(2))
                     names = (f"{there}.src_trg_att.{name}_layer.{end}" for name in "qkv")
-                    found |= dict(zip(names, cross, strict=True))
-                    found[f"{there}.src_trg_att.output_layer.{end}"] = ours[f"{here}.cross.out.{end}"]
+                    theirs |= dict(zip(names, cross, strict=True))
+                    theirs[f"{there}.src_trg_att.output_layer.{end}"] = ours[f"{here}.cross.out.{end}"]
                 norms = {**parts, "feed_forward.layer_norm": "feedforward_norm"}
-                found |= {f"{there}.{name}.{end}": ours[f"{here}.{norm}.norm.{end}"] for name, norm in norms.items()}
-                found[f"{there}.feed_forward.pwff_layer.0.{end}"] = ours[f"{here}.feedforward.up.{end}"]
-                found[f"{there}.feed_forward.pwff_layer.3.{end}"] = ours[f"{here}.feedforward.down.{end}"]
-    return found
+                theirs |= {f"{there}.{name}.{end}": ours[f"{here}.{norm}.{end}"] for name, norm in norms.items()}
+                theirs[f"{there}.feed_forward.pwff_layer.0.{end}"] = ours[f"{here}.feedforward.up.{end}"]
+                theirs[f"{there}.feed_forward.pwff_layer.3.{end}"] = ours[f"{here}.feedforward.down.{end}"]
+    return theirs

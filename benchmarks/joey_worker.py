@@ -52,7 +52,7 @@ def make_model(shape: dict[str, Any]) -> Any:
         "decoder": {**stack, "num_layers": shape["decoder_layers"]},
         "tied_embeddings": True, "tied_softmax": True,
     }  # fmt: skip
-    vocabulary = Vocabulary([str(number) for number in range(4, shape["vocab"])], SYMBOLS)
+    vocabulary = Vocabulary([str(number) for number in range(4, shape["vocab_size"])], SYMBOLS)
     model = build_model(settings, vocabulary, vocabulary)
     for part in model.modules():
         if isinstance(part, MultiHeadedAttention):
@@ -120,7 +120,7 @@ def translate(model: Any, request: dict[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter()
     sources, size = request["sources"], request["batch"]
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
-    answers: list[list[int]] = [[] for _ in sources]
+    translations: list[list[int]] = [[] for _ in sources]
     for at in range(0, len(order), size):
         rows = order[at : at + size]
         batch = make_batch(rectangle([sources[row] for row in rows]), None)
@@ -129,8 +129,8 @@ def translate(model: Any, request: dict[str, Any]) -> dict[str, Any]:
             autocast=AUTOCAST,
         )  # fmt: skip
         for row, ids in zip(rows, found.tolist(), strict=True):
-            answers[row] = swapped([int(number) for number in ids[: ids.index(EOS) if EOS in ids else None]])
-    return {"ids": answers, "seconds": time.perf_counter() - begin}
+            translations[row] = swapped([int(number) for number in ids[: ids.index(EOS) if EOS in ids else None]])
+    return {"ids": translations, "seconds": time.perf_counter() - begin}
 
 
 def load(request: dict[str, Any]) -> Any:
@@ -144,7 +144,7 @@ def load(request: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
+    responses = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # other output must not mix with the responses
     torch.set_num_threads(int(sys.argv[1]))
     state: Any = None
@@ -156,16 +156,16 @@ def main() -> None:
             case "load":
                 state = load(request)
             case "step":
-                answer = state.run(request["count"])
+                response = state.run(request["count"])
             case "search":
-                answer = translate(state, request)
+                response = translate(state, request)
         if request["do"] in ("learn", "load"):
             model = state.model if isinstance(state, Learning) else state
-            answer = {
+            response = {
                 "parameters": sum(parameter.numel() for parameter in model.parameters()),
                 "versions": {name: version(name) for name in ("joeynmt", "torch")},
             }
-        print(json.dumps(answer), file=answers, flush=True)
+        print(json.dumps(response), file=responses, flush=True)
 
 
 if __name__ == "__main__":

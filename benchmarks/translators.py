@@ -45,7 +45,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Answers:
+class Translations:
     texts: list[str]
     tokens: int
     seconds: float
@@ -56,7 +56,7 @@ class Answers:
 
 
 class Tool(Protocol):
-    def translate(self, lines: Sequence[str], search: Search) -> Answers: ...
+    def translate(self, lines: Sequence[str], search: Search) -> Translations: ...
 
 
 def count_tokens(lengths: Iterable[int], most: int) -> int:
@@ -96,7 +96,7 @@ class Ours:
         self.target = Counting((folder / "tokenizer.json").read_text(encoding="utf-8"))
         self.translator = Translator(Bundle(model, {"source": self.source, "target": self.target}))
 
-    def translate(self, lines: Sequence[str], search: Search) -> Answers:
+    def translate(self, lines: Sequence[str], search: Search) -> Translations:
         config = SearchConfig(beam=search.beam, min_length=search.least, max_length=search.most)
         self.target.lengths.clear()
         begin = time.perf_counter()
@@ -104,7 +104,7 @@ class Ours:
         seconds = time.perf_counter() - begin
         if len(self.target.lengths) != len(lines):
             raise RuntimeError(f"{len(self.target.lengths)} translations were decoded for {len(lines)} lines")
-        return Answers(texts, count_tokens(self.target.lengths, search.most), seconds)
+        return Translations(texts, count_tokens(self.target.lengths, search.most), seconds)
 
 
 class Alone:
@@ -114,22 +114,22 @@ class Alone:
     def __init__(self, model: SequenceToSequence, folder: Path) -> None:
         context = torch.multiprocessing.get_context("spawn")
         self.pipe, there = context.Pipe()
-        given = (there, model, folder, torch.get_num_threads())
-        self.process = context.Process(target=_answer, args=given)
+        arguments = (there, model, folder, torch.get_num_threads())
+        self.process = context.Process(target=_serve, args=arguments)
         self.process.start()
         there.close()
 
-    def translate(self, lines: Sequence[str], search: Search) -> Answers:
+    def translate(self, lines: Sequence[str], search: Search) -> Translations:
         self.pipe.send((lines, search))
-        answers: Answers = self.pipe.recv()
-        return answers
+        translations: Translations = self.pipe.recv()
+        return translations
 
     def close(self) -> None:
         self.pipe.close()
         self.process.join()
 
 
-def _answer(pipe: Any, model: SequenceToSequence, folder: Path, threads: int) -> None:
+def _serve(pipe: Any, model: SequenceToSequence, folder: Path, threads: int) -> None:
     torch.set_num_threads(threads)
     ours = Ours(model, folder)
     with suppress(EOFError):  # the other end is closed
@@ -145,26 +145,26 @@ class HuggingFace:
         self.model = MarianMTModel.from_pretrained(folder, dtype=dtype).to(device).eval()
         self.end = self.tokenizer.special_id("eos")
 
-    def translate(self, lines: Sequence[str], search: Search) -> Answers:
+    def translate(self, lines: Sequence[str], search: Search) -> Translations:
         begin = time.perf_counter()
         table = Ragged.of(ids := self.tokenizer.encode_batch(lines, add_eos=True))
-        found: list[list[int]] = [[] for _ in lines]
+        outputs: list[list[int]] = [[] for _ in lines]
         for rows in by_length(ids, search.batch):
             source, is_real = table.pad(torch.tensor(rows))
-            for row, answer in zip(rows, self._generate(source, is_real, search).tolist(), strict=True):
-                found[row] = until_end(answer[1:], self.end)  # the first is <s>
-        texts = [self.tokenizer.decode(answer) for answer in found]
-        return Answers(texts, count_tokens(map(len, found), search.most), time.perf_counter() - begin)
+            for row, translation in zip(rows, self._generate(source, is_real, search).tolist(), strict=True):
+                outputs[row] = until_end(translation[1:], self.end)  # the first is <s>
+        texts = [self.tokenizer.decode(translation) for translation in outputs]
+        return Translations(texts, count_tokens(map(len, outputs), search.most), time.perf_counter() - begin)
 
     def _generate(self, source: Tensor, is_real: Tensor, search: Search) -> Tensor:
         device = self.model.device
         beams = {"length_penalty": 0.0, "early_stopping": False} if search.beam > 1 else {}
         with torch.inference_mode():
-            answers: Tensor = self.model.generate(
+            translations: Tensor = self.model.generate(
                 source.to(device), attention_mask=is_real.long().to(device), num_beams=search.beam, do_sample=False,
                 max_new_tokens=search.most, min_new_tokens=search.least or None, use_cache=True, **beams,
             )  # fmt: skip
-        return answers
+        return translations
 
 
 class CTranslate2:
@@ -182,16 +182,16 @@ class CTranslate2:
             str(converted), device="cpu", compute_type="float32", inter_threads=torch.get_num_threads(), intra_threads=1
         )
 
-    def translate(self, lines: Sequence[str], search: Search) -> Answers:
+    def translate(self, lines: Sequence[str], search: Search) -> Translations:
         begin = time.perf_counter()
         sources = [[self.names[number] for number in ids] for ids in self.tokenizer.encode_batch(lines, add_eos=True)]
         results = self.engine.translate_batch(
             sources, beam_size=search.beam, max_batch_size=search.batch, length_penalty=0.0,
             min_decoding_length=search.least, max_decoding_length=search.most, return_scores=False,
         )  # fmt: skip
-        found = [[int(name) for name in result.hypotheses[0]] for result in results]
-        texts = [self.tokenizer.decode(answer) for answer in found]
-        return Answers(texts, count_tokens(map(len, found), search.most), time.perf_counter() - begin)
+        outputs = [[int(name) for name in result.hypotheses[0]] for result in results]
+        texts = [self.tokenizer.decode(translation) for translation in outputs]
+        return Translations(texts, count_tokens(map(len, outputs), search.most), time.perf_counter() - begin)
 
 
 def _converter(folder: Path, names: list[str], tokenizer: Tokenizer) -> Any:
@@ -227,7 +227,7 @@ class JoeyNMT:
     def close(self) -> None:
         self.joey.worker.close()
 
-    def translate(self, lines: Sequence[str], search: Search) -> Answers:
-        found, seconds = self.joey.search(self.tokenizer.encode_batch(lines, add_eos=True), **vars(search))
-        texts = [self.tokenizer.decode(answer) for answer in found]
-        return Answers(texts, count_tokens(map(len, found), search.most), seconds)
+    def translate(self, lines: Sequence[str], search: Search) -> Translations:
+        outputs, seconds = self.joey.search(self.tokenizer.encode_batch(lines, add_eos=True), **vars(search))
+        texts = [self.tokenizer.decode(translation) for translation in outputs]
+        return Translations(texts, count_tokens(map(len, outputs), search.most), seconds)

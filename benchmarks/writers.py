@@ -38,7 +38,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Written:
+class Generated:
     ids: list[list[int]]
     seconds: float
 
@@ -47,7 +47,7 @@ class Written:
         return sum(map(len, self.ids)) / self.seconds
 
 
-Tool = Callable[[Wish], Written]
+Tool = Callable[[Wish], Generated]
 
 
 def letters_tokenizer() -> tuple[Tokenizer, str]:
@@ -77,12 +77,12 @@ class Ours:
     def __init__(self, folder: Path, device: str) -> None:
         self.generator = regard.load(folder, device).predictor
 
-    def __call__(self, wish: Wish) -> Written:
+    def __call__(self, wish: Wish) -> Generated:
         settings = {"n_best": wish.rows, "min_length": wish.count, "max_length": wish.count}
         config = SearchConfig(sample=True, top_k=1 if wish.greedy else 0, **settings)
         begin = clock(self.generator.device)
         samples = self.generator.generate(wish.prompt, config=config)
-        return Written([sample.ids for sample in samples], clock(self.generator.device) - begin)
+        return Generated([sample.ids for sample in samples], clock(self.generator.device) - begin)
 
 
 class HuggingFace:
@@ -92,17 +92,17 @@ class HuggingFace:
         self.tokenizer, self.more = tokenizer, {"cache_implementation": "static"} if static else {}
         self.model = GPT2LMHeadModel.from_pretrained(folder, dtype=dtype).to(device).eval()
 
-    def __call__(self, wish: Wish) -> Written:
+    def __call__(self, wish: Wish) -> Generated:
         device = self.model.device
         begin = clock(device)
         ids = torch.tensor([self.tokenizer.encode(wish.prompt)] * wish.rows, device=device)
-        drawn = {"do_sample": False} if wish.greedy else {"do_sample": True, "top_k": 0}
+        sampling = {"do_sample": False} if wish.greedy else {"do_sample": True, "top_k": 0}
         with torch.inference_mode():
-            found = self.model.generate(
+            outputs = self.model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=wish.count, min_new_tokens=wish.count,
-                use_cache=True, pad_token_id=0, **drawn, **self.more,
+                use_cache=True, pad_token_id=0, **sampling, **self.more,
             )  # fmt: skip
-        return Written(found[:, ids.shape[1] :].tolist(), clock(device) - begin)
+        return Generated(outputs[:, ids.shape[1] :].tolist(), clock(device) - begin)
 
 
 class XTransformers:
@@ -117,13 +117,13 @@ class XTransformers:
         model = TransformerWrapper(num_tokens=config.vocab_size, max_seq_len=config.max_length, attn_layers=layers)
         self.model = AutoregressiveWrapper(model).to(device, dtype).eval()
 
-    def __call__(self, wish: Wish) -> Written:
+    def __call__(self, wish: Wish) -> Generated:
         device = next(self.model.parameters()).device
         begin = clock(device)
         ids = torch.tensor([self.tokenizer.encode(wish.prompt)] * wish.rows, device=device)
         with torch.inference_mode():
-            found = self.model.generate(ids, wish.count, temperature=0.0 if wish.greedy else 1.0, cache_kv=True)
-        return Written(found.tolist(), clock(device) - begin)
+            outputs = self.model.generate(ids, wish.count, temperature=0.0 if wish.greedy else 1.0, cache_kv=True)
+        return Generated(outputs.tolist(), clock(device) - begin)
 
 
 def make_tool(
@@ -139,10 +139,10 @@ def make_tool(
             return HuggingFace(folder / "hf", tokenizer, device, dtype, static=name.endswith("static"))
 
 
-def same_share(found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> float:
+def same_fraction(outputs: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> float:
     """The fraction of tokens before the first that differs, as it may after a tie."""
     agreed = 0
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(outputs, expected, strict=True):
         agreed += next((at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
     return round(agreed / max(1, sum(map(len, expected))), 4)
 

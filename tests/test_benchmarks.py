@@ -185,7 +185,7 @@ def test_tokens_of_an_answer_are_its_pieces_and_its_end() -> None:
     assert translators.until_end([8, 9, 3, 0, 0], 3) == [8, 9]
     assert translators.until_end([8, 9], 3) == [8, 9]
     assert translators.by_length([[1, 1], [1], [1, 1, 1]], 2) == [[1, 0], [2]]
-    assert decoding.same_share({"a": "x", "b": "y"}, {"a": "x", "b": "z", "c": "w"}) == 0.5
+    assert decoding.same_fraction({"a": "x", "b": "y"}, {"a": "x", "b": "z", "c": "w"}) == 0.5
 
 
 @pytest.mark.parametrize(

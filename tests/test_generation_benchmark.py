@@ -40,16 +40,16 @@ def test_it_runs_and_the_likeliest_tokens_are_those_of_transformers(monkeypatch,
 
 def test_a_tool_that_stops_early_is_not_counted():
     wish = writers.Wish("a", rows=2, count=3, greedy=True)
-    generation.check("good", writers.Written([[1, 2, 3], [1, 2, 3]], 1.0), wish)
+    generation.check("good", writers.Generated([[1, 2, 3], [1, 2, 3]], 1.0), wish)
     for ids in ([[1, 2, 3]], [[1, 2, 3], [1, 2]]):
-        with pytest.raises(RuntimeError, match="bad wrote"):
-            generation.check("bad", writers.Written(ids, 1.0), wish)
-    assert writers.Written([[1, 2, 3], [1, 2, 3]], 2.0).rate == 3.0
+        with pytest.raises(RuntimeError, match="bad generated"):
+            generation.check("bad", writers.Generated(ids, 1.0), wish)
+    assert writers.Generated([[1, 2, 3], [1, 2, 3]], 2.0).rate == 3.0
 
 
 def test_tokens_agree_up_to_the_first_that_differs():
-    assert writers.same_share([[1, 2, 3, 4]], [[1, 2, 9, 4]]) == 0.5
-    assert writers.same_share([[1, 2], [3, 4]], [[1, 2], [3, 4]]) == 1.0
+    assert writers.same_fraction([[1, 2, 3, 4]], [[1, 2, 9, 4]]) == 0.5
+    assert writers.same_fraction([[1, 2], [3, 4]], [[1, 2], [3, 4]]) == 1.0
 
 
 def test_a_prompt_has_as_many_tokens_as_asked_for():
