@@ -29,6 +29,7 @@ from regard.errors import UserError
 from regard.explore.chart import line_chart
 from regard.metrics.perplexity import perplexity
 from regard.tasks.language_modeling import LanguageModeling
+from regard.training.run import Run
 
 MODELS: dict[str, dict[str, Any]] = {
     "rope": {"position": "rope"},
@@ -43,7 +44,7 @@ TRAIN: dict[str, Any] = {"optimizer": "muon", "lr": 6e-3, "warmup": 50, "betas":
 CONTEXT, TIMES, GROUP = 64, 8, 16
 
 
-def prepared(name: str, args: argparse.Namespace, folder: Path) -> LanguageModeling:
+def prepared(name: str, args: argparse.Namespace, folder: Path) -> Run:
     """The run of one model, before its first step."""
     small = {"dim": 16, "ff_dim": 32, "layers": 1, "heads": 2} if args.smoke else {}
     tables = {
@@ -56,7 +57,7 @@ def prepared(name: str, args: argparse.Namespace, folder: Path) -> LanguageModel
             "log_every": max(1, args.steps // 20), "save_every": args.steps,
         },
     }  # fmt: skip
-    run = LanguageModeling(tables, folder / name, torch.device(args.device))
+    run = Run(LanguageModeling(tables, folder / name, torch.device(args.device)))
     run.prepare()
     return run
 
@@ -71,8 +72,8 @@ def measured(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any
     run = prepared(name, args, folder)
     trainer = run.trainer()
     trainer.run()
-    assert run.valid_text is not None
-    near, far = (perplexity(trainer.model, run.valid_text, CONTEXT * times) for times in (1, TIMES))
+    text = run.task.examples("valid")
+    near, far = (perplexity(trainer.model, text, CONTEXT * times) for times in (1, TIMES))
     return {
         "model": name, "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "loss": round(near.loss, 4), "loss_at_8_times": round(far.loss, 4),
