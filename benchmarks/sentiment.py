@@ -55,7 +55,7 @@ class Texts:
     def labels(self, rows: Sequence[Example]) -> Tensor:
         return torch.tensor([self.classes.index(one.label) for one in rows])
 
-    def judge(self, probabilities: Tensor, rows: Sequence[Example]) -> ClassMetrics:
+    def evaluate(self, probabilities: Tensor, rows: Sequence[Example]) -> ClassMetrics:
         return evaluate_classes(probabilities, self.labels(rows), self.classes)
 
 
@@ -68,11 +68,11 @@ def read(args: argparse.Namespace, seed: int) -> Texts:
         args.data or Path(args.recipe).parent
     )
     tables["data"] = {**tables["data"], "folder": str(folder.resolve())}
-    run = TextClassification(override(tables, [f"data.fraction={args.fraction}"]), Path("nowhere"), torch.device("cpu"))
-    run.check_data()
-    rows = run.training_examples(seed)
-    name = next(name for name in run.judged_sets if name != "valid")
-    return Texts(rows, run.texts("valid"), run.texts(name), run.classes)
+    tables = override(tables, [f"data.fraction={args.fraction}"])
+    task = TextClassification(tables, Path("nowhere"), torch.device("cpu"))
+    task.check_data()
+    name = next(name for name in task.sets if name != "valid")
+    return Texts(task.training_examples(seed), task.examples("valid"), task.examples(name), task.data.classes)
 
 
 def read_all(args: argparse.Namespace) -> dict[int, Texts]:
@@ -84,7 +84,7 @@ def read_all(args: argparse.Namespace) -> dict[int, Texts]:
 
 def majority(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
     counts = texts.labels(texts.train).bincount(minlength=len(texts.classes))
-    return texts.judge((counts / counts.sum()).expand(len(texts.test), -1), texts.test)
+    return texts.evaluate((counts / counts.sum()).expand(len(texts.test), -1), texts.test)
 
 
 def linear(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
@@ -99,12 +99,12 @@ def linear(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
     for strength in STRENGTHS:
         model = LogisticRegression(C=strength, max_iter=300).fit(known, labels)
         found = torch.from_numpy(model.predict_proba(vectors.transform([one.text for one in texts.valid])))
-        accuracy = texts.judge(found, texts.valid).accuracy
+        accuracy = texts.evaluate(found, texts.valid).accuracy
         if best is None or accuracy > best[0]:
             best = accuracy, model
     assert best is not None
     answers = best[1].predict_proba(vectors.transform([one.text for one in texts.test]))
-    return texts.judge(torch.from_numpy(answers), texts.test)
+    return texts.evaluate(torch.from_numpy(answers), texts.test)
 
 
 class Convolutions(nn.Module):
@@ -141,11 +141,11 @@ def cnn(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        accuracy = texts.judge(_answers(model, valid, device), texts.valid).accuracy
+        accuracy = texts.evaluate(_answers(model, valid, device), texts.valid).accuracy
         if accuracy > best[0]:
             best = accuracy, {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.load_state_dict(best[1])
-    return texts.judge(_answers(model, test, device), texts.test)
+    return texts.evaluate(_answers(model, test, device), texts.test)
 
 
 def _ids(texts: Texts, rows: Sequence[Example], tokenizer: Tokenizer) -> Labelled:

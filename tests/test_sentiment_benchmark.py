@@ -17,6 +17,7 @@ import table
 
 from regard.settings import read_toml
 from regard.tasks.text_classification import TextClassification
+from regard.training.run import Run
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "nsmc.toml"
 
@@ -34,16 +35,16 @@ def test_the_baselines_run_and_learn(tmp_path, monkeypatch):
     assert table.table(tmp_path / "o.json").count("\n") == 4
 
 
-def test_they_get_what_a_run_with_that_seed_gets(tmp_path):
+def test_baselines_use_the_texts_of_a_run_with_the_same_seed(tmp_path):
     args = Namespace(recipe=str(RECIPE), data="sample:nsmc", fraction=0.2, smoke=True)
     texts = sentiment.read(args, seed=3)
     tables = {name: one for name, one in read_toml(RECIPE).items() if name != "smoke"}
     tables["data"] |= {"folder": str(Path(sentiment.sample_folder("sample:nsmc"))), "fraction": 0.2, "max_length": 300}
     tables["text"] = {"kind": "char"}
     tables["train"] |= {"seed": 3}
-    run = TextClassification(tables, tmp_path / "run", torch.device("cpu"))
-    run.prepare()
-    stored = run.train_texts.texts
+    task = TextClassification(tables, tmp_path / "run", torch.device("cpu"))
+    Run(task).prepare()
+    stored = task.train_texts.texts
     ids = [row[1:-1].tolist() for row in stored.joined().split(stored.lengths.tolist())]
-    assert ids == [run.tokenizer.encode(one.text) for one in texts.train] and len(ids) == 380
-    assert [one.text for one in texts.valid] == [one.text for one in run.texts("valid")]
+    assert ids == [task.tokenizer.encode(one.text) for one in texts.train] and len(ids) == 380
+    assert [one.text for one in texts.valid] == [one.text for one in task.examples("valid")]
