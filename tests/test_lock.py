@@ -37,7 +37,7 @@ def holder(tmp_path):
 
 
 def test_a_held_folder_is_refused_with_the_name_of_its_holder(tmp_path, holder):
-    words = rf"run: another process trains in this folder \(process {holder.pid} on .*\): wait for it or stop it"
+    words = rf"run: another process is training in this folder \(process {holder.pid} on .*\): wait for it or stop it"
     for attempt in (hold(tmp_path / "run").__enter__, make_trainer(tmp_path / "run").run):
         with pytest.raises(UserError, match=words):
             attempt()
@@ -48,7 +48,7 @@ def test_the_command_is_refused_before_it_touches_anything(tmp_path, holder, mon
     write_corpus(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert main(["train", "mine.toml", "-o", "run", *SMALL, "--device", "cpu"]) == 2
-    assert "another process trains in this folder" in capsys.readouterr().err
+    assert "another process is training in this folder" in capsys.readouterr().err
     assert os.listdir("run") == [NAME]
 
 
