@@ -84,7 +84,7 @@ def test_the_page_holds_curve_examples_alignment_and_the_heads(done):
     for title in ("mean of its heads", "Encoder self-attention, every", "Decoder self-attention, every"):
         assert title in page
     assert page.count("<svg") >= 6  # the sign, the curve, the alignment, three grids
-    assert "training loss" in page and "March 3rd, 2021 →" in page and "not why" in page
+    assert "training loss" in page and " → " in page and "not why" in page
 
 
 def test_each_thing_to_try_next_is_a_command_that_runs(done, capsys):
@@ -339,7 +339,7 @@ def test_sigterm_saves_too_and_a_second_ctrl_c_ends_it_in_any_case(tmp_path, sig
     assert child.exitcode == 130
     if saved:
         assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
-    assert not list((tmp_path / "run").rglob(".*"))
+    assert not [path for path in (tmp_path / "run").rglob(".*") if path.parent.name != "data"]
 
 
 @pytest.mark.slow

@@ -89,8 +89,11 @@ class Run:
         tables = read_toml(self.folder / RECIPE)
         if tables.get("task") != self.task.NAME:
             return tables
-        saved = type(self.task)(tables, self.folder, self.task.device)
-        saved.model_config = from_dict(ModelConfig, tables.get("model", {}), "model.")
+        try:
+            saved = type(self.task)(tables, self.folder, self.task.device)
+            saved.model_config = from_dict(ModelConfig, tables.get("model", {}), "model.")
+        except UserError:  # settings of another version
+            return tables
         return saved.recipe
 
     def open(self) -> None:
