@@ -19,6 +19,7 @@ from regard.data.labels import read_labelled
 from regard.models.recipe import override, read_recipe
 from regard.settings import read_toml
 from regard.tasks.text_classification import TextClassification
+from regard.training.run import Run
 from regard.training.trainer import read_metrics
 from stopping import assert_same_weights, interrupt_at
 
@@ -119,7 +120,7 @@ def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, set
 def test_class_weights_are_those_of_the_formula(here):
     Path("train.tsv").write_text(table(100, 7, share=0.1))
     run = TextClassification(tables("data.class_weights=balanced"), here / "run", torch.device("cpu"))
-    run.prepare()
+    Run(run).prepare()
     counts = run.train_texts.labels.bincount()
     weight = run.class_weight()
     assert weight is not None and torch.allclose(weight, 100 / (2 * counts))
@@ -130,7 +131,7 @@ def test_class_weights_are_those_of_the_formula(here):
     torch.testing.assert_close(loss, F.cross_entropy(logits, right, weight=100 / (2 * counts), reduction="sum"))
     assert int(count) == 30
     given = TextClassification(tables("data.class_weights={good = 3}"), here / "other", torch.device("cpu"))
-    given.prepare()
+    Run(given).prepare()
     weight = given.class_weight()
     assert weight is not None and weight[1] / weight[0] == pytest.approx(3.0)
     assert float((weight * counts).sum()) == pytest.approx(100)
@@ -141,13 +142,13 @@ def test_validation_is_held_out_whatever_the_seed_and_a_fraction_is_drawn_by_it(
     found = []
     for seed in (1, 2):
         run = TextClassification(tables(f"train.seed={seed}"), here / f"run{seed}", torch.device("cpu"))
-        run.prepare()
+        Run(run).prepare()
         assert run.valid_texts is not None
         found.append(run)
         for label in (0, 1):
             whole = (run.train_texts.labels == label).sum() / 0.5 + (run.valid_texts.labels == label).sum()
             rows = read_labelled(run.data.train, run.data)
-            assert abs(int(whole) - sum(one.label == run.classes[label] for one in rows)) < 3
+            assert abs(int(whole) - sum(one.label == run.data.classes[label] for one in rows)) < 3
         held = [run.tokenizer.encode(one.text) for one in run.texts("valid")]
         stored = run.valid_texts.texts
         assert [row[1:-1].tolist() for row in stored.joined().split(stored.lengths.tolist())] == held
@@ -176,14 +177,14 @@ def test_other_forms_of_the_same_data_give_the_same_model(here, form):
         (("valid.tsv", "bad", "awful"), "valid.tsv, line"),
         (("train.tsv", "label", "lable"), "did you mean 'lable'"),
         (("mine.toml", "[train]", "[tarin]"), "unknown table"),
-        (("mine.toml", "steps = 6", "steps = 6\nmetric = 'bleu'"), "is no figure of a classification run"),
-        (("mine.toml", "[train]", "class_weights = { nope = 2 }\n[train]"), "'nope' is no class"),
+        (("mine.toml", "steps = 6", "steps = 6\nmetric = 'bleu'"), "is not a metric of text-classification"),
+        (("mine.toml", "[train]", "class_weights = { nope = 2 }\n[train]"), "'nope' is not a class"),
         (("mine.toml", "[train]", "[model]\narchitecture = 'decoder'\noutput_head = 'tokens'\n[train]"),
         "needs architecture = 'encoder'"),
-        (("mine.toml", "[train]", "[model]\nclasses = 5\n[train]"), "says 2"),
+        (("mine.toml", "[train]", "[model]\nclasses = 5\n[train]"), "requires 2"),
         (("mine.toml", "[train]", "[model]\nposition = 'learned'\nmax_length = 8\n[train]"), "learned positions"),
         (("mine.toml", "train.tsv", "gone.tsv"), "Name the folder of the data with  --data DIR.\n"),
-        (("mine.toml", "steps = 6", "steps = 6\nloss_chunk = 8"), "leave it out"),
+        (("mine.toml", "steps = 6", "steps = 6\nloss_chunk = 8"), "remove it"),
         (("mine.toml", "[data]", "[data]\nword_dropout = 1.0"), "word_dropout = 1.0"),
         (("mine.toml", "[data]", '[data]\nclasses = ["bad", "good", "fair"]'), "has no text of 'fair'"),
     ],
@@ -311,7 +312,7 @@ def test_evaluate_and_runs(run, capsys):
     assert main(["runs"]) == 0
     assert "classification" in capsys.readouterr().out
     for options, said in (
-        (["--test", "tst"], "did you mean 'test'"), (["--beam", "4"], "means nothing"),
+        (["--test", "tst"], "did you mean 'test'"), (["--beam", "4"], "has no effect"),
         (["--test", "test", "--files", "test.tsv"], "--test test: is a set of the recipe, and --files gives others"),
     ):  # fmt: skip
         assert main(["evaluate", run, *options, "--device", "cpu"]) == 2
@@ -332,6 +333,6 @@ def test_no_other_kind_of_model_classifies(here, capsys):
 
 def test_expected_places_of_packed_rows_have_no_more_than_the_texts(here):
     run = TextClassification(tables("train.pack=32"), here / "run", torch.device("cpu"))
-    run.prepare()
+    Run(run).prepare()
     count, make = run.stream().open(0)
     assert sum(int((make(i).labels != PairBatch.IGNORE).sum()) for i in range(count)) == 120

@@ -79,7 +79,7 @@ def test_the_likeliest_tokens_are_those_of_transformers(tmp_path, capsys):
     assert main(["import", str(tmp_path / "hf"), "-o", str(tmp_path / "run")]) == 0
     (tmp_path / "text.txt").write_text("What is the question?")
     capsys.readouterr()
-    assert main(["evaluate", str(tmp_path / "run"), "--text", str(tmp_path / "text.txt"), "--json"]) == 0
+    assert main(["evaluate", str(tmp_path / "run"), "--files", str(tmp_path / "text.txt"), "--json"]) == 0
     text = torch.tensor([BYTES.encode("What is the question?")])
     with torch.no_grad():
         assert json.loads(capsys.readouterr().out)["text"]["loss"] == pytest.approx(

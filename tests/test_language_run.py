@@ -28,6 +28,7 @@ from regard.models.presets import preset
 from regard.models.recipe import read_recipe
 from regard.settings import read_toml
 from regard.tasks.language_modeling import LanguageModeling, next_token
+from regard.training.run import Run
 from regard.training.trainer import read_metrics
 from stopping import assert_same_weights, interrupt_at
 
@@ -120,7 +121,7 @@ def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, cap
 def test_the_loss_is_the_sum_over_all_tokens_of_a_batch(here):
     """So that the parts of a batch, as with `gradient_accumulation`, add up to the whole."""
     task = LanguageModeling(read_tables(), here / "run", torch.device("cpu"))
-    task.prepare()
+    Run(task).prepare()
     model = build(task.model_config).double().eval()
     batch = next(iter(task.stream()))
     loss, count = next_token(model, batch)
@@ -212,14 +213,14 @@ def test_evaluate(here, capsys):
     assert len(told["valid"]["loss_per_position"]) == 24
     cut = int(len(TEXT) * 0.9)
     Path("held-out.txt").write_bytes(TEXT[cut:].encode())
-    order = ["evaluate", "runs/mine", "--text", "held-out.txt", "--device", "cpu", "--json"]
+    order = ["evaluate", "runs/mine", "--files", "held-out.txt", "--device", "cpu", "--json"]
     assert main(order) == 0
     assert json.loads(capsys.readouterr().out)["text"] == told["valid"]
     assert main([*order, "--context", str(8 * 24), "--stride", "16"]) == 0  # eight times the length of training
     longer = json.loads(capsys.readouterr().out)["text"]
     assert longer["context"] == 192 and longer["stride"] == 16 and math.isfinite(longer["loss"])
     assert longer["tokens"] == told["valid"]["tokens"]
-    assert main(["evaluate", "runs/mine", "--text", "held-out.txt", "--device", "cpu"]) == 0
+    assert main(["evaluate", "runs/mine", "--files", "held-out.txt", "--device", "cpu"]) == 0
     assert "perplexity" in capsys.readouterr().out
 
 
@@ -227,10 +228,10 @@ def test_what_evaluate_refuses(here, capsys):
     assert train() == 0
     Path("latin.txt").write_bytes(b"caf\xe9")
     for arguments, message in (
-        (["--text", "nowhere.txt"], "no such file"),
-        (["--text", "latin.txt"], "is not UTF-8: byte 0xe9 at position 4"),
-        (["--text", "input.txt", "--stride", "25"], "stride = 25: must be from 1 to the context of 24"),
-        (["--text", "input.txt", "--context", "0"], "--context 0"),
+        (["--files", "nowhere.txt"], "no such file"),
+        (["--files", "latin.txt"], "is not UTF-8: byte 0xe9 at position 4"),
+        (["--files", "input.txt", "--stride", "25"], "stride = 25: must be from 1 to the context of 24"),
+        (["--files", "input.txt", "--context", "0"], "--context 0"),
         (["--test", "wiki"], "the recipe has no such set"),
         (["--beam", "4"], "--beam 4: means nothing to a language model"),
     ):
@@ -243,7 +244,8 @@ def test_runs_tell_the_task(here, capsys):
     capsys.readouterr()
     assert main(["runs"]) == 0
     header, row = capsys.readouterr().out.splitlines()
-    assert header.split()[1] == "task" and row.split()[1] == "language" and "valid loss" in row and "loss valid" in row
+    assert header.split()[1] == "task" and row.split()[1] == "language-modeling"
+    assert "valid loss" in row and "loss valid" in row
 
 
 def test_r_drop_is_the_formula_of_two_passes():
@@ -279,11 +281,11 @@ def test_r_drop_is_the_formula_of_two_passes():
     [
         (["data.train=['none.txt']"], "no such file"),
         (["task.x=1"], "task = {'x': 1}: there is no such task|task is not a table"),
-        (["model.architecture=encoder-decoder"], "a language model needs architecture = 'decoder'"),
+        (["model.architecture=encoder-decoder"], "language-modeling needs architecture = 'decoder'"),
         (["model.vocab_size=20"], "model.vocab_size = 20, but the tokenizer has"),
-        (["train.metric=bleu"], "train.metric = 'bleu': is no figure of a language run"),
+        (["train.metric=bleu"], "train.metric = 'bleu': is not a metric of language-modeling"),
         (["train.pack=5000", "train.batch_tokens=5000"], "less than one row of train.pack = 5000"),
-        (["model.position=learned", "train.pack=48"], "train.pack = 48: is longer than model.max_length = 24"),
+        (["model.position=learned", "train.pack=48"], "train.pack = 48: learned positions end at model.max"),
         (["text.kind=gpt2"], "kind = 'gpt2' with vocab_dir = None"),
         (["text.kind=gpt2", "text.vocab_dir=here"], "GPT-2's vocabulary needs vocab.json"),
         (
@@ -304,7 +306,7 @@ def test_a_mistake_is_told_and_leaves_nothing(here, capsys, settings, message):
 def test_a_task_that_does_not_exist(here, capsys):
     Path("mine.toml").write_text(RECIPE.replace("language", "langauge"))
     assert train() == 2
-    assert "task = 'langauge': there is no such task; did you mean 'language'?" in capsys.readouterr().err
+    assert "task = 'langauge-modeling': unknown task; did you mean 'language-modeling'?" in capsys.readouterr().err
 
 
 def test_a_padded_vocabulary(here):
@@ -323,7 +325,7 @@ def test_the_recipes_can_be_read(name, tmp_path):
     del tables["smoke"]
     task = LanguageModeling(tables, tmp_path, torch.device("cpu"))
     vocab_size = 65 + 4 if "char" in name else {"shakespeare-bpe": 1024}.get(name, 50257)
-    config = task._model_config(vocab_size)
+    config = task.make_model_config({} if "vocab_size" in tables["model"] else {"vocab_size": vocab_size})
     with torch.device("meta"):
         sizes = {name: parameter.numel() for name, parameter in build(config).named_parameters()}
     count = sum(size for name, size in sizes.items() if "position" not in name)
