@@ -59,8 +59,9 @@ class NumberBatch(Tensors):
     @property
     def tokens(self) -> Tensor:
         """The number of targets."""
-        steps = self.target.shape[:2].numel() if self.target_is_real is None else self.target_is_real.sum()
-        return torch.as_tensor(steps * self.target.shape[2], device=self.target.device)
+        if self.target_is_real is None:
+            return torch.full((), self.target.numel(), device=self.target.device)  # no copy: CUDA graphs record it
+        return self.target_is_real.sum() * self.target.shape[2]
 
     @property
     def read(self) -> Tensor:
