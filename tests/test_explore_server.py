@@ -95,10 +95,10 @@ def test_a_head_switched_off_gives_the_probabilities_that_a_trace_gives(address,
 
 
 def test_maps_of_a_long_text_are_reduced_and_fetched_one_by_one(address, runs, monkeypatch):
-    from regard.explore.server import answer
+    from regard.explore.server import responses
 
-    monkeypatch.setattr(answer, "WHOLE", 10)
-    monkeypatch.setattr(answer, "SIDE", 4)
+    monkeypatch.setattr(responses, "WHOLE", 10)
+    monkeypatch.setattr(responses, "SIDE", 4)
     asked = {"run": "decoder", "text": TEXT}
     header, thin = ask_frame(address, "api/look", asked)
     assert not any(part["whole"] for part in header["parts"])

@@ -263,7 +263,7 @@ def test_alignment_is_seen_in_cross_attention(tmp_path: Path) -> None:
     found = {one.name: one for one in measure(inside, batches)}
     total, count = torch.zeros(4), 0
     for line in lines:
-        look = inside.look(line, target=line, answer=False)
+        look = inside.look(line, target=line, generate=False)
         total += look.parts["cross"].weights[1].diagonal(dim1=1, dim2=2).sum(dim=1)
         count += len(line.split()) + 1
     for head in range(4):
@@ -325,4 +325,4 @@ def test_heads_and_prune_from_the_command_line(tmp_path: Path, capsys: pytest.Ca
     assert main(["prune", run, "--heads", "cross.0.1", "-o", str(tmp_path / "less")]) == 2  # is there already
     assert main(["prune", run, "--least", "3", "-o", str(tmp_path / "no")]) == 2
     assert main(["prune", run, "--heads", *(f"cross.0.{head}" for head in range(4)), "-o", str(tmp_path / "no")]) == 2
-    assert "leave it at least one" in capsys.readouterr().err and not (tmp_path / "no").exists()
+    assert "keep at least one" in capsys.readouterr().err and not (tmp_path / "no").exists()

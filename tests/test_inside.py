@@ -141,7 +141,7 @@ def test_the_patches_of_an_image_are_in_order() -> None:
 def test_a_head_that_is_off_is_a_column_without_weight(architecture: str) -> None:
     inside = opened(architecture)
     for part, layers in inside.anatomy.parts.items():
-        look = inside.look(**given(architecture), changes=Changes(heads=((part, 1, 2), (part, 1, 0))), answer=False)
+        look = inside.look(**given(architecture), changes=Changes(heads=((part, 1, 2), (part, 1, 0))), generate=False)
         attention = inside.attention(layers[1][0])
         before = attention.out.weight.detach().clone()
         attention.out.weight.data[:, 0:4] = 0
@@ -240,7 +240,7 @@ def test_generation_under_changes_equals_greedy_search_without_a_cache(part: str
     changed = 0
     for seed in range(4):
         inside = opened("encoder-decoder", seed)
-        look = inside.look("the animal", answer=False)
+        look = inside.look("the animal", generate=False)
         keys, queries = len(look.parts[part].columns), min(3, len(look.parts[part].rows))
         weights = [tuple(float(at == (query + 1) % keys) for at in range(keys)) for query in range(queries)]
 
@@ -252,11 +252,11 @@ def test_generation_under_changes_equals_greedy_search_without_a_cache(part: str
             return value
 
         rows = [Row(part, 1, head, query, row) for query, row in enumerate(weights) for head in range(4)]
-        answer = inside.change(look, Changes(rows=tuple(rows))).output.answer
+        answer = inside.change(look, Changes(rows=tuple(rows))).output.generated
         path = inside.anatomy.path(part, 1)
         wanted = greedy_without_cache(inside, look.input.source, {f"{path}.weights": point})
         assert answer == inside.reader.decode(wanted)
-        changed += answer != inside.look("the animal").output.answer
+        changed += answer != inside.look("the animal").output.generated
     assert changed
 
 
@@ -267,14 +267,14 @@ def test_hypotheses_of_one_sentence_are_at_the_same_step(part: str, beams: int) 
     for seed in range(3):
         inside = opened("encoder-decoder", seed)
         inside.search = SearchConfig(beam=beams, n_best=beams, max_length=8)
-        look = inside.look("the animal did", target="a b c d e f g", answer=False)
+        look = inside.look("the animal did", target="a b c d e f g", generate=False)
         weights = (1.0,) + (0.0,) * (len(look.parts[part].columns) - 1)
         rows = tuple(Row(part, 0, head, query, weights) for query in range(8) for head in range(4))
 
         def first(value: torch.Tensor) -> torch.Tensor:
             return F.one_hot(torch.zeros(value.shape[:3], dtype=torch.long), value.shape[3]).to(value)
 
-        answers = inside.change(look, Changes(rows=rows)).output.answers
+        answers = inside.change(look, Changes(rows=rows)).output.hypotheses
         bos, eos = inside.bundle.target_frame
         with trace(inside.model, {f"{inside.anatomy.path(part, 0)}.weights": first}, only="encoder.output"):
             wanted = beam(inside.model, look.input.source, None, inside.search, bos, eos)[0]
@@ -347,4 +347,4 @@ def test_threads_take_turns() -> None:
         thread.join()
     for head in range(4):
         assert torch.equal(found[head].output.logits, wanted[head].output.logits)
-        assert found[head].output.answer == wanted[head].output.answer
+        assert found[head].output.generated == wanted[head].output.generated

@@ -22,7 +22,7 @@ LINE = "March 3rd, 2021"
 def draw(run: Path) -> None:
     look = Inside.open(run).look(LINE)
     cross = look.parts["cross"]
-    mean, title = cross.weights[-1].mean(dim=0), f"{LINE} → {look.output.answer}"  # [output, source], last layer
+    mean, title = cross.weights[-1].mean(dim=0), f"{LINE} → {look.output.generated}"  # [output, source], last layer
     alignment = heat_map(mean, cross.rows, cross.columns, title=title, row_label="output", column_label="source")
     svg_file(HERE / "alignment.svg", alignment)
     svg_file(HERE / "heads.svg", head_grid(cross.weights, cross.rows, cross.columns, title="Cross-attention"))

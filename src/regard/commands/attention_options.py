@@ -106,8 +106,8 @@ def describe_output(look: Look, before: Look | None) -> list[str]:
 def _describe(look: Look) -> str:
     output = look.output
     loss = "" if output.loss is None else f"   (loss {output.loss:.4f} nats per token)"
-    if output.answer is not None:
-        return f"generates {output.answer!r}{loss}"
+    if output.generated is not None:
+        return f"generates {output.generated!r}{loss}"
     if output.kind == "vector":
         return f"a vector of {output.logits.shape[-1]} numbers"
     positions = [output.positions[at] for at in look.input.masked] or output.positions[-1:]

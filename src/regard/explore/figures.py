@@ -195,10 +195,10 @@ def output_table(after: Output, before: Output | None = None) -> str:
         )
         return paragraph(f"A vector of {after.logits.shape[-1]:,} numbers.") + cosine
     texts = []
-    if after.answer is not None:
-        if before is not None and before.answer is not None:
-            texts.append(f"Generated, unchanged: {before.answer}")
-        texts.append(f"Generated: {after.answer}")
+    if after.generated is not None:
+        if before is not None and before.generated is not None:
+            texts.append(f"Generated, unchanged: {before.generated}")
+        texts.append(f"Generated: {after.generated}")
     if after.loss is not None:
         was = "" if before is None or before.loss is None else f" (unchanged: {before.loss:.4f})"
         texts.append(f"Loss: {after.loss:.4f} nats per token{was}.")

@@ -5,7 +5,7 @@
     look.parts["cross"].weights[0][3]                                  layer 0, head 3: [queries, keys]
     look.steps("cross", 0, 3, query=2)                                 q·k, scaled, masked, softmax, weighted values
     both = inside.compare("March 3rd, 2021", changes=Changes(heads=(("decoder", 0, 0),)))
-    both.before.output.answer, both.after.output.answer                the output, before and after
+    both.before.output.generated, both.after.output.generated          the output, before and after
 
 One class serves every architecture: an encoder-decoder that translates or captions images, a decoder that continues a
 text, an encoder over text or patches, the recurrent model of 2015; trained here or imported. Figures, reports, the
@@ -36,7 +36,7 @@ from regard.models.prune import key_head
 from regard.models.recipe import RECIPE
 from regard.nn.multihead import MultiHead
 from regard.nn.trace import trace
-from regard.predict.beam import beam
+from regard.predict.beam import Hypothesis, Watch, beam
 from regard.predict.bundle import Bundle, load
 from regard.predict.config import SearchConfig, recipe_config
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 LARGEST = 2**28  # attention weights of one look: 1 GiB
 TOP = 8  # most probable tokens kept for each position
-Hypothesis = tuple[str, float, list[int]]  # a generated text, its score and its ids
 
 
 @dataclass(frozen=True)
@@ -216,23 +215,23 @@ class Inside:
         image: Any = None,
         target: str | None = None,
         changes: Changes | None = None,
-        answer: bool = True,
+        generate: bool = True,
         top: int = TOP,
     ) -> Look:
         """One pass over a text, or over an image (a file, or pixels [channels, height, width]).
 
         `target` is what the decoder of an encoder-decoder reads; by default what the unchanged model generates.
-        `answer=False` skips the search for what it generates under the changes.
+        `generate=False` skips the search for what it generates under the changes.
         """
         input, changes = self.reader.read(text, image), changes or Changes()
         self._check_size(input)  # before any search: a source too long would fill the memory
         hypotheses: list[Hypothesis] | None = None
         if self.reader.writes:
             if target is None:
-                hypotheses = self._generate(input, Changes())
-            ids = hypotheses[0][2] if hypotheses else self.reader.target_ids(target or "")
+                hypotheses = self.generate(input, Changes())
+            ids = hypotheses[0].tokens if hypotheses else self.reader.target_ids(target or "")
             input = self.reader.with_target(input, ids)
-        return self._look(input, changes, answer, top, None if changes else hypotheses)
+        return self._look(input, changes, generate, top, None if changes else hypotheses)
 
     def compare(
         self,
@@ -241,33 +240,34 @@ class Inside:
         changes: Changes,
         image: Any = None,
         target: str | None = None,
-        answer: bool = True,
+        generate: bool = True,
         top: int = TOP,
     ) -> Comparison:
         """The same input and target, unchanged and changed."""
-        before = self.look(text, image=image, target=target, answer=answer, top=top)
-        return Comparison(before, self._look(before.input, changes, answer, top))
+        before = self.look(text, image=image, target=target, generate=generate, top=top)
+        return Comparison(before, self._look(before.input, changes, generate, top))
 
-    def change(self, look: Look, changes: Changes, *, answer: bool = True, top: int = TOP) -> Look:
+    def change(self, look: Look, changes: Changes, *, generate: bool = True, top: int = TOP) -> Look:
         """`look` under other changes: same input, same target."""
-        return self._look(look.input, changes, answer, top)
+        return self._look(look.input, changes, generate, top)
 
     @torch.inference_mode()
     def _look(
-        self, input: Input, changes: Changes, answer: bool, top: int, hypotheses: list[Hypothesis] | None = None
+        self, input: Input, changes: Changes, generate: bool, top: int, hypotheses: list[Hypothesis] | None = None
     ) -> Look:
         self._check_size(input)
         self._check_rows(input, changes)
         with self.lock, trace(self.model, edits(changes, self.anatomy), only="*.weights") as seen:
             logits = self.forward(input)
         if hypotheses is None:
-            hypotheses = self._generate(input, changes) if answer and self.reader.writes else []
+            hypotheses = self.generate(input, changes) if generate and self.reader.writes else []
         parts: dict[PartName, Part] = {}
         for name, layers in self.anatomy.parts.items():
             rows, columns = input.labels(name)
             weights = tuple(seen[f"{path}.weights"][0].float().cpu() for path, _ in layers)
             parts[name] = Part(name, rows, columns, weights)
-        output = self._output(input, logits[0], [(text, score) for text, score, _ in hypotheses], top)
+        texts = [(self.reader.decode(one.tokens), one.score) for one in hypotheses]
+        output = self._output(input, logits[0], texts, top)
         return Look(self, input, changes, parts, output)
 
     def forward(self, input: Input) -> Tensor:
@@ -280,17 +280,16 @@ class Inside:
         stack, _, rest = path.partition(".")
         return self.model.get_submodule(f"{stack}.blocks.{rest}" if rest[:1].isdigit() else path)
 
-    def _generate(self, input: Input, changes: Changes) -> list[Hypothesis]:
-        """What an encoder-decoder generates, best first."""
+    def generate(
+        self, input: Input, changes: Changes, search: SearchConfig | None = None, watch: Watch | None = None
+    ) -> list[Hypothesis]:
+        """What an encoder-decoder generates, best first; `watch` sees the candidates of every step of the search."""
         bos, eos = self.bundle.target_frame
-        with (
-            self.lock,
-            trace(self.model, edits(changes, self.anatomy), only="encoder.output"),
-        ):  # stores next to nothing
-            hypotheses = beam(cast(Any, self.model), input.source, None, self.search, bos, eos)[0]
-        return [(self.reader.decode(one.tokens), one.score, one.tokens) for one in hypotheses]
+        stage = "encoder.output"  # the smallest that a trace can store
+        with self.lock, trace(self.model, edits(changes, self.anatomy), only=stage):
+            return beam(cast(Any, self.model), input.source, None, search or self.search, bos, eos, watch)[0]
 
-    def _output(self, input: Input, logits: Tensor, answers: Sequence[tuple[str, float]], top: int) -> Output:
+    def _output(self, input: Input, logits: Tensor, hypotheses: Sequence[tuple[str, float]], top: int) -> Output:
         kind: Kind
         match self.config.architecture, self.config.output_head:
             case "encoder", "classes":
@@ -303,7 +302,7 @@ class Inside:
                 kind = "next"
             case _:
                 kind = "target"
-        return read_output(kind, logits, input.read, self.reader.label, input.expected, top, answers)
+        return read_output(kind, logits, input.read, self.reader.label, input.expected, top, hypotheses)
 
     def _check_size(self, input: Input) -> None:
         cells = 0

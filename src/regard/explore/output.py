@@ -41,21 +41,21 @@ class Position:
 @dataclass(frozen=True)
 class Output:
     """
-    kind      next     the token after each one of a text (decoder)
-              target   the tokens of a target, given those before (encoder-decoder)
-              masked   the token at each position of a text (encoder with token logits)
-              classes  the class of the whole: one position
-              vector   states or a pooled vector: no positions
-    answer    what an encoder-decoder generates, `answers` the n best hypotheses with their scores
-    loss      mean cross-entropy of `expected`, in nats per token; None where nothing is expected
+    kind        next     the token after each one of a text (decoder)
+                target   the tokens of a target, given those before (encoder-decoder)
+                masked   the token at each position of a text (encoder with token logits)
+                classes  the class of the whole: one position
+                vector   states or a pooled vector: no positions
+    loss        mean cross-entropy of `expected`, in nats per token; None where nothing is expected
+    generated   what an encoder-decoder generates: the best of `hypotheses`, which have a score each
     """
 
     kind: Kind
     positions: tuple[Position, ...]
     loss: float | None
     logits: Tensor  # [positions, vocab_size or classes]; kind "vector": [N, dim] or [1, dim]
-    answer: str | None = None
-    answers: tuple[tuple[str, float], ...] = ()
+    generated: str | None = None
+    hypotheses: tuple[tuple[str, float], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the logits."""
@@ -63,8 +63,8 @@ class Output:
         return {
             "kind": self.kind,
             "loss": self.loss,
-            "answer": self.answer,
-            "answers": [{"text": text, "score": score} for text, score in self.answers],
+            "generated": self.generated,
+            "hypotheses": [{"text": text, "score": score} for text, score in self.hypotheses],
             "positions": [asdict(position) for position in self.positions],
         }
 
@@ -76,11 +76,11 @@ def read_output(
     name: Callable[[int], str],
     expected: Sequence[int | None],
     top: int,
-    answers: Sequence[tuple[str, float]] = (),
+    hypotheses: Sequence[tuple[str, float]] = (),
 ) -> Output:
     """An `Output` from logits [positions, size]; `name` gives the label of an id, `expected` the correct ids."""
     logits = logits.float().cpu()
-    answer = answers[0][0] if answers else None
+    generated = hypotheses[0][0] if hypotheses else None
     if kind == "vector":
         return Output(kind, (), None, logits)
     log_p = logits.log_softmax(dim=-1)
@@ -94,7 +94,7 @@ def read_output(
             choice = Choice(correct, name(correct), float(log_p[at, correct].exp()))
         positions.append(Position(at, read[at], tuple(Choice(id, name(id), p) for id, p in best), choice))
     loss = sum(losses) / len(losses) if losses else None
-    return Output(kind, tuple(positions), loss, logits, answer, tuple(answers))
+    return Output(kind, tuple(positions), loss, logits, generated, tuple(hypotheses))
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _attention(inside: Inside, inputs: Sequence[plain.AttentionInput]) -> Sectio
     body = ""
     for index, one in enumerate(inputs):
         text, image = (one.input, None) if isinstance(one.input, str) else (None, one.input)
-        look = inside.look(text, image=image, target=one.output, answer=False)
+        look = inside.look(text, image=image, target=one.output, generate=False)
         title = one.title or " → ".join(part for part in (text, one.output) if part is not None) or "an image"
         body += figure(draw(look), f"{TITLES[main_part(look).name]}: {title}")
         for part in look.parts.values() if index == 0 and not over_image(look, main_part(look)) else ():

@@ -90,24 +90,24 @@ def make_app(models: Models, token: str) -> FastAPI:
 
     @api.post(f"{base}/look")
     def look(asked: Asked) -> Response:
-        from regard.explore.server.answer import answer_look
+        from regard.explore.server.responses import look_response
 
         changed = asked.answer(models)
         plain = asked.model_copy(update={"changes": {}}).answer(models) if asked.changes else changed
-        return Response(answer_look(asked.run, plain, changed), media_type=FRAME)
+        return Response(look_response(asked.run, plain, changed), media_type=FRAME)
 
     @api.post(f"{base}/maps")
     def maps(asked: AskedMaps) -> Response:
-        from regard.explore.server.answer import answer_maps
+        from regard.explore.server.responses import maps_response
 
-        return Response(answer_maps(asked.answer(models), asked.part, asked.layer, asked.heads), media_type=FRAME)
+        return Response(maps_response(asked.answer(models), asked.part, asked.layer, asked.heads), media_type=FRAME)
 
     @api.post(f"{base}/steps")
     def query_steps(asked: AskedSteps) -> Response:
-        from regard.explore.server.answer import answer_steps
+        from regard.explore.server.responses import steps_response
 
         steps = asked.answer(models).steps(asked.part, asked.layer, asked.head, asked.query)
-        return Response(answer_steps(steps), media_type=FRAME)
+        return Response(steps_response(steps), media_type=FRAME)
 
     @api.post(f"{base}/search")
     def search(asked: AskedSearch) -> dict[str, Any]:

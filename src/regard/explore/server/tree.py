@@ -13,16 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.explore.changes import edits
 from regard.explore.inside import Look
-from regard.nn.trace import trace
-from regard.predict.beam import beam
 
 WIDEST = 8  # hypotheses that still make a readable tree
 
@@ -84,10 +81,9 @@ def search_tree(look: Look, width: int) -> dict[str, Any]:
     if not 1 <= width <= WIDEST:
         raise UserError(f"beam = {width}: must be from 1 to {WIDEST}")
     config = replace(inside.search, beam=width, n_best=width)
-    bos, eos = inside.bundle.target_frame
+    eos = inside.bundle.target_frame[1]
     tree = Tree(width, eos, inside.reader.label)
-    with inside.lock, trace(inside.model, edits(look.changes, inside.anatomy), only="encoder.output"):
-        hypotheses = beam(cast(Any, inside.model), look.input.source, None, config, bos, eos, watch=tree.add_step)[0]
+    hypotheses = inside.generate(look.input, look.changes, config, tree.add_step)
     best = hypotheses[0]
     tree.mark([*best.tokens, *([eos] if best.finished else [])])
     texts = [

@@ -23,7 +23,7 @@ WHOLE = 4_000_000  # weights that are sent at once
 SIDE = 64  # cells per side of a reduced map
 
 
-def answer_look(run: str, plain: Look, changed: Look) -> bytes:
+def look_response(run: str, plain: Look, changed: Look) -> bytes:
     """Labels, maps and output of `changed`; `plain` is the same look without changes."""
     input, inside = changed.input, changed.inside
     count = sum(layer.numel() for part in changed.parts.values() for layer in part.weights)
@@ -75,8 +75,8 @@ def output_of(before: Output, after: Output, decode: Callable[[list[int]], str])
         raise UserError("the model's output is not a number (NaN) under these changes; undo one of them")
     output: dict[str, Any] = {
         "kind": after.kind,
-        "before": {"loss": before.loss, "answer": before.answer, "answers": _answers(before)},
-        "after": {"loss": after.loss, "answer": after.answer, "answers": _answers(after)},
+        "before": {"loss": before.loss, "answer": before.generated, "answers": _answers(before)},
+        "after": {"loss": after.loss, "answer": after.generated, "answers": _answers(after)},
         "positions": [],
         "apart": list(change.divergence) if after.kind == "vector" else [],
     }
@@ -114,10 +114,10 @@ def _choice(label: str, before: float, after: float) -> dict[str, Any]:
 
 
 def _answers(output: Output) -> list[dict[str, Any]]:
-    return [{"text": text, "score": score} for text, score in output.answers]
+    return [{"text": text, "score": score} for text, score in output.hypotheses]
 
 
-def answer_maps(look: Look, part: PartName, layer: int, heads: Sequence[int]) -> bytes:
+def maps_response(look: Look, part: PartName, layer: int, heads: Sequence[int]) -> bytes:
     """Whole maps of some heads of one layer, [heads, queries, keys]."""
     for head in heads:
         look.inside.anatomy.path(part, layer, head)  # raises for a head that the model does not have
@@ -125,7 +125,7 @@ def answer_maps(look: Look, part: PartName, layer: int, heads: Sequence[int]) ->
     return pack({}, {"maps": fixed(weights, f"{part} layer {layer}")})
 
 
-def answer_steps(steps: Steps) -> bytes:
+def steps_response(steps: Steps) -> bytes:
     """The stages of one query as float32; masked keys are -inf."""
     names = ("q", "k", "v", "scores", "scaled", "masked", "weights", "output")
     arrays = {name: getattr(steps, name).numpy().astype(np.float32) for name in names}
