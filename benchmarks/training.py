@@ -149,7 +149,7 @@ def operations_per_token(config: ModelConfig, corpus: Corpus) -> float:
     total = 0
     for (source, target), count in Counter(zip(sources, targets, strict=True)).items():
         needed = cost(config, seq=source, target_seq=target)
-        total += count * (needed.train - 3 * needed.hidden)
+        total += count * (needed.train - 3 * needed.masked)
     return total / sum(targets)
 
 

@@ -147,7 +147,7 @@ def test_visible_pairs_are_those_of_the_mask(name, reach):
     full, sparse = (cost(replace(config, attention=path), seq=7) for path in ("fused", "flex"))
     per_pair = 2 * config.heads * (config.key_dim + config.val_dim)
     assert sparse.forward[f"{name}.scores"] == per_pair * visible
-    assert full.forward[f"{name}.scores"] - full.hidden == per_pair * visible
+    assert full.forward[f"{name}.scores"] - full.masked == per_pair * visible
 
 
 def test_published_operations():

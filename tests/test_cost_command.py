@@ -56,7 +56,7 @@ def test_json_is_complete_and_consistent(capsys, name):
     result = json.loads(run(capsys, name, "--batch", "2", "--dtype", "fp32", "--json"))
     assert result.pop("model") == name
     assert result == cost(preset(name), batch=2, dtype="fp32").to_dict()
-    assert set(result) == {"given", "tokens", "parameters", "operations", "memory"}
+    assert set(result) == {"workload", "tokens", "parameters", "operations", "memory"}
     memory = result["memory"]
     assert result["parameters"]["total"] == sum(result["parameters"]["parts"].values())
     assert result["operations"]["forward"] == sum(result["operations"]["parts"].values())

@@ -1,4 +1,4 @@
-"""MaskPredictor and other documents stay hidden, whatever mask is asked for and whatever an intervention puts there."""
+"""Padding and other documents stay masked, whatever mask or intervention is used."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from regard.nn.mask import (
 from regard.nn.trace import drop, trace
 
 CPU = torch.device("cpu")
-VALID = torch.tensor([[False, False, True, True, True, True], [True, True, True, False, True, False]])
+IS_REAL = torch.tensor([[False, False, True, True, True, True], [True, True, True, False, True, False]])
 DOCUMENT = torch.tensor([[1, 1, 2, 2, 2, 3], [4, 4, 4, 4, 5, 5]])
 first = Mask("first", lambda q, k: k.pos == 0)
-WIDENED = [  # each would show filler, if padding were taken as settled because the mask mentions it
+WIDENED = [  # each would attend to padding if `padding` anywhere in the mask were enough
     padding | window(3),
     window(3) | padding,
     causal & (padding | window(3)),
@@ -73,11 +73,11 @@ masks = st.recursive(
 @given(masks)
 def test_no_mask_shows_filler_or_another_document(mask: Mask) -> None:
     """And apart from these two it shows what it says."""
-    positions = Positions.of(6, CPU, VALID, DOCUMENT)
-    allowed = (VALID[:, None] & (DOCUMENT[:, :, None] == DOCUMENT[:, None]))[:, None]
+    positions = Positions.of(6, CPU, IS_REAL, DOCUMENT)
+    allowed = (IS_REAL[:, None] & (DOCUMENT[:, :, None] == DOCUMENT[:, None]))[:, None]
     seen = AttentionMask(mask, positions, positions).dense().expand(2, 1, 6, 6)
     assert not (seen & ~allowed).any()
-    free = Positions(positions.pos, torch.ones_like(VALID), torch.zeros_like(DOCUMENT))  # nothing to mask
+    free = Positions(positions.pos, torch.ones_like(IS_REAL), torch.zeros_like(DOCUMENT))  # nothing to mask
     if not any(part in str(mask) for part in ("padding", "same_document")):
         assert torch.equal(seen, allowed & AttentionMask(mask, free, free).dense())
 
@@ -87,7 +87,7 @@ def test_no_mask_shows_filler_or_another_document(mask: Mask) -> None:
 def test_neither_does_any_rendering(mask: Mask) -> None:
     from torch.nn.attention.flex_attention import create_mask
 
-    positions = Positions.of(6, CPU, VALID, DOCUMENT)
+    positions = Positions.of(6, CPU, IS_REAL, DOCUMENT)
     attention_mask = AttentionMask(mask, positions, positions)
     expected = attention_mask.dense().expand(2, 1, 6, 6)
     dense, is_causal = attention_mask.fused()
@@ -98,7 +98,7 @@ def test_neither_does_any_rendering(mask: Mask) -> None:
 
 @pytest.mark.parametrize("part", [padding, same_document], ids=str)
 def test_a_part_is_added_only_where_it_is_missing(part: Mask) -> None:
-    positions = Positions.of(6, CPU, VALID, DOCUMENT)
+    positions = Positions.of(6, CPU, IS_REAL, DOCUMENT)
     settled = causal & (window(2) & (padding & same_document))
     assert AttentionMask(settled, positions, positions).mask is settled
     assert AttentionMask(part | causal, positions, positions).mask.name.count(part.name) == 2
@@ -113,11 +113,11 @@ def test_a_part_is_added_only_where_it_is_missing(part: Mask) -> None:
 def test_weights_on_filler_are_exactly_zero(architecture: str, mask: Mask) -> None:
     made, tokens = model(architecture), torch.randint(11, (2, 6))
     with trace(made) as seen:
-        out = made(tokens, VALID, mask=mask)
+        out = made(tokens, IS_REAL, mask=mask)
     weights = seen.stack("*.attention.weights")  # [layers, B, H, Nq, Nk]
-    assert (weights.movedim(-1, 2)[:, ~VALID] == 0).all()
-    other = torch.where(VALID, tokens, (tokens + 3) % 11)  # other filler, same numbers; also untraced
-    torch.testing.assert_close(made(other, VALID, mask=mask)[VALID], out[VALID], atol=1e-10, rtol=0.0)
+    assert (weights.movedim(-1, 2)[:, ~IS_REAL] == 0).all()
+    other = torch.where(IS_REAL, tokens, (tokens + 3) % 11)  # other filler, same numbers; also untraced
+    torch.testing.assert_close(made(other, IS_REAL, mask=mask)[IS_REAL], out[IS_REAL], atol=1e-10, rtol=0.0)
 
 
 EDITS: dict[str, Callable[[Mask], Mask]] = {
@@ -146,7 +146,7 @@ def check(made: nn.Module, edit: Callable[[Mask], Mask], run: Callable[[], objec
 @pytest.mark.parametrize("architecture", ["encoder", "decoder"])
 def test_no_intervention_shows_filler(architecture: str, edit: Callable[[Mask], Mask]) -> None:
     made, tokens = model(architecture), torch.randint(11, (2, 6))
-    check(made, edit, lambda: made(tokens, VALID), {"attention": VALID})
+    check(made, edit, lambda: made(tokens, IS_REAL), {"attention": IS_REAL})
 
 
 @torch.no_grad()
@@ -154,18 +154,18 @@ def test_no_intervention_shows_filler(architecture: str, edit: Callable[[Mask], 
 def test_no_intervention_shows_filler_of_a_source(edit: Callable[[Mask], Mask]) -> None:
     """Encoder, decoder and cross attention, at once and in cached steps."""
     made, source, target = model("encoder-decoder"), torch.randint(11, (2, 6)), torch.randint(11, (2, 6))
-    is_real = {"encoder": VALID, "cross": VALID, "decoder": VALID.flip(0)}
-    check(made, edit, lambda: made(source, target, VALID, VALID.flip(0)), is_real)
-    state = made.start(source, VALID)
-    made.step(target[:, :5], state, VALID.flip(0)[:, :5])
-    check(made, edit, lambda: made.step(target[:, 5:], state, VALID.flip(0)[:, 5:]), is_real)
+    is_real = {"encoder": IS_REAL, "cross": IS_REAL, "decoder": IS_REAL.flip(0)}
+    check(made, edit, lambda: made(source, target, IS_REAL, IS_REAL.flip(0)), is_real)
+    state = made.start(source, IS_REAL)
+    made.step(target[:, :5], state, IS_REAL.flip(0)[:, :5])
+    check(made, edit, lambda: made.step(target[:, 5:], state, IS_REAL.flip(0)[:, 5:]), is_real)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 def test_no_intervention_shows_filler_to_a_recurrent_decoder(edit: Callable[[Mask], Mask]) -> None:
     made, source, target = model("recurrent"), torch.randint(11, (2, 6)), torch.randint(11, (2, 3))
-    check(made, edit, lambda: made(source, target, VALID), {"": VALID})
+    check(made, edit, lambda: made(source, target, IS_REAL), {"": IS_REAL})
 
 
 @torch.no_grad()

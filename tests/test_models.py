@@ -320,9 +320,9 @@ def test_input_of_a_wrong_shape_is_refused() -> None:
         make()(tokens(5))
     with pytest.raises(UserError, match="float32"):
         make()(torch.randn(2, 5))
-    with pytest.raises(UserError, match=r"\(2, 3, 6, 7\): give \[batch, 3, 6, 6\]"):
+    with pytest.raises(UserError, match=r"\(2, 3, 6, 7\): pass \[batch, 3, 6, 6\]"):
         make(architecture="encoder", input="patches", output_head="none")(torch.randn(2, 3, 6, 7))
-    with pytest.raises(UserError, match=r"\(2, 5, 8\): give \[batch, regions, 7\]"):
+    with pytest.raises(UserError, match=r"\(2, 5, 8\): pass \[batch, regions, 7\]"):
         make(architecture="encoder", input="features", output_head="none")(torch.randn(2, 5, 8))
     with pytest.raises(UserError, match=r"is_real has dtype torch\.int64"):
         make()(tokens(), torch.ones(2, 5).long())

@@ -174,7 +174,7 @@ def test_missing_weights_and_pickles(folder):
     with pytest.raises(UserError, match=r"model\.safetensors: missing.*train"):
         run.load(folder)
     (folder / "pytorch_model.bin").write_bytes(b"never opened")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin is a pickle.*Convert"):
+    with pytest.raises(UserError, match=r"pytorch_model\.bin is a pickle.*convert"):
         run.load(folder)
 
 

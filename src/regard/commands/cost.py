@@ -154,9 +154,9 @@ def _forward_rows(config: ModelConfig, cost: Cost) -> list[Row]:
     total = sum(cost.forward.values())
     rows: list[Row] = [*_parts(cost.forward, count), ("total", count(total), "")]
     rows.append((f"per {_token(config)}", count(total / cost.tokens), ""))
-    if cost.hidden:
-        fraction = f"{cost.hidden / total:.1%} of the total: computed, then masked"
-        rows.append(("masked query-key pairs", count(cost.hidden), fraction))
+    if cost.masked:
+        fraction = f"{cost.masked / total:.1%} of the total: computed, then masked"
+        rows.append(("masked query-key pairs", count(cost.masked), fraction))
     return rows
 
 

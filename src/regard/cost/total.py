@@ -50,7 +50,7 @@ class Cost:
     forward: dict[str, int]
     backward: int  # matmuls of the gradients
     recomputed: int  # in addition, in the backward pass of fused and flex attention
-    hidden: int  # the part of `forward` for masked pairs
+    masked: int  # the part of `forward` for masked pairs
     step: int  # one more token per row with a full cache; 0: the model does not generate
     weights: int
     training_state: int
@@ -77,7 +77,7 @@ class Cost:
         """Everything as plain values under stable names, for JSON."""
         total, forward = sum(self.parameters.values()), sum(self.forward.values())
         return {
-            "given": {"seq": self.seq, "target_seq": self.target_seq, "batch": self.batch, "dtype": self.dtype},
+            "workload": {"seq": self.seq, "target_seq": self.target_seq, "batch": self.batch, "dtype": self.dtype},
             "tokens": self.tokens,
             "parameters": {
                 "total": total,
@@ -88,7 +88,7 @@ class Cost:
             "operations": {
                 "forward": forward,
                 "forward_per_token": forward / self.tokens,
-                "hidden_by_mask": self.hidden,
+                "masked": self.masked,
                 "backward": self.backward,
                 "recomputed": self.recomputed,
                 "train": self.train,
@@ -112,12 +112,7 @@ class Cost:
 
 
 def cost(
-    config: ModelConfig,
-    *,
-    seq: int | None = None,
-    batch: int = 1,
-    target_seq: int | None = None,
-    dtype: Dtype = "bf16",
+    config: ModelConfig, *, seq: int | None = None, batch: int = 1, target_seq: int | None = None, dtype: Dtype = "bf16"
 ) -> Cost:
     """The cost of `batch` rows of `seq` tokens (None: max_length, or the patches of an image)."""
     if dtype not in BYTES:
@@ -156,7 +151,7 @@ def cost(
         forward=forward,
         backward=2 * sum(forward.values()) - constant,
         recomputed=recomputed_operations(config, stacks, batch),
-        hidden=masked_operations(config, stacks, batch),
+        masked=masked_operations(config, stacks, batch),
         step=step_operations(config, stacks[-1], batch),
         weights=size * total,
         training_state=4 * max(4, size) * total,

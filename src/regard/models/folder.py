@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from regard.errors import UserError, suggest
 from regard.files import make_folder, name_some
 from regard.models.config import ModelConfig
-from regard.models.recipe import RECIPE
+from regard.models.recipe import RECIPE, recipe_path
 from regard.models.transformer import Model, build
 from regard.settings import from_dict, read_toml, to_dict, write_toml
 from regard.text.tokenizer import Tokenizer
@@ -87,14 +87,7 @@ def load_recipe(folder: str | Path) -> dict[str, Any]:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; pass one with {RECIPE} and {WEIGHTS}")
-    if not (folder / RECIPE).is_file():
-        if (folder / "config.json").is_file():
-            raise UserError(
-                f"{folder}: this is a Hugging Face folder (config.json, no {RECIPE}); "
-                f"convert it first:  regard import {folder} -o RUN"
-            )
-        raise UserError(f"{folder / RECIPE}: missing, so this is not a saved model; pass another folder")
-    return read_toml(folder / RECIPE)
+    return read_toml(recipe_path(folder))
 
 
 def load_config(folder: str | Path, recipe: Mapping[str, Any] | None = None) -> ModelConfig:

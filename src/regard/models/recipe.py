@@ -29,11 +29,11 @@ from regard.settings import from_dict, read_toml
 RECIPE = "recipe.toml"  # its name in the folder of a saved model
 
 
-def read_model(given: str | Path, changes: Mapping[str, Any] | None = None) -> ModelConfig:
+def read_model(recipe: str | Path, changes: Mapping[str, Any] | None = None) -> ModelConfig:
     """The config of a preset, a recipe file or a model folder, with these fields changed."""
-    if str(given) in PRESETS:
-        return from_dict(ModelConfig, {**PRESETS[str(given)], **(changes or {})})
-    path = recipe_path(given)
+    if str(recipe) in PRESETS:
+        return from_dict(ModelConfig, {**PRESETS[str(recipe)], **(changes or {})})
+    path = recipe_path(recipe)
     table = read_toml(path).get("model")
     if not isinstance(table, dict):
         raise UserError(f'{path}: has no table [model]; write one, such as  [model]  with  preset = "base"')
@@ -54,14 +54,14 @@ def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**(PRESETS[name] if name else {}), **fields}
 
 
-def read_recipe(given: str | Path) -> dict[str, Any]:
+def read_recipe(recipe: str | Path) -> dict[str, Any]:
     """All tables of a recipe file, or of the recipe in a model folder."""
-    return read_toml(recipe_path(given))
+    return read_toml(recipe_path(recipe))
 
 
-def recipe_path(given: str | Path) -> Path:
-    """The recipe file `given`, or the one in the folder `given`."""
-    path = Path(given)
+def recipe_path(recipe: str | Path) -> Path:
+    """The recipe file `recipe`, or the one in the folder `recipe`."""
+    path = Path(recipe)
     if path.is_dir():
         if not (path / RECIPE).is_file() and (path / "config.json").is_file():
             raise UserError(
@@ -75,10 +75,10 @@ def recipe_path(given: str | Path) -> Path:
         return path
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise UserError(f"{path}: no such file or folder; pass a recipe, a model folder or a preset")
-    near = difflib.get_close_matches(str(given), PRESETS, n=1)
+    near = difflib.get_close_matches(str(recipe), PRESETS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UserError(
-        f"{str(given)!r} is neither a preset nor a file or folder; {hint}The presets are: {', '.join(PRESETS)}"
+        f"{str(recipe)!r} is neither a preset nor a file or folder; {hint}The presets are: {', '.join(PRESETS)}"
     )
 
 

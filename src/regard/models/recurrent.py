@@ -230,11 +230,7 @@ class Recurrent(nn.Module):
         )
 
     def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_is_real: Tensor | None = None,
-        target_is_real: Tensor | None = None,
+        self, source: Tensor, target: Tensor, source_is_real: Tensor | None = None, target_is_real: Tensor | None = None
     ) -> Tensor:
         return self.decode(target, self.encode(source, source_is_real), target_is_real)
 

@@ -107,11 +107,7 @@ class EncoderDecoder(nn.Module):
         return self.decoder(x, positions, memory=memory, mask=mask)
 
     def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_is_real: Tensor | None = None,
-        target_is_real: Tensor | None = None,
+        self, source: Tensor, target: Tensor, source_is_real: Tensor | None = None, target_is_real: Tensor | None = None
     ) -> Tensor:
         return self.decode(target, self.encode(source, source_is_real), target_is_real)
 
@@ -135,20 +131,12 @@ class Decoder(nn.Module):
         initialise(self)
 
     def forward(
-        self,
-        tokens: Tensor,
-        is_real: Tensor | None = None,
-        document: Tensor | None = None,
-        mask: Mask = everything,
+        self, tokens: Tensor, is_real: Tensor | None = None, document: Tensor | None = None, mask: Mask = everything
     ) -> Tensor:
         return self.output_head(self.states(tokens, is_real, document, mask))
 
     def states(
-        self,
-        tokens: Tensor,
-        is_real: Tensor | None = None,
-        document: Tensor | None = None,
-        mask: Mask = everything,
+        self, tokens: Tensor, is_real: Tensor | None = None, document: Tensor | None = None, mask: Mask = everything
     ) -> Tensor:
         """The input of the output head, [B, N, dim]."""
         x = self.embedding(tokens)
@@ -158,12 +146,7 @@ class Decoder(nn.Module):
         return State(Cache(capacity))
 
     def step(
-        self,
-        tokens: Tensor,
-        state: State,
-        is_real: Tensor | None = None,
-        mask: Mask = everything,
-        last: bool = False,
+        self, tokens: Tensor, state: State, is_real: Tensor | None = None, mask: Mask = everything, last: bool = False
     ) -> Tensor:
         """As in EncoderDecoder; with `last`, only the logits after the last token, [B, 1, vocab_size]."""
         x = self.embedding(tokens)
@@ -224,11 +207,7 @@ class Encoder(nn.Module):
         return x if self.pooler is None else torch.tanh(self.pooler(x))
 
     def forward(
-        self,
-        source: Tensor,
-        is_real: Tensor | None = None,
-        types: Tensor | None = None,
-        mask: Mask = everything,
+        self, source: Tensor, is_real: Tensor | None = None, types: Tensor | None = None, mask: Mask = everything
     ) -> Tensor:
         states = self.encode(source, is_real, types, mask)
         if self.output_head is not None:
