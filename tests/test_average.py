@@ -57,12 +57,12 @@ def test_a_damaged_checkpoint_is_left_out(run):
     expected = mean(run, 4, 8, 16)
     path.write_bytes(content)
     assert_close(average(run, 3), expected)
-    with pytest.raises(UserError, match=r"has 3 whole checkpoints, not 4: ask for fewer, or train with keep = 4"):
+    with pytest.raises(UserError, match=r"has 3 complete checkpoints, not 4: use fewer, or train with keep = 4"):
         average(run, 4)
 
 
 def test_a_folder_without_checkpoints(tmp_path):
-    with pytest.raises(UserError, match="has 0 whole checkpoints"):
+    with pytest.raises(UserError, match="has 0 complete checkpoints"):
         average(tmp_path, 2)
 
 
@@ -83,7 +83,7 @@ def tied(run):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["--last", "9"], "has 4 whole checkpoints, not 9"), (["--last", "0"], "--last 0")]
+    ("arguments", "message"), [(["--last", "9"], "has 4 complete checkpoints, not 9"), (["--last", "0"], "--last 0")]
 )
 def test_the_command_says_what_is_wrong(run, capsys, arguments, message):
     assert main(["average", str(run), *arguments]) == 2

@@ -173,7 +173,7 @@ def test_all_damaged_starts_from_zero_and_says_so(finished, folder, capsys):
     trainer = make_trainer(folder, CONFIG)
     assert not trainer.resume() and trainer.step == 0 and read_metrics(folder) == []
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3 and lines[-1] == "warning: no checkpoint is whole: starting from step 0"
+    assert len(lines) == 3 and lines[-1] == "warning: no checkpoint is complete: starting from step 0"
     assert trainer.run()
     assert contents(folder).keys() == contents(finished).keys()
     for file in FILES[:2]:

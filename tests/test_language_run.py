@@ -232,8 +232,8 @@ def test_what_evaluate_refuses(here, capsys):
         (["--files", "latin.txt"], "is not UTF-8: byte 0xe9 at position 4"),
         (["--files", "input.txt", "--stride", "25"], "stride = 25: must be from 1 to the context of 24"),
         (["--files", "input.txt", "--context", "0"], "--context 0"),
-        (["--test", "wiki"], "the recipe has no such set"),
-        (["--beam", "4"], "--beam 4: means nothing to a language model"),
+        (["--test", "wiki"], "is not a set of the recipe"),
+        (["--beam", "4"], "--beam 4: has no effect for a model of task language-modeling"),
     ):
         assert main(["evaluate", "runs/mine", *arguments, "--device", "cpu"]) == 2
         assert message in capsys.readouterr().err
@@ -280,7 +280,7 @@ def test_r_drop_is_the_formula_of_two_passes():
     ("settings", "message"),
     [
         (["data.train=['none.txt']"], "no such file"),
-        (["task.x=1"], "task = {'x': 1}: there is no such task|task is not a table"),
+        (["task.x=1"], "task = {'x': 1}: unknown task|task is not a table"),
         (["model.architecture=encoder-decoder"], "language-modeling needs architecture = 'decoder'"),
         (["model.vocab_size=20"], "model.vocab_size = 20, but the tokenizer has"),
         (["train.metric=bleu"], "train.metric = 'bleu': is not a metric of language-modeling"),

@@ -138,7 +138,7 @@ def test_fill_writes_nothing_before_a_mistake(masked, capsys, monkeypatch, optio
 
 def test_a_classifier_begins_with_the_encoder_and_the_tokenizer(masked, capsys):
     assert train("classes", "-o", "run", "--set=train.lr=1e-30", settings=["model.dropout=0.3"]) == 0
-    assert "tensors taken over; new: classifier.weight, classifier.bias" in capsys.readouterr().err
+    assert "tensors; initialized randomly: classifier.weight, classifier.bias" in capsys.readouterr().err
     before, after = read_weights(masked / "model.safetensors"), read_weights(Path("run/model.safetensors"))
     taken = [name for name in after if name.startswith(("embedding.", "encoder."))]
     assert taken and all(torch.equal(before[name], after[name]) for name in taken)  # the rate is too small to move them
@@ -172,10 +172,10 @@ def test_a_resumed_run_that_inherited_is_the_uninterrupted_one(masked, monkeypat
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["model.dim=32"], "has dim = 16; leave dim out"),
-        (["model.position=learned"], "has position = 'rope'; leave position out"),
-        (["model.preset=tiny"], "leave preset out"),
-        (["text.kind=bpe"], "the tokenizer is that of train.init_from"),
+        (["model.dim=32"], "has dim = 16; remove dim"),
+        (["model.position=learned"], "has position = 'rope'; remove position"),
+        (["model.preset=tiny"], "remove preset"),
+        (["text.kind=bpe"], "the tokenizer comes from train.init_from"),
         (["train.init_from=nowhere"], "there is no such folder; train that run first"),
         (["train.init_from=language"], "architecture = 'decoder'"),
         (["train.init_from=unfinished"], "let that run finish first"),
@@ -196,10 +196,10 @@ def test_what_does_not_fit_is_told_and_leaves_nothing(masked, capsys, settings, 
     [
         (["train.r_drop=1.0"], "train.r_drop"),
         (["mask.fraction=2.0"], "mask.fraction"),
-        (["train.pack=3"], "give 4 or more"),
+        (["train.pack=3"], "must be 4 or more"),
         (["model.architecture=decoder"], "needs architecture = 'encoder'"),
         (["data.column=nope"], "column 'nope' is missing"),
-        (["train.metric=bleu"], "is no figure of a masked run"),
+        (["train.metric=bleu"], "is not a metric of masked-language-modeling"),
     ],
 )
 def test_a_mistake_is_told_and_leaves_nothing(here, capsys, settings, said):

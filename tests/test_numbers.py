@@ -189,12 +189,12 @@ def test_a_run_of_a_series_foretells(here: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(("settings_", "message"), [
     (["data.context=8"], "context = 8: is for a series"), (["data.longest=1"], "must be rule.shortest = 2"),
-    (["train.label_smoothing=0.1"], "train.label_smoothing = 0.1: is for tokens"),
-    (["model.output_head=tokens"], "numbers need input = 'features'|vocab_size is not set"),
-    (["train.pack=5"], "train.pack = 5: follows from the data, 4 steps"),
+    (["train.label_smoothing=0.1"], "train.label_smoothing = 0.1: has no effect in regression"),
+    (["model.output_head=tokens"], "regression needs input|vocab_size is not set"),
+    (["train.pack=5"], "train.pack = 5: the data decides this"),
     (["model.position=learned", "model.max_length=3"], "model.max_length = 3"),
     (["data.mean=[1.0]"], "std ="), (["data.rul=1"], "unknown setting; did you mean 'rule'"),
-    (["train.metric=bleu"], "is no figure of a numbers run"),
+    (["train.metric=bleu"], "is not a metric of regression"),
 ])  # fmt: skip
 def test_a_mistake_is_told_and_leaves_nothing(
     here: Path, capsys: pytest.CaptureFixture[str], settings_, message

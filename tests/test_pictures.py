@@ -91,8 +91,8 @@ def test_other_pictures_are_judged(here: Path, capsys: pytest.CaptureFixture[str
         (["--files", "moved/test"], "'green' is not a class of the training data"),
         (["--files", "none"], "there is no none): give two idx files"),
         (["--files", "moved/train/dark/0.png"], "or folders that have one folder a class"),
-        (["--files", "moved/train", "--test", "test"], "leave one of them out"),
-        (["--beam", "4"], "--beam 4: means nothing to an image-classification model"),
+        (["--files", "moved/train", "--test", "test"], "remove one of them"),
+        (["--beam", "4"], "--beam 4: has no effect for a model of task image-classification"),
     ):
         assert main(["evaluate", run, *options, "--device", "cpu"]) == 2
         out, err = capsys.readouterr()

@@ -122,7 +122,7 @@ def test_denoising_is_a_run_that_others_start_from(here, capsys):
     Path("mine.toml").write_text(RECIPE[:end] + '[train]\nsteps = 4\ninit_from = "holes"\n')
     capsys.readouterr()
     assert main(["train", "mine.toml", "-o", "fine", "--set=train.batch_tokens=256", "--device", "cpu"]) == 0
-    assert "starting from" in capsys.readouterr().err
+    assert "initialized from" in capsys.readouterr().err
     assert Path("holes/tokenizer.json").read_text() == Path("fine/tokenizer.json").read_text()
     assert main(["translate", "fine", "korean: one two", "--device", "cpu"]) == 0
     preset = ["--set=model.preset=tiny", "--set=text.kind=word"]  # what the other run has may be said again
@@ -147,7 +147,7 @@ def test_denoising_is_a_run_that_others_start_from(here, capsys):
         ("max_length = 64", "max_length = 4", "data.max_length = 4"),
         ('test = { all = ["sizes.tsv"] }', 'test = { all = ["other.tsv"] }', "label '7' is not a class"),
         ("[train]", "[text]\njoint = false\n[train]", "share one tokenizer"),
-        ("[train]\nsteps = 6", "[train]\nsteps = 6\nmetric = 'accuracy'", "is no figure of a text-to-text run"),
+        ("[train]\nsteps = 6", "[train]\nsteps = 6\nmetric = 'accuracy'", "is not a metric of text-to-text"),
     ],
 )
 def test_a_mistake_is_told_and_leaves_nothing(here, capsys, old, new, said):

@@ -1,4 +1,4 @@
-"""The mean of the last checkpoints: often better than each of them.
+"""Checkpoint averaging: the mean of the last checkpoints is often better than each of them.
 
 θ = (θ_1 + … + θ_k) / k             Vaswani et al. 2017, section 6.1; why it works: Izmailov et al. 2018
 """

@@ -1,15 +1,14 @@
 """Several processes, one run: who is there, what they agree on, and how they end together.
 
-`torchrun --nproc-per-node 8 -m regard train …` starts the same command eight times and tells each its number,
-the rank. Two groups connect them: one for gradients (NCCL between GPUs, gloo between CPUs), and one of gloo for
-everything that is said rather than computed: a stop, an error, a figure that rank 0 found. That one waits as
-long as it takes, since rank 0 may be tokenising or testing for an hour; if a process dies, its connections
-break, and the others know at once.
+`torchrun --nproc-per-node 8 -m regard train …` starts the same command eight times and gives each process its number,
+the rank. Two groups connect them: one for gradients (NCCL between GPUs, gloo between CPUs), and a gloo group for
+control: a request to stop, an error, a metric that rank 0 has computed. The second has no practical timeout, since
+rank 0 may tokenise or evaluate for an hour; if a process dies, its connections break, and the others notice at once.
 
     rank 0          writes files, prints, evaluates
-    every rank      holds weights (or a part of them), reads its share of the batches, adds to the gradient
+    every rank      holds weights (or shards of them), reads its part of the batches, contributes to the gradient
 
-With one process nothing here does anything.
+With one process nothing here has an effect.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from regard.errors import UserError
 from regard.models.folder import find_device
 
 T = TypeVar("T")
-PATIENCE = timedelta(days=30)  # of those who wait for what rank 0 does
-TIDY = timedelta(seconds=3)  # for what it leaves behind after an error
+TIMEOUT = timedelta(days=30)  # for the other ranks, while rank 0 works
+CLEANUP = timedelta(seconds=3)  # for rank 0 to remove its files after an error
 
 
 class PeerError(UserError):
-    """Another rank has failed, and says why itself."""
+    """Another rank has failed, and reports the reason itself."""
 
 
 class Workers:
@@ -41,20 +40,20 @@ class Workers:
 
     def __init__(self, device: torch.device | None = None, rank: int = 0, world: int = 1) -> None:
         self.device, self.rank, self.world = device or torch.device("cpu"), rank, world
-        self.control = dist.new_group(backend="gloo", timeout=PATIENCE) if world > 1 else None
+        self.control = dist.new_group(backend="gloo", timeout=TIMEOUT) if world > 1 else None
 
     @property
     def leads(self) -> bool:
         return self.rank == 0
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, computed in the place of `tensor`."""
+        """The sum over all ranks, in place."""
         if self.control is not None:
             dist.all_reduce(tensor)
         return tensor
 
     def gather(self, value: T) -> list[T]:
-        """What every rank gives, in their order."""
+        """The values of all ranks, in order."""
         if self.control is None:
             return [value]
         values: list[Any] = [None] * self.world
@@ -62,21 +61,21 @@ class Workers:
         return values
 
     def on_lead(self, action: Callable[[], T]) -> T:
-        """`action` on rank 0, its result on all. An error there ends all; only rank 0 tells what it was."""
+        """Run `action` on rank 0 and return its result on all ranks. An error ends all; only rank 0 reports it."""
         if self.control is None:
             return action()
-        told: list[Any] = [None, False]  # result, whether it failed
+        outcome: list[Any] = [None, False]  # result, whether it failed
         try:
             if self.leads:
-                told[0] = action()
+                outcome[0] = action()
         except BaseException:
-            told = [None, True]
+            outcome = [None, True]
             raise
         finally:
-            dist.broadcast_object_list(told, src=0, group=self.control)
-        if told[1]:
+            dist.broadcast_object_list(outcome, src=0, group=self.control)
+        if outcome[1]:
             raise PeerError("rank 0 has failed")
-        return told[0]  # type: ignore[no-any-return]
+        return outcome[0]  # type: ignore[no-any-return]
 
     @contextmanager
     def leading(self, context: AbstractContextManager[object]) -> Iterator[None]:
@@ -91,44 +90,44 @@ class Workers:
 
     @contextmanager
     def agreement(self, ask: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
-        """Whether any rank has said yes; all must ask equally often, and hear the same.
+        """A function that is True once `ask` is True on any rank; all ranks must call it equally often.
 
-        Nobody waits: an answer is the one to the question before, which has travelled meanwhile.
+        Nobody waits: a call returns the result of the previous one, whose reduction has finished meanwhile.
         """
         if self.control is None:
             yield ask
             return
-        asked: list[tuple[dist.Work, Tensor]] = []
+        pending: list[tuple[dist.Work, Tensor]] = []
 
         def agreed() -> bool:
-            said = torch.tensor(int(ask()))
-            work = dist.all_reduce(said, dist.ReduceOp.MAX, group=self.control, async_op=True)
-            asked.append((work, said))
-            return len(asked) > 1 and answer()
+            vote = torch.tensor(int(ask()))
+            work = dist.all_reduce(vote, dist.ReduceOp.MAX, group=self.control, async_op=True)
+            pending.append((work, vote))
+            return len(pending) > 1 and result()
 
-        def answer() -> bool:
-            work, said = asked.pop(0)
+        def result() -> bool:
+            work, vote = pending.pop(0)
             work.wait()
-            return bool(said)
+            return bool(vote)
 
         yield agreed
-        while asked:
-            answer()
+        while pending:
+            result()
 
 
 _current = Workers()
 
 
 def current() -> Workers:
-    """The processes of this run: one, unless `join` is under way."""
+    """The processes of this run: one, outside of `join`."""
     return _current
 
 
 @contextmanager
 def join(device: str | None = None) -> Iterator[Workers]:
-    """Inside, this process is one of those that torchrun has started; its `device` is its own.
+    """Inside, this process is one of those that torchrun has started, with a device of its own.
 
-    Whatever ends one rank ends all, with one message: that of the rank whose error came first.
+    An error on one rank ends all, with one message: that of the rank that failed first.
     """
     global _current
     world = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
@@ -137,7 +136,7 @@ def join(device: str | None = None) -> Iterator[Workers]:
         return
     own = _own_device(device)
     store, rank, world = next(dist.rendezvous("env://"))
-    # torchrun may keep its store over a restart, with the addresses of processes that are gone
+    # torchrun may keep its store over a restart, with addresses of processes that have ended
     store = dist.PrefixStore(f"regard/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     try:
         backend, bound = ("nccl", own) if own.type == "cuda" else ("gloo", None)
@@ -146,14 +145,14 @@ def join(device: str | None = None) -> Iterator[Workers]:
         yield _current
         dist.destroy_process_group()
     except Exception as error:
-        speaks = not isinstance(error, PeerError) and _is_first(store)
-        _let_tidy(store, rank)
-        if not speaks:
+        reports = not isinstance(error, PeerError) and _is_first(store)
+        _wait_for_cleanup(store, rank)
+        if not reports:
             raise SystemExit(2) from None
         if _is_lost_connection(error):
             raise UserError(
-                f"rank {rank} of {world}: another process of this run has ended without a word (killed, or its "
-                "machine is gone). Started again, by torchrun or by you, it goes on from the last checkpoint"
+                f"rank {rank} of {world}: another process of this run has ended without a message (killed, or "
+                "its machine failed). Restart it: it resumes from the last checkpoint"
             ) from error
         raise
     finally:
@@ -163,14 +162,14 @@ def join(device: str | None = None) -> Iterator[Workers]:
 def _own_device(name: str | None) -> torch.device:
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda:"):
-        raise UserError(f"--device {name}: each process has a GPU of its own; write --device cuda")
+        raise UserError(f"--device {name}: each process has its own GPU; use --device cuda")
     if name != "cuda":
         return find_device(name)
-    local, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local >= found:
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= count:
         raise UserError(
-            f"{local + 1} processes or more on a machine with {found} GPUs: start torchrun with "
-            f"--nproc-per-node {found}, or train with --device cpu"
+            f"{local + 1} processes or more on a machine with {count} GPUs: start torchrun with "
+            f"--nproc-per-node {count}, or train with --device cpu"
         )
     torch.cuda.set_device(local)
     return find_device(f"cuda:{local}")
@@ -178,15 +177,15 @@ def _own_device(name: str | None) -> torch.device:
 
 def _is_first(store: dist.Store) -> bool:
     """Whether no other rank has reported an error yet."""
-    with suppress(RuntimeError):  # torchrun itself is gone
+    with suppress(RuntimeError):  # torchrun itself has ended
         return store.add("errors", 1) == 1
     return True
 
 
-def _let_tidy(store: dist.Store, rank: int) -> None:
-    """Once a process has ended, torchrun ends the others: so let rank 0, which has come to its end here, be first."""
-    with suppress(RuntimeError):  # it waits for us elsewhere, or is gone
-        store.set("tidy", "yes") if rank == 0 else store.wait(["tidy"], TIDY)
+def _wait_for_cleanup(store: dist.Store, rank: int) -> None:
+    """Once a process has ended, torchrun kills the others: so the other ranks wait until rank 0 has cleaned up."""
+    with suppress(RuntimeError):  # rank 0 waits elsewhere, or has ended
+        store.set("cleanup", "done") if rank == 0 else store.wait(["cleanup"], CLEANUP)
 
 
 def _is_lost_connection(error: BaseException) -> bool:
