@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.errors import UserError
-from regard.metrics.classification import BINS, evaluate_classes, tell_classes
+from regard.metrics.classification import BINS, evaluate_classes, format_classes
 from regard.tasks.classes import class_sections
 from regard.training.task import Evaluation
 
@@ -88,7 +88,7 @@ def test_scikit_learn_says_the_same():
 def test_figures_travel_through_json_into_words_and_pictures():
     probabilities, right = drawn(50)
     figures = json.loads(json.dumps(asdict(evaluate_classes(probabilities, right, CLASSES))))
-    assert f"accuracy {figures['accuracy']:.2%}" in tell_classes(figures)[0]
+    assert f"accuracy {figures['accuracy']:.2%}" in format_classes(figures)[0]
     sections = class_sections({name: Evaluation(None, figures, None) for name in ("valid", "test")})
     table, (matrix, _), (chart,) = (section.parts for section in sections)
     first = [figures[name][0] for name in ("precision", "recall", "f1", "confusion")]

@@ -278,7 +278,7 @@ def test_mistakes_of_the_command(run, tmp_path, monkeypatch, capsys):
         ((run, "--prompt-file", tmp_path / "none.txt"), "cannot be read"),
         ((run, "a", "--prompt-file", tmp_path / "bad.txt"), "pass one of them"),
         ((run, "ab\udcff"), "PROMPT: character 3 is not UTF-8"),
-        ((run, "x" * 40), "the prompt has 40 tokens, but the context has room for 32"),
+        ((run, "x" * 40), "the prompt has 40 tokens, but the context has 32"),
         ((run, "a", "--stop", ""), "--stop ''"),
         ((run, "a", "--temperature", "0"), "temperature = 0.0: must be greater than 0; top_k = 1"),
         ((run, "a", "--top-p", "2"), "top_p = 2.0"),
@@ -300,7 +300,7 @@ def test_other_models_and_missing_tokenizers(tmp_path, capsys):
     for folder, message in (
         ("pairs", "a decoder (a language model) with its tokenizer is needed here; use  regard translate"),
         ("bare", "has no tokenizer.json"),
-        ("wrong", "they do not belong together"),
+        ("wrong", "they do not match"),
     ):
         assert generate(tmp_path / folder, "a") == 2
         assert message in capsys.readouterr().err

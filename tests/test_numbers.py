@@ -17,7 +17,7 @@ from commanded import training
 from regard.cli import main
 from regard.data.numeric import NumberData, Rule, Scale, make_sets, padded
 from regard.data.series import NumberBatch, Seasonal, Windows, last_season, last_value, read_series, seasonal_series
-from regard.metrics.regression import judge_pairs, judge_series
+from regard.metrics.regression import evaluate_pairs, evaluate_series
 from regard.models import ModelConfig, build
 from regard.predict.bundle import Bundle
 from regard.predict.regressor import Regressor, autoregress
@@ -109,7 +109,7 @@ def test_figures_are_those_of_the_formulas() -> None:
     source = torch.tensor([[1.0, 2.0, 3.0, 4.0]])[..., None]
     batch = NumberBatch(source, None, torch.tensor([[5.0, 7.0]])[..., None], None)
     data = NumberData(seasonal=Seasonal(), context=4, horizon=2, period=3, mean=(0.0,), std=(1.0,))
-    figures = judge_series(batch, torch.tensor([[5.0, 6.0]])[..., None], data, ("a",))
+    figures = evaluate_series(batch, torch.tensor([[5.0, 6.0]])[..., None], data, ("a",))
     assert figures["mae"] == 0.5 and figures["mse"] == 0.5 and figures["mae_by_step"] == [0, 1]
     assert figures["last_mae"] == 2.0 and figures["seasonal_mae"] == ((5 - 2) + (7 - 3)) / 2
     assert last_value(source, 2).flatten().tolist() == [4, 4]
@@ -117,7 +117,7 @@ def test_figures_are_those_of_the_formulas() -> None:
     pairs = padded([([1.0, 2.0], [3.0, 4.0])], longest=3)
     data = NumberData(rule=Rule(), longest=3, mean=(0.0,), std=(10.0,))
     wrong = pairs.target + torch.tensor([0.005, 0.02, 9.0])[None, :, None]
-    figures = judge_pairs(pairs, wrong, pairs.target, data)
+    figures = evaluate_pairs(pairs, wrong, pairs.target, data)
     assert figures["within"] == 0.5 and figures["largest"] == pytest.approx(0.2, rel=1e-4)
     assert figures["forced_mae"] == 0.0 and figures["naive_mae"] == pytest.approx(20.0)
 

@@ -16,10 +16,10 @@ from regard.models import Decoder
 from regard.nn.trace import trace
 from regard.predict import SearchConfig
 from regard.predict.bundle import Bundle
-from regard.predict.generator import Drawing, Generator, Sample, lay_columns
+from regard.predict.generator import Generator, Sample, Sampler, lay_columns
 from regard.predict.recording import TURN, FixedCache, together
-from regard.predict.replay import FixedDrawing, FixedStep, reach
-from regard.predict.sampling import Chance, draw
+from regard.predict.replay import FixedSampler, FixedStep, reach
+from regard.predict.sampling import Uniform, sample_token
 from test_generate import BYTES, certain, make, uncached
 
 SETTINGS = [
@@ -139,9 +139,9 @@ def test_what_cannot_be_recorded_takes_plain_steps():
     assert len(seen.history("decoder.0.attention.weights")) == 4
     kinds = []
     for generator.fixed in (False, True):
-        with torch.inference_mode(), generator._drawing([5], config, 8, 4) as drawing:
-            kinds.append(type(drawing))
-    assert kinds == [Drawing, FixedDrawing]
+        with torch.inference_mode(), generator._sampler([5], config, 8, 4) as sampler:
+            kinds.append(type(sampler))
+    assert kinds == [Sampler, FixedSampler]
 
 
 class Operations(TorchDispatchMode):
@@ -212,7 +212,7 @@ def test_of_a_prompt_only_the_end_is_scored():
 
 
 def test_numbers_one_by_one_or_together():
-    one, together = Chance(7, [0, 3], 2), Chance(7, [0, 3], 2)
+    one, together = Uniform(7, [0, 3], 2), Uniform(7, [0, 3], 2)
     rows = torch.arange(4)
     singly = torch.stack([one.at(length, rows) for length in range(100)], dim=1)
     assert torch.equal(singly, torch.cat((together.following(30), together.following(70)), dim=1))
@@ -221,7 +221,7 @@ def test_numbers_one_by_one_or_together():
 def test_the_likeliest_is_the_first_of_equals():
     scores = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
     for chance in (0.0, 0.5, 0.999):
-        assert draw(scores, SearchConfig(sample=True, top_k=1), torch.tensor([chance])).tolist() == [1]
+        assert sample_token(scores, SearchConfig(sample=True, top_k=1), torch.tensor([chance])).tolist() == [1]
 
 
 def test_matrices_by_column_are_the_same_model():

@@ -13,7 +13,7 @@ from regard.errors import UserError
 from regard.models import EncoderDecoder, ModelConfig
 from regard.predict import SearchConfig, greedy, sample
 from regard.predict.config import read_config
-from regard.predict.sampling import Chance, distribution, pick
+from regard.predict.sampling import Uniform, distribution, pick
 
 BOS, EOS = 2, 3
 
@@ -121,15 +121,15 @@ def test_seed_line_and_draw_each_change_the_numbers() -> None:
     source = torch.tensor([[5, 6, 7]] * 2)
     model = make_model()
 
-    def draw(seed: int) -> list[list[int]]:
+    def sample_token(seed: int) -> list[list[int]]:
         config = SearchConfig(sample=True, n_best=2, max_length=10, seed=seed)
         return [one.tokens for some in sample(model, source, None, config, BOS, EOS) for one in some]
 
-    assert draw(1) == draw(1) != draw(2)
-    whole, every = Chance(1, [0, 1], 2), torch.arange(4)
+    assert sample_token(1) == sample_token(1) != sample_token(2)
+    whole, every = Uniform(1, [0, 1], 2), torch.arange(4)
     numbers = torch.stack([whole.at(length, every) for length in range(150)], dim=1)
     assert len(numbers.unique()) == 600 and numbers.min() >= 0 and numbers.max() < 1
-    alone = Chance(1, [1], 2)  # another batch, and a row that leaves it early
+    alone = Uniform(1, [1], 2)  # another batch, and a row that leaves it early
     for length in range(150):
         live = torch.arange(2) if length < 70 else torch.tensor([1])
         assert alone.at(length, live).tolist() == numbers[2 + live, length].tolist()

@@ -1,14 +1,14 @@
-"""How good a translation is, in figures that others report too.
+"""Translation metrics, as others report them.
 
 bleu             sacrebleu on plain text, with its signature                    Papineni et al. 2002; Post 2018
-tokenised_bleu   the same formula over the text as it is split already, lower-cased: what old papers report
+tokenised_bleu   the same formula over text that is already tokenised, lower-cased: what old papers report
 chrf             F-score of character n-grams; fair to Korean                    Popović 2015
-exact            the share of lines that are right to the letter
+exact            the fraction of lines that match exactly
 
-BLEU counts words, so it depends on what a word is. sacrebleu's 13a splits at spaces and punctuation, which fits
-languages with spaces. Where references have none, Japanese is counted by letters ("char") and Chinese by
-sacrebleu's "zh", neither of which needs anything installed; "ja-mecab" and "ko-mecab", which others report for
-Japanese and Korean, are there for who asks for them. The signature names the choice: compare only equal ones.
+BLEU counts words, so it depends on the tokenisation. sacrebleu's 13a splits at spaces and punctuation, which fits
+languages with spaces. Where references have none, Japanese is split into characters ("char") and Chinese by
+sacrebleu's "zh", neither of which needs another package; "ja-mecab" and "ko-mecab", which others report for Japanese
+and Korean, can be chosen. The signature names the choice: compare only scores with equal signatures.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Scores:
 
 
 def natural_splitting(references: Sequence[str]) -> Splitting:
-    """How to split text like this into words: at spaces, unless it is mostly in a script that has none."""
+    """The tokenisation for text like this: at spaces, unless it is mostly in a script that has none."""
     text = "".join(references)
     letters = max(sum(map(str.isalpha, text)), 1)
     kana, han, others = (len(script.findall(text)) for script in (_KANA, _HAN, _SOUTH_EAST))
@@ -53,34 +53,34 @@ def natural_splitting(references: Sequence[str]) -> Splitting:
     return "zh" if han > 9 * kana and han > others else "char"
 
 
-def score(answers: Sequence[str], references: Sequence[str], splitting: Splitting | None = None) -> Scores:
-    """All figures for these answers, line by line against one reference each.
+def score(hypotheses: Sequence[str], references: Sequence[str], splitting: Splitting | None = None) -> Scores:
+    """All metrics of these hypotheses, each against one reference.
 
-    `splitting` is how `bleu` cuts text into words; by default what fits the references (`natural_splitting`).
+    `splitting` is the tokenisation of `bleu`; by default what fits the references (`natural_splitting`).
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    if len(answers) != len(references) or not references:
+    if len(hypotheses) != len(references) or not references:
         raise UserError(
-            f"{len(answers)} answers and {len(references)} references: give one of each, for a line or more"
+            f"{len(hypotheses)} hypotheses and {len(references)} references: pass one of each, for one line or more"
         )
     plain = bleu_metric(splitting or natural_splitting(references))
     split = BLEU(tokenize="none", lowercase=True, force=True)
-    bleu, tokenised = plain.corpus_score(answers, [references]), split.corpus_score(answers, [references])
+    bleu, tokenised = plain.corpus_score(hypotheses, [references]), split.corpus_score(hypotheses, [references])
     return Scores(
         lines=len(references),
         bleu=bleu.score,
         tokenised_bleu=tokenised.score,
-        chrf=CHRF().corpus_score(answers, [references]).score,
-        exact=sum(map(str.__eq__, answers, references)) / len(references),
+        chrf=CHRF().corpus_score(hypotheses, [references]).score,
+        exact=sum(map(str.__eq__, hypotheses, references)) / len(references),
         signature=str(plain.get_signature()),
         reference_tokens=tokenised.ref_len,
     )
 
 
 def bleu_metric(splitting: str) -> BLEU:
-    """sacrebleu's BLEU with this splitting; a UserError where there is none, or a package for it is missing."""
+    """sacrebleu's BLEU with this tokenisation; a UserError if it is unknown or needs a package that is missing."""
     from sacrebleu.metrics.bleu import BLEU
 
     if splitting not in get_args(Splitting):
@@ -90,6 +90,6 @@ def bleu_metric(splitting: str) -> BLEU:
     except (ImportError, RuntimeError) as error:
         language = splitting.partition("-")[0]
         raise UserError(
-            f"tokenize = {splitting!r} needs a package that is not there ({str(error).strip().splitlines()[0]}): "
-            f"pip install 'sacrebleu[{language}]', or take 'char'"
+            f"tokenize = {splitting!r} needs a missing package ({str(error).strip().splitlines()[0]}): "
+            f"pip install 'sacrebleu[{language}]', or use 'char'"
         ) from None

@@ -1,14 +1,14 @@
-"""How good a classifier is: how often it is right, for which classes, and whether it knows when it is not.
+"""Classification metrics: how often a classifier is correct, for which classes, and how well it is calibrated.
 
-    accuracy   share of examples whose likeliest class is the right one
+    accuracy   fraction of examples whose most probable class is the correct one
     F1_c       2 P_c R_c / (P_c + R_c)                    P_c = TP / (TP + FP), R_c = TP / (TP + FN)
     macro-F1   mean of F1_c over the classes that occur, so that a rare class counts as much as a frequent one
-    loss       mean of -log p(right class)
+    loss       cross-entropy: mean of -log p(correct class)
     ECE        Σ_b n_b / N · |accuracy_b - confidence_b|
 
-For the last one the examples are put into bins by confidence, the probability of the likeliest class. Of those with a
-confidence of 0.8, 80 % should be right; how far that is from the truth is the expected calibration error (Guo et al.
-2017, arXiv 1706.04599). All is a function of probabilities [N, C] and right classes [N], whatever was classified.
+For the last one the examples are put into bins by confidence, the probability of the most probable class. Of those
+with a confidence of 0.8, 80 % should be correct; the mean distance is the expected calibration error (Guo et al. 2017,
+arXiv 1706.04599). All are functions of probabilities [N, C] and labels [N], whatever was classified.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ BINS = 15  # of equal width, as in the paper
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """What `evaluate_classes` finds; plain values, so that `dataclasses.asdict` can go into scores.json."""
+    """The result of `evaluate_classes`: plain values, so that `dataclasses.asdict` can go into scores.json."""
 
     accuracy: float
     macro_f1: float
     loss: float
     calibration_error: float
     examples: int
-    majority: float  # accuracy of always naming the most frequent class
+    majority: float  # accuracy of always predicting the most frequent class
     classes: tuple[str, ...]
-    confusion: tuple[tuple[int, ...], ...]  # [right class][class given]
+    confusion: tuple[tuple[int, ...], ...]  # [label][predicted class]
     precision: tuple[float, ...]
     recall: tuple[float, ...]
     f1: tuple[float, ...]
     bins: tuple[dict[str, Any], ...]  # those with examples: confidence, accuracy, examples
 
 
-def evaluate_classes(probabilities: Tensor, right: Tensor, classes: Sequence[str]) -> ClassMetrics:
-    """All figures of probabilities [N, C] for examples whose classes are `right` [N]."""
-    count = len(right)
+def evaluate_classes(probabilities: Tensor, labels: Tensor, classes: Sequence[str]) -> ClassMetrics:
+    """All metrics of probabilities [N, C] for examples with these `labels` [N]."""
+    count = len(labels)
     if not count or probabilities.shape != (count, len(classes)):
         raise UserError(
             f"probabilities {list(probabilities.shape)} for {count} examples and {len(classes)} classes: give one row "
             "for each example, at least one, and one column for each class"
         )
-    chance, right = probabilities.detach().double().cpu(), right.cpu()
-    confidence, given = chance.max(dim=1)
+    probabilities, labels = probabilities.detach().double().cpu(), labels.cpu()
+    confidence, predicted = probabilities.max(dim=1)
     size = len(classes)
-    confusion = (right * size + given).bincount(minlength=size * size).view(size, size)
+    confusion = (labels * size + predicted).bincount(minlength=size * size).view(size, size)
     hit, support, named = confusion.diagonal().double(), confusion.sum(dim=1).double(), confusion.sum(dim=0).double()
     precision, recall = hit / named.clamp_min(1), hit / support.clamp_min(1)
     f1 = 2 * hit / (named + support).clamp_min(1)
-    bins = _bins(confidence, given == right)
-    surprise = -chance.gather(1, right[:, None]).clamp_min(torch.finfo(torch.float32).tiny).log()
+    bins = _bins(confidence, predicted == labels)
+    losses = -probabilities.gather(1, labels[:, None]).clamp_min(torch.finfo(torch.float32).tiny).log()
     return ClassMetrics(
         accuracy=hit.sum().item() / count,
         macro_f1=f1[named + support > 0].mean().item(),
-        loss=surprise.mean().item(),
+        loss=losses.mean().item(),
         calibration_error=sum(one["examples"] * abs(one["accuracy"] - one["confidence"]) for one in bins) / count,
         examples=count,
         majority=support.max().item() / count,
@@ -77,21 +77,21 @@ def evaluate_classes(probabilities: Tensor, right: Tensor, classes: Sequence[str
 
 
 def _bins(confidence: Tensor, hit: Tensor) -> list[dict[str, Any]]:
-    """The examples by confidence, (0, 1/15], (1/15, 2/15], …; bins without any are left out."""
+    """The examples by confidence, (0, 1/15], (1/15, 2/15], …; empty bins are left out."""
     number = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
-    found = []
+    bins = []
     for b in number.unique().tolist():
         inside = number == b
         means = {"confidence": confidence[inside].mean().item(), "accuracy": hit[inside].double().mean().item()}
-        found.append({**means, "examples": int(inside.sum())})
-    return found
+        bins.append({**means, "examples": int(inside.sum())})
+    return bins
 
 
-def tell_classes(figures: dict[str, Any]) -> list[str]:
-    """Figures, as a dictionary, in words: the first line says what matters."""
+def format_classes(metrics: dict[str, Any]) -> list[str]:
+    """Metrics as text: the first line has the most important ones."""
     return [
-        f"accuracy {figures['accuracy']:.2%}  macro-F1 {figures['macro_f1']:.4f}  loss {figures['loss']:.4f}  "
-        f"calibration error {figures['calibration_error']:.4f}",
-        f"{figures['examples']:,} examples; always the most frequent class: {figures['majority']:.2%}",
-        "F1: " + ", ".join(f"{name} {f1:.4f}" for name, f1 in zip(figures["classes"], figures["f1"], strict=True)),
+        f"accuracy {metrics['accuracy']:.2%}  macro-F1 {metrics['macro_f1']:.4f}  loss {metrics['loss']:.4f}  "
+        f"calibration error {metrics['calibration_error']:.4f}",
+        f"{metrics['examples']:,} examples; always the most frequent class: {metrics['majority']:.2%}",
+        "F1: " + ", ".join(f"{name} {f1:.4f}" for name, f1 in zip(metrics["classes"], metrics["f1"], strict=True)),
     ]

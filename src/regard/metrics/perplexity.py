@@ -1,12 +1,12 @@
-"""How well a language model foresees a text, over every token of it.
+"""Perplexity: how well a language model predicts a text, over every token of it.
 
-    loss               L = -1/N Σ_t log p(x_t | x_<t)           nats a token; N = all tokens but the first
-    perplexity         e^L                                      as if choosing among so many equally likely tokens
-    bits per byte      N · L / (ln 2 · bytes)                   what the text would take, compressed with this model
+    loss               L = -1/N Σ_t log p(x_t | x_<t)           nats per token; N = all tokens but the first
+    perplexity         e^L                                      as uncertain as among this many equally likely tokens
+    bits per byte      N · L / (ln 2 · bytes)                   the size of the text, compressed with this model
     bits per character the same over characters
 
-Losses a token can be compared only between models with one tokenizer; bits per byte always. The context is limited:
-token t is given at most `context` tokens before it, and with a `stride` below the context at least
+Losses per token can be compared only between models with the same tokenizer; bits per byte always. The context is
+limited: token t is predicted from at most `context` tokens before it, and with a `stride` below the context at least
 context - stride of them (see `regard.data.blocks.windows`), which costs context / stride times the work.
 """
 
@@ -36,19 +36,19 @@ class Perplexity:
     characters: int
     bytes: int
     documents: int
-    unknown: int  # tokens for text that the vocabulary lacks; where there are some, bits are those of a coarser text
+    unknown: int  # <unk> tokens; if there are any, the bits are those of a coarser text
     context: int
     stride: int
-    loss_per_position: tuple[float | None, ...]  # mean loss given so many tokens and one; None where nothing counted
+    loss_per_position: tuple[float | None, ...]  # mean loss by number of previous tokens; None: none counted
 
 
 @torch.inference_mode()
 def perplexity(
     model: Any, text: Store, context: int, stride: int | None = None, half: torch.dtype | None = None
 ) -> Perplexity:
-    """All figures of a decoder in eval mode; `half` is the precision of its products, where it is not the weights'."""
+    """All metrics of a decoder in eval mode; `half` is the precision of its matmuls, if not that of the weights."""
     if len(text) < 2:
-        raise UserError(f"the text has {len(text)} token: at least 2 are needed, one to go on from")
+        raise UserError(f"the text has {len(text)} token: at least 2 are needed, because the first is not predicted")
     stride, device = context if stride is None else stride, next(model.parameters()).device
     rows = max(1, LOGITS // (context * model.config.vocab_size))
     sums = torch.zeros(context, dtype=torch.float64, device=device)

@@ -1,12 +1,12 @@
-"""Generation: a decoder goes on with a text, token by token.
+"""Generation: a decoder continues a text, token by token.
 
-The prompt is read once and its keys and values are kept (`regard.nn.cache`); after that a token costs one step,
-however much has been written before. Several samples continue one prompt together, a row each, and end by
-themselves: at </s>, at a stop string, at the limit. What is drawn is decided as in `regard.predict.sampling`.
+The prompt is read once and its keys and values are cached (`regard.nn.cache`); after that a token costs one step,
+however long the text is. Several samples continue one prompt together, one row each, and end independently: at </s>,
+at a stop string, at the limit. Tokens are sampled as in `regard.predict.sampling`.
 
-A model sees `context` tokens at once. When they are full, generation ends (`overflow = "stop"`), or the older half
-is forgotten and the newer half read again (`overflow = "slide"`): one long step every context / 2 tokens, so the
-cost of a token stays flat on average. A prompt that does not fit is an error, or loses its beginning.
+A model attends to `context` tokens. When they are used up, generation ends (`overflow = "stop"`), or the older half
+is dropped and the newer half read again (`overflow = "slide"`): one long step every context / 2 tokens, so the
+cost of a token stays constant on average. A prompt that does not fit is an error, or loses its beginning.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from regard.models import Decoder, ModelConfig
 from regard.predict.bundle import Bundle, Prediction, SearchPredictor
 from regard.predict.config import SearchConfig, read_config
 from regard.predict.engine import lean
-from regard.predict.replay import FixedDrawing, Replays
-from regard.predict.sampling import Chance, draw
+from regard.predict.replay import FixedSampler, Replays
+from regard.predict.sampling import Uniform, sample_token
 from regard.predict.search import check_scores, forbid, log_probabilities
 from regard.settings import to_dict
 from regard.text.stream import StopStrings, StreamDecoder
 from regard.text.tokenizer import Tokenizer
 
 Overflow = Literal["stop", "slide"]
-LIMIT = 200  # tokens, where nothing else is said
-CHUNK = 64  # numbers that decide, made together
-PADDING = 128  # a vocabulary may be filled up to a multiple of at most so many, which matrix products like
+LIMIT = 200  # tokens, by default
+CHUNK = 64  # random numbers of a row, made together
+PADDING = 128  # a vocabulary may be padded to a multiple of at most this many, which makes matmuls faster
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token of a sample, and the text that became certain with it; `ended` says why, where it was the last.
+    """A token of a sample, and the text that is complete with it; `ended` is the reason if it was the last.
 
-    "end": </s>; "stop": a stop string; "limit": as many as asked for; "context": there is no room for more.
+    "end": </s>; "stop": a stop string; "limit": `max_length` tokens; "context": the context is full.
     """
 
     sample: int
@@ -148,10 +148,10 @@ class Generator(SearchPredictor[str, Generation]):
     ) -> Iterator[Token]:
         limit = config.max_length or LIMIT
         writers = [_Writer(StreamDecoder(self.tokenizer), StopStrings(stops)) for _ in range(config.n_best)]
-        with self._drawing(ids, config, context, limit) as drawing:
+        with self._sampler(ids, config, context, limit) as sampler:
             for count in range(1, limit + 1):
                 full = overflow == "stop" and len(ids) + count > context
-                live, chosen, known = drawing.step()
+                live, chosen, known = sampler.step()
                 kept = []
                 for row, (number, id, log_probability) in enumerate(zip(live, chosen, known, strict=True)):
                     text, ended = writers[number].add(id, id == self.tokenizer.eos)
@@ -163,25 +163,25 @@ class Generator(SearchPredictor[str, Generation]):
                     yield Token(number, id, log_probability, text, ended, prompt)
                 if not kept:
                     return
-                drawing.keep(kept)
+                sampler.keep(kept)
 
-    def _drawing(
+    def _sampler(
         self, ids: list[int], config: SearchConfig, context: int, limit: int
-    ) -> AbstractContextManager[FixedDrawing | Drawing]:
+    ) -> AbstractContextManager[FixedSampler | Sampler]:
         if self.tokenizer.eos is None and (config.min_length or config.no_repeat_ngram):
             raise UserError("min_length and no_repeat_ngram need a token for the end, which the tokenizer lacks")
         if self.fixed and self._replays.fits(config):
-            return self._replays.drawing(ids, config, context, limit)
+            return self._replays.sampler(ids, config, context, limit)
         if self.bundle.own and self.device.type == "cpu" and config.n_best == 1:
             lay_columns(self.model)
-        return nullcontext(Drawing(self.model, ids, config, len(self.tokenizer), context, self.tokenizer.eos, limit))
+        return nullcontext(Sampler(self.model, ids, config, len(self.tokenizer), context, self.tokenizer.eos, limit))
 
     def read(self, prompt: str, overflow: Overflow, begin: bool, context: int) -> list[int]:
-        """The prompt's tokens, as many as the context has room for."""
+        """The prompt's tokens, at most as many as the context."""
         if overflow not in get_args(Overflow):
             raise UserError(f"overflow = {overflow!r}; {suggest(str(overflow), get_args(Overflow))}")
         if context < 1:
-            raise UserError(f"context = {context}: give 1 or more tokens")
+            raise UserError(f"context = {context}: must be 1 or more tokens")
         limit, first = self.bundle.limits.positions, []
         if limit is not None and context > limit:
             raise UserError(
@@ -189,23 +189,23 @@ class Generator(SearchPredictor[str, Generation]):
             )
         if begin:
             if self.tokenizer.eos is None:
-                raise UserError("begin: the tokenizer has no token for the end of a document; give a prompt instead")
+                raise UserError("begin: the tokenizer has no token for the end of a document; pass a prompt instead")
             first = [self.tokenizer.eos]
         ids = [*first, *self.tokenizer.encode(prompt)]
         if not ids:
             raise UserError(
-                "the prompt is empty: give at least a letter to go on from, or --begin to start where a document does"
+                "the prompt is empty: pass at least one character to continue, or --begin to start a new document"
             )
         if len(ids) > context and overflow == "stop":
             raise UserError(
-                f"the prompt has {len(ids):,} tokens, but the context has room for {context:,}: shorten it, or let its "
-                "beginning go with --overflow slide"
+                f"the prompt has {len(ids):,} tokens, but the context has {context:,}: shorten it, or drop its "
+                "beginning with --overflow slide"
             )
         return ids[-context:]
 
 
-class Drawing:
-    """Samples under way: rows that continue one prompt, all of one length."""
+class Sampler:
+    """Samples in progress: rows that continue one prompt, all of one length."""
 
     def __init__(
         self, model: Decoder, prompt: list[int], config: SearchConfig, vocab_size: int, context: int, eos: int | None,
@@ -213,40 +213,40 @@ class Drawing:
     ) -> None:  # fmt: skip
         self.model: Any = lean(model)
         self.config, self.vocab_size, self.context, self.eos = config, vocab_size, context, eos
-        self.chance, self.live = Chance(config.seed, [0], config.n_best), list(range(config.n_best))
-        self.length, self.drawn = len(prompt), 0
+        self.uniform, self.live = Uniform(config.seed, [0], config.n_best), list(range(config.n_best))
+        self.length, self.generated = len(prompt), 0
         given = torch.tensor([prompt], device=next(model.parameters()).device)
         self.state = model.start(capacity=min(context, self.length + limit))
         self.logits = model.step(given, self.state, last=True)[:, -1]  # the prompt is read once for all
         if config.n_best > 1:
             self._take(torch.zeros(config.n_best, dtype=torch.long, device=given.device))
-        self.ids = given.repeat(config.n_best, 1)  # the prompt, then what was drawn; grows by doubling
-        self.chances = torch.empty(0)  # [rows, CHUNK]: the numbers for the next tokens
+        self.ids = given.repeat(config.n_best, 1)  # the prompt, then the samples; grows by doubling
+        self.uniforms = torch.empty(0)  # [rows, CHUNK]: the random numbers of the next tokens
 
     def step(self) -> tuple[list[int], list[int], list[float]]:
         """One more token for every row: (numbers of the samples, ids, log-probabilities under the model)."""
-        end = self.length + self.drawn
-        if self.drawn:
+        end = self.length + self.generated
+        if self.generated:
             self._advance(end)
-        column = self.drawn % CHUNK
+        column = self.generated % CHUNK
         if column == 0:
-            self.chances = self.chance.following(CHUNK)[self.live].to(self.ids.device)
-        known = log_probabilities(self.logits[:, : self.vocab_size])  # what fills up a vocabulary is no token
+            self.uniforms = self.uniform.following(CHUNK)[self.live].to(self.ids.device)
+        known = log_probabilities(self.logits[:, : self.vocab_size])  # rows that pad a vocabulary are not tokens
         scores = known
         if self.eos is not None:
             written, ngram = self.ids[:, self.length : end], self.config.no_repeat_ngram
-            scores = forbid(known, self.drawn < self.config.min_length, written, ngram, self.eos)
-        token = draw(scores, self.config, self.chances[:, column])[:, None]  # [rows, 1]
+            scores = forbid(known, self.generated < self.config.min_length, written, ngram, self.eos)
+        token = sample_token(scores, self.config, self.uniforms[:, column])[:, None]  # [rows, 1]
         if end == self.ids.shape[1]:
             self.ids = F.pad(self.ids, (0, max(end, CHUNK)))
         self.ids[:, end : end + 1] = token
-        self.drawn += 1
+        self.generated += 1
         values = known.gather(1, token)[:, 0].tolist()
         check_scores(values)
         return self.live, token[:, 0].tolist(), values
 
     def _advance(self, end: int) -> None:
-        """Read the token drawn last; where there is no room for it, forget the older half."""
+        """Read the last token; if the context is full, drop the older half."""
         begin = end - 1
         if len(self.state.cache) >= self.context:
             self.state = self.model.start(capacity=self.context)
@@ -254,12 +254,12 @@ class Drawing:
         self.logits = self.model.step(self.ids[:, begin:end], self.state, last=True)[:, -1]
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with these rows only."""
+        """Continue with these rows only."""
         if len(rows) == len(self.live):
             return
         self.live = [self.live[row] for row in rows]
         chosen = torch.tensor(rows, device=self.ids.device)
-        self.ids, self.chances = self.ids[chosen], self.chances[chosen]
+        self.ids, self.uniforms = self.ids[chosen], self.uniforms[chosen]
         self._take(chosen)
 
     def _take(self, rows: Tensor) -> None:
@@ -285,24 +285,23 @@ class _Writer:
 
 
 def lay_columns(model: nn.Module) -> None:
-    """Keep the matrices column by column: the same numbers, and a CPU multiplies a single row with them a fifth faster.
+    """Store the weights in column-major order: a CPU multiplies a single row with them a fifth faster.
 
-    Not those that are also tables of embeddings, which are read by row.
+    Not those that are also embedding matrices, which are read by row.
     """
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for module in model.modules():
         if isinstance(module, nn.Linear) and id(module.weight) not in tables and module.weight.stride(0) != 1:
-            with torch.inference_mode(False):  # what generation makes could not be learned from later
+            with torch.inference_mode(False):  # weights made in inference mode could not be trained later
                 module.weight.data = module.weight.data.t().contiguous().t()
 
 
 def check_vocabulary(config: ModelConfig, tokenizer: Tokenizer, where: str = "") -> None:
-    """A model may have a few rows more than its tokenizer has tokens, to make a round number, and never fewer."""
+    """A model may have a few more rows than its tokenizer has tokens, for a round number, and never fewer."""
     vocab_size, size = config.vocab_size or 0, len(tokenizer)
     if not size <= vocab_size <= -(-size // PADDING) * PADDING:
         raise UserError(
-            f"{where}vocab_size = {vocab_size}, but the tokenizer has {size} tokens: they do not belong "
-            "together. In a recipe, "
-            f"leave vocab_size out or round it up to a multiple of at most {PADDING}; beside trained weights, put the "
+            f"{where}vocab_size = {vocab_size}, but the tokenizer has {size} tokens: they do not match. In a recipe, "
+            f"remove vocab_size or round it up to a multiple of at most {PADDING}; with trained weights, use the "
             "tokenizer that they were trained with"
         )

@@ -15,7 +15,7 @@ model itself: `regard.predict.engine` decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,20 +25,13 @@ from torch import Tensor, nn
 
 from regard.models.transformer import Decoder, EncoderDecoder, State
 from regard.nn.block import Block
-from regard.nn.cache import Cache
+from regard.nn.cache import Cache, Pair
 from regard.nn.feedforward import FeedForward, activate
 from regard.nn.mask import Positions
 from regard.nn.multihead import MultiHead
 from regard.nn.position import Rotation, rotate
 
 LANE = 16  # float32 numbers of a vector register: a softmax over a multiple of them is up to 9 times as fast
-
-
-def pack(weight: Tensor) -> Tensor | None:
-    """The weight [out, in] in the layout of oneDNN: a matmul of few rows takes a third less. None: not available."""
-    if weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
-        return None
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # type: ignore[no-any-return]
 
 
 class Lean:
@@ -48,37 +41,38 @@ class Lean:
         self.model = model
         self.layers = [Layer(block) for block in model.decoder.blocks]  # type: ignore[arg-type]
         self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
-        self.positions: Tensor | None = None  # what the positions add, [positions, dim]
-        self.packed = pack(model.output_head.project.weight)
+        self.positions: Tensor | None = None  # position embeddings, [positions, dim]
+        weight, self.packed = model.output_head.project.weight, None
+        if weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+            # The output matrix in the layout of oneDNN: a matmul of few rows takes a third less.
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 
     def start(self, source: Tensor, is_real: Tensor | None = None) -> LeanState:
         memory = self.model.start(source, is_real).memory
         assert memory is not None
-        return LeanState([layer.remember(memory.states) for layer in self.layers], memory.positions.is_real)
+        return LeanState([layer.block for layer in self.layers], memory.states, memory.positions.is_real)
 
     def step(self, tokens: Tensor, state: LeanState) -> Tensor:
-        """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of what follows."""
-        x = self.first(self._placed(self.model.target_embedding(tokens)[:, 0], state.length))
-        state.make_room(self.layers, x)
-        for layer, within, across in zip(self.layers, state.within, state.across, strict=True):
-            x = layer.step(x, state, within, across)
+        """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of the next one."""
+        x = self.first(self._embed(tokens, state.length))
+        state.grow(x)
+        for number, layer in enumerate(self.layers):
+            x = layer.step(x, state, number)
         state.length += 1
-        return self._score(self.last(x))[:, None]
-
-    def _score(self, x: Tensor) -> Tensor:
-        """Logits [rows, vocab_size]: the largest product of a step, by far."""
-        head = self.model.output_head
+        x, head = self.last(x), self.model.output_head
         if self.packed is None:
             logits: Tensor = head(x)
-            return logits
-        return torch.ops.mkldnn._linear_pointwise(head.transform(x), self.packed, head.bias, "none", [], "")  # type: ignore[no-any-return]
+        else:
+            logits = torch.ops.mkldnn._linear_pointwise(head.transform(x), self.packed, head.bias, "none", [], "")
+        return logits[:, None]
 
-    def _placed(self, x: Tensor, at: int) -> Tensor:
-        """x [rows, dim] with what position `at` adds; the table of all positions grows by doubling."""
+    def _embed(self, tokens: Tensor, at: int) -> Tensor:
+        """The tokens [rows, 1] at position `at`, [rows, dim]; the table of all positions grows by doubling."""
+        x = self.model.target_embedding(tokens)[:, 0]
         position, config = self.model.decoder.position, self.model.decoder.config
         if config.position == "none":
             return x
-        positions = self.positions  # batches in other threads may put a longer table there, or a shorter one
+        positions = self.positions  # batches in other threads may store a longer table there, or a shorter one
         if positions is None or at >= len(positions):
             position.check_length(Positions.of(1, x.device, start=at), at)
             count = max(2 * at, 64)
@@ -90,118 +84,93 @@ class Lean:
 
 
 class LeanState:
-    """What has been read, and the memory; see the module's docstring for the shapes."""
+    """Keys and values of the tokens so far and of the memory, by layer; see the module's docstring for the shapes."""
 
-    def __init__(self, across: list[tuple[Tensor, Tensor]], is_real: Tensor | None) -> None:
-        sources, _, length, _ = across[0][0].shape
+    def __init__(self, blocks: Sequence[Any], memory: Tensor, is_real: Tensor | None) -> None:
+        (sources, length), self.blocks = memory.shape[:2], blocks
         more = -length % LANE if length else LANE
-        self.across = [longer(pair, more) for pair in across]
-        hidden = (torch.arange(length + more) >= length).repeat(sources, 1)
+        self.across = [padded(block.cross.project_memory(memory), more) for block in blocks]
+        masked = (torch.arange(length + more) >= length).repeat(sources, 1)
         if is_real is not None:
-            hidden[:, :length] = ~is_real
-        blind = hidden.all(dim=1)  # a source without a token gives zeros
+            masked[:, :length] = ~is_real
+        empty = masked.all(dim=1)  # attention to a source without a token gives zeros
         for _, v in self.across:
-            v[blind] = 0
-        hidden &= ~blind[:, None]
-        self.memory_mask = across[0][0].new_zeros(hidden.shape).masked_fill(hidden, float("-inf"))  # [sources, M]
-        self._shown: dict[int, Tensor] = {}
-        self.within: list[tuple[Tensor, Tensor]] = []
+            v[empty] = 0
+        masked &= ~empty[:, None]
+        self.memory_mask = memory.new_zeros(masked.shape).masked_fill(masked, float("-inf"))  # [sources, M]
+        self.within: list[Pair] = []
         self.length = 0
-        self.mask = self.memory_mask
+        self._spread()
 
-    def shown(self, key_heads: int) -> Tensor:
-        """The memory's mask for so many heads of each source, [sources · Hkv, 1, M]; made once for all layers."""
-        if key_heads not in self._shown:
-            self._shown[key_heads] = self.memory_mask.repeat_interleave(key_heads, dim=0)[:, None]
-        return self._shown[key_heads]
+    def _spread(self) -> None:
+        """The memory's mask for every key head of a source, [sources · Hkv, 1, M], by the number of heads."""
+        counts = {block.cross.key_heads for block in self.blocks}
+        self.masks = {count: self.memory_mask.repeat_interleave(count, dim=0)[:, None] for count in counts}
 
-    def make_room(self, layers: list[Layer], x: Tensor) -> None:
-        """Buffers with a slot for the coming token, and the mask of all slots up to it, [1, 1, slots]."""
-        size = self.within[0][0].shape[2] if self.within else 0
-        if size == 0:
-            self.within = [layer.attention.room(len(x), x) for layer in layers]
-        elif size == self.length:
-            self.within = [longer(pair, size) for pair in self.within]
+    def grow(self, x: Tensor) -> None:
+        """Buffers with a slot for the next token, and the mask of all slots up to it, [1, 1, slots]."""
+        if not self.within:
+            for part in (block.attention for block in self.blocks):
+                shape, config = (len(x), part.key_heads, LANE), part.config
+                self.within.append((x.new_zeros(*shape, config.key_dim), x.new_zeros(*shape, config.val_dim)))
+        elif (size := self.within[0][0].shape[2]) == self.length:
+            self.within = [padded(pair, size) for pair in self.within]
         slots = self.length + 1 + -(self.length + 1) % LANE
         self.mask = x.new_zeros(1, 1, slots)
         self.mask[..., self.length + 1 :] = float("-inf")
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """As `Cache.reorder`."""
-
-        def pick(pair: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
-            return pair[0].index_select(0, rows), pair[1].index_select(0, rows)
-
-        self.within = [pick(pair, rows) for pair in self.within]
+        self.within = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.within]
         if sources is None or len(sources) < len(self.memory_mask):
             kept = rows if sources is None else sources
-            self.across = [pick(pair, kept) for pair in self.across]
+            self.across = [(k.index_select(0, kept), v.index_select(0, kept)) for k, v in self.across]
             self.memory_mask = self.memory_mask.index_select(0, kept)
-            self._shown.clear()
+            self._spread()
 
 
-def longer(pair: tuple[Tensor, Tensor], slots: int) -> tuple[Tensor, Tensor]:
-    """So many more slots, of zeros; contiguous."""
+def padded(pair: Pair, slots: int) -> Pair:
+    """With this many more slots of zeros; contiguous."""
     k, v = (F.pad(x, (0, 0, 0, slots)) if slots else x.contiguous() for x in pair)
     return k, v
 
 
 class Layer:
-    """One block: attention to what was written, attention to the memory, feed-forward, each with its surroundings."""
+    """One block of an encoder-decoder: attention to the tokens so far, attention to the memory, feed-forward."""
 
     def __init__(self, block: Block) -> None:
-        assert block.cross is not None and block.cross_norm is not None
-        assert isinstance(block.feedforward, FeedForward)
-        self.attention, self.cross = Attention(block.attention), Attention(block.cross)
-        self.work = partial(work, block.feedforward)
+        self.block: Any = block
         norms = (block.attention_norm, block.cross_norm, block.feedforward_norm)
         self.add_attention, self.add_cross, self.add_feedforward = (residual(block, norm) for norm in norms)
+        self.work = partial(work, block.feedforward)
 
-    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        return self.cross.part.project_memory(memory)
-
-    def step(self, x: Tensor, state: LeanState, within: tuple[Tensor, Tensor], across: tuple[Tensor, Tensor]) -> Tensor:
-        x = self.add_attention(x, lambda h: self.attention.within(h, *within, state.mask, state.length))
-        x = self.add_cross(x, lambda h: self.cross.across(h, *across, state.shown(self.cross.key_heads)))
+    def step(self, x: Tensor, state: LeanState, layer: int) -> Tensor:
+        cross, own, memory = self.block.cross, state.within[layer], state.across[layer]
+        x = self.add_attention(x, lambda h: self._attend_self(h, *own, state.mask, state.length))
+        mask = state.masks[cross.key_heads]
+        x = self.add_cross(x, lambda h: attend(cross, F.linear(h, cross.q.weight, cross.q.bias), *memory, mask))
         return self.add_feedforward(x, self.work)
 
+    def _attend_self(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slot: int) -> Tensor:
+        """x [rows, dim]; its key and value go to `slot` of the buffers."""
+        part, slots = self.block.attention, mask.shape[-1]
+        q, k, v = F.linear(x, part.qkv.weight, part.qkv.bias).split(part.sizes, dim=-1)
+        keys.select(2, slot).copy_(k.view(len(x), part.key_heads, -1))
+        values.select(2, slot).copy_(v.view(len(x), part.key_heads, -1))
+        return attend(part, q, keys[:, :, :slots], values[:, :, :slots], mask)
 
-class Attention:
-    def __init__(self, part: MultiHead) -> None:
-        self.part, self.heads, self.key_heads = part, part.heads, part.key_heads
-        self.group = part.heads // part.key_heads
-        self.size, self.value_size = part.config.key_dim, part.config.val_dim
-        self.scale = self.size**-0.5 if part.config.scale is None else part.config.scale
 
-    def room(self, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = (like.new_zeros(rows, self.key_heads, LANE, size) for size in (self.size, self.value_size))
-        return k, v
-
-    def within(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor, place: int) -> Tensor:
-        """x [rows, dim]; its key and value go to slot `place` of the buffers."""
-        project = self.part.qkv
-        q, k, v = F.linear(x, project.weight, project.bias).split(self.part.sizes, dim=-1)
-        keys.select(2, place).copy_(k.view(len(x), self.key_heads, -1))
-        values.select(2, place).copy_(v.view(len(x), self.key_heads, -1))
-        slots = mask.shape[-1]
-        return self._attend(q, keys[:, :, :slots], values[:, :, :slots], mask)
-
-    def across(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """x [rows, dim], several rows a source; keys and values of the memory, mask [sources · Hkv, 1, M]."""
-        project = self.part.q
-        return self._attend(F.linear(x, project.weight, project.bias), keys, values, mask)
-
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """q [rows, H · D]; keys, values [sources, Hkv, slots, D]; mask [1 | sources · Hkv, 1, slots], added."""
-        sources, beams = len(keys), len(q) // len(keys)
-        # heads that share keys and beams that share a source are queries of one small product
-        asked = q.view(sources, beams, self.key_heads, self.group, self.size).transpose(1, 2)
-        asked = asked.reshape(sources * self.key_heads, beams * self.group, self.size)
-        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        weights = torch.baddbmm(mask, asked, keys.transpose(1, 2), alpha=self.scale).softmax(dim=-1)
-        heads = torch.bmm(weights, values).view(sources, self.key_heads, beams, self.group, self.value_size)
-        out = self.part.out
-        return F.linear(heads.transpose(1, 2).reshape(len(q), -1), out.weight, out.bias)
+def attend(part: MultiHead, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """q [rows, H · D]; keys, values [sources, Hkv, slots, D]; mask [1 | sources · Hkv, 1, slots], added."""
+    sources, beams, key_heads = len(keys), len(q) // len(keys), part.key_heads
+    group, config = part.heads // key_heads, part.config
+    # heads that share keys and beams that share a source are queries of one small matmul
+    queries = q.view(sources, beams, key_heads, group, config.key_dim).transpose(1, 2)
+    queries = queries.reshape(sources * key_heads, beams * group, config.key_dim)
+    keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+    weights = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=config.scale).softmax(dim=-1)
+    heads = torch.bmm(weights, values).view(sources, key_heads, beams, group, config.val_dim)
+    return F.linear(heads.transpose(1, 2).reshape(len(q), -1), part.out.weight, part.out.bias)
 
 
 class LeanDecoder:

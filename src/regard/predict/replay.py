@@ -1,18 +1,17 @@
-"""Generation in fixed shapes: one step is recorded, and a GPU replays it for every token.
+"""Recorded generation: one step is recorded, and a GPU replays it for every token.
 
-A small model's step is some two hundred kernels of 2 to 5 µs. Launched one by one from Python, each costs more than it
-works, and asking for the token after every step makes the GPU wait besides. So here a step is tensors alone,
+Reading a token back after every step makes the GPU wait. So here a step is operations on tensors alone,
 
-    read the last token -> logits -> draw -> write the token, its log-probability and t + 1
+    read the last token -> logits -> sample -> store the token, its log-probability and t + 1
 
-over buffers whose shapes and positions never change, recorded as a CUDA graph:
+over buffers whose shapes and addresses never change, recorded as a CUDA graph:
 
-    written, known  [capacity, rows]   tokens drawn since the prompt was read, and log P of each
-    chances         [capacity, rows]   uniform random numbers, made from the seed in advance (`regard.predict.sampling`)
+    written, known  [capacity, rows]   tokens sampled since the prompt was read, and log P of each
+    uniforms        [capacity, rows]   uniform random numbers, made from the seed in advance (`regard.predict.sampling`)
 
-The processor queues the next 8 steps before it looks at the last 8, so the GPU is never waited for: a sample that
-has ended is noticed a little late, and what was drawn beyond its end is thrown away. The tokens are those of the
-plain `Drawing`. Attention reaches over 128 slots of the cache, then 256, 512, …: a graph for each, made when needed.
+The CPU launches the next 8 steps before it reads the last 8, so the GPU never waits: a sample that has ended is
+noticed a little late, and the tokens beyond its end are dropped. The tokens are those of the eager `Sampler`.
+Attention reaches over 128 slots of the cache, then 256, 512, …: one graph for each, recorded when needed.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from torch import Tensor
 from regard.models.transformer import Decoder, State
 from regard.predict.config import SearchConfig
 from regard.predict.recording import TURN, FixedCache, keep_ready, recordable
-from regard.predict.sampling import Chance, draw
+from regard.predict.sampling import Uniform, sample_token
 from regard.predict.search import check_scores, forbid, log_probabilities
 
-ASK = 8  # steps that are queued, and looked at, together
+ASK = 8  # steps that are launched, and read back, together
 FIRST = 128  # slots that attention reaches over at first
 SHAPES = 4  # recorded steps kept ready, each with its memory
 
@@ -47,46 +46,46 @@ class Replays:
         self.ready: OrderedDict[tuple[SearchConfig, int, int], FixedStep] = OrderedDict()
 
     def fits(self, config: SearchConfig) -> bool:
-        """Whether a step can be recorded: nothing may depend on a value, or be looked at or changed on the way."""
+        """Whether a step can be recorded: nothing in it may depend on a value."""
         return recordable(self.model) and not config.no_repeat_ngram
 
     @contextmanager
-    def drawing(self, prompt: list[int], config: SearchConfig, context: int, limit: int) -> Iterator[FixedDrawing]:
+    def sampler(self, prompt: list[int], config: SearchConfig, context: int, limit: int) -> Iterator[FixedSampler]:
         capacity = min(reach(min(context, len(prompt) + limit)), -(-context // 64) * 64)
-        # of the settings only those that change what is recorded; of the weights, where they are
+        # of the settings only those that change what is recorded; of the weights, their address
         alike = replace(config, seed=1, max_length=None, min_length=min(config.min_length, 1))
         key = alike, capacity, next(self.model.parameters()).data_ptr()
         with TURN:
             step = self.ready.pop(key, None) or FixedStep(self.model, alike, capacity, self.vocab_size, self.eos)
         try:
-            yield FixedDrawing(step, prompt, config, context, limit)
+            yield FixedSampler(step, prompt, config, context, limit)
         finally:
             with TURN:
                 keep_ready(self.ready, key, step, SHAPES)
 
 
 def reach(tokens: int) -> int:
-    """Slots to attend to for so many tokens: few sizes, each twice the one before."""
+    """Slots to attend to for this many tokens: few sizes, each twice the one before."""
     return max(FIRST, 1 << (tokens - 1).bit_length())
 
 
-class FixedDrawing:
-    """As `regard.predict.generator.Drawing`, over a `FixedStep`. Rows keep their index; finished ones are ignored."""
+class FixedSampler:
+    """As `regard.predict.generator.Sampler`, over a `FixedStep`. Rows keep their index; finished ones are ignored."""
 
     def __init__(self, step: FixedStep, prompt: list[int], config: SearchConfig, context: int, limit: int) -> None:
         self.fixed, self.config, self.context, self.left = step, config, context, limit
-        self.chance, self.live = Chance(config.seed, [0], config.n_best), list(range(config.n_best))
-        self.ready: deque[tuple[list[int], list[float]]] = deque()  # arrived, and not yet given out
-        self.pending: deque[tuple[int, int, torch.cuda.Event | None]] = deque()  # queued: from, to, when it is there
+        self.uniform, self.live = Uniform(config.seed, [0], config.n_best), list(range(config.n_best))
+        self.ready: deque[tuple[list[int], list[float]]] = deque()  # arrived, and not yet returned
+        self.pending: deque[tuple[int, int, torch.cuda.Event | None]] = deque()  # launched: from, to, arrival
         self.ids = torch.tensor([prompt], device=step.tokens.device)  # [1, T], later [rows, T]
-        self.drawn = 0  # tokens of a row before the ones that follow `ids`
+        self.generated = 0  # tokens of a row before the ones that follow `ids`
         self._begin()
 
     def _begin(self) -> None:
-        """Read `ids`; after that as many tokens can be written as the context has room for, and one more."""
+        """Read `ids`; after that as many tokens can be generated as fit into the context, and one more."""
         self.most = min(self.left, self.context - self.ids.shape[1] + 1)
         with TURN:
-            self.fixed.begin(self.ids, self.chance.following(self.most), self.config.min_length - self.drawn)
+            self.fixed.begin(self.ids, self.uniform.following(self.most), self.config.min_length - self.generated)
         self.queued, self.fetched = 1, 0
         self.left -= self.most
 
@@ -103,7 +102,7 @@ class FixedDrawing:
     def _more(self) -> None:
         if not self.pending and self.fetched == self.most:
             self._slide()
-        while len(self.pending) < 2 and self.fetched < self.most:  # the GPU gets more to do before it is asked
+        while len(self.pending) < 2 and self.fetched < self.most:  # the GPU gets more work before the CPU waits for it
             begin, self.fetched = self.fetched, min(self.fetched + ASK, self.most)
             while self.queued < self.fetched:
                 self.fixed.next()
@@ -113,19 +112,19 @@ class FixedDrawing:
         if event is not None:
             event.synchronize()
         self.ready.extend(
-            zip(self.fixed.told_written[begin:end].tolist(), self.fixed.told_known[begin:end].tolist(), strict=True)
+            zip(self.fixed.read_written[begin:end].tolist(), self.fixed.read_known[begin:end].tolist(), strict=True)
         )
 
     def _slide(self) -> None:
-        """Forget the older half of what the context holds, and read the newer half again."""
+        """Drop the older half of the context, and read the newer half again."""
         written = self.fixed.written[: self.most].T  # [rows, most]
         both = torch.cat((self.ids.expand(len(written), -1), written), dim=1)
         self.ids = both[:, -max(1, self.context // 2) :].contiguous()
-        self.drawn += self.most
+        self.generated += self.most
         self._begin()
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with these of the live rows only."""
+        """Continue with these of the live rows only."""
         self.live = [self.live[row] for row in rows]
 
 
@@ -139,29 +138,29 @@ class FixedStep:
         self.cache = FixedCache(capacity, device)
         self.state = State(self.cache)
         self.read = 0  # tokens that the cache holds, as `cache.read` says on the device
-        self.t = torch.zeros(1, dtype=torch.long, device=device)  # tokens drawn
-        self.least = torch.zeros(1, dtype=torch.long, device=device)  # as many before </s> may come
-        self.tokens = torch.zeros(self.rows, 1, dtype=torch.long, device=device)  # drawn last
+        self.t = torch.zeros(1, dtype=torch.long, device=device)  # tokens sampled
+        self.least = torch.zeros(1, dtype=torch.long, device=device)  # tokens before </s> is allowed
+        self.tokens = torch.zeros(self.rows, 1, dtype=torch.long, device=device)  # sampled last
         self.written = torch.zeros(capacity, self.rows, dtype=torch.long, device=device)
         self.known = torch.zeros(capacity, self.rows, dtype=exact, device=device)
-        self.chances = torch.zeros(capacity, self.rows, dtype=torch.float64, device=device)
-        pinned = device.type == "cuda"  # what the processor sees of them: copies that it need not wait for
-        self.told_written = torch.zeros(capacity, self.rows, dtype=torch.long, pin_memory=pinned)
-        self.told_known = torch.zeros(capacity, self.rows, dtype=exact, pin_memory=pinned)
+        self.uniforms = torch.zeros(capacity, self.rows, dtype=torch.float64, device=device)
+        pinned = device.type == "cuda"  # what the CPU reads of them: asynchronous copies
+        self.read_written = torch.zeros(capacity, self.rows, dtype=torch.long, pin_memory=pinned)
+        self.read_known = torch.zeros(capacity, self.rows, dtype=exact, pin_memory=pinned)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by reach
         self.warm: set[int] = set()
-        self.pool = torch.cuda.graph_pool_handle() if pinned else None  # they run one after the other: one memory
+        self.pool = torch.cuda.graph_pool_handle() if pinned else None  # they run in turn, in the same memory
 
-    def begin(self, ids: Tensor, chances: Tensor, least: int) -> None:
-        """Read `ids` [1 | rows, T], the same for all rows or a row each, and draw the first token."""
+    def begin(self, ids: Tensor, uniforms: Tensor, least: int) -> None:
+        """Read `ids` [1 | rows, T], the same for all rows or a row each, and sample the first token."""
         state = self.model.start(capacity=ids.shape[1])
         logits = self.model.step(ids, state, last=True)[:, -1]
         self.cache.take(state.cache, self.rows)
         self.read = ids.shape[1]
         self.t.zero_()
         self.least.fill_(least)
-        self.chances[: chances.shape[1]] = chances.T.to(self.chances.device)
-        self._draw(logits.expand(self.rows, -1))
+        self.uniforms[: uniforms.shape[1]] = uniforms.T.to(self.uniforms.device)
+        self._sample(logits.expand(self.rows, -1))
 
     def next(self) -> None:
         """One more token for every row. The first step of a reach is its warm-up, the second is recorded."""
@@ -180,23 +179,23 @@ class FixedStep:
 
     def step(self) -> None:
         """What is recorded: no shape depends on a value, and nothing is read back."""
-        self._draw(self.model.step(self.tokens, self.state, last=True)[:, -1])
+        self._sample(self.model.step(self.tokens, self.state, last=True)[:, -1])
 
-    def _draw(self, logits: Tensor) -> None:
+    def _sample(self, logits: Tensor) -> None:
         known = log_probabilities(logits[:, : self.vocab_size])  # rows that pad a vocabulary are not tokens
         scores = known
         if self.config.min_length and self.eos is not None:
             scores = forbid(known, self.t < self.least, known[:, :0], 0, self.eos)
-        token = draw(scores, self.config, self.chances.index_select(0, self.t)[0])[:, None]  # [rows, 1]
+        token = sample_token(scores, self.config, self.uniforms.index_select(0, self.t)[0])[:, None]  # [rows, 1]
         self.tokens.copy_(token)
         self.written.index_copy_(0, self.t, token.T)
         self.known.index_copy_(0, self.t, known.gather(1, token).T)
         self.t += 1
 
     def fetch(self, begin: int, end: int) -> torch.cuda.Event | None:
-        """Copy what was drawn from `begin` to `end` to the processor; the event says when it is there."""
-        for told, table in ((self.told_written, self.written), (self.told_known, self.known)):
-            told[begin:end].copy_(table[begin:end], non_blocking=True)
+        """Copy the tokens from `begin` to `end` to the CPU; the event is set when they have arrived."""
+        for copy, table in ((self.read_written, self.written), (self.read_known, self.known)):
+            copy[begin:end].copy_(table[begin:end], non_blocking=True)
         if not self.tokens.is_cuda:
             return None
         event = torch.cuda.Event()

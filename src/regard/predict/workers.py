@@ -1,14 +1,14 @@
-"""Batches side by side: on a CPU a core a batch, instead of all cores on each small product.
+"""Batches in parallel: on a CPU one core per batch, instead of all cores on each small matmul.
 
-A product of 64 x 128 by 128 x 384 takes 70 µs on one core. Cut in two, it has to be handed out and waited for, some
-10 µs each time and hundreds of times a step, and where another program holds one core, the other waits for it. Two
-batches know nothing of each other: a core each, with products of one thread, needs no waiting at all. What each batch
-gives is what it would have given alone.
+A matmul of 64 x 128 by 128 x 384 takes 70 µs on one core. Split in two, it has to be distributed and waited for, some
+10 µs each time and hundreds of times per step, and if another program occupies one core, the other waits for it. Two
+batches are independent: one core each, with single-threaded matmuls, needs no synchronisation. The results are those
+of each batch alone.
 
-    processes   Python works on one thing at a time, and between such short products there is much of it. A copy of the
-                process (fork) has a Python of its own and shares the weights. Only a process without threads of its own
-                can be copied safely: a lock that one of them holds would be held in the copy for ever
-    threads     elsewhere: Python's lock is free at least while torch computes
+    processes   the global interpreter lock admits one thread at a time, and between such short matmuls there is much
+                Python code. A fork of the process has its own interpreter and shares the weights. Only a process
+                without other threads can be forked safely: a lock that one of them holds would never be released
+    threads     elsewhere: the lock is free at least while torch computes
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from regard.errors import UserError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_shared: tuple[Callable[[Any], Any], Sequence[Any]] | None = None  # what a copy finds: no need to send it
+_shared: tuple[Callable[[Any], Any], Sequence[Any]] | None = None  # inherited by a fork, so that it need not be sent
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """`work` on each item, as many at a time as torch may use threads; results in the order of the items."""
+    """`work` on each item, as many at once as torch may use threads; results in the order of the items."""
     threads = torch.get_num_threads()
     if threads == 1 or len(items) < 2:
         yield from map(work, items)
@@ -55,10 +55,10 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Itera
         yield from results
     except BrokenProcessPool:
         raise UserError(
-            f"one of {count} processes was ended from outside, perhaps for want of memory: give smaller batches, "
-            "or set OMP_NUM_THREADS=1 for one process"
+            f"one of {count} processes was ended from outside, perhaps because memory ran out: use smaller "
+            "batches, or set OMP_NUM_THREADS=1 for one process"
         ) from None
-    except BaseException:  # Ctrl-C, or nobody wants the rest: nobody waits for the batches under way
+    except BaseException:  # Ctrl-C, or the rest is not wanted: do not wait for the batches in progress
         for process in list((getattr(pool, "_processes", None) or {}).values()):  # a pool of threads has none
             process.terminate()
         raise
@@ -69,7 +69,7 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Itera
 
 
 def _processes(count: int) -> Executor | None:
-    """A pool of copies of this process, where it can be copied."""
+    """A pool of forks of this process, if it can be forked."""
     if sys.platform != "linux" or threading.active_count() > 1 or torch.cuda.is_initialized():
         return None
     try:
@@ -79,10 +79,10 @@ def _processes(count: int) -> Executor | None:
 
 
 def _begin(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that was copied
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler that waits for the end of a step would wait for ever here
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a copy does not outlive the process
-    if os.getppid() != parent:  # which has ended meanwhile
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the parent must not run here
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a fork does not outlive its parent
+    if os.getppid() != parent:  # which has already ended
         os._exit(1)
     torch.set_num_threads(1)
 

@@ -27,7 +27,7 @@ from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageSt
 from regard.data.images import ImageData, Images, Listed, find_set, folder_classes, list_set, make_images
 from regard.data.sets import Files
 from regard.errors import UserError
-from regard.metrics.classification import evaluate_classes, tell_classes
+from regard.metrics.classification import evaluate_classes, format_classes
 from regard.models import Encoder, ModelConfig
 from regard.models.recipe import with_preset
 from regard.predict.bundle import Bundle
@@ -199,7 +199,7 @@ class ImageClassification(Task):
 
     @staticmethod
     def format_metrics(metrics: Metrics) -> list[str]:
-        return tell_classes(metrics)
+        return format_classes(metrics)
 
     # --- report
 

@@ -22,7 +22,7 @@ from regard.data.series import NumberBatch
 from regard.data.sets import find_files
 from regard.data.streams import Examples
 from regard.errors import UserError
-from regard.metrics.regression import TOGETHER, evaluate_regression, tell_numbers
+from regard.metrics.regression import TOGETHER, evaluate_regression, format_regression
 from regard.models import EncoderDecoder, ModelConfig
 from regard.predict.regressor import Regressor
 from regard.training.results import Chart, Section, Table
@@ -141,7 +141,7 @@ class Regression(Task):
 
     @staticmethod
     def format_metrics(metrics: Metrics) -> list[str]:
-        return tell_numbers(metrics)
+        return format_regression(metrics)
 
     # --- report
 

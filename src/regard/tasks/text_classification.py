@@ -29,7 +29,7 @@ from regard.data.labels import Example, LabelData, check_examples, choose_classe
 from regard.data.sets import find_files
 from regard.data.streams import Batches, Stream
 from regard.errors import UserError, suggest
-from regard.metrics.classification import evaluate_classes, tell_classes
+from regard.metrics.classification import evaluate_classes, format_classes
 from regard.models import Encoder, ModelConfig
 from regard.predict.bundle import Bundle
 from regard.predict.text_classifier import TextClassifier
@@ -249,7 +249,7 @@ class TextClassification(Task):
 
     @staticmethod
     def format_metrics(metrics: Metrics) -> list[str]:
-        return tell_classes(metrics)
+        return format_classes(metrics)
 
     # --- report
 
