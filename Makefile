@@ -1,8 +1,8 @@
-# Everything starts here: `make demo` and `make test` set up .venv by themselves, once.
+# `make demo` and `make test` create .venv on first use; later runs need no network.
 #
 #   PYTHON=python3.12   the Python to build .venv with (3.11 or newer)
 #   ARGS="..."          passed on to the demo or to pytest
-#   TORCH_INDEX=URL     a package index to take torch from, such as PyTorch's own with CPU-only builds
+#   TORCH_INDEX=URL     a package index to install torch from, such as PyTorch's own with CPU-only builds
 #   JOBS=4              the number of test processes (by default one per core, at most 8)
 PYTHON ?= python3
 ARGS ?=
@@ -13,10 +13,10 @@ RUN := .venv/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
 PYTEST := $(RUN) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal --durations 10
 
-# $(call stage,what,command): print one line and run the command quietly; if it fails, print all it said.
+# $(call stage,what,command): print one line and run the command quietly; if it fails, print its whole output.
 stage = @echo "$(1)"; log=$$(mktemp); trap 'rm -f "$$log"' EXIT; { $(2); } >"$$log" 2>&1 || { cat "$$log" >&2; exit 1; }
 
-# The page of `regard explore`: built from web into the package, so that it is there after an install too.
+# The page of `regard explore`: built from web into the package, so that it is part of an installation.
 PAGE := src/regard/explore/page/index.html
 WEB := $(shell find web/src web/public -type f) $(wildcard web/*.html web/*.json web/*.js web/*.ts web/.npmrc)
 
@@ -57,7 +57,7 @@ dist: .venv/ready $(PAGE) ## build the sdist and the wheel, with the page inside
 	$(call stage,building the sdist and the wheel,$(RUN) -m hatchling build)
 	@ls dist/*
 
-chaos: .venv/ready ## kill training 50 times and check that nothing was lost
+chaos: .venv/ready ## kill training 50 times and check that the weights are the same
 	$(RUN) benchmarks/chaos.py $(ARGS)
 
 clean: ## remove .venv, caches and build output
@@ -66,8 +66,8 @@ clean: ## remove .venv, caches and build output
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Set-up. A stamp is written last, so an interrupted set-up leaves none and starts again; while it is newer
-# than the pinned versions, pip is not called and no network is needed. FORCE comes in when the stamp is no
-# longer true: the folder has moved (.venv holds its absolute path), or another PYTHON is asked for.
+# than the pinned versions, pip is not called and no network is needed. FORCE repeats the set-up when the stamp
+# is out of date: the folder has moved (.venv holds its absolute path), or another PYTHON is requested.
 ifneq ($(origin PYTHON),file)
 same_python = [ "$$($(RUN) -V 2>&1)" = "$$("$(PYTHON)" -V 2>&1)" ]
 else
@@ -101,14 +101,14 @@ WEB_READY = $(shell [ web/node_modules/.package-lock.json -nt web/package-lock.j
 no_page = the page of regard explore is not built; everything else works
 maybe-page:
 	@if command -v npm >/dev/null; then $(MAKE) -s --no-print-directory page || echo "$(no_page)" >&2; \
-	elif [ ! -f $(PAGE) ]; then echo "there is no npm here: $(no_page)" >&2; fi
+	elif [ ! -f $(PAGE) ]; then echo "npm not found: $(no_page)" >&2; fi
 
 define check_python
 fail() { echo "error: $$*" >&2; exit 1; }; \
 command -v "$(PYTHON)" >/dev/null \
-	|| fail "there is no $(PYTHON) here; install Python 3.11 or newer, or name yours: make PYTHON=python3.12 ..."; \
+	|| fail "$(PYTHON) not found: install Python 3.11 or newer, or select yours with make PYTHON=python3.12 ..."; \
 "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	|| fail "Regard needs Python 3.11 or newer, and $(PYTHON) is $$("$(PYTHON)" -V 2>&1); name another: make PYTHON=python3.12 ..."; \
+	|| fail "Regard needs Python 3.11 or newer, and $(PYTHON) is $$("$(PYTHON)" -V 2>&1); select another with  make PYTHON=python3.12 ..."; \
 "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null \
-	|| fail "$(PYTHON) cannot make virtual environments; on Debian or Ubuntu: apt install python3-venv"
+	|| fail "$(PYTHON) cannot create virtual environments; on Debian or Ubuntu: apt install python3-venv"
 endef

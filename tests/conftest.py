@@ -1,7 +1,7 @@
 """Shared by all tests: reproducible random numbers, few threads, Ctrl-C, GPU tests only where there is a GPU.
 
-torch is touched only when a test module has imported it, so that the tests of the command line alone
-start in milliseconds.
+torch is seeded only if a test module has imported it, so that the tests of the command line alone start in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A busy machine is no mistake: examples may take as long as they take.
+# A busy machine must not fail a test: examples have no time limit.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# Test tensors are tiny: more threads cost more in hand-over than they give. The variable reaches torch in
-# subprocesses too, and must be set before torch is first imported.
+# Test tensors are tiny, so that several threads would be slower than one. The variable also applies to torch in
+# subprocesses, and must be set before torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -36,7 +36,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
-    """Every test starts from the same random state, whichever tests ran before it."""
+    """Every test starts from the same random state, regardless of the tests before it."""
     random.seed(0)
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -46,7 +46,7 @@ def seed() -> None:
 
 @pytest.fixture
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own, in which the commands of a test run."""
+    """An empty working directory for the commands of a test."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

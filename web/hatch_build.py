@@ -1,8 +1,8 @@
 """Build the page as part of the wheel: `pip install .` of a fresh clone brings `regard explore` with it.
 
 The page is what `make page` leaves in src/regard/explore/page. Where it is missing or older than its sources, npm
-builds it. Without npm, or without a network for it, the wheel is made all the same: everything but the page works,
-and `regard explore` says what is missing. An editable install is a checkout, where `make page` builds it.
+builds it. Without npm, or without a network for it, the wheel has no page: everything else works, and
+`regard explore` says what is missing. An editable install is a checkout, where `make page` builds it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PageHook(BuildHookInterface):
             return
         why = build(root / "web")
         if why is not None:
-            self.app.display_warning(f"regard explore: {why}; the page is left out, everything else works")
+            self.app.display_warning(f"regard explore: {why}; the wheel has no page, everything else works")
 
 
 def up_to_date(root: Path) -> bool:
@@ -40,9 +40,9 @@ def build(web: Path) -> str | None:
     """None when the page is built, else why it is not."""
     npm = shutil.which("npm")
     if npm is None:
-        return "there is no npm here (install Node.js 20.19 or newer)"
+        return "npm not found (install Node.js 20.19 or newer)"
     if not (web / "package.json").is_file():
-        return "there is no web folder here"
+        return "the folder web is missing"
     lock, installed = web / "package-lock.json", web / "node_modules/.package-lock.json"
     ready = installed.is_file() and installed.stat().st_mtime > lock.stat().st_mtime
     for words in ([] if ready else [["ci", "--silent"]]) + [["run", "--silent", "build"]]:
