@@ -91,4 +91,4 @@ def test_the_command(tmp_path, capsys) -> None:
     assert cli.main(["data", "check", str(tmp_path), "--skip-bad-lines"]) == 0
     assert capsys.readouterr().out.startswith("train: 1 pairs, 1 skipped\n")
     assert cli.main(["data", "check", str(tmp_path), "--skip-bad-lines", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["test.x"]["pairs"] == 1
+    assert json.loads(capsys.readouterr().out)["x"]["pairs"] == 1

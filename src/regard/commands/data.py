@@ -90,89 +90,64 @@ def _get(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     from regard.api import open_recipe
+    from regard.settings import from_dict
+    from regard.tasks.registry import task_of
 
     tables, _ = open_recipe(args.name, args.data, skip_bad=args.skip_bad_lines)
-    task, data = tables.get("task", "translation"), tables["data"]
-    assert isinstance(data, dict)
-    match task:
-        case "translation":
-            results = _check_pairs(data)
-        case "text-classification":
-            results = _check_labels(data)
-        case "language-modeling" | "masked-language-modeling":
-            results = _check_text(data)
-        case _:
-            return _check_run(args, tables)
-    if args.json:
+    task = task_of(tables)
+    kind = task.TABLES.get("data")
+    results = {} if kind is None else _check_files(from_dict(kind, tables["data"], "data."))
+    if not results:
+        _prepare(task, tables)
+        message = f"{args.name}: all files of [data] can be read"
+        print(json.dumps({"recipe": args.name, "readable": True}) if args.json else message)
+    elif args.json:
         print(json.dumps({name: fields for name, (_, fields, _) in results.items()}, ensure_ascii=False))
-        return 0
-    for name, (summary, fields, lines) in results.items():
-        skipped = f", {fields['bad']:,} skipped" if fields["bad"] else ""
-        print(f"{name}: {summary}{skipped}")
-        for line in lines:
-            print(f"  {line}")
+    else:
+        for name, (summary, fields, lines) in results.items():
+            skipped = f", {fields['bad']:,} skipped" if fields["bad"] else ""
+            print("\n  ".join([f"{name}: {summary}{skipped}", *lines]))
     return 0
 
 
-Results = dict[str, tuple[str, dict[str, Any], list[str]]]  # set -> (summary, fields of the JSON output, notes)
-
-
-def _check_pairs(table: dict[str, Any]) -> Results:
-    from regard.data.pairs import PairData, read_pairs
-    from regard.settings import from_dict
-
-    config, results = from_dict(PairData, table, "data."), {}
-    sets = {"train": config.train, "valid": config.valid, **{f"test.{name}": f for name, f in config.test.items()}}
-    for name, files in sets.items():
-        if files:
-            one = read_pairs(files, config).check()
-            first = [str(problem) for problem in one.bad]
-            more = [f"and {one.bad_count - len(one.bad):,} more"] if one.bad_count > len(one.bad) else []
-            fields = {"pairs": one.count, "bad": one.bad_count, "first": first, "notes": one.notes}
-            results[name] = f"{one.count:,} pairs", fields, [*first, *one.notes, *more]
-    return results
-
-
-def _check_labels(table: dict[str, Any]) -> Results:
-    from regard.data.labels import LabelData, check_examples, choose_classes
-    from regard.settings import from_dict
-
-    config, results = from_dict(LabelData, table, "data."), {}
-    classes = config.classes
-    for name, files in {"train": config.train, **config.sets}.items():
-        one = check_examples(files, config, classes)
-        classes = classes or choose_classes(config, one)
-        fields = {"texts": one.count, "classes": one.counts, "bad": one.bad_count, "notes": one.notes}
-        by_class = ", ".join(f"{label} {one.counts.get(label, 0):,}" for label in classes)
-        results[name] = f"{one.count:,} texts: {by_class}", fields, [*map(str, one.bad), *one.notes]
-    return results
-
-
-def _check_text(table: dict[str, Any]) -> Results:
+def _check_files(config: Any) -> dict[str, tuple[str, dict[str, Any], list[str]]]:
+    """{set: (summary, fields of the JSON output, problems and notes)} of data in text files; {} for other data."""
     from regard.data.documents import TextData, survey
-    from regard.settings import from_dict
+    from regard.data.labels import LabelData, check_examples, choose_classes
+    from regard.data.pairs import PairData, read_pairs
 
-    config, results = from_dict(TextData, table, "data."), {}
-    sets = {"train": config.train, "valid": config.valid, **{f"test.{name}": f for name, f in config.test.items()}}
-    for name, files in sets.items():
-        if files:
-            one = survey(files, config)
-            summary = f"{one.documents:,} documents, {one.characters:,} characters, {one.bytes:,} bytes"
-            results[name] = summary, vars(one), list(one.notes)
+    if not isinstance(config, PairData | LabelData | TextData):
+        return {}
+    results: dict[str, tuple[str, dict[str, Any], list[str]]] = {}
+    classes = config.classes if isinstance(config, LabelData) else ()
+    for name, files in {"train": config.train, **config.sets}.items():
+        if isinstance(config, TextData):
+            text = survey(files, config)
+            summary = f"{text.documents:,} documents, {text.characters:,} characters, {text.bytes:,} bytes"
+            results[name] = summary, vars(text), list(text.notes)
+            continue
+        if isinstance(config, PairData):
+            report = read_pairs(files, config).check()
+            summary, fields = f"{report.count:,} pairs", {"pairs": report.count}
+        else:
+            report = check_examples(files, config, classes)
+            classes = classes or choose_classes(config, report)
+            by_class = ", ".join(f"{label} {report.counts.get(label, 0):,}" for label in classes)
+            summary, fields = f"{report.count:,} texts: {by_class}", {"texts": report.count, "classes": report.counts}
+        problems = [str(problem) for problem in report.bad]
+        more = [f"and {report.bad_count - len(problems):,} more"] if report.bad_count > len(problems) else []
+        fields |= {"bad": report.bad_count, "first": problems, "notes": report.notes}
+        results[name] = summary, fields, [*problems, *more, *report.notes]
     return results
 
 
-def _check_run(args: argparse.Namespace, tables: dict[str, Any]) -> int:
-    """Any other task: its data is prepared in a temporary folder, so that all of it is read once."""
+def _prepare(task: Any, tables: dict[str, Any]) -> None:
+    """Prepare the data in a temporary folder, which reads all of it once."""
     import tempfile
 
     import torch
 
-    from regard.tasks.registry import task_of
     from regard.training.run import Run
 
     with tempfile.TemporaryDirectory() as folder:
-        Run(task_of(tables)(tables, Path(folder) / "run", torch.device("cpu"))).prepare()
-    message = f"{args.name}: all files of [data] can be read"
-    print(json.dumps({"recipe": args.name, "readable": True}) if args.json else message)
-    return 0
+        Run(task(tables, Path(folder) / "run", torch.device("cpu"))).prepare()
