@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
 
 from regard import cli
-from regard.commands.train import read
+from regard.api import open_recipe
 from regard.data.pairs import PairData, read_pairs
 from regard.errors import UserError
 from regard.settings import from_dict, read_toml, to_dict, write_toml
@@ -25,15 +24,7 @@ def texts(of: PairData) -> list[tuple[str, str]]:
 
 def read_data(recipe: Path, data: Path | None = None) -> PairData:
     """As a command reads the [data] table of a recipe."""
-    options = {
-        "recipe": str(recipe),
-        "data": data and str(data),
-        "skip_bad_lines": False,
-        "out": None,
-        "set": [],
-        "smoke": False,
-    }
-    tables, _ = read(argparse.Namespace(**options))
+    tables, _ = open_recipe(str(recipe), data and str(data))
     return from_dict(PairData, tables["data"], "data.")
 
 

@@ -1,14 +1,7 @@
 """The command line: `regard COMMAND ...`.
 
-This module finds the command, parses its arguments and turns errors into one readable line and an exit code:
-
-    0    success
-    1    a system error (missing file, full disk) or a bug in Regard
-    2    a `UserError`: invalid argument, setting or input, missing package
-    130  interrupted with Ctrl-C       (128 + SIGINT)
-    141  the output pipe was closed    (128 + SIGPIPE)
-
-The commands are in `regard.commands`; a command's module is imported only when it is called.
+This module finds the command, parses its arguments and turns errors into one readable line and an exit code (see
+`EXIT_CODES`). The commands are in `regard.commands`; a command's module is imported only when it is called.
 """
 
 from __future__ import annotations
@@ -77,6 +70,7 @@ regard train recipe.toml       train your own
 regard train --help            the options of a command, with examples
 """
 
+# 130 = 128 + SIGINT, 141 = 128 + SIGPIPE; 2 is a `UserError`
 EXIT_CODES = """exit codes:
   0    success
   1    system error (missing file, full disk) or a bug in Regard
