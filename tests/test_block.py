@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import regard.nn
 from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, build
@@ -251,3 +253,10 @@ def test_block_reaches_scaled_dot_product_attention_in_few_frames(
     known = Memory(torch.randn(2, 3, 18), Positions.of(3, CPU)) if memory else None
     stack(torch.randn(2, 4, 18), Positions.of(4, CPU), memory=known)
     assert len(depths) == stack.config.layers * (2 if memory else 1) and max(depths) <= 5
+
+
+def test_reading_path_is_short() -> None:
+    """Attention, masks, positions, norm, feed-forward, multi-head, block, embedding: at most 1,300 lines together."""
+    names = ("attention", "mask", "position", "norm", "feedforward", "multihead", "block", "embedding")
+    folder = Path(regard.nn.__file__).parent
+    assert sum(len((folder / f"{name}.py").read_text().splitlines()) for name in names) <= 1300

@@ -79,7 +79,7 @@ class Block(Traceable):
 
 def run_block(block: nn.Module, x: Tensor, context: Context) -> Tensor:
     """The function that training compiles: once, for all layers of a stack."""
-    return block(x, context)
+    return block(x, context)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

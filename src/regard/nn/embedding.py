@@ -99,4 +99,4 @@ class Features(nn.Module):
             raise UserError(
                 f"features have shape {tuple(features.shape)}: pass [batch, regions, {self.project.in_features}]"
             )
-        return self.project(features)
+        return self.project(features)  # type: ignore[no-any-return]

@@ -159,4 +159,4 @@ class HeadList(nn.Module):
             q, k, v = project(x).split((self.config.key_dim, self.config.key_dim, self.config.val_dim), dim=-1)
             stages = attention_stages(q[:, None], k[:, None], v[:, None], mask, scale=self.config.scale)
             outputs.append(stages.output[:, 0])  # [B, N, Dv]
-        return self.out(torch.cat(outputs, dim=-1))
+        return self.out(torch.cat(outputs, dim=-1))  # type: ignore[no-any-return]

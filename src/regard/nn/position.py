@@ -121,7 +121,7 @@ class Learned(Position):
 
     def embed(self, pos: Tensor) -> Tensor:
         last = self.embedding.num_embeddings - 1  # only padding may be beyond it, see `check_length`
-        return self.embedding(pos.clamp_max(last))
+        return self.embedding(pos.clamp_max(last))  # type: ignore[no-any-return]
 
     def check_length(self, positions: Positions, cached: int = 0) -> None:
         longest, length = self.embedding.num_embeddings, positions.length + cached
