@@ -22,7 +22,7 @@ Pair = tuple[list[Tensor], Tensor]  # our parameters and the one of the other si
 class Shape:
     batch: int
     length: int
-    memory: int  # length of what cross attention looks at
+    memory: int  # length of the memory
     heads: int
     kv_heads: int
     head_dim: int
@@ -62,7 +62,7 @@ def shapes(count: int, seed: int = 0) -> list[Shape]:
     return found
 
 
-def draw_is_real(batch: int, length: int, first: bool = False) -> Tensor:
+def random_is_real(batch: int, length: int, first: bool = False) -> Tensor:
     """MaskPredictor anywhere, but a real token in every row; `first`: at its start, so that causal queries see one."""
     is_real = torch.rand(batch, length) < 0.6
     at = torch.zeros(batch, dtype=torch.long) if first else torch.randint(length, (batch,))
@@ -73,17 +73,17 @@ def draw_is_real(batch: int, length: int, first: bool = False) -> Tensor:
 def hide(kind: str, batch: int, length: int) -> tuple[Mask, Tensor | None, Tensor | None]:
     """One of `HIDDEN`: our mask, who is real, and torch's attention mask (True = hidden)."""
     future = kind in ("causal", "both")
-    is_real = draw_is_real(batch, length, first=future) if kind in ("padding", "both") else None
+    is_real = random_is_real(batch, length, first=future) if kind in ("padding", "both") else None
     return causal if future else everything, is_real, torch.ones(length, length).triu(1).bool() if future else None
 
 
-def filler(is_real: Tensor | None) -> Tensor | None:
-    """torch's key_padding_mask: True = filler."""
+def key_padding_mask(is_real: Tensor | None) -> Tensor | None:
+    """torch's key_padding_mask: True = padding."""
     return None if is_real is None else ~is_real
 
 
 def keep_real(x: Tensor, is_real: Tensor | None) -> Tensor:
-    """What stands at filler is anybody's choice."""
+    """The output at padding is not compared."""
     return x if is_real is None else x * is_real[..., None]
 
 

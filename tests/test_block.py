@@ -102,7 +102,7 @@ def test_the_future_never_leaks(kind: str, path: str, window: int | None) -> Non
     stack = shaken(Stack(config(position=kind, attention=path, window=window, dim=18), causal=True).double().eval())
     x = torch.randn(1, 7, 18, dtype=torch.float64, requires_grad=True)
     out = stack(x, Positions.of(7, CPU))
-    reach = stack.config.layers * ((window or 7) - 1)  # each layer looks one window further back
+    reach = stack.config.layers * ((window or 7) - 1)  # each layer attends one window further back
     for i in range(7):
         (slope,) = torch.autograd.grad(out[0, i].sin().sum(), x, retain_graph=True)
         touched = slope[0].abs().amax(dim=-1) > 0
@@ -125,10 +125,10 @@ def test_changing_a_token_changes_no_logits_before_it(architecture: str, kind: s
 # Padding
 
 
-def pad(rows: list[Tensor], side: str, filler: int) -> tuple[Tensor, Tensor]:
-    """Rows of different length as one batch; `filler` may be any token."""
+def pad(rows: list[Tensor], side: str, padding_token: int) -> tuple[Tensor, Tensor]:
+    """Rows of different length as one batch; `padding_token` may be any token."""
     length = max(map(len, rows)) + 2
-    tokens = torch.full((len(rows), length), filler)
+    tokens = torch.full((len(rows), length), padding_token)
     is_real = torch.zeros(len(rows), length, dtype=torch.bool)
     for b, row in enumerate(rows):
         here = slice(0, len(row)) if side == "right" else slice(length - len(row), None)
@@ -144,8 +144,8 @@ def test_padding_changes_nothing_for_real_tokens(architecture: str, kind: str, w
     made = model(architecture=architecture, position=kind, heads=2, window=window)
     rows = [torch.randint(13, (n,)) for n in (5, 1, 7)]
     alone = [made(row[None], row[None])[0] if architecture == "encoder-decoder" else made(row[None])[0] for row in rows]
-    for filler in (0, 7):
-        tokens, is_real = pad(rows, side, filler)
+    for padding_token in (0, 7):
+        tokens, is_real = pad(rows, side, padding_token)
         out = made(tokens, tokens, is_real, is_real) if architecture == "encoder-decoder" else made(tokens, is_real)
         for b, single in enumerate(alone):
             torch.testing.assert_close(out[b][is_real[b]], single, atol=1e-10, rtol=1e-10)
@@ -200,12 +200,12 @@ def test_documents_shorter_than_the_learned_table_fill_a_longer_row() -> None:
     alone = torch.cat([made(text[None])[0] for text in texts])
     torch.testing.assert_close(made(tokens, document=document)[0], alone, atol=1e-10, rtol=1e-10)
     is_real = torch.ones(1, 20, dtype=torch.bool)
-    is_real[:, 16:] = False  # filler at the end of the row
+    is_real[:, 16:] = False  # padding at the end of the row
     padded, numbers = (torch.cat((x, torch.zeros(1, 4, dtype=torch.long)), dim=1) for x in (tokens, document))
     torch.testing.assert_close(made(padded, is_real, numbers)[0, :16], alone, atol=1e-10, rtol=1e-10)
 
 
-def test_filler_of_a_full_document_needs_no_learned_position() -> None:
+def test_padding_of_a_full_document_needs_no_learned_position() -> None:
     """MaskPredictor that bears the number of the last document stands after it, where the table has ended."""
     made = model(architecture="decoder", position="learned", max_length=6)
     texts = [torch.randint(13, (n,)) for n in (3, 6)]

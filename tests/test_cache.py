@@ -127,7 +127,7 @@ def test_rows_of_different_length_are_as_alone(kind: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_in_a_later_step(kind: str) -> None:
-    """A row that has ended can be fed filler: it takes no position and is never seen."""
+    """A row that has ended can get padding: it takes no position and is never attended to."""
     model = make(position=kind)
     tokens, state = torch.randint(VOCAB, (2, 8)), model.start()
     real = torch.tensor([[True] * 8, [True, True, True, False, True, False, False, True]])
@@ -337,7 +337,7 @@ def test_a_full_learned_table_is_refused_before_anything_is_stored() -> None:
 
 
 @torch.no_grad()
-def test_filler_takes_no_row_of_a_learned_table() -> None:
+def test_padding_takes_no_learned_position() -> None:
     """A left-padded row may be longer than the table, in steps as at once: its texts fit."""
     model, tokens = make(position="learned", max_length=5), torch.randint(VOCAB, (2, 8))
     is_real = torch.ones(2, 8, dtype=torch.bool)

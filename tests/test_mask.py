@@ -157,7 +157,7 @@ def test_positions_restart_with_each_document() -> None:
 
 
 def test_padding_and_documents_hide_by_themselves() -> None:
-    """Whatever mask is asked for: filler is never seen, and neither is another document."""
+    """Whatever the mask: padding and other documents are never attended to."""
     is_real = torch.tensor([[False, True, True], [True, True, False]])
     seen = AttentionMask(everything, Positions.of(3, CPU), Positions.of(3, CPU, is_real)).dense()
     assert torch.equal(seen.expand(2, 1, 3, 3)[:, 0], is_real[:, None].expand(2, 3, 3))

@@ -303,7 +303,7 @@ def test_nothing_in_nothing_out(kind: str, batch: int, length: int) -> None:
     assert model(nothing).shape == model(nothing, is_real).shape == (batch, length, VOCAB)
     both = make(position=kind, architecture="encoder-decoder")
     assert both(nothing, tokens(batch, 3)).shape == (batch, 3, VOCAB)
-    assert both(nothing, tokens(batch, 3)).isfinite().all()  # nothing to look at: cross attention adds its bias
+    assert both(nothing, tokens(batch, 3)).isfinite().all()  # an empty memory: cross-attention adds its bias
     state = model.start()
     assert model.step(nothing, state).shape == (batch, length, VOCAB)
     assert model.step(tokens(batch, 2), state).isfinite().all()

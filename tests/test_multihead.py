@@ -16,10 +16,10 @@ from odd_shapes import (
     assert_same,
     attention_pairs,
     copy_pairs,
-    draw_is_real,
-    filler,
     hide,
     keep_real,
+    key_padding_mask,
+    random_is_real,
     shapes,
     slopes,
 )
@@ -118,7 +118,7 @@ def test_self_attention_is_torch(shape: Shape, dtype: torch.dtype, path: str) ->
     x = torch.randn(shape.batch, shape.length, shape.dim, dtype=dtype, requires_grad=True)
     for kind in HIDDEN:
         mask, is_real, hidden = hide(kind, shape.batch, shape.length)
-        other, _ = theirs(x, x, x, attn_mask=hidden, key_padding_mask=filler(is_real), need_weights=False)
+        other, _ = theirs(x, x, x, attn_mask=hidden, key_padding_mask=key_padding_mask(is_real), need_weights=False)
         one = ours(x, within(shape.length, mask, is_real))
         assert_same(keep_real(one, is_real), keep_real(other, is_real), [x], attention_pairs(ours, theirs))
 
@@ -131,8 +131,8 @@ def test_cross_attention_is_torch(shape: Shape, dtype: torch.dtype) -> None:
     theirs = torch_form(ours)
     x = torch.randn(shape.batch, shape.length, shape.dim, dtype=dtype, requires_grad=True)
     memory = torch.randn(shape.batch, shape.memory, shape.dim, dtype=dtype, requires_grad=True)
-    for is_real in (None, draw_is_real(shape.batch, shape.memory)):
-        other, _ = theirs(x, memory, memory, key_padding_mask=filler(is_real), need_weights=False)
+    for is_real in (None, random_is_real(shape.batch, shape.memory)):
+        other, _ = theirs(x, memory, memory, key_padding_mask=key_padding_mask(is_real), need_weights=False)
         one = ours(x, across(memory, shape.length, is_real))
         assert_same(one, other, [x, memory], attention_pairs(ours, theirs))
 

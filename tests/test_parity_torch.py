@@ -14,10 +14,10 @@ from odd_shapes import (
     assert_same,
     attention_pairs,
     copy_pairs,
-    draw_is_real,
-    filler,
     hide,
     keep_real,
+    key_padding_mask,
+    random_is_real,
     shapes,
 )
 from regard.nn.block import Block, Memory, Stack
@@ -107,7 +107,7 @@ def test_one_layer_is_torch(shape: Shape, dtype: torch.dtype, order: str) -> Non
         mask, is_real, hidden = hide(kind, shape.batch, shape.length)
         positions = Positions.of(shape.length, CPU, is_real)
         one = ours(x, Context(AttentionMask(mask, positions, positions)))
-        other = theirs(x, src_mask=hidden, src_key_padding_mask=filler(is_real))
+        other = theirs(x, src_mask=hidden, src_key_padding_mask=key_padding_mask(is_real))
         assert_same(keep_real(one, is_real), keep_real(other, is_real), [x], pairs)
 
 
@@ -126,7 +126,7 @@ def test_a_stack_is_the_encoder_of_torch(shape: Shape, dtype: torch.dtype, order
         pairs = stack_pairs(ours, theirs)
         copy_pairs(pairs)
         one = ours(x, Positions.of(shape.length, CPU, is_real))
-        other = theirs(x, mask=hidden, src_key_padding_mask=filler(is_real))
+        other = theirs(x, mask=hidden, src_key_padding_mask=key_padding_mask(is_real))
         assert_same(keep_real(one, is_real), keep_real(other, is_real), [x], pairs)
 
 
@@ -140,7 +140,7 @@ def test_a_stack_is_the_decoder_of_torch(shape: Shape, dtype: torch.dtype, order
     x, memory = random_states(shape, shape.length, dtype), random_states(shape, shape.memory, dtype)
     for kind in HIDDEN:
         _, is_real, hidden = hide(kind, shape.batch, shape.length)
-        memory_is_real = None if is_real is None else draw_is_real(shape.batch, shape.memory)
+        memory_is_real = None if is_real is None else random_is_real(shape.batch, shape.memory)
         ours = shaken(Stack(c, causal=hidden is not None, memory=True), dtype)
         pairs = stack_pairs(ours, theirs)
         copy_pairs(pairs)
@@ -150,8 +150,8 @@ def test_a_stack_is_the_decoder_of_torch(shape: Shape, dtype: torch.dtype, order
             x,
             memory,
             tgt_mask=hidden,
-            tgt_key_padding_mask=filler(is_real),
-            memory_key_padding_mask=filler(memory_is_real),
+            tgt_key_padding_mask=key_padding_mask(is_real),
+            memory_key_padding_mask=key_padding_mask(memory_is_real),
         )
         assert_same(keep_real(one, is_real), keep_real(other, is_real), [x, memory], pairs)
 
@@ -171,7 +171,7 @@ def test_both_stacks_are_the_transformer_of_torch(shape: Shape, dtype: torch.dty
     source, target = random_states(shape, shape.memory, dtype), random_states(shape, shape.length, dtype)
     for kind in ("causal", "both"):
         _, is_real, hidden = hide(kind, shape.batch, shape.length)
-        source_is_real = None if is_real is None else draw_is_real(shape.batch, shape.memory)
+        source_is_real = None if is_real is None else random_is_real(shape.batch, shape.memory)
         positions = Positions.of(shape.memory, CPU, source_is_real)
         known = Memory(encoder(source, positions), positions)
         one = decoder(target, Positions.of(shape.length, CPU, is_real), memory=known)
@@ -179,8 +179,8 @@ def test_both_stacks_are_the_transformer_of_torch(shape: Shape, dtype: torch.dty
             source,
             target,
             tgt_mask=hidden,
-            src_key_padding_mask=filler(source_is_real),
-            memory_key_padding_mask=filler(source_is_real),
-            tgt_key_padding_mask=filler(is_real),
+            src_key_padding_mask=key_padding_mask(source_is_real),
+            memory_key_padding_mask=key_padding_mask(source_is_real),
+            tgt_key_padding_mask=key_padding_mask(is_real),
         )
         assert_same(keep_real(one, is_real), keep_real(other, is_real), [source, target], pairs)
