@@ -31,5 +31,5 @@ def write_squares(folder: Path) -> None:
     idx = 'train = ["train-images", "train-labels"]\ntest = { test = ["test-images", "test-labels"] }\n'
     (folder / "idx.toml").write_text(head + idx + 'classes = ["dark", "bright"]\n' + augmented)
     (folder / "folders.toml").write_text(
-        head + 'train = ["photos/train"]\ntest = { test = ["photos/test"] }\nvalid_share = 0.25\n' + augmented
+        head + 'train = ["photos/train"]\ntest = { test = ["photos/test"] }\nvalid_fraction = 0.25\n' + augmented
     )

@@ -168,7 +168,7 @@ def test_files_with_captions_are_learned(here: Path, capsys: pytest.CaptureFixtu
     assert main([*order, "half.jsonl"]) == 0
     assert json.loads(capsys.readouterr().out)["files"]["exact"] == 0.5
     other = {"pictures": "features", "features": "pictures"}[name]
-    for file, message in ((f"{other}.jsonl", 'jsonl, line 1: has "'), (files[0], "captions stand in a .jsonl file")):
+    for file, message in ((f"{other}.jsonl", 'jsonl, line 1: has "'), (files[0], "is not UTF-8")):
         assert main([*order, file]) == 2
         out, err = capsys.readouterr()
         assert message in err and out == ""
@@ -190,7 +190,7 @@ def test_a_run_of_scenes_is_complete(here: Path, capsys: pytest.CaptureFixture[s
     rows = [json.loads(line) for line in Path("runs/scenes/data/examples/captions.jsonl").read_text().splitlines()]
     examples = "runs/scenes/data/examples/captions.jsonl"
     assert main(["evaluate", "runs/scenes", "--files", examples, "--device", "cpu"]) == 0
-    assert "6 pictures" in capsys.readouterr().out
+    assert "6 images" in capsys.readouterr().out
     assert len(rows) == 6 and all((Path("runs/scenes/data/examples") / row["image"]).is_file() for row in rows)
 
 
@@ -208,17 +208,17 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     ("scenes", ["data.scenes.common=1", "data.scenes.held_out=['bag top left', 'bag top right', 'bag bottom left']"],
      "no scene is left; keep fewer pairs out, or set common = 0"),
     ("scenes", ["data.scenes.common=-1"], "common = -1: must be 0 or more"),
-    ("scenes", ["data.scenes.common=99"], "99: with .* never come to the other scenes; give fewer"),
+    ("scenes", ["data.scenes.common=99"], "99: with .* never reach the other scenes; lower it"),
     ("scenes", ["data.scenes.held_out=['sandal 2 3']"], "none of its nouns is in nouns"),
     ("scenes", ["data.scenes.nouns=['bag']"], r"nouns = \['bag'\]: give 2 or more"),
     ("scenes", ["data.scenes.nouns=['bag', 'hat']"], "'hat' is not known"),
     ("scenes", ["data.scenes.language=fr"], "language = 'fr'"),
     ("scenes", ["data.word_dropout=1.0"], "word_dropout = 1.0: must be at least 0"),
-    ("scenes", ["model.channels=3"], "scenes are grey pictures"),
+    ("scenes", ["model.channels=3"], "scenes are grayscale images"),
     ("scenes", ["data.train=['x.jsonl']"], "and not both"),
     ("scenes", ["train.pack=3"], "train.pack = 3"), ("scenes", ["data.max_length=3"], "more than data.max_length = 3"),
-    ("pictures", ["model.architecture=encoder"], "captions need architecture = 'encoder-decoder'|there are no tokens"),
-    ("pictures", ["model.input=tokens"], "captions need architecture"),
+    ("pictures", ["model.architecture=encoder"], "image-captioning needs architecture|there are no tokens"),
+    ("pictures", ["model.input=tokens"], "image-captioning needs architecture"),
     ("pictures", ["data.train=['none.jsonl']"], "no such file"),
     ("pictures", ["model.position=learned", "model.max_length=9", "text.kind=char"], "model.max_length = 9"),
     ("features", ["model.feature_dim=2048"], "each region has 6 numbers, but the model reads feature_dim = 2,048"),

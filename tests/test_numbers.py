@@ -157,7 +157,7 @@ def test_a_run_of_pairs_is_complete_and_answers(here: Path, capsys: pytest.Captu
     predictor = regard.load("runs/pairs").predictor
     assert answers[0]["predicted"] == predictor.predict([[10, 20, 30]])[0].series
     assert len(predictor.predict([[1.0]], steps=5)[0].values) == 5
-    assert main(["runs"]) == 0 and "numbers" in capsys.readouterr().out
+    assert main(["runs"]) == 0 and "regression" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("recipe", ["pairs.toml", "series.toml"])

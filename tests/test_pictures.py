@@ -42,7 +42,7 @@ train = training(SMALL)
 def test_a_run_is_complete_and_recognises(here: Path, capsys: pytest.CaptureFixture[str], recipe: str) -> None:
     assert train(recipe, "--json", "--set=train.steps=40", "--set=train.lr=0.01") == 0
     out = capsys.readouterr()
-    assert " pictures/s" in out.err and "tokens/s" not in out.err
+    assert " images/s" in out.err and "tokens/s" not in out.err
     told, run = json.loads(out.out), here / "runs" / recipe.removesuffix(".toml")
     saved = read_toml(run / "recipe.toml")
     assert saved["train"]["pack"] == 17 and sorted(saved["data"]["classes"]) == ["bright", "dark"]
@@ -90,7 +90,7 @@ def test_other_pictures_are_judged(here: Path, capsys: pytest.CaptureFixture[str
     for options, message in (
         (["--files", "moved/test"], "'green' is not a class of the training data"),
         (["--files", "none"], "there is no none): give two idx files"),
-        (["--files", "moved/train/dark/0.png"], "or folders that have one folder a class"),
+        (["--files", "moved/train/dark/0.png"], "or folders with one folder per class"),
         (["--files", "moved/train", "--test", "test"], "remove one of them"),
         (["--beam", "4"], "--beam 4: has no effect for a model of task image-classification"),
     ):
@@ -120,18 +120,18 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("changes", "message"), [
     (["data.train=['none', 'train-labels']"], "none: no such file"),
-    (["data.train=['train-labels', 'train-images']"], "have 1 and 3 axes; the first must hold pictures"),
-    (["data.train=['train-images', 'test-labels']"], "24 pictures, but .* has 8 labels"),
+    (["data.train=['train-labels', 'train-images']"], "have 1 and 3 axes; the first must"),
+    (["data.train=['train-images', 'test-labels']"], "24 images, but .* has 8 labels"),
     (["data.train=['photos']"], "'dark' is no class|'test' is no class|is no class|dark"),
     (["data.classes=['only']"], r"train-labels, row 2: label 1, but data.classes names 1"),
     (["data.classes=['a', 'a']"], "names one twice"),
     (["model.architecture=decoder"], "needs architecture = 'encoder'|a decoder model reads tokens"),
     (["model.output_head=none"], "needs architecture = 'encoder'"),
     (["model.patch_size=3"], "patch_size = 3 does not divide"),
-    (["augment.crop=8"], "augment.crop = 8: a picture has 8 pixels"), (["augment.flip=2"], "augment.flip = 2"),
+    (["augment.crop=8"], "augment.crop = 8: must be below"), (["augment.flip=2"], "augment.flip = 2"),
     (["augment.mixup=-1"], "augment.mixup = -1"), (["augment.erse=1"], "did you mean 'erase'"),
-    (["train.pack=9"], "train.pack = 9: a picture has 17 patches"), (["train.r_drop=1.0"], "train.r_drop = 1.0"),
-    (["train.batch_tokens=5"], "pack = 17: a row is longer than batch_tokens = 5"),
+    (["train.pack=9"], "train.pack = 9: an image has 17 patches"), (["train.r_drop=1.0"], "train.r_drop = 1.0"),
+    (["train.batch_tokens=5"], "pack = 17: must be at most batch_tokens = 5"),
     (["train.cuda_graph=true"], "a CUDA graph needs an NVIDIA GPU"),
     (["train.cuda_graph=true", "model.position_axes=2", "model.position=learned"], "'rope', or set position_axes = 1"),
 ])  # fmt: skip

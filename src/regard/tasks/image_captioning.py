@@ -43,7 +43,7 @@ from regard.data.captionsets import (
     scene_sets,
 )
 from regard.data.scenes import SceneMaker, coverage
-from regard.data.sets import Files, find_files
+from regard.data.sets import find_files
 from regard.data.streams import Stream
 from regard.errors import UserError
 from regard.files import make_folder, write_atomically
@@ -148,11 +148,6 @@ class ImageCaptioning(Task):
             raise UserError(f"train.pack = {self.config.pack}: the images decide this ({length} patches); remove it")
 
     # --- data
-
-    @property
-    def files(self) -> dict[str, Files]:
-        named = {"train": self.data.train, "valid": self.data.valid, **self.data.test}
-        return {name: files for name, files in named.items() if files}
 
     @property
     def sets(self) -> Sequence[str]:

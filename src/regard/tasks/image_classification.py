@@ -25,7 +25,6 @@ from torch import Tensor
 
 from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageStream, augment
 from regard.data.images import ImageData, Images, Listed, find_set, folder_classes, list_set, make_images
-from regard.data.sets import Files
 from regard.errors import UserError
 from regard.metrics.classification import evaluate_classes, format_classes
 from regard.models import Encoder, ModelConfig
@@ -113,13 +112,8 @@ class ImageClassification(Task):
     # --- data
 
     @property
-    def files(self) -> dict[str, Files]:
-        named = {"train": self.data.train, "valid": self.data.valid, **self.data.test}
-        return {name: files for name, files in named.items() if files}
-
-    @property
     def sets(self) -> Sequence[str]:
-        return [*({"valid": ()} if self.data.valid_fraction else {}), *(name for name in self.files if name != "train")]
+        return [*(["valid"] if self.data.valid_fraction else []), *super().sets]
 
     def find_files(self) -> None:
         for files in self.files.values():

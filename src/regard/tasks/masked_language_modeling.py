@@ -206,7 +206,8 @@ class MaskedLanguageModeling(PlainTextTask):
         for ids, labels in self._texts():
             position, label = min(labels.items())
             masked = [tokenizer.mask if at == position else id for at, id in enumerate(ids)]
-            shown = "".join("▢" if id == tokenizer.mask else tokenizer.token(id) for id in masked[1:-1])
+            tokens = [*map(tokenizer.token, ids[:position]), "▢", *map(tokenizer.token, ids[position + 1 :])]
+            shown = "".join(tokens[1:-1])
             candidates = predictor.candidates(masked, CANDIDATES)[0]
             predictions = ", ".join(f"{one.token} {one.probability:.2f}" for one in candidates)
             rows.append([shown.replace("▁", " "), tokenizer.token(label), predictions])

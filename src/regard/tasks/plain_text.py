@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,8 @@ class PlainTextTask(Task):
     @property
     def files(self) -> dict[str, Files]:
         """The files of each set; a validation fraction is part of the training files."""
-        valid = self.data.train if self.data.valid_fraction else self.data.valid
-        named = {"train": self.data.train, "valid": valid, **self.data.test}
-        return {name: files for name, files in named.items() if files}
-
-    @property
-    def sets(self) -> Sequence[str]:
-        return [name for name in self.files if name != "train"]
+        held_out = {"valid": self.data.train} if self.data.valid_fraction else {}
+        return {"train": self.data.train, **held_out, **self.data.sets}
 
     def find_files(self) -> None:
         for files in self.files.values():

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from regard.data.numeric import NumberData, NumberSets, Scale, make_sets
 from regard.data.series import NumberBatch
-from regard.data.sets import find_files
 from regard.data.streams import Examples
 from regard.errors import UserError
 from regard.metrics.regression import TOGETHER, evaluate_regression, format_regression
@@ -78,9 +77,6 @@ class Regression(Task):
     @property
     def sets(self) -> Sequence[str]:
         return [name for name in self.numbers.rows if name != "train"]
-
-    def find_files(self) -> None:
-        find_files([*self.data.train, *self.data.valid, *sum(self.data.test.values(), ())], self.data.folder)
 
     def check_data(self) -> None:
         self.numbers = make_sets(self.data)

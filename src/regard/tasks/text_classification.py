@@ -26,7 +26,6 @@ from torch import Tensor
 from regard.data.encode import store_labelled
 from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weights, sample_rows
 from regard.data.labels import Example, LabelData, check_examples, choose_classes, read_labelled
-from regard.data.sets import find_files
 from regard.data.streams import Batches, Stream
 from regard.errors import UserError, suggest
 from regard.metrics.classification import evaluate_classes, format_classes
@@ -105,15 +104,11 @@ class TextClassification(Task):
 
     @property
     def sets(self) -> Sequence[str]:
-        return [*{**({"valid": ()} if self.data.valid_fraction else {}), **self.data.sets}]
-
-    def find_files(self) -> None:
-        for files in (self.data.train, *self.data.sets.values()):
-            find_files(files, self.data.folder)
+        return [*(["valid"] if self.data.valid_fraction else []), *super().sets]
 
     def check_data(self) -> None:
         """A label that does not occur in training is a mistake in another set."""
-        for name, files in {"train": self.data.train, **self.data.sets}.items():
+        for name, files in self.files.items():
             report = check_examples(files, self.data, self.data.classes)
             report.print(files)
             if name == "train":

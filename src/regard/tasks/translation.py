@@ -62,7 +62,7 @@ class Translation(Task):
         "bleu": "BLEU", "tokenised_bleu": "tokenised BLEU", "chrf": "chrF", "exact": "exact match", "lines": "lines"
     }  # fmt: skip
     EXAMPLE = 'train = ["a.en", "a.de"]'
-    OPTIONS = ("test", "files", "beam", "tokenize")
+    OPTIONS: ClassVar[tuple[str, ...]] = ("test", "files", "beam", "tokenize")
     predictor = Translator
 
     decode: SearchConfig
@@ -72,32 +72,23 @@ class Translation(Task):
     # --- data
 
     @property
-    def files(self) -> dict[str, Files]:
-        """The files of the sets that are evaluated."""
-        files: dict[str, Files] = self.data.sets
-        return files
-
-    @property
     def sets(self) -> Sequence[str]:
-        return [*self.files] if self.data.generator is None else ["test"]
+        return super().sets if self.data.generator is None else ["test"]
 
     def find_files(self) -> None:
-        for files in self._all_files():
+        for files in self.files.values():
             find_pairs(files, self.data.folder)
 
     def check_data(self) -> None:
-        for files in self._all_files():
+        for files in self.files.values():
             read_pairs(files, self.data).check().print(files)
-
-    def _all_files(self) -> list[Files]:
-        return [files for files in (self.data.train, *self.files.values()) if files]
 
     def lines(self, name: str) -> Iterator[Pair]:
         """The pairs of a set: "train" or one of `sets`."""
         if self.data.generator is not None:
             pairs: Iterator[Pair] = self.data.generator.pairs(name)
             return pairs
-        return iter(read_pairs({"train": self.data.train, **self.files}[name], self.data))
+        return iter(read_pairs(self.files[name], self.data))
 
     def prepare_data(self) -> None:
         store = self._store("train", self.data.train, self.data.max_length)
@@ -174,7 +165,8 @@ class Translation(Task):
         metrics = {"valid_loss": loss / tokens}
         if self.config.metric in ("bleu", "chrf"):
             greedy = Translator(self.bundle(model), SearchConfig())
-            result = score(*self._translated(greedy, list(self.lines("valid")))[1:])
+            _, hypotheses, references = self._translated(greedy, list(self.lines("valid")))
+            result = score(hypotheses, references)
             spaced = "tok:13a" in result.signature  # else only sacrebleu can split the text into words
             metrics |= {"bleu": result.tokenised_bleu if spaced else result.bleu, "chrf": result.chrf}
         return metrics
@@ -203,7 +195,9 @@ class Translation(Task):
         return metrics, list(zip(sources, references, hypotheses, strict=True))
 
     @staticmethod
-    def _translated(translator: Any, examples: Sequence[Pair], **options: Any) -> tuple[list[str], ...]:
+    def _translated(
+        translator: Translator, examples: Sequence[Pair], **options: Any
+    ) -> tuple[list[str], list[str], list[str]]:
         """(sources, hypotheses, references)."""
         sources = [pair.source for pair in examples]
         hypotheses = [prediction.text for prediction in translator.predict(sources, **options)]

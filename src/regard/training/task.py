@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from regard.data.sets import home
+from regard.data.sets import Files, find_files, home
 from regard.data.streams import Stream
 from regard.errors import UserError, suggest
 from regard.models import ModelConfig
@@ -112,9 +112,15 @@ class Task(ABC):
 
     # --- data
 
-    @abstractmethod
+    @property
+    def files(self) -> dict[str, Files]:
+        """The files of each set."""
+        return {name: files for name, files in {"train": self.data.train, **self.data.sets}.items() if files}
+
     def find_files(self) -> None:
         """Raise a UserError unless all files exist."""
+        for files in self.files.values():
+            find_files(files, self.data.folder)
 
     @abstractmethod
     def check_data(self) -> None:
@@ -214,9 +220,9 @@ class Task(ABC):
         """(model, batch) -> (summed loss, what it is a sum over)."""
 
     @property
-    @abstractmethod
     def sets(self) -> Sequence[str]:
         """The names of the sets that are evaluated after training: "valid" and the test sets."""
+        return [name for name in self.files if name != "train"]
 
     @property
     def has_validation(self) -> bool:
