@@ -11,11 +11,23 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"src/regard": ("*.py", "*.toml"), "docs": ("*.md",), "web/src": ("*.ts", "*.svelte"), "recipes": ("*.toml",)}
 # pattern of a private term: the standard one
 WORDS = {
+    r"fillers?": "padding",
+    r"foretells?|foretold|foresees?|foreseen": "predict, forecast",
     r"heretofore": "so far",
     r"mends?|mended|mending": "correct",
     r"shall": "should, must",
-    r"(?:tokens|frames|steps|sentences|pairs|rows|images|texts|characters|operations|bytes) a second": "per second, /s",
+    r"likeliest|likelier": "most probable, more probable",
+    r"surprises?|surprised": "cross-entropy, log-probability",
+    r"free-running": "autoregressive",
+    r"go on|goes on|went on|going on": "continue, resume",
+    r"wiring": "architecture",
     r"answerers?": "predictor",
+    r"visibility": "attention mask",
+    r"recognisers?": "classifier",
+    r"whoever": "who",
+    r"nats an? \w+": "nats per token",
+    r"(?:tokens|frames|steps|sentences|pairs|rows|images|texts|characters|operations|bytes) a second": "per second, /s",
+    r"(?:numbers|bytes|rows|tokens|pairs) a (?:row|token|step|head|word|text|block|batch|layer|image|sentence)": "per",
 }
 
 
