@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import io
 import itertools
+import pkgutil
 import re
 import shlex
 from collections.abc import Iterator
@@ -233,6 +234,16 @@ def test_pictures_are_small_and_described():
 def test_every_page_is_in_the_index():
     index = set(targets("docs/README.md"))
     assert {Path(page).name for page in PAGES if page.startswith("docs/")} - {"README.md"} <= index
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_modules_and_files_named_in_passing_exist(page):
+    for span in re.findall(r"`([^`\n]+)`", split(page)[1]):
+        if re.fullmatch(r"regard(\.[A-Za-z_]\w*)+", span):
+            pkgutil.resolve_name(span)
+        elif re.fullmatch(r"(src/)?(regard|tests|benchmarks|recipes|web|docs)(/[\w.-]+)+", span):
+            path = f"src/{span}" if span.startswith("regard/") else span
+            assert (ROOT / path).exists(), f"{page}: `{span}` does not exist"
 
 
 # --- tables
