@@ -82,14 +82,15 @@ def figure(svg: str, caption: str) -> str:
     """A figure with its caption; one wider than the page scrolls, also by keyboard."""
     return (
         f'<figure><div class="scroll" tabindex="0" role="group" aria-label="Figure">{svg}</div>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        + (f"<figcaption>{escape(caption)}</figcaption>" if caption else "")
+        + "</figure>"
     )
 
 
 def attention_note() -> str:
     """The caveat shown beside every attention map."""
     return (
-        '<aside class="note"><p><strong>Input attention.</strong> Attention weights show which values were mixed, '
+        '<aside class="note"><p><strong>Reading attention.</strong> Attention weights show which values were mixed, '
         "not why: a large weight says that a value was used, and different weights can lead to the same output "
         "(Jain &amp; Wallace 2019, “Attention is not Explanation”). Better evidence is an experiment: switch the head "
         "off and see whether the output changes.</p></aside>"
