@@ -82,10 +82,10 @@ def test_good_files_arrive_and_are_kept(address, tmp_path) -> None:
     ("kind", "reason"),
     [
         ("wrong", "SHA-256 is " + hashlib.sha256(CONTENT[::-1]).hexdigest()),
-        ("cut", "70,000 bytes came instead of 256,000"),
-        ("endless", "more bytes came instead of 256,000"),
+        ("cut", "received 70,000 bytes instead of 256,000"),
+        ("endless", "received more bytes instead of 256,000"),
         ("missing", "404 Not Found"),
-        ("hang", "no answer within 0.3 s"),
+        ("hang", "no response within 0.3 s"),
     ],
 )
 def test_failure_leaves_nothing_and_says_what_to_do(address, tmp_path, kind, reason) -> None:
@@ -165,7 +165,7 @@ def test_the_command(address, tmp_path, monkeypatch, capsys) -> None:
         (["list", "multi30k"], "regard data get multi30k"),
         (["list", "-o", "x"], "has no option -o"),
         (["get", "multi30k", "--skip-bad-lines"], "belongs to  regard data check"),
-        (["get", "nothing"], "no data set"),
+        (["get", "nothing"], "unknown data set"),
         (["check", "no-such-recipe.toml"], "no such file"),
     ],
 )
