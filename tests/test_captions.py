@@ -60,10 +60,10 @@ def test_what_are_no_features(tmp_path: Path) -> None:
         ("none.npy", None, None, "no such file"), ("x.pt", None, None, "ending in .npy or .safetensors"),
         ("objects.npy", None, None, "objects, a pickle"), ("text.npy", None, None, "cannot be read as features"),
         ("flat.npy", None, None, r"has shape \(7,\); give \[regions, size\]"),
-        ("many.npy", None, None, r"holds 2 pictures; say which \(0 to 1\) .* caption --key 0"),
-        ("many.npy", 2, None, "holds 2 pictures"),
+        ("many.npy", None, None, r"contains 2 images; choose one \(0 to 1\) .* caption --key 0"),
+        ("many.npy", 2, None, "contains 2 images"),
         ("words.npy", None, None, "not numbers"), ("nan.npy", None, None, "region 1, number 0 is nan"),
-        ("two.safetensors", None, None, "holds 2 tensors; .*caption --key a"),
+        ("two.safetensors", None, None, "contains 2 tensors; .*caption --key a"),
         ("two.safetensors", "c", None, "has no tensor 'c'"),
         ("text.safetensors", None, None, "damaged or incomplete"),
         ("many.npy", 0, 2048, "each region has 7 numbers, but the model reads feature_dim = 2,048"),
@@ -168,7 +168,7 @@ def test_files_with_captions_are_learned(here: Path, capsys: pytest.CaptureFixtu
     assert main([*order, "half.jsonl"]) == 0
     assert json.loads(capsys.readouterr().out)["files"]["exact"] == 0.5
     other = {"pictures": "features", "features": "pictures"}[name]
-    for file, message in ((f"{other}.jsonl", 'jsonl, line 1: has "'), (files[0], "is not UTF-8")):
+    for file, message in ((f"{other}.jsonl", 'jsonl, line 1: has "'), (files[0], "captions are in tables ending in")):
         assert main([*order, file]) == 2
         out, err = capsys.readouterr()
         assert message in err and out == ""
@@ -204,7 +204,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("recipe", "changes", "message"), [
-    ("scenes", ["data.scenes.held_out=['hat left']"], "'hat left' is no pair of noun and place"),
+    ("scenes", ["data.scenes.held_out=['hat left']"], "'hat left' is not a noun and a position"),
     ("scenes", ["data.scenes.common=1", "data.scenes.held_out=['bag top left', 'bag top right', 'bag bottom left']"],
      "no scene is left; keep fewer pairs out, or set common = 0"),
     ("scenes", ["data.scenes.common=-1"], "common = -1: must be 0 or more"),
@@ -242,15 +242,15 @@ def test_what_caption_refuses(here: Path, capsys: pytest.CaptureFixture[str]) ->
     save_file({str(at): torch.from_numpy(one) for at, one in enumerate(both)}, "many.safetensors")
     for arguments, message in (
         (["runs/pictures", "none.png"], "none.png: no such file"),
-        (["runs/pictures", "0.png", "text.png"], "text.png: cannot be read as a picture"),
+        (["runs/pictures", "0.png", "text.png"], "text.png: cannot be read as an image"),
         (["runs/features", "wide.npy"], "each region has 9 numbers"),
-        (["runs/features", "0.png"], "0.png: features stand in a file ending in .npy"),
+        (["runs/features", "0.png"], "0.png: features are in files ending in .npy"),
         (["runs/pictures", "0.png", "--beam", "0"], "beam = 0"),
         (["runs/pictures", "0.png", "--key", "a"], "key = a: is for files of features"),
-        (["runs/features", "many.npy"], "say which (0 to 1)"),
+        (["runs/features", "many.npy"], "choose one (0 to 1)"),
         (["runs/features", "many.npy", "--key", "2"], "(0 to 1)"),
         (["runs/features", "many.npy", "--key", "a"], "(0 to 1)"),
-        (["runs/features", "0.npy", "--key", "0"], "leave it"),
+        (["runs/features", "0.npy", "--key", "0"], "remove it"),
         (["runs/features", "many.safetensors"], "regard caption --key 0"),
         (["runs/features", "many.safetensors", "--key", "7"], "has no tensor '7'"),
     ):

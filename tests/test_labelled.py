@@ -139,7 +139,7 @@ def test_r_drop_is_the_formula_of_two_passes():
 
 def test_a_share_of_the_words_is_hidden_in_training_alone():
     torch.manual_seed(0)
-    hide = WordDropout(0.3, by=1, ends=(2, 3))
+    hide = WordDropout(0.3, replacement=1, kept=(2, 3))
     text = torch.randint(4, 600, (500, 20))
     text[:, 0], text[:, -1] = 2, 3
     hidden = hide(text)

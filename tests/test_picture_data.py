@@ -12,8 +12,7 @@ from PIL import Image
 
 from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageStream, augment, sample
 from regard.data.images import ImageData, Images, list_set, make_images, read_idx
-from regard.data.pixels import open_pixels
-from regard.data.pixelstore import Pixels
+from regard.data.pixels import Pixels, open_pixels
 from regard.data.streams import Examples
 from regard.errors import UserError
 from regard.models import ModelConfig, build
@@ -58,13 +57,13 @@ def test_what_is_no_picture(tmp_path: Path) -> None:
     frames = [Image.new("L", (4, 4), shade) for shade in (0, 100, 200)]
     for path, message in (
         (tmp_path / "none.png", "no such file"),
-        (tmp_path / "text.png", "cannot be read as a picture"),
-        (tmp_path / "empty.png", "cannot be read as a picture"),
-        (tmp_path / "cut.png", "cannot be read as a picture"),
-        (save("moving.gif", frames[0], save_all=True, append_images=frames[1:]), "has 3 frames; save the one"),
+        (tmp_path / "text.png", "cannot be read as an image"),
+        (tmp_path / "empty.png", "cannot be read as an image"),
+        (tmp_path / "cut.png", "cannot be read as an image"),
+        (save("moving.gif", frames[0], save_all=True, append_images=frames[1:]), "has 3 frames; save one of them"),
         (save("print.jpg", Image.new("CMYK", (4, 4))), "is in CMYK.*save it as RGB"),
         (save("dot.png", Image.new("L", (1, 1))), "has 1 x 1 pixels, too few"),
-        (save("float.tiff", Image.new("F", (4, 4))), "without a known range"),
+        (save("float.tiff", Image.new("F", (4, 4))), "of unknown range"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             open_pixels(path, 3, 4)

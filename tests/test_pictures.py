@@ -89,7 +89,7 @@ def test_other_pictures_are_judged(here: Path, capsys: pytest.CaptureFixture[str
     (here / "moved/test/green").mkdir()
     for options, message in (
         (["--files", "moved/test"], "'green' is not a class of the training data"),
-        (["--files", "none"], "there is no none): give two idx files"),
+        (["--files", "none"], "none: no such file): give two idx files"),
         (["--files", "moved/train/dark/0.png"], "or folders with one folder per class"),
         (["--files", "moved/train", "--test", "test"], "remove one of them"),
         (["--beam", "4"], "--beam 4: has no effect for a model of task image-classification"),
@@ -120,7 +120,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("changes", "message"), [
     (["data.train=['none', 'train-labels']"], "none: no such file"),
-    (["data.train=['train-labels', 'train-images']"], "have 1 and 3 axes; the first must"),
+    (["data.train=['train-labels', 'train-images']"], "have 1 and 3 axes; the first must contain images"),
     (["data.train=['train-images', 'test-labels']"], "24 images, but .* has 8 labels"),
     (["data.train=['photos']"], "'dark' is no class|'test' is no class|is no class|dark"),
     (["data.classes=['only']"], r"train-labels, row 2: label 1, but data.classes names 1"),
@@ -166,7 +166,7 @@ def test_data_can_be_checked_before_training(here: Path, capsys: pytest.CaptureF
     assert "all files of [data] can be read" in capsys.readouterr().out
     (here / "photos/test/dark/0.png").write_text("no picture")
     assert main(["data", "check", "folders.toml"]) == 2
-    assert "0.png: cannot be read as a picture" in capsys.readouterr().err
+    assert "0.png: cannot be read as an image" in capsys.readouterr().err
     Path("evil.toml").write_text((here / "idx.toml").read_text().replace("{ test =", '{ "../x" ='))
     assert train("evil.toml") == 2
     assert "test.../x: choose another name" in capsys.readouterr().err

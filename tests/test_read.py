@@ -202,7 +202,7 @@ def test_damaged_gzip(tmp_path, name, damage) -> None:
     write(tmp_path / "a.de", ["x"] * 5000)
     of = config(tmp_path, name) if "tsv" in name else config(tmp_path, name, "a.de")
     said = refusal(of, skip_bad=True)
-    assert name in said and ("cut off" if damage == "cut" else "damaged") in said and "lacks or adds" not in said
+    assert name in said and ("truncated" if damage == "cut" else "damaged") in said and "lacks or adds" not in said
 
 
 def test_missing_files_are_all_named_with_near_ones(tmp_path) -> None:

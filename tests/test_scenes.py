@@ -13,7 +13,7 @@ import torch
 from regard.data.captions import ScenesData
 from regard.data.captionsets import SceneStream, Targets, scene_sets
 from regard.data.images import read_idx
-from regard.data.scenes import COUNTS, NOUNS, PLACES, Group, SceneMaker, Scenes, coverage, describe, places_of
+from regard.data.scenes import COUNTS, NOUNS, QUARTERS, Group, SceneMaker, Scenes, coverage, describe, quarters_of
 from regard.errors import UserError
 from regard.models import ModelConfig, build
 from regard.predict.bundle import Bundle
@@ -77,12 +77,12 @@ def test_items_stand_in_their_quarter_without_overlap() -> None:
     assert scenes.count.sum(dim=1).min() == 2 and scenes.count.sum(dim=1).max() == 4
     used = scenes.item >= 0
     assert torch.equal(used.sum(dim=1), scenes.count.sum(dim=1)) and (scenes.noun[:, 0] != scenes.noun[:, 1]).all()
-    place = places_of(scenes.vertical, scenes.lane).gather(1, scenes.group)  # [N, 4]
+    place = quarters_of(scenes.vertical, scenes.lane).gather(1, scenes.group)  # [N, 4]
     top, left, side = scenes.box.unbind(dim=2)
     for start, half in ((top, place // 2), (left, place % 2)):
         assert (start >= 24 * half)[used].all() and (start + side <= 24 * half + 24)[used].all()
     # the first group is to the left of the second, or above it
-    both = places_of(scenes.vertical, scenes.lane)
+    both = quarters_of(scenes.vertical, scenes.lane)
     step = torch.where(scenes.vertical, 2, 1)
     assert torch.equal(both[:, 1] - both[:, 0], step)
     inside = torch.zeros(400, 48, 48, dtype=torch.int)
@@ -136,8 +136,8 @@ def test_a_quarter_is_its_four_fields() -> None:
     quarter = maker(held_out=["bag top right"])
     assert torch.equal(quarter.kept_out, maker(held_out=["bag 1 3", "bag 1 4", "bag 2 3", "bag 2 4"]).kept_out)
     scenes = quarter.sample(300, True, 1)
-    positions = places_of(scenes.vertical, scenes.lane)
-    assert ((scenes.noun == quarter.nouns.index("bag")) & (positions == PLACES.index("top right"))).any(dim=1).all()
+    positions = quarters_of(scenes.vertical, scenes.lane)
+    assert ((scenes.noun == quarter.nouns.index("bag")) & (positions == QUARTERS.index("top right"))).any(dim=1).all()
 
 
 def test_in_common_scenes_a_place_says_nothing_about_the_noun() -> None:
@@ -191,7 +191,9 @@ def test_words_are_hidden_from_the_decoder_in_training_alone_and_still_expected(
     small = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 16, "image_size": 48, "patch_size": 8, "channels": 1}
     model = build(ModelConfig(**small, input="patches", vocab_size=len(tokenizer), dropout=0.0, embed_dropout=0.0))
     assert WordDropout.of(0.0, tokenizer) is None
-    hide = WordDropout(1.0, *(getattr(WordDropout.of(0.5, tokenizer), name) for name in ("by", "ends")))  # every word
+    hide = WordDropout(
+        1.0, *(getattr(WordDropout.of(0.5, tokenizer), name) for name in ("replacement", "kept"))
+    )  # every word
     plain, count = captioning(model.eval(), batch)
     assert torch.equal(captioning(model, batch, word_dropout=hide)[0], plain)
     blank = torch.where(batch.target == tokenizer.bos, batch.target, tokenizer.unk)

@@ -133,7 +133,7 @@ def test_a_part_is_that_part_of_the_characters(stream, data):
         ("a.txt", "text".encode("utf-16"), "looks like UTF-16"),
         ("a.txt", b"a\0b", "NUL character; is this a text file"),
         ("a.txt", b"", "no text; a language model needs some"),
-        ("a.txt.gz", gzip.compress(b"text" * 999, mtime=0)[:-9], "the gzip file is cut off"),
+        ("a.txt.gz", gzip.compress(b"text" * 999, mtime=0)[:-9], "the gzip file is truncated"),
         ("a.jsonl", b'{"text": "ok"}\n{"body": "x"}\n', r"line 2: column 'text' is missing.*Set column in \[data\]"),
         ("a.jsonl", b'{"text": 3}\n', "is int, not text"),
         ("a.jsonl", b"not json\n", "is not JSON"),

@@ -88,16 +88,18 @@ def sample(config: AugmentConfig, count: int, side: int, *seed: int) -> Augmenta
 def augment(pixels: Tensor, by: Augmentation, crop: int) -> Tensor:
     """[B, C, side, side] between 0 and 1, augmented; shifts are at most `crop`."""
     count, channels, side = pixels.shape[:3]
-    place = torch.arange(side, device=pixels.device)
+    position = torch.arange(side, device=pixels.device)
     # where each row and column comes from, [B, side]: an image is mirrored, then shifted
-    down, across = place - by.shift[:, :1], place - by.shift[:, 1:]
+    down, across = position - by.shift[:, :1], position - by.shift[:, 1:]
     across = torch.where(by.mirrored[:, None], side - 1 - across, across)
     room = F.pad(pixels, (crop, crop, crop, crop))
     row = torch.arange(count, device=pixels.device).view(-1, 1, 1, 1)
     channel = torch.arange(channels, device=pixels.device).view(1, -1, 1, 1)
     moved = room[row, channel, down[:, None, :, None] + crop, across[:, None, None, :] + crop]
     top, bottom, left, right = by.box.T[..., None]
-    inside = ((place >= top) & (place < bottom))[:, :, None] & ((place >= left) & (place < right))[:, None, :]
+    inside = ((position >= top) & (position < bottom))[:, :, None] & ((position >= left) & (position < right))[
+        :, None, :
+    ]
     erased = torch.where(inside[:, None], by.grey.view(-1, 1, 1, 1).to(moved.dtype), moved)
     weight = by.weight.view(-1, 1, 1, 1).to(moved.dtype)
     return weight * erased + (1 - weight) * erased[by.partner]
@@ -117,7 +119,7 @@ class ImageBatch(Augmentation):
 
 
 class ImageStream(Ahead):
-    """Batches of `rows` labelled images, shuffled and augmented anew in every epoch.
+    """Batches of `rows` labelled images, shuffled and augmented differently in every epoch.
 
     Images are small, so the whole data set is on the device if it fits, and a batch is a choice of rows there. The
     augmentation of an epoch is sampled in the epoch before and copied at once.

@@ -24,7 +24,7 @@ from regard.data.lines import Notes, Problem
 from regard.data.pixels import open_pixels
 from regard.data.scenes import HELD_OUT, NOUNS, SIZES, split_pair
 from regard.data.sets import DataConfig, Files, check_files, check_word_dropout, find_files
-from regard.data.tables import Row, Rows, column_names, read_table, text
+from regard.data.tables import TABLES, Row, Rows, column_names, read_table, table_kind, text
 from regard.errors import UserError, suggest
 from regard.settings import check_types
 
@@ -129,7 +129,9 @@ def read_captions(
 
 
 def _check_columns(path: Path, column: str) -> None:
-    """A table for the other kind of input is one error, not one per row."""
+    """What is not a table, or one for the other kind of input, is one error, not one per row."""
+    if table_kind(path) is None:
+        raise UserError(f"{path}: captions are in tables ending in {', '.join(f'.{kind}' for kind in TABLES)}")
     other, reads, needed = ("features", "images", "features") if column == "image" else ("image", "features", "patches")
     try:
         names = column_names(path)

@@ -1,11 +1,11 @@
-"""Sets of pictures (or features) with captions, ready for training and for judging.
+"""Sets of images (or features) with captions, for training and for evaluation.
 
-    scenes     composed anew in every batch: the scene of (seed, epoch, batch) is always the same one
-    pictures   decoded once into RUN/data, then mapped
-    features   read from their files as they are needed, kept in memory while there is room
+    scenes     sampled for every batch by (seed, epoch, batch)
+    images     decoded once into RUN/data, then memory-mapped
+    features   read from their files as they are needed, cached in memory up to a limit
 
-A caption becomes  <s> … </s>,  padded to one length: what is read is all but the last, what is expected all but the
-first.
+A caption becomes  <s> … </s>,  padded to one length: the input is all but the last token, the
+labels are all but the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from regard.data.batch import PairBatch
 from regard.data.captions import CaptionData, Captioned, ScenesData, pad_features
 from regard.data.features import open_features
 from regard.data.images import ImageData, list_set
-from regard.data.pixelstore import store_pixels
+from regard.data.pixels import store_pixels
 from regard.data.scenes import Phrase, SceneMaker, Scenes
 from regard.data.streams import Ahead, Examples
 from regard.errors import UserError
@@ -29,12 +29,12 @@ from regard.text.tokenizer import Tokenizer
 
 ROOM = 1 << 30  # bytes of features that are kept in memory
 SIDE = 28  # pixels of a Fashion-MNIST item
-Sources = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # row numbers -> (what is read, which of it is real)
+Sources = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # row numbers -> (input, which of it is real)
 
 
 @dataclass(frozen=True)
 class CaptionSet:
-    """Pictures or features by row, with their captions; of scenes, also what they were made of."""
+    """Images or features by row, with their captions; of scenes, also what they consist of."""
 
     captions: list[str]
     sources: Sources
@@ -81,20 +81,20 @@ class Targets:
 
 
 def scene_makers(config: ScenesData, folder: str, canvas: int) -> tuple[SceneMaker, SceneMaker]:
-    """Of training, and of the tests, which show other items."""
+    """For training, and for the tests, which have other items."""
     makers = []
     for files in (config.items, config.test_items):
         listed = list_set(files, ImageData(train=files, folder=folder), ())
         if listed.pixels is None or listed.pixels.shape[1:] != (1, SIDE, SIDE):
-            raise UserError(f"{list(files)}: scenes are made of Fashion-MNIST's idx files, pictures of {SIDE} x {SIDE}")
+            raise UserError(f"{list(files)}: scenes are made of Fashion-MNIST's idx files, images of {SIDE} x {SIDE}")
         pixels = listed.pixels[:, 0]
         makers.append(SceneMaker(pixels, listed.labels, canvas, config.nouns, config.sizes, config.held_out))
     return makers[0], makers[1]
 
 
 def scene_sets(config: ScenesData, train: SceneMaker, test: SceneMaker) -> dict[str, CaptionSet]:
-    """Validation with training items; tests with others, of combinations that training has and that it has not."""
-    train.sample(1, False, 0, common=config.common > 0)  # where there is none, that is said before training begins
+    """Validation with training items; tests with others, of combinations seen and not seen in training."""
+    train.sample(1, False, 0, common=config.common > 0)  # an error here is before training begins
     sets = {"valid": _scene_set(train, train.sample(config.valid, False, 0, 0), config.language)}
     sets["test"] = _scene_set(test, test.sample(config.test, False, 0, 1), config.language)
     if bool(test.kept_out.any()):
@@ -137,12 +137,12 @@ class SceneStream(Ahead):
 # --- files
 
 
-def picture_set(rows: Sequence[Captioned], folder: Path, channels: int, side: int, config: CaptionData) -> CaptionSet:
+def image_set(rows: Sequence[Captioned], folder: Path, channels: int, side: int, config: CaptionData) -> CaptionSet:
     files = sorted({row.file for row in rows})
     pixels, kept = store_pixels(files, folder, channels, side, config.skip_bad)
-    place = {files[number]: at for at, number in enumerate(kept.tolist())}
-    readable = [row for row in rows if row.file in place]
-    at = torch.tensor([place[row.file] for row in readable])
+    position = {files[number]: at for at, number in enumerate(kept.tolist())}
+    readable = [row for row in rows if row.file in position]
+    at = torch.tensor([position[row.file] for row in readable])
     return CaptionSet([row.caption for row in readable], lambda chosen: (pixels[at[chosen]], None))
 
 
@@ -153,10 +153,10 @@ def feature_set(rows: Sequence[Captioned], size: int) -> CaptionSet:
     def read(row: int) -> Tensor:
         if row in kept:
             return kept[row]
-        found = open_features(rows[row].file, rows[row].key, size)
-        if (left := room[0] - found.nbytes) > 0:
-            kept[row], room[0] = found, left
-        return found
+        features = open_features(rows[row].file, rows[row].key, size)
+        if (left := room[0] - features.nbytes) > 0:
+            kept[row], room[0] = features, left
+        return features
 
     return CaptionSet([row.caption for row in rows], lambda chosen: pad_features([read(at) for at in chosen.tolist()]))
 

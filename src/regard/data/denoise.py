@@ -1,14 +1,14 @@
-"""Span corruption: text with holes in, what was in the holes out (Raffel et al. 2020, section 3.1.4).
+"""Span corruption: spans of a text are replaced by sentinels, and the model restores them (Raffel et al. 2020, 3.1.4).
 
     text     Thank you for inviting me to your party last week .
     source   Thank you <extra_id_0> me to your party <extra_id_1> week . </s>
     target   <s> <extra_id_0> for inviting <extra_id_1> last </s>
 
-Of a text of n tokens, round(density · n) are noise, in round(noise / span) holes. Noise and rest are cut at random
-places, and their parts alternate: rest, hole, rest, …, hole, rest. No hole is empty, nor the rest between two of them;
-every way of doing it is as likely as the others. (T5's own code lets every text end with a hole. In texts of 512 tokens
-that is one of 26; in a review of 20 it would be the only one, always at the end.) How long source and target are
-follows from n alone. Each epoch makes other holes; which ones follows from the seed and the epoch.
+Of a text of n tokens, round(density · n) are noise, in round(noise / span) spans. Noise and rest are split at random
+positions, and their parts alternate: rest, span, rest, …, span, rest. No span is empty, nor the rest between two; all
+such partitions are equally probable. (In T5's own code every text ends with a span. In texts of 512 tokens that is one
+of 26; in a review of 20 it would be the only one, always at the end.) The lengths of source and target follow from n
+alone. Each epoch samples other spans, by the seed and the epoch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))
 
 @dataclass(frozen=True)
 class Noise:
-    """How much is taken out, and in pieces of which mean length."""
+    """Fraction of the tokens that is removed, and mean length of a span."""
 
     density: float = 0.15
     span: float = 3.0
@@ -37,24 +37,24 @@ class Noise:
 
 def find_sentinels(tokenizer: Tokenizer) -> Tensor:
     """The ids of the sentinels, in their order."""
-    found = [tokenizer.token_to_id(name) for name in SENTINELS]
-    if any(id is None for id in found):
+    ids = [tokenizer.token_to_id(name) for name in SENTINELS]
+    if any(id is None for id in ids):
         raise UserError(
-            f"the tokenizer has no {SENTINELS[0]} … {SENTINELS[-1]}, which stand for holes in a text: "
-            "let the run make its own, or start from one that was denoised"
+            f"the tokenizer has no {SENTINELS[0]} … {SENTINELS[-1]}, which replace spans of a text: "
+            "let the run train its own, or start from a model that was trained by denoising"
         )
-    return torch.tensor(found)
+    return torch.tensor(ids)
 
 
 def counts(lengths: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     """Noise tokens and spans of texts of these lengths, of 2 tokens or more."""
-    hidden = (lengths * noise.density).round().long().clamp_min(1).minimum(lengths - 1)
-    spans = (hidden / noise.span).round().long().clamp_min(1)
-    return hidden, spans.minimum(hidden).minimum(lengths - hidden + 1)
+    noisy = (lengths * noise.density).round().long().clamp_min(1).minimum(lengths - 1)
+    spans = (noisy / noise.span).round().long().clamp_min(1)
+    return noisy, spans.minimum(noisy).minimum(lengths - noisy + 1)
 
 
 def segments(sizes: Tensor, parts: Tensor, generator: torch.Generator) -> Tensor:
-    """Texts of `sizes` items cut into `parts` parts each, none empty: the lengths of all parts. [Σ parts]"""
+    """Texts of `sizes` items split into `parts` parts each, none empty: the lengths of all parts. [Σ parts]"""
     text = torch.arange(len(sizes)).repeat_interleave(sizes)
     starts = sizes.cumsum(0) - sizes
     lot = torch.rand(len(text), generator=generator)
@@ -64,39 +64,39 @@ def segments(sizes: Tensor, parts: Tensor, generator: torch.Generator) -> Tensor
     rank = torch.arange(len(text)) - starts[text]
     begins = torch.zeros(len(text), dtype=torch.bool)
     begins[order] = rank < parts[text]
-    places = begins.nonzero()[:, 0]
-    return torch.cat((places, torch.tensor([len(text)]))).diff()
+    starts = begins.nonzero()[:, 0]
+    return torch.cat((starts, torch.tensor([len(text)]))).diff()
 
 
 def corrupt(texts: Ragged, sentinels: Tensor, noise: Noise, generator: torch.Generator) -> tuple[Ragged, Ragged]:
-    """(texts with holes, what was in the holes), both without the tokens around them."""
+    """(texts with sentinels, the removed spans), both without prefix and special tokens."""
     lengths = texts.lengths
-    hidden, spans = counts(lengths, noise)
+    noisy, spans = counts(lengths, noise)
     if int(spans.max()) > len(sentinels):
         raise UserError(
-            f"a text of {int(lengths.max())} tokens would have {int(spans.max())} holes, and there are "
+            f"a text of {int(lengths.max())} tokens would have {int(spans.max())} spans, and there are "
             f"{len(sentinels)} sentinels: lower max_length or density, or raise span"
         )
-    place = steps(2 * spans + 1)  # rest 0, hole 1, rest 2, …, hole, rest of each text
-    holes = place % 2 == 1
-    rest = segments(lengths - hidden + 2, spans + 1, generator)  # one more at either end, where the rest may be empty
-    rest -= ((place == 0) | (place == 2 * spans.repeat_interleave(2 * spans + 1)))[~holes].long()
-    parts = torch.empty_like(place)
-    parts[holes], parts[~holes] = segments(hidden, spans, generator), rest
-    is_hole = holes.repeat_interleave(parts)
-    mark = sentinels[place // 2 % len(sentinels)].repeat_interleave(parts)
-    begins = torch.zeros(len(is_hole), dtype=torch.bool)  # the first token of a hole
-    begins[(parts.cumsum(0) - parts)[holes]] = True
+    part = steps(2 * spans + 1)  # rest 0, span 1, rest 2, …, span, rest of each text
+    is_span = part % 2 == 1
+    rest = segments(lengths - noisy + 2, spans + 1, generator)  # one more at either end, where the rest may be empty
+    rest -= ((part == 0) | (part == 2 * spans.repeat_interleave(2 * spans + 1)))[~is_span].long()
+    parts = torch.empty_like(part)
+    parts[is_span], parts[~is_span] = segments(noisy, spans, generator), rest
+    removed = is_span.repeat_interleave(parts)
+    sentinel = sentinels[part // 2 % len(sentinels)].repeat_interleave(parts)
+    begins = torch.zeros(len(removed), dtype=torch.bool)  # the first token of a span
+    begins[(parts.cumsum(0) - parts)[is_span]] = True
     ids = texts.joined().long()
-    source = torch.where(is_hole, mark, ids)[~is_hole | begins]
-    copies = is_hole.long() + begins  # the sentinel goes before the first token of its hole
+    source = torch.where(removed, sentinel, ids)[~removed | begins]
+    copies = removed.long() + begins  # the sentinel comes before the first token of its span
     target, first = ids.repeat_interleave(copies), (copies.cumsum(0) - copies)[begins]
-    target[first] = mark[begins]
-    return Ragged(source, lengths - hidden + spans), Ragged(target, hidden + spans)
+    target[first] = sentinel[begins]
+    return Ragged(source, lengths - noisy + spans), Ragged(target, noisy + spans)
 
 
 def surround(texts: Ragged, before: Sequence[int], after: Sequence[int]) -> Ragged:
-    """The same texts, each between these tokens; what they are made of lies end to end."""
+    """The same texts, each between these tokens, concatenated."""
     lengths = texts.lengths + len(before) + len(after)
     start = lengths.cumsum(0) - lengths
     flat = torch.empty(int(lengths.sum()), dtype=torch.long)
@@ -109,13 +109,13 @@ def surround(texts: Ragged, before: Sequence[int], after: Sequence[int]) -> Ragg
 
 
 class Denoised:
-    """Texts, as `store_documents` stores them (<s> … </s>), that are corrupted anew in every epoch."""
+    """Texts, as `store_documents` stores them (<s> … </s>), that are corrupted differently in every epoch."""
 
     def __init__(self, texts: Ragged, tokenizer: Tokenizer, noise: Noise, prefix: Sequence[int], seed: int) -> None:
         inner = texts.choose((texts.lengths >= 4).nonzero()[:, 0])  # 2 tokens and the frame
         inner.starts, inner.lengths = inner.starts + 1, inner.lengths - 2
         if not len(inner):
-            raise UserError("no text of 2 tokens or more: there is nothing to take out")
+            raise UserError("no text of 2 tokens or more: there is nothing to remove")
         self.texts, self.noise, self.prefix, self.seed = inner, noise, list(prefix), seed
         self.sentinels = find_sentinels(tokenizer)
         self.bos, self.eos = tokenizer.special_id("bos"), tokenizer.special_id("eos")
@@ -124,9 +124,9 @@ class Denoised:
         return len(self.texts)
 
     def lengths(self) -> tuple[Tensor, Tensor]:
-        """Of sources and targets, with all that stands around them: the same in every epoch."""
-        hidden, spans = counts(self.texts.lengths, self.noise)
-        return self.texts.lengths - hidden + spans + len(self.prefix) + 1, hidden + spans + 2
+        """Lengths of sources and targets with prefix and special tokens: the same in every epoch."""
+        noisy, spans = counts(self.texts.lengths, self.noise)
+        return self.texts.lengths - noisy + spans + len(self.prefix) + 1, noisy + spans + 2
 
     def at(self, epoch: int) -> Pairs:
         generator = epoch_generator(self.seed, epoch)
@@ -139,7 +139,7 @@ class Mixture:
 
     def __init__(self, fixed: Pairs | None, denoised: Sequence[Denoised]) -> None:
         self.fixed, self.denoised = fixed, tuple(denoised)
-        self.made: tuple[int, Pairs] | None = None  # the epoch that was asked for last
+        self.made: tuple[int, Pairs] | None = None  # the last epoch
         sides = [one.lengths() for one in self.denoised]
         if fixed is not None:
             sides.append((fixed.sources.lengths, fixed.targets.lengths))

@@ -1,10 +1,10 @@
-"""Features that another model made: a few vectors for each picture, such as 36 regions x 2048 (Anderson et al. 2018).
+"""Features from another model: a few vectors per image, such as 36 regions x 2048 (Anderson et al. 2018).
 
-    picture.npy                     [regions, size]
-    all.npy, key 7                  [pictures, regions, size]: number 7, from 0 on
+    image.npy                       [regions, size]
+    all.npy, key 7                  [images, regions, size]: number 7, from 0
     all.safetensors, key "img-7"    the tensor of that name; a file with one tensor needs no key
 
-An .npy file that holds objects is a pickle, which can run code when it is opened: it is refused.
+An .npy file with objects is a pickle, which can run code when it is opened, so it is rejected.
 """
 
 from __future__ import annotations
@@ -23,44 +23,47 @@ ENDINGS = (".npy", ".safetensors")
 
 
 def open_features(path: str | Path, key: str | int | None = None, size: int | None = None) -> Tensor:
-    """The vectors [regions, size] of one picture, as float32; `size` is what a model expects."""
+    """The vectors [regions, size] of one image, as float32; `size` is what a model expects."""
     path = Path(path)
     if path.suffix not in ENDINGS:
-        raise UserError(f"{path}: features stand in a file ending in {' or '.join(ENDINGS)}")
+        raise UserError(f"{path}: features are in files ending in {' or '.join(ENDINGS)}")
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    found = _from_numpy(path, key) if path.suffix == ".npy" else _from_safetensors(path, key)
-    if found.dim() != 2 or 0 in found.shape:
-        raise UserError(f"{path}: has shape {tuple(found.shape)}; give [regions, size], a vector for each region")
-    if size is not None and found.shape[1] != size:
+    features = _from_numpy(path, key) if path.suffix == ".npy" else _from_safetensors(path, key)
+    if features.dim() != 2 or 0 in features.shape:
+        raise UserError(f"{path}: has shape {tuple(features.shape)}; give [regions, size], a vector for each region")
+    if size is not None and features.shape[1] != size:
         raise UserError(
-            f"{path}: each region has {found.shape[1]:,} numbers, but the model reads feature_dim = {size:,}; take "
+            f"{path}: each region has {features.shape[1]:,} numbers, but the model reads feature_dim = {size:,}; use "
             "features of the same kind as in training"
         )
-    if not bool(found.isfinite().all()):
-        region, at = (~found.isfinite()).nonzero()[0].tolist()
-        raise UserError(f"{path}: region {region}, number {at} is {float(found[region, at])}; make the features again")
-    return found
+    if not bool(features.isfinite().all()):
+        region, at = (~features.isfinite()).nonzero()[0].tolist()
+        raise UserError(
+            f"{path}: region {region}, number {at} is {float(features[region, at])}; make the features again"
+        )
+    return features
 
 
 def _from_numpy(path: Path, key: str | int | None) -> Tensor:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        told = str(error)
-        reason = "it holds objects, a pickle" if "pickle" in told.lower() or "objects" in told else told
+        message = str(error)
+        pickled = "pickle" in message.lower() or "objects" in message
+        reason = "it contains objects, a pickle" if pickled else message
         raise UserError(
             f"{path}: cannot be read as features ({reason}); save them with numpy.save as plain numbers"
         ) from None
     if not np.issubdtype(array.dtype, np.number) or np.issubdtype(array.dtype, np.complexfloating):
-        raise UserError(f"{path}: holds {array.dtype}, not numbers; save them as float32")
+        raise UserError(f"{path}: contains {array.dtype}, not numbers; save them as float32")
     if array.ndim == 3:
         if not isinstance(key, int) or isinstance(key, bool) or not 0 <= key < len(array):
-            which = f'say which (0 to {len(array) - 1}) with  "key": 0  in a table, or  regard caption --key 0'
-            raise UserError(f"{path}: holds {len(array):,} pictures; {which}")
+            which = f'choose one (0 to {len(array) - 1}) with  "key": 0  in a table, or  regard caption --key 0'
+            raise UserError(f"{path}: contains {len(array):,} images; {which}")
         array = array[key]
     elif key is not None:
-        raise UserError(f"{path}: holds one picture, so key = {key!r} means nothing; leave it out")
+        raise UserError(f"{path}: contains one image, so key = {key!r} has no meaning; remove it")
     return torch.from_numpy(np.array(array, dtype=np.float32))
 
 
@@ -70,10 +73,10 @@ def _from_safetensors(path: Path, key: str | int | None) -> Tensor:
             names = list(file.keys())
             name = str(key) if key is not None else names[0] if len(names) == 1 else None
             if not names:
-                raise UserError(f"{path}: holds no tensors; make the features again")
+                raise UserError(f"{path}: contains no tensors; make the features again")
             if name is None:
                 raise UserError(
-                    f'{path}: holds {len(names):,} tensors; say which with  "key": "{names[0]}"  in a table, or  '
+                    f'{path}: contains {len(names):,} tensors; choose one with  "key": "{names[0]}"  in a table, or  '
                     f"regard caption --key {shlex.quote(names[0])}"
                 )
             if name not in names:

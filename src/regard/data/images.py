@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.data.lines import open_bytes
-from regard.data.pixelstore import Pixels, describe_resized, store_pixels
+from regard.data.pixels import Pixels, describe_resized, store_pixels
 from regard.data.sets import DataConfig, Files, find_files, home
 from regard.errors import MissingFiles, UserError, suggest
 
@@ -69,7 +69,7 @@ def list_set(files: Sequence[str], config: ImageData, classes: Sequence[str]) ->
     if all(folder.is_dir() for folder in folders):
         return _list_folders(folders, classes)
     if len(files) != 2 or any(folder.is_dir() for folder in folders):
-        lost = next((f" (there is no {folder})" for folder in folders if not folder.exists()), "")
+        lost = next((f" ({folder}: no such file)" for folder in folders if not folder.exists()), "")
         raise (MissingFiles if lost else UserError)(
             f"{list(files)}{lost}: give two idx files, images and labels, or folders with one folder per class"
         )

@@ -1,13 +1,13 @@
 """English dates and numbers with their Korean, written by rule.
 
-A translation task that needs no download and has exactly one right answer per sentence, so accuracy can be
+A translation task that needs no download and has exactly one correct translation per sentence, so accuracy can be
 counted instead of estimated. It is small, yet it cannot be solved word by word:
 
-    Wednesday, March 3rd, 2021           ->  2021년 3월 3일 수요일        the order turns round
+    Wednesday, March 3rd, 2021           ->  2021년 3월 3일 수요일        the order is reversed
     three hundred forty-two thousand     ->  삼십사만 이천                 thousands are regrouped
 
 English counts in groups of three digits, Korean in groups of four (만 = 10,000), so every Korean digit word
-has to find its English words across a group border. Attention learns that alignment, and it can be seen.
+depends on English words across a group boundary. Attention learns that alignment, and it is visible.
 
 Conventions for the Sino-Korean numbers, as numbers are normally read aloud and spelled:
   * a space follows 만 and nothing else: 342,015 is 삼십사만 이천십오 (Hangul orthography, article 44);
@@ -36,7 +36,7 @@ DateStyle = Literal["ordinal", "plain", "day-first", "of", "weekday", "short"]
 
 LARGEST = 999_999
 FIRST_DAY, LAST_DAY = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
-TEST_SHARE = 10  # one meaning in ten is kept for the test split
+TEST_EVERY = 10  # one meaning in ten is kept for the test split
 
 # Spelled out here because `calendar` and `strftime` follow the computer's language setting.
 MONTHS = (
@@ -117,7 +117,7 @@ def examples(split: Split, count: int, seed: int) -> list[Example]:
     """`count` pairs, half dates and half numbers, in random order; the same `seed` gives the same list.
 
     No meaning occurs in both splits. Test examples are all different dates and different numbers, so each one
-    counts once; training examples are drawn with replacement.
+    counts once; training examples are sampled with replacement.
     """
     if split not in get_args(Split):
         raise UserError(f"split is {split!r}; {suggest(str(split), get_args(Split))}")
@@ -125,20 +125,20 @@ def examples(split: Split, count: int, seed: int) -> list[Example]:
         raise UserError(f"count is {count}; give the number of examples wanted, 0 or more")
     rng = random.Random(f"{split} {seed}")
     date_count = count // 2
-    dates = _draw_dates(rng, split, date_count)
-    numbers = _draw_numbers(rng, split, count - date_count)
+    dates = _sample_dates(rng, split, date_count)
+    numbers = _sample_numbers(rng, split, count - date_count)
     styles = get_args(DateStyle)
-    drawn = [_date_example(date, rng.choice(styles)) for date in dates]
-    drawn += [Example(english_number(n), korean_number(n), "number") for n in numbers]
-    rng.shuffle(drawn)
-    return drawn
+    pairs = [_date_example(date, rng.choice(styles)) for date in dates]
+    pairs += [Example(english_number(n), korean_number(n), "number") for n in numbers]
+    rng.shuffle(pairs)
+    return pairs
 
 
 def _date_example(date: datetime.date, style: DateStyle) -> Example:
     return Example(english_date(date, style), korean_date(date, weekday=style == "weekday"), "date")
 
 
-def _draw_dates(rng: random.Random, split: Split, count: int) -> list[datetime.date]:
+def _sample_dates(rng: random.Random, split: Split, count: int) -> list[datetime.date]:
     dates = _dates(split)
     if split == "train":
         return rng.choices(dates, k=count)
@@ -150,20 +150,20 @@ def _draw_dates(rng: random.Random, split: Split, count: int) -> list[datetime.d
     return rng.sample(dates, count)
 
 
-def _draw_numbers(rng: random.Random, split: Split, count: int) -> list[int]:
+def _sample_numbers(rng: random.Random, split: Split, count: int) -> list[int]:
     numbers: list[int] = []
     taken: set[int] = set()
     while len(numbers) < count:
-        n = _draw_number(rng)
+        n = _sample_number(rng)
         if _split_of_number(n) != split or n in taken:
             continue
         numbers.append(n)
-        if split == "test":  # about 100,000 test numbers exist, many times what _draw_dates allows
+        if split == "test":  # about 100,000 test numbers exist, many times what _sample_dates allows
             taken.add(n)
     return numbers
 
 
-def _draw_number(rng: random.Random) -> int:
+def _sample_number(rng: random.Random) -> int:
     """A third by length (1 to 6 digits alike), a third round ones such as 340,000, a third anywhere."""
     match rng.randrange(3):
         case 0:
@@ -185,14 +185,14 @@ def _dates(split: Split) -> tuple[datetime.date, ...]:
 
 
 def _split_of_number(n: int) -> Split:
-    # "zero" and 영 stand in no other number: were 0 a test number, nobody could have learned them.
+    # "zero" and 영 occur in no other number: if 0 were a test number, they could not be learned.
     return "train" if n == 0 else _split_of(f"number {n}")
 
 
 def _split_of(meaning: str) -> Split:
     # Python's own hash() of a string changes from run to run; this one never does.
     digest = hashlib.blake2b(meaning.encode(), digest_size=8).digest()
-    return "test" if int.from_bytes(digest, "big") % TEST_SHARE == 0 else "train"
+    return "test" if int.from_bytes(digest, "big") % TEST_EVERY == 0 else "train"
 
 
 def _english_below_thousand(n: int) -> str:
@@ -207,10 +207,10 @@ def _english_below_thousand(n: int) -> str:
 
 
 def _korean_below_myriad(n: int) -> str:
-    """1 to 9,999: each digit before its place, 일 left out before 천, 백 and 십."""
+    """1 to 9,999: each digit before its power of ten, 일 left out before 천, 백 and 십."""
     text = ""
-    for place, name in ((1000, "천"), (100, "백"), (10, "십"), (1, "")):
-        digit = n // place % 10
+    for power, name in ((1000, "천"), (100, "백"), (10, "십"), (1, "")):
+        digit = n // power % 10
         if digit:
             text += name if digit == 1 and name else KOREAN_DIGITS[digit] + name
     return text

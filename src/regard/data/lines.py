@@ -73,7 +73,7 @@ def unreadable(error: Exception, name: str, line: int) -> Problem:
     """The problem that an error of UNREADABLE after `line` means."""
     match error:
         case EOFError():
-            what = "the gzip file is cut off after this line; copy or download it again"
+            what = "the gzip file is truncated after this line; copy or download it again"
         case gzip.BadGzipFile() | zlib.error():
             what = f"the gzip file is damaged after this line ({error}); copy it again"
         case _:

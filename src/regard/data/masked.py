@@ -8,7 +8,7 @@ A `fraction` of the tokens of a row is chosen (or whole words up to as many); of
 token and 10 % stay as they are, so the model must encode every position well (Devlin et al. 2018, section 3.1). Each
 epoch samples another choice (Liu et al. 2019), which follows from the seed and the epoch, so a resumed run is exact.
 
-Documents longer than a row are cut; each part is framed  <s> … </s>,  and several share a row (`regard.data.pack`).
+Documents longer than a row are split; each part is  <s> … </s>,  and several share a row (`regard.data.pack`).
 Only the chosen positions are scored: at most M = fraction · L per row, so the output matmul over the vocabulary is 1/7
 of what all positions would take.
 """
@@ -34,8 +34,8 @@ class MaskConfig:
 
     fraction: float = 0.15  # of the tokens
     whole_words: bool = False  # all tokens of a word or none
-    mask: float = 0.8  # of those: become <mask>
-    random: float = 0.1  # become another token; the rest stays
+    mask: float = 0.8  # of these: replaced by <mask>
+    random: float = 0.1  # replaced by another token; the rest stays
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -45,7 +45,7 @@ class MaskConfig:
             raise UserError(f"mask = {self.mask}, random = {self.random}: are fractions, together at most 1")
 
     def most(self, length: int) -> int:
-        """Positions of a row that may be chosen."""
+        """The most positions of a row that are chosen."""
         return max(1, round(self.fraction * length))
 
 
@@ -86,8 +86,8 @@ class MaskedPacks(TextPacks):
         ids, document = rows.ids, rows.document
         alone = torch.arange(1, ids.shape[1] + 1, device=ids.device).expand_as(ids)
         words = self.words.word_ids(ids) if self.config.whole_words else alone
-        hidden = torch.where((document > 0) & ~self.words.special[ids], words, 0)
-        chosen = choose(hidden, self.config.fraction, generator)
+        words = torch.where((document > 0) & ~self.words.special[ids], words, 0)
+        chosen = choose(words, self.config.fraction, generator)
         most = self.config.most(self.length)
         positions = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :most]
         labels = torch.where(chosen, ids, PairBatch.IGNORE).gather(1, positions)

@@ -98,18 +98,18 @@ class TextTask:
 
     def paths(self) -> list[Path]:
         """All files on disk."""
-        found: list[Path] = []
+        paths: list[Path] = []
         for files in (self.data.train, self.data.valid, *self.data.test.values()):
             if not files:
                 continue
             match self.data:
                 case PairData():
-                    found += [path for some in find_pairs(files, self.data.folder) for path in some]
+                    paths += [path for some in find_pairs(files, self.data.folder) for path in some]
                 case LabelData():
-                    found += find_files(files, self.data.folder)
+                    paths += find_files(files, self.data.folder)
                 case TextData():
-                    found += find_texts(files, self.data.folder)
-        return found
+                    paths += find_texts(files, self.data.folder)
+        return paths
 
     def check(self) -> None:
         """Read everything once; a label that is not in the training data is a problem elsewhere."""
@@ -150,12 +150,12 @@ class TextTask:
     def texts(self, name: str) -> Iterator[Piece]:
         """The text to be denoised: "train" or one of `noise_sets`."""
         assert isinstance(self.data, TextData)
-        share = self.data.valid_fraction
-        if not share or name in self.data.test:
+        fraction = self.data.valid_fraction
+        if not fraction or name in self.data.test:
             files = {"train": self.data.train, "valid": self.data.valid, **self.data.test}[name]
             return iter(pieces(files, self.data))
         count = survey(self.data.train, self.data).characters
-        border = int(count * (1 - share))
+        border = int(count * (1 - fraction))
         span = (0, border) if name == "train" else (border, count)
         return part(pieces(self.data.train, self.data), *span)
 
@@ -229,6 +229,6 @@ def _read_task(name: str, table: Mapping[str, Any], common: TasksData) -> TextTa
 
 
 def fingerprint(tasks: Mapping[str, TextTask], *others: object) -> str:
-    """A digest of the tasks, their files (names, sizes, times) and whatever else is given."""
+    """A digest of the tasks, their files (names, sizes, times) and of anything else."""
     paths = (path for one in tasks.values() for path in one.paths())
     return file_fingerprint(paths, {name: one.table() for name, one in tasks.items()}, [str(one) for one in others])

@@ -7,16 +7,16 @@
     ko   코트 두 벌 왼쪽에 운동화 하나               the second group, relation, the first
 
 Every scene has one right caption: named first (in English) is the group with fewer items; of equal ones the left or
-upper one. So the answer can be judged to the letter. Whether a model knows things wherever they are, or has learned
-scenes by heart, shows in combinations that it has never seen: some pairs of noun and place are kept out of training,
-and tested apart (Lake & Baroni 2018, arXiv 1711.00350, ask the same of commands). A place is one of 4 x 4 fields ("bag
+upper one. So exact match can be measured. Whether a model recognises items anywhere, or has memorised scenes, shows in
+combinations that it has never seen: some pairs of noun and position are held out of training and tested separately
+(compositional generalisation: Lake & Baroni 2018, arXiv 1711.00350). A position is one of 4 x 4 fields ("bag
 2 3": row 2, column 3) or a whole quarter ("bag top left"), which is much harder: see docs/images.md. In HELD_OUT each
 noun lacks two fields, all of them white if the fields are those of a chessboard; black ones have seen every noun. What
-is new in a test is the picture, never the sentence.
+is new in a test is the image, never the sentence.
 
-Three of the ten classes are not used: pullover, shirt (with sleeves) and dress are so easily taken for coats and
-T-shirts (people are right about a picture 83.5 % of the time: Xiao et al. 2017, arXiv 1708.07747) that the best of
-captions would be called wrong.
+Three of the ten classes are not used: pullover, shirt (with sleeves) and dress are so easily confused with coats and
+T-shirts (people classify 83.5 % of the images correctly: Xiao et al. 2017, arXiv 1708.07747) that even the
+best captions would be counted as wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch import Tensor
 from regard.data.batch import Tensors
 from regard.errors import UserError
 
-PLACES = ("top left", "top right", "bottom left", "bottom right")  # quarters; number: 2 · row + column
+QUARTERS = ("top left", "top right", "bottom left", "bottom right")  # quarters; number: 2 · row + column
 ACROSS = 4  # fields in a row of the canvas, each with room for one item; number: ACROSS · row + column
 SIZES = {"small": 0.14, "normal": 0.195, "large": 0.242}  # of the canvas: 18, 25 and 31 of 128 pixels
 COUNTS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1))  # of the two groups
@@ -88,14 +88,14 @@ class Phrase(NamedTuple):
         return " ".join(text for text, _ in self.parts)
 
     def nouns(self) -> list[tuple[str, str, int]]:
-        """(what stands before, the noun's last word, its group) of both nouns."""
-        found, before = [], ""
+        """(the text before, the noun's last word, its group) of both nouns."""
+        nouns, before = [], ""
         for text, group in self.parts:
             joined = f"{before} {text}".strip()
             if group is not None:
-                found.append((joined.rpartition(" ")[0], joined.rpartition(" ")[2], group))
+                nouns.append((joined.rpartition(" ")[0], joined.rpartition(" ")[2], group))
             before = joined
-        return found
+        return nouns
 
 
 def describe(first: Group, second: Group, vertical: bool, language: str) -> Phrase:
@@ -125,7 +125,7 @@ def _korean(group: Group, number: int) -> list[tuple[str, int | None]]:
 
 @dataclass(frozen=True)
 class Scenes(Tensors):
-    """N scenes as numbers; nouns and sizes are places in the lists of a `SceneMaker`."""
+    """N scenes as numbers; nouns and sizes are indices into the lists of a `SceneMaker`."""
 
     noun: Tensor  # [N, 2]
     count: Tensor  # [N, 2]
@@ -134,7 +134,7 @@ class Scenes(Tensors):
     lane: Tensor  # [N] the column, or where not vertical the row, that both are in: 0 or 1
     group: Tensor  # [N, MOST] 0 or 1
     field: Tensor  # [N, MOST] of the canvas
-    item: Tensor  # [N, MOST] which picture of the items; -1: none
+    item: Tensor  # [N, MOST] index of the item's image; -1: none
     box: Tensor  # [N, MOST, 3] top, left and side in pixels
 
     def __len__(self) -> int:
@@ -159,7 +159,7 @@ class SceneMaker:
         self.rows = [(labels == NOUNS[noun].label).nonzero()[:, 0].numpy() for noun in self.nouns]
         for noun, rows in zip(self.nouns, self.rows, strict=True):
             if not len(rows):
-                raise UserError(f"data.scenes.nouns: the items have no picture of {noun!r} (label {NOUNS[noun].label})")
+                raise UserError(f"data.scenes.nouns: the items have no image of {noun!r} (label {NOUNS[noun].label})")
         self.kept_out = torch.zeros(len(self.nouns), ACROSS**2, dtype=torch.bool)
         for pair in held_out:
             noun, fields = split_pair(pair)
@@ -180,71 +180,71 @@ class SceneMaker:
         return self
 
     def sample(self, count: int, held_out: bool, *seed: int, common: bool = False) -> Scenes:
-        """Scenes in which no pair is one that was kept out, or (`held_out`) at least one is.
+        """Scenes in which no pair is held out, or (`held_out`) at least one is.
 
-        In a `common` scene items stand only where every noun may: there, a place says nothing about the noun.
+        In a `common` scene items are only where every noun may be, so a position says nothing about the noun.
         """
-        chance, have = np.random.default_rng(seed), 0
-        found: list[dict[str, Tensor]] = []
+        random, have = np.random.default_rng(seed), 0
+        accepted: list[dict[str, Tensor]] = []
         while have < count:
-            some = self._combinations(chance, max(64, 2 * (count - have)), common)
+            some = self._combinations(random, max(64, 2 * (count - have)), common)
             noun, used = some["noun"].gather(1, some["group"]), torch.arange(MOST) < some["count"].sum(dim=1)[:, None]
             kept_out = self.kept_out.any(dim=0).expand_as(self.kept_out) if common else self.kept_out
             hit = (kept_out[noun, some["field"]] & used).any(dim=1)
             kept = (hit == held_out).nonzero()[:, 0]
-            if not len(kept) and len(found) > 200:
+            if not len(kept) and len(accepted) > 200:
                 remedy = "set common = 0" if common else "use more nouns"
                 raise UserError(f"data.scenes.held_out: no scene is left; keep fewer pairs out, or {remedy}")
-            found.append({name: value[kept] for name, value in some.items()})
+            accepted.append({name: value[kept] for name, value in some.items()})
             have += len(kept)
-        chosen = {name: torch.cat([part[name] for part in found])[:count] for name in found[0]}
-        return self._placed(chance, **chosen)
+        chosen = {name: torch.cat([part[name] for part in accepted])[:count] for name in accepted[0]}
+        return self._placed(random, **chosen)
 
-    def _combinations(self, chance: np.random.Generator, count: int, common: bool) -> dict[str, Tensor]:
-        first = chance.integers(len(self.nouns), size=count)
-        second = (first + chance.integers(1, len(self.nouns), size=count)) % len(self.nouns)  # never the same
-        counts = np.array(COUNTS)[chance.integers(len(COUNTS), size=count)]
-        sizes = chance.integers(len(self.sizes), size=(count, 2))
-        vertical = chance.random(count) < 0.5
+    def _combinations(self, random: np.random.Generator, count: int, common: bool) -> dict[str, Tensor]:
+        first = random.integers(len(self.nouns), size=count)
+        second = (first + random.integers(1, len(self.nouns), size=count)) % len(self.nouns)  # never the same
+        counts = np.array(COUNTS)[random.integers(len(COUNTS), size=count)]
+        sizes = random.integers(len(self.sizes), size=(count, 2))
+        vertical = random.random(count) < 0.5
         parts = {"noun": np.stack((first, second), axis=1), "count": counts, "size": sizes, "vertical": vertical}
-        parts["lane"] = chance.integers(2, size=count)
+        parts["lane"] = random.integers(2, size=count)
         number = np.arange(MOST)
         parts["group"] = group = (number >= counts[:, :1]).astype(np.int64)
         within = np.where(group == 0, number, number - counts[:, :1])
-        found = {name: torch.from_numpy(part) for name, part in parts.items()}
-        fields = FIELDS[places_of(found["vertical"], found["lane"]).numpy()]  # [N, 2, 4]: those of both quarters
-        order = chance.random(fields.shape)
+        scenes = {name: torch.from_numpy(part) for name, part in parts.items()}
+        fields = FIELDS[quarters_of(scenes["vertical"], scenes["lane"]).numpy()]  # [N, 2, 4]: those of both quarters
+        order = random.random(fields.shape)
         if common:
             order += self.kept_out.any(dim=0).numpy()[fields]  # fields that lack a noun come last
         fields = np.take_along_axis(fields, np.argsort(order, axis=2), axis=2)
-        return found | {"field": torch.from_numpy(fields[np.arange(count)[:, None], group, within])}
+        return scenes | {"field": torch.from_numpy(fields[np.arange(count)[:, None], group, within])}
 
-    def _placed(self, chance: np.random.Generator, **chosen: Tensor) -> Scenes:
+    def _placed(self, random: np.random.Generator, **chosen: Tensor) -> Scenes:
         """Which items, and where in their fields."""
         noun, count, size, group, field = (chosen[name].numpy() for name in ("noun", "count", "size", "group", "field"))
         used = np.arange(MOST) < count.sum(axis=1, keepdims=True)
         side = np.array(self.sides)[np.take_along_axis(size, group, axis=1)]
-        room, free = self.canvas / ACROSS, chance.random((2, len(noun), MOST))
+        room, free = self.canvas / ACROSS, random.random((2, len(noun), MOST))
         corners = (field // ACROSS, field % ACROSS)
         top, left = (np.floor(corner * room + some * (room - side)) for corner, some in zip(corners, free, strict=True))
         box = np.stack((top, left, side), axis=2).astype(np.int64) * used[..., None]
         kind = np.take_along_axis(noun, group, axis=1)
         item = np.full(kind.shape, -1)
-        for at, pictures in enumerate(self.rows):
+        for at, images in enumerate(self.rows):
             here = (kind == at) & used
-            item[here] = pictures[chance.integers(len(pictures), size=int(here.sum()))]
+            item[here] = images[random.integers(len(images), size=int(here.sum()))]
         return Scenes(**chosen, item=torch.from_numpy(item), box=torch.from_numpy(box))
 
     def paint(self, scenes: Scenes) -> Tensor:
         """[N, 1, canvas, canvas] of bytes, where the items are."""
         scenes = scenes.to(self.items.device)
-        place = torch.arange(self.canvas, device=self.items.device)
+        position = torch.arange(self.canvas, device=self.items.device)
         most = self.items.shape[-1]
         canvas = torch.zeros(len(scenes), self.canvas, self.canvas, dtype=torch.uint8, device=self.items.device)
         size = scenes.size.gather(1, scenes.group)  # [N, MOST]
         for at in range(MOST):
             top, left, side = (part[:, None] for part in scenes.box[:, at].T)
-            down, across = place - top, place - left  # [N, canvas]: the item's own row and column
+            down, across = position - top, position - left  # [N, canvas]: the item's own row and column
             inside = ((down >= 0) & (down < side))[:, :, None] & ((across >= 0) & (across < side))[:, None, :]
             values = self.items[
                 size[:, at, None, None],
@@ -268,7 +268,7 @@ class SceneMaker:
         ]
 
     def numbers(self, scenes: Scenes) -> Tensor:
-        """Where the caption of each scene stands in `all_captions`, [N]."""
+        """The index of each scene's caption in `all_captions`, [N]."""
         counts = torch.tensor(COUNTS, device=scenes.count.device)
         count = (scenes.count[:, None] == counts).all(dim=2).long().argmax(dim=1)
         number, radix = scenes.noun[:, 0], (len(self.nouns), len(COUNTS), len(self.sizes), len(self.sizes), 2)
@@ -288,8 +288,8 @@ class SceneMaker:
         ]
 
 
-def places_of(vertical: Tensor, lane: Tensor) -> Tensor:
-    """The quarters [N, 2] of the two groups, as numbers of PLACES."""
+def quarters_of(vertical: Tensor, lane: Tensor) -> Tensor:
+    """The quarters [N, 2] of the two groups, as numbers of QUARTERS."""
     column = torch.stack((lane, 2 + lane), dim=1)
     row = torch.stack((2 * lane, 2 * lane + 1), dim=1)
     return torch.where(vertical[:, None], column, row)
@@ -297,15 +297,15 @@ def places_of(vertical: Tensor, lane: Tensor) -> Tensor:
 
 def split_pair(pair: str) -> tuple[str, list[int]]:
     """ "bag 2 3" -> the noun, and its field; "bag top left" -> the four fields of that quarter."""
-    noun, _, place = pair.partition(" ")
+    noun, _, position = pair.partition(" ")
     fields = {f"{1 + at // ACROSS} {1 + at % ACROSS}": [at] for at in range(ACROSS**2)}
-    fields |= {name: FIELDS[number].tolist() for number, name in enumerate(PLACES)}
-    if noun not in NOUNS or place not in fields:
+    fields |= {name: FIELDS[number].tolist() for number, name in enumerate(QUARTERS)}
+    if noun not in NOUNS or position not in fields:
         raise UserError(
-            f'held_out: {pair!r} is no pair of noun and place; write  "bag 2 3": a noun of {", ".join(NOUNS)}, row and '
-            f"column of 1 to {ACROSS}; or a quarter of {', '.join(PLACES)}"
+            f'held_out: {pair!r} is not a noun and a position; write  "bag 2 3": a noun of {", ".join(NOUNS)}, row and '
+            f"column of 1 to {ACROSS}; or a quarter of {', '.join(QUARTERS)}"
         )
-    return noun, fields[place]
+    return noun, fields[position]
 
 
 def coverage(scenes: Scenes, group: int, canvas: int, across: int) -> Tensor:

@@ -69,7 +69,7 @@ class DataConfig:
                 raise UserError(f"{name} = {getattr(self, name)}: must be {value} or more")
 
     def check_valid_fraction(self, fraction: float) -> None:
-        """`valid_fraction` of the training data takes the place of `valid`."""
+        """`valid_fraction` of the training data replaces `valid`."""
         if not 0 <= fraction < 1:
             raise UserError(f"valid_fraction = {fraction}: must be at least 0 and below 1, such as 0.05")
         if fraction and self.valid:

@@ -38,7 +38,7 @@ from regard.data.captionsets import (
     Targets,
     feature_set,
     file_stream,
-    picture_set,
+    image_set,
     scene_makers,
     scene_sets,
 )
@@ -189,7 +189,7 @@ class ImageCaptioning(Task):
         config = self.model_config
         if config.input == "features":
             return feature_set(rows, config.feature_dim)
-        return picture_set(rows, self.folder / "data" / name, config.channels, config.image_size, self.data)
+        return image_set(rows, self.folder / "data" / name, config.channels, config.image_size, self.data)
 
     def _save_scenes(self, folder: Path) -> None:
         """A few scenes as PNG files, to try `regard caption` with, and captions.jsonl, which a recipe can read."""
