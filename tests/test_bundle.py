@@ -89,6 +89,16 @@ def test_the_recipe_is_parsed_once_per_command(kind: str, monkeypatch: pytest.Mo
     assert len(parsed) == 1
 
 
+@pytest.mark.parametrize("kind", ["translate", "recurrent", "generate", "classify", "fill"], indirect=True)
+@pytest.mark.parametrize("command", ["attend", "figure"])
+def test_the_recipe_is_parsed_once_per_look(kind: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed, loads = [], tomllib.loads
+    monkeypatch.setattr(tomllib, "loads", lambda text: parsed.append(text) or loads(text))
+    out = ["-o", "figure.svg"] if command == "figure" else []
+    assert main([command, "run", "one two", *out]) == 0
+    assert len(parsed) == 1
+
+
 def test_another_kind_of_model_is_refused_with_its_command(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     own = KINDS[kind][3].COMMAND
     for command in {"translate", "generate", "classify", "fill", "caption", "predict"} - {own}:

@@ -65,7 +65,7 @@ def lengths(config: ModelConfig, seq: int | None, target_seq: int | None) -> tup
     target = source if target_seq is None else target_seq
     for name, length in (("seq", source), ("target_seq", target))[: 2 if two else 1]:
         at_least_one(name, length)
-        if config.position == "learned" and config.architecture != "recurrent" and length > config.max_length:
+        if config.position_limit is not None and length > config.position_limit:
             raise UserError(
                 f"{name} = {length}: longer than max_length = {config.max_length} of the learned positions; "
                 f"use {config.max_length} or less, raise max_length, or use position = 'rope'"
