@@ -126,6 +126,7 @@ def _check_files(config: Any) -> dict[str, tuple[str, dict[str, Any], list[str]]
             summary = f"{text.documents:,} documents, {text.characters:,} characters, {text.bytes:,} bytes"
             results[name] = summary, vars(text), list(text.notes)
             continue
+        fields: dict[str, Any]
         if isinstance(config, PairData):
             report = read_pairs(files, config).check()
             summary, fields = f"{report.count:,} pairs", {"pairs": report.count}
