@@ -166,7 +166,7 @@ def test_one_trace_at_a_time() -> None:
     model = make()
     with trace(model) as outer:
         for part in (model, model.decoder.blocks[0]):
-            with pytest.raises(UserError, match="traced already"), trace(part):
+            with pytest.raises(UserError, match="already being traced"), trace(part):
                 pass
         model(tokens())
     assert "decoder.0.attention.weights" in outer
