@@ -235,7 +235,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_half_one(folder, monkeypa
     trainer.resume()
     trainer.step = 21
     break_call(monkeypatch, call, at)
-    with pytest.raises(UserError, match=rf"{place(folder, 21)}: cannot be written \(.*No space left.*Make room"):
+    with pytest.raises(UserError, match=rf"{place(folder, 21)}: cannot be written \(.*No space left.*Free some space"):
         trainer.save()
     monkeypatch.undo()
     assert contents(folder) == before and not place(folder, 21).exists()

@@ -80,22 +80,16 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def row(summary: dict[str, Any]) -> tuple[str, ...]:
-    best = "–" if summary["best"] is None else f"{summary['metric'].replace('_', ' ')} {summary['best']:.4g}"
+    step, steps, loss, best, test = (summary[name] for name in ("step", "steps", "loss", "best", "test"))
+    of = f" of {steps:,}" if isinstance(steps, int) and steps > step else ""
     return (
         summary["run"],
         summary["task"],
-        f"{summary['step']:,}"
-        + (
-            f" of {summary['steps']:,}"
-            if isinstance(summary["steps"], int) and summary["steps"] > summary["step"]
-            else ""
-        ),
+        f"{step:,}{of}",
         f"{summary['seconds']:,.0f}",
-        "–" if summary["loss"] is None else f"{summary['loss']:.4f}",
-        best,
-        f"{summary['headline']} " + ", ".join(f"{name} {value:.4g}" for name, value in summary["test"].items())
-        if summary["test"]
-        else "–",
+        "–" if loss is None else f"{loss:.4f}",
+        "–" if best is None else f"{summary['metric'].replace('_', ' ')} {best:.4g}",
+        f"{summary['headline']} " + ", ".join(f"{name} {value:.4g}" for name, value in test.items()) if test else "–",
     )
 
 

@@ -1,4 +1,4 @@
-"""What classifiers of texts and of images share: sections of their reports.
+"""What classifiers of texts and of images share: classes, metrics, sections of the report.
 
 A reliability diagram (Guo et al. 2017) plots accuracy over the predicted probability. On the diagonal the probability
 is calibrated; below it the model is overconfident.
@@ -6,16 +6,53 @@ is calibrated; below it the model is overconfident.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
+from torch import Tensor
+
+from regard.metrics.classification import evaluate_classes, format_classes
+from regard.predict.bundle import Bundle
 from regard.training.results import Chart, Matrix, Section, Table
-from regard.training.task import Evaluation
+from regard.training.task import Evaluation, Metrics, Task
+from regard.training.trainer import LOSS, Metric
 
 DRAWN = 40  # classes of a confusion matrix; more cannot be read
-COLUMNS = {
-    "accuracy": "accuracy", "macro_f1": "macro-F1", "loss": "loss", "calibration_error": "calibration error",
-    "majority": "most frequent class", "examples": "examples",
-}  # fmt: skip
+
+
+class ClassificationTask(Task):
+    """[data] has `classes` and `valid_fraction`."""
+
+    METRICS: ClassVar = {
+        "loss": LOSS, "accuracy": Metric("accuracy", higher=True), "f1": Metric("macro_f1", higher=True)
+    }  # fmt: skip
+    HEADLINE = ("accuracy", "accuracy", ".2%")
+    COLUMNS: ClassVar = {
+        "accuracy": "accuracy", "macro_f1": "macro-F1", "loss": "loss", "calibration_error": "calibration error",
+        "majority": "most frequent class", "examples": "examples",
+    }  # fmt: skip
+    OPTIONS = ("test", "files")
+
+    @property
+    def sets(self) -> Sequence[str]:
+        return [*(["valid"] if self.data.valid_fraction else []), *super().sets]
+
+    def use(self, bundle: Bundle) -> None:
+        super().use(bundle)
+        self.data = dataclasses.replace(self.data, classes=bundle.classes)
+
+    def measure(self, probabilities: Tensor, labels: Tensor) -> Metrics:
+        """Metrics of probabilities [N, classes] with the correct classes [N]."""
+        return dataclasses.asdict(evaluate_classes(probabilities, labels, self.data.classes))
+
+    @staticmethod
+    def validation(metrics: Metrics) -> dict[str, float]:
+        return {"valid_loss": metrics["loss"], "accuracy": metrics["accuracy"], "macro_f1": metrics["macro_f1"]}
+
+    @staticmethod
+    def format_metrics(metrics: Metrics) -> list[str]:
+        return format_classes(metrics)
 
 
 def class_sections(evaluations: Mapping[str, Evaluation]) -> list[Section]:

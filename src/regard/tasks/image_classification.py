@@ -12,7 +12,6 @@ shape, so `train.cuda_graph` applies. Mean and standard deviation of the pixels 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,18 +25,16 @@ from torch import Tensor
 from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageStream, augment
 from regard.data.images import ImageData, Images, Listed, find_set, folder_classes, list_set, make_images
 from regard.errors import UserError
-from regard.metrics.classification import evaluate_classes, format_classes
 from regard.models import Encoder, ModelConfig
 from regard.models.recipe import with_preset
-from regard.predict.bundle import Bundle
 from regard.predict.image_classifier import ImageClassifier
 from regard.settings import from_dict
-from regard.tasks.classes import COLUMNS, class_sections
+from regard.tasks.classes import ClassificationTask, class_sections
 from regard.training import results
 from regard.training.objective import balance
 from regard.training.results import AttentionInput, Section
-from regard.training.task import Evaluation, Metrics, Task
-from regard.training.trainer import LOSS, Metric, Objective
+from regard.training.task import Evaluation, Metrics
+from regard.training.trainer import Objective
 
 MEASURED = 10_000  # images whose mean and standard deviation are taken
 LISTED, AUGMENTED, DRAWN = 12, 12, 3  # images in the report: errors, augmented ones, those with attention maps
@@ -59,7 +56,7 @@ def mixed_loss(logits: Tensor, labels: Tensor, augmentation: Augmentation, label
     return -(target * log_probabilities).sum()
 
 
-class ImageClassification(Task):
+class ImageClassification(ClassificationTask):
     NAME = "image-classification"
     TABLES: ClassVar = {"data": ImageData, "augment": AugmentConfig}
     DEFAULTS: ClassVar = {
@@ -75,13 +72,9 @@ class ImageClassification(Task):
     MODEL: ClassVar = {"architecture": ("encoder",), "input": ("patches",), "output_head": ("classes",)}
     PLACEHOLDERS: ClassVar = {"classes": 2}
     UNUSED = ("r_drop", "loss_chunk")
-    METRICS: ClassVar = {"loss": LOSS, "accuracy": Metric("accuracy", higher=True)}
-    HEADLINE = ("accuracy", "accuracy", ".2%")
-    COLUMNS: ClassVar = COLUMNS
     UNIT = "images"
     LOSS_UNIT = "nats per image"
     EXAMPLE = 'train = ["photos/train"]'
-    OPTIONS = ("test", "files")
     predictor = ImageClassifier
 
     data: ImageData
@@ -110,10 +103,6 @@ class ImageClassification(Task):
             raise UserError(f"augment.crop = {self.augment.crop}: must be below model.image_size = {config.image_size}")
 
     # --- data
-
-    @property
-    def sets(self) -> Sequence[str]:
-        return [*(["valid"] if self.data.valid_fraction else []), *super().sets]
 
     def find_files(self) -> None:
         for files in self.files.values():
@@ -153,10 +142,6 @@ class ImageClassification(Task):
         self.temporary = TemporaryDirectory()  # exists as long as the task
         return self._decoded(list_set(tuple(files), self.data, self.data.classes), Path(self.temporary.name) / "files")
 
-    def use(self, bundle: Bundle) -> None:
-        super().use(bundle)
-        self.data = replace(self.data, classes=bundle.classes)
-
     def stream(self) -> ImageStream:
         config, side = self.config, self.model_config.image_size
         rows = config.batch_tokens // config.pack
@@ -182,18 +167,12 @@ class ImageClassification(Task):
         return partial(image_loss, label_smoothing=self.config.label_smoothing, crop=self.augment.crop)
 
     def evaluate(self, model: Any) -> dict[str, float]:
-        metrics, _ = self.score(self.bundle(model).predictor, self.images["valid"])
-        return {"valid_loss": metrics["loss"], "accuracy": metrics["accuracy"]}
+        return self.validation(self.score(self.bundle(model).predictor, self.images["valid"])[0])
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
         pixels = examples.pixels
         probabilities = predictor.probabilities(lambda begin, end: pixels[torch.arange(begin, end)], len(pixels))
-        metrics = evaluate_classes(probabilities, examples.labels, self.data.classes)
-        return dataclasses.asdict(metrics), probabilities
-
-    @staticmethod
-    def format_metrics(metrics: Metrics) -> list[str]:
-        return format_classes(metrics)
+        return self.measure(probabilities, examples.labels), probabilities
 
     # --- report
 

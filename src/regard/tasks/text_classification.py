@@ -13,7 +13,6 @@ every class the same part of the loss. Batches are padded texts of similar lengt
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,18 +27,16 @@ from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weig
 from regard.data.labels import Example, LabelData, check_examples, choose_classes, read_labelled
 from regard.data.streams import Batches, Stream
 from regard.errors import UserError, suggest
-from regard.metrics.classification import evaluate_classes, format_classes
 from regard.models import Encoder, ModelConfig
-from regard.predict.bundle import Bundle
 from regard.predict.text_classifier import TextClassifier
-from regard.tasks.classes import COLUMNS, class_sections
+from regard.tasks.classes import ClassificationTask, class_sections
 from regard.tasks.word_dropout import WordDropout
 from regard.text.config import TextConfig
 from regard.training.objective import balance, cross_entropy, repeat_batch
 from regard.training.parallel import HALF
 from regard.training.results import AttentionInput, Section, Table
-from regard.training.task import Evaluation, Metrics, Task
-from regard.training.trainer import LOSS, Metric, Objective
+from regard.training.task import Evaluation, Metrics
+from regard.training.trainer import Objective
 
 HOLD_OUT = 0  # seed of what `data.valid_fraction` holds out: the same for every train.seed
 LISTED = 20  # errors in the report
@@ -72,7 +69,7 @@ def classification(
     return total + balance(model, batch.tokens), batch.tokens
 
 
-class TextClassification(Task):
+class TextClassification(ClassificationTask):
     NAME = "text-classification"
     TABLES: ClassVar = {"data": LabelData, "text": TextConfig}
     DEFAULTS: ClassVar = {
@@ -85,15 +82,9 @@ class TextClassification(Task):
     MODEL: ClassVar = {"architecture": ("encoder",), "input": ("tokens",), "output_head": ("classes",)}
     PLACEHOLDERS: ClassVar = {"vocab_size": 8, "classes": 2}
     UNUSED = ("loss_chunk",)
-    METRICS: ClassVar = {
-        "loss": LOSS, "accuracy": Metric("accuracy", higher=True), "f1": Metric("macro_f1", higher=True)
-    }  # fmt: skip
-    HEADLINE = ("accuracy", "accuracy", ".2%")
-    COLUMNS: ClassVar = COLUMNS
     UNIT = "texts"
     LOSS_UNIT = "nats per text"
     EXAMPLE = 'train = ["train.tsv"]'
-    OPTIONS = ("test", "files")
     predictor = TextClassifier
 
     data: LabelData
@@ -101,10 +92,6 @@ class TextClassification(Task):
     valid_texts: Labelled | None
 
     # --- data
-
-    @property
-    def sets(self) -> Sequence[str]:
-        return [*(["valid"] if self.data.valid_fraction else []), *super().sets]
 
     def check_data(self) -> None:
         """A label that does not occur in training is a mistake in another set."""
@@ -172,10 +159,6 @@ class TextClassification(Task):
     def read_files(self, files: Sequence[str]) -> list[Example]:
         return self.rows(files)
 
-    def use(self, bundle: Bundle) -> None:
-        super().use(bundle)
-        self.data = replace(self.data, classes=bundle.classes)
-
     def training_examples(self, seed: int) -> list[Example]:
         """The rows that are trained on: without those held out, and the sampled fraction of the rest."""
         rows = self.rows(self.data.train)
@@ -234,17 +217,11 @@ class TextClassification(Task):
                 logits = class_logits(model, batch)
             probabilities.append(logits[:, 0].float().softmax(dim=-1).cpu())
             labels.append(self.valid_texts.labels[rows])
-        metrics = evaluate_classes(torch.cat(probabilities), torch.cat(labels), self.data.classes)
-        return {"valid_loss": metrics.loss, "accuracy": metrics.accuracy, "macro_f1": metrics.macro_f1}
+        return self.validation(self.measure(torch.cat(probabilities), torch.cat(labels)))
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
         probabilities = predictor.probabilities([one.text for one in examples])
-        metrics = evaluate_classes(probabilities, self._numbers(examples), self.data.classes)
-        return dataclasses.asdict(metrics), probabilities
-
-    @staticmethod
-    def format_metrics(metrics: Metrics) -> list[str]:
-        return format_classes(metrics)
+        return self.measure(probabilities, self._numbers(examples)), probabilities
 
     # --- report
 
