@@ -109,7 +109,8 @@ def survey(files: Sequence[str], config: TextData) -> Survey:
 
     report = pieces(files, config).check(count)
     notes = (*report.notes, *(f"left out: {problem}" for problem in report.bad))
-    return Survey(*totals, bad=report.bad_count, notes=notes)
+    documents, characters, size = totals
+    return Survey(documents, characters, size, report.bad_count, notes)
 
 
 def utf8(text: str) -> int:
