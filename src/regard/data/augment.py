@@ -150,4 +150,4 @@ class ImageStream(Ahead):
         at, pixel_rows, augmentation = finished
         part = augmentation.rows(slice(number * self.row_count, (number + 1) * self.row_count))
         pixels = self.pixels[pixel_rows[number]].to(self.device, non_blocking=True)
-        return ImageBatch(*vars(part).values(), pixels, self.labels[at[number]])
+        return ImageBatch(**vars(part), pixels=pixels, labels=self.labels[at[number]])
