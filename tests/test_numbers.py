@@ -264,7 +264,7 @@ def test_predict_tells_once_what_it_was_not_trained_for(here: Path, capsys: pyte
     for arguments in (["1 2", "1 2 3 4 5"], ["1 2", "--steps", "5"]):
         assert main(["predict", "runs/pairs", *arguments]) == 0
         err = capsys.readouterr().err
-        assert err.startswith("note: 5 numbers are read or written, but") and "at most 4 (data.longest)" in err
+        assert err.startswith("note: 5 numbers are read or predicted, but") and "at most 4 (data.longest)" in err
     assert main(["predict", "runs/series", "--file", "load.csv"]) == 0 and capsys.readouterr().err == ""
     Path("far.csv").write_text("a,b\n" + "0,0\n" * 20 + "0,999\n" * 2)
     assert main(["predict", "runs/series", "--file", "far.csv", "--json"]) == 0
