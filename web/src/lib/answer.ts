@@ -1,10 +1,10 @@
-/* What the server says about one input, as the page reads it.
+/* The response of the server for one input.
 
-   An answer is one frame of bytes: "RGRD", the length of a JSON header, the header, then the arrays it names,
-   each at a multiple of 8. Weights are 16-bit fixed point, w = n / 65535, so a map of 128 x 128 takes 32 kB and is
-   off by at most 8e-6. */
+   A response is one frame of bytes: "RGRD", the length of a JSON header, the header, then the arrays it names,
+   each at a multiple of 8. Weights are 16-bit fixed point, w = n / 65535, so a map of 128 x 128 takes 32 kB and
+   has an error of at most 8e-6. */
 
-export const ONE = 65535; // the integer that stands for a weight of 1
+export const ONE = 65535; // the integer that represents a weight of 1
 
 export type Side = "source" | "read" | "written";
 export type Space = "source" | "target"; // read and written count the same positions
@@ -27,7 +27,7 @@ export interface Choice {
   label: string;
   before: number;
   after: number;
-  text?: string; // what to add to the text for it, after the last token
+  text?: string; // the text to append, after the last token
 }
 
 /** The distribution at one position, after reading `read`. */
@@ -86,10 +86,10 @@ export interface Block {
 
 export interface Answer extends Header {
   blocks: Map<string, Block>;
-  question: Question; // what it answers
+  question: Question; // the request
 }
 
-/** What decides an answer; views and pins do not. */
+/** The request that determines a response; views and pins do not. */
 export interface Question {
   run: string;
   text: string;
@@ -100,7 +100,7 @@ export interface Question {
 
 const KINDS = { u1: Uint8Array, u2: Uint16Array, f4: Float32Array };
 
-/** Take a frame apart; the arrays are views of its bytes, nothing is copied. */
+/** Parse a frame; the arrays are views of its bytes. */
 export function parseFrame<T extends { arrays: Stored[] }>(bytes: ArrayBuffer): T & { blocks: Map<string, Block> } {
   const view = new DataView(bytes);
   if (bytes.byteLength < 8 || view.getUint32(0, false) !== 0x52475244) throw new Error("not an answer of this server");

@@ -22,7 +22,7 @@ export function noChanges(): Changes {
   return { heads: [], layers: [], future: false, temperature: 1, shuffle: null, rows: [] };
 }
 
-/** Only what changes something, as the server and the link want it. */
+/** Only fields with changes, in the form of the server and the link. */
 export function compact(changes: Changes): Partial<Changes> {
   const none = noChanges();
   const entries = Object.entries(changes).filter(([name, value]) => {
@@ -72,7 +72,7 @@ export function newAsk(run: string): Ask {
   };
 }
 
-/** The part of an address after #. Only what differs from the defaults. */
+/** The fragment of the URL: only values that differ from the defaults. */
 export function toLink(ask: Ask): string {
   const link = new URLSearchParams();
   const put = (name: string, value: string | number | null, usual: string | number | null = null) => {
@@ -94,7 +94,7 @@ export function toLink(ask: Ask): string {
   return link.toString();
 }
 
-/** The ask in a link; missing or invalid values keep their defaults. */
+/** The state in a link; missing or invalid values keep their defaults. */
 export function fromLink(link: string): Ask {
   const found = new URLSearchParams(link.replace(/^#/, ""));
   const ask = newAsk(found.get("run") ?? "");
@@ -116,7 +116,7 @@ export function fromLink(link: string): Ask {
   return ask;
 }
 
-/** Changes out of a link. The server checks every field again and says what is wrong with it. */
+/** The changes in a link. The server validates every field. */
 function readChanges(text: string | null): Changes {
   const none = noChanges();
   if (text === null) return none;

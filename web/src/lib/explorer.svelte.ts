@@ -1,7 +1,7 @@
-/* The state of the page: what is asked, what came back, and what is on its way.
+/* The state of the page: the request, the responses, and pending requests.
 
-   Two answers are kept side by side, the untouched one and the one with the changes. Asking is cheap to repeat:
-   the newest question wins, and an answer that arrives late is dropped. */
+   Two responses are kept, the original one and the one with the changes. The newest request wins: a response to an
+   older one is dropped. */
 
 import { headMap, meanMap, spaceOf, type Answer, type HeadMap, type Part, type PartName } from "./answer";
 import { anyChange, fromLink, newAsk, noChanges, sameHead, toLink, type Ask, type HeadName } from "./ask";
@@ -10,47 +10,47 @@ import * as server from "./server";
 import type { RunInfo } from "./server";
 
 const ORDER: PartName[] = ["cross", "decoder", "encoder"]; // which part is shown first
-const TYPING = 160; // ms of rest after which a typed text is sent
-const PULSE = 3000; // ms between two questions whether the server is still there
+const TYPING = 160; // ms without typing after which the text is sent
+const PULSE = 3000; // ms between two checks that the server is running
 
 export class Explorer {
   ask = $state<Ask>(newAsk(""));
   runs = $state.raw<RunInfo[]>([]);
   version = $state("");
   before = $state.raw<Answer | null>(null);
-  after = $state.raw<Answer | null>(null); // null: nothing is changed
-  example = $state(true); // what is shown was prepared, the model is still being loaded
+  after = $state.raw<Answer | null>(null); // null: no changes
+  example = $state(true); // the precomputed example is shown while the model is loading
   busy = $state(false);
   gone = $state(false);
   refused = $state<string | null>(null);
-  images = $state.raw<Map<string, string>>(new Map()); // name -> address, of those chosen here
-  hover = $state<number | null>(null); // the query under the pointer, over the pinned one
-  fetched = $state.raw<Map<string, HeadMap>>(new Map()); // maps that did not come with the answer
-  tree = $state.raw<server.Tree | null>(null); // the search tree on show
-  steps = $state.raw<server.Steps | null>(null); // the steps on show
+  images = $state.raw<Map<string, string>>(new Map()); // name -> URL
+  hover = $state<number | null>(null); // the query under the pointer; overrides the pinned one
+  fetched = $state.raw<Map<string, HeadMap>>(new Map()); // maps that were requested separately
+  tree = $state.raw<server.Tree | null>(null); // the current search tree
+  steps = $state.raw<server.Steps | null>(null); // the current steps
 
-  #asked = ""; // the question whose answer is shown
+  #asked = ""; // the request whose response is shown
   #timer: ReturnType<typeof setTimeout> | undefined;
-  #again = false; // something was asked that no answer is under way for
+  #again = false; // the request has changed since it was sent
   #running = false;
   #pending = new Set<string>();
 
-  /** What a test waits for: "ready" is an answer to what is asked, and nothing under way. */
+  /** For tests: "ready" means that the response to the current request is shown. */
   status = $derived(this.busy ? "busy" : this.refused ? "refused" : this.example ? "busy" : "ready");
   info = $derived(this.runs.find((run) => run.name === this.ask.run) ?? null);
   touched = $derived(anyChange(this.ask.changes));
-  /** The answer whose maps are on show. */
+  /** The response whose maps are shown. */
   shown = $derived(this.touched && this.ask.show !== "before" && this.after ? this.after : this.before);
   part = $derived(this.#choose());
   head = $derived(this.ask.head === null || !this.part ? null : Math.min(this.ask.head, this.part.heads - 1));
   map = $derived(this.shown && this.part ? this.#find(this.shown, this.part, this.head) : null);
-  /** The untouched map beside a changed one. */
+  /** The original map, if there are changes. */
   original = $derived(this.touched && this.before && this.part ? this.#find(this.before, this.part, this.head) : null);
   rows = $derived(this.part && this.shown ? (this.shown.labels[this.part.rows] ?? []) : []);
   columns = $derived(this.part && this.shown ? (this.shown.labels[this.part.columns] ?? []) : []);
   query = $derived(this.#query());
 
-  /** Paint the prepared example, learn which runs there are, then ask about the one in the link. */
+  /** Show the precomputed example, load the list of runs, then request the state of the link. */
   async start(link: string): Promise<void> {
     this.ask = fromLink(link);
     const example = server.prepared().then((answer) => {
@@ -69,14 +69,14 @@ export class Explorer {
     } catch (error) {
       this.fail(error);
     }
-    await example.catch(() => undefined); // without it the page is only emptier
+    await example.catch(() => undefined); // the page works without it
   }
 
-  /** Another run, from its first example on. */
+  /** Open another run with its first example. */
   open(name: string, text = ""): void {
     const info = this.runs.find((run) => run.name === name);
     this.ask = { ...newAsk(name), view: this.ask.view, text: text || (info?.examples[0] ?? "") };
-    if (!this.example) this.before = this.after = null; // the example stays until there is something better
+    if (!this.example) this.before = this.after = null; // the example stays until there is a response
     this.#asked = "";
     this.refresh();
   }
@@ -101,7 +101,7 @@ export class Explorer {
     this.images = new Map(this.images).set(name, url);
   }
 
-  /** What the address says, after the reader went back or pasted a link. */
+  /** Apply the state of the URL, after navigation or a pasted link. */
   follow(link: string): void {
     if (link.replace(/^#/, "") === toLink(this.ask)) return;
     const { run } = this.ask;
@@ -129,7 +129,7 @@ export class Explorer {
     this.#timer = setTimeout(() => void this.#look(), wait);
   }
 
-  /** One question at a time: what was asked meanwhile is asked next, and only the newest of it. */
+  /** One request at a time: of the changes in the meantime only the newest is requested next. */
   async #look(): Promise<void> {
     this.#again = true;
     if (this.#running) return;
@@ -177,21 +177,21 @@ export class Explorer {
     else this.#refuse(error instanceof Error ? error.message : String(error));
   }
 
-  /** No text, so nothing to show: the maps of a text that is gone would pass for those of the empty one. */
+  /** Without a text there is nothing to show, not even the maps of the previous one. */
   #clear(): void {
     this.before = this.after = null;
     this.example = false;
     this.#asked = "";
   }
 
-  /** Say why; an example beside it would look like the answer. */
+  /** Show the error, and remove the example, which could be mistaken for the response. */
   #refuse(sentence: string): void {
     this.refused = sentence;
     if (this.example) this.before = null;
     this.example = false;
   }
 
-  /** Notice when the server stops, and when it is back. */
+  /** Detect when the server stops, and when it is running again. */
   async pulse(): Promise<void> {
     for (;;) {
       await new Promise((done) => setTimeout(done, PULSE));
@@ -229,7 +229,7 @@ export class Explorer {
     return `${answer === this.after ? "after" : "before"} ${part.part} ${part.layer} ${head}`;
   }
 
-  /** A map if it is here; null while it is on its way. */
+  /** A map, or null while it is loading. */
   #find(answer: Answer, part: Part, head: number | null): HeadMap | null {
     const one = (index: number) => headMap(answer, part, index) ?? this.fetched.get(this.#key(answer, part, index));
     if (head !== null) return one(head) ?? null;
@@ -237,7 +237,7 @@ export class Explorer {
     return all.every((map) => map !== undefined) ? meanMap(all as HeadMap[]) : null;
   }
 
-  /** Ask for the maps on show that did not come with the answer. */
+  /** Request the current maps that the response did not contain. */
   async complete(): Promise<void> {
     const { part, head, shown, before } = this;
     if (!part || part.whole || !shown || !before || this.example) return;
@@ -252,7 +252,7 @@ export class Explorer {
       keys.forEach((key) => this.#pending.add(key));
       try {
         const { values, shape } = await server.maps({ ...answer.question, part: part.part, layer: part.layer, heads });
-        if (answer !== this.before && answer !== this.after) continue; // a newer answer came in between
+        if (answer !== this.before && answer !== this.after) continue; // there is a newer response
         const [, rows, columns] = shape;
         const more = new Map(this.fetched);
         keys.forEach((key, index) => {
@@ -272,7 +272,7 @@ export class Explorer {
     this.fetched = new Map([...this.fetched].filter(([key]) => !key.startsWith(which)));
   }
 
-  // --- touching
+  // --- changes
 
   select(part: PartName, layer: number, head: number | null): void {
     this.ask.part = part;
@@ -308,7 +308,7 @@ export class Explorer {
     this.refresh();
   }
 
-  /** Give one query of one head weights of the reader's own; null takes them back. */
+  /** Replace the weights of one query of one head; null restores them. */
   setRow(part: PartName, layer: number, head: number, query: number, weights: number[] | null, wait = 0): void {
     const others = this.ask.changes.rows.filter(
       (row) => row[0] !== part || row[1] !== layer || row[2] !== head || row[3] !== query,

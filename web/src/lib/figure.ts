@@ -1,4 +1,4 @@
-/* Views as figures that stand on their own: SVG text with its colours written out, on a white ground or a dark one. */
+/* Views as standalone SVG figures with inline colours, on a light or dark background. */
 
 import { linkHorizontal } from "d3-shape";
 import { blockName, largest, ONE } from "./answer";
@@ -25,7 +25,7 @@ const GROUND = { light: "#ffffff", dark: "#12161d" };
 
 const escapes: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
 
-/** Text inside XML: what would be markup is escaped, what XML forbids is left out. */
+/** Text inside XML: markup is escaped, characters that XML forbids are replaced. */
 function safe(text: string): string {
   return text.replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "\ufffd").replace(/[&<>"]/g, (one) => escapes[one]);
 }

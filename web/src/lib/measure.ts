@@ -1,8 +1,8 @@
-/* Numbers about maps: the distance between two, and how far and how widely one attends. */
+/* Numbers about maps: the distance between two, and how far and how widely a head attends. */
 
 import { blockName, ONE, type Answer, type HeadMap, type Part } from "./answer";
 
-/** How much of its attention each head has moved, 0 to 1: half of Σ |after - before|, mean of the queries. */
+/** The fraction of attention that each head has moved, 0 to 1: half of Σ |after - before|, mean of the queries. */
 export function shift(before: Answer | null, after: Answer | null, parts: Part[]): Map<string, number> {
   const found = new Map<string, number>();
   if (!before || !after) return found;
@@ -41,7 +41,7 @@ export function byKey(map: HeadMap): [number, number][] {
   return Array.from(sums, (sum, key) => [key, sum / map.rows / ONE]);
 }
 
-/** exp of the mean entropy of the rows: over how many tokens the head spreads itself. */
+/** exp of the mean entropy of the rows: the effective number of keys. */
 export function spread(map: HeadMap): number {
   let total = 0;
   for (let row = 0; row < map.rows; row++) {

@@ -9,7 +9,7 @@ export interface Field {
   columns: number;
 }
 
-/** Pixels of at most `height` x `width` for a field, one a cell where there is room. */
+/** Pixels of at most `height` x `width` for a map, one per cell if there is room. */
 export function pixels(field: Field, most: number, colours: Palette, height: number, width: number): ImageData {
   const { values, rows, columns } = field;
   const high = Math.min(rows, Math.max(1, Math.floor(height)));
@@ -36,7 +36,7 @@ export function pixels(field: Field, most: number, colours: Palette, height: num
   return image;
 }
 
-/** Differences of two maps as pixels: no thinning, a difference has two signs. */
+/** Differences of two maps as pixels: not downsampled, because differences have two signs. */
 export function changePixels(before: Field, after: Field, most: number, colours: Palette): ImageData {
   const image = new ImageData(before.columns, before.rows);
   const words = new Uint32Array(image.data.buffer);
@@ -63,7 +63,7 @@ export function place(to: CanvasRenderingContext2D, image: ImageData, x: number,
   to.drawImage(scratch, x, y, w, h);
 }
 
-/** A canvas sized for the screen's real pixels; gives its pen in CSS pixels. */
+/** A canvas sized for the screen's real pixels; returns its context in CSS pixels. */
 export function sharpen(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
   const ratio = Math.min(window.devicePixelRatio || 1, 3);
   const wide = Math.max(1, Math.round(width * ratio));
@@ -78,7 +78,7 @@ export function sharpen(canvas: HTMLCanvasElement, width: number, height: number
   return pen;
 }
 
-/** Pixels as a data: address, for figures that leave the page. */
+/** Pixels as a data: URL, for exported figures. */
 export function dataUrl(image: ImageData): string {
   const canvas = document.createElement("canvas");
   canvas.width = image.width;
@@ -87,7 +87,7 @@ export function dataUrl(image: ImageData): string {
   return canvas.toDataURL("image/png");
 }
 
-/** A label that runs from right to left must not turn its neighbours: Unicode's isolates keep it to itself. */
+/** Unicode isolates keep a right-to-left label from affecting its neighbours. */
 export function isolate(label: string): string {
   return String.fromCharCode(0x2068) + label + String.fromCharCode(0x2069);
 }

@@ -1,4 +1,4 @@
-/* Taking something home: the view as SVG or PNG, the numbers as JSON. */
+/* Export: the view as SVG or PNG, its values as JSON. */
 
 import { ONE } from "./answer";
 import { compact, toLink, type View } from "./ask";
@@ -37,7 +37,7 @@ export async function saveFigure(explorer: Explorer, view: View, kind: "svg" | "
   canvas.toBlob((png) => png && download(png, fileName(explorer, view, "png")), "image/png");
 }
 
-/** Everything behind the view: the question, the map on show with its labels, and the output. */
+/** The data of the view: the request, the current map with its labels, and the output. */
 export function saveNumbers(explorer: Explorer): void {
   const { ask, part, head, map, rows, columns } = explorer;
   const weights = map

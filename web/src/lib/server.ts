@@ -1,4 +1,4 @@
-/* Talking with the server that sent this page. Every address is relative, so it carries the token. */
+/* Requests to the server of this page. All URLs are relative, so they contain its token. */
 
 import { parseFrame, type Answer, type Block, type Header, type Question } from "./answer";
 import { compact, type Ask } from "./ask";
@@ -6,7 +6,7 @@ import { compact, type Ask } from "./ask";
 export interface RunInfo {
   name: string;
   title: string;
-  architecture: Answer["architecture"] | null; // null: its folder does not say, the answer will
+  architecture: Answer["architecture"] | null; // null: known once the model is loaded
   input: "tokens" | "patches" | "features" | null;
   layers: number | null;
   heads: number | null;
@@ -28,7 +28,7 @@ export interface Twig {
   token: string;
   probability: number;
   total: number; // sum of log probabilities up to here
-  kept: boolean; // still followed after its step
+  kept: boolean; // kept in the beam after its step
   ended: boolean;
   best: boolean; // an ancestor of the best hypothesis
 }
@@ -38,9 +38,9 @@ export interface Tree {
   found: { text: string; score: number; log_probability: number }[];
 }
 
-/** The server answered, and said no: its sentence is meant for the reader. */
+/** The server refused the request; its message is shown to the user. */
 export class Refused extends Error {}
-/** Nobody answered. */
+/** The server did not respond. */
 export class Gone extends Error {}
 
 async function send(path: string, init: RequestInit): Promise<Response> {
@@ -56,7 +56,7 @@ async function send(path: string, init: RequestInit): Promise<Response> {
     const body: unknown = await reply.json();
     if (body && typeof body === "object" && "error" in body) message = String(body.error);
   } catch {
-    /* no sentence came along: the status has to do */
+    /* no message: use the status */
   }
   throw new Refused(message);
 }

@@ -1,4 +1,4 @@
-/* The stages of one query, as numbers to draw: what the server sent, and what follows from it. */
+/* The stages of one query, from the values that the server sent. */
 
 import type { Steps } from "./server";
 
@@ -12,7 +12,7 @@ export class Stages {
   readonly scale: number;
   readonly #k: Float32Array;
   readonly #v: Float32Array;
-  readonly #wide: number; // numbers of a value
+  readonly #wide: number; // size of a value
 
   constructor(steps: Steps) {
     const get = (name: string) => steps.blocks.get(name)!.values as Float32Array;
@@ -23,7 +23,7 @@ export class Stages {
     this.#wide = steps.blocks.get("v")!.shape[1];
   }
 
-  /** The position scheme adds something to the scaled scores. */
+  /** The position encoding adds a bias to the scaled scores. */
   get biased(): boolean {
     return this.scores.some((score, key) => Math.abs(score * this.scale - this.scaled[key]) > 1e-3);
   }
@@ -45,7 +45,7 @@ export class Stages {
     return peak(this.#v);
   }
 
-  /** q × k, number by number: their sum is the score. */
+  /** q × k, elementwise: the sum is the score. */
   product(key: number): Float32Array {
     const { length } = this.q;
     return this.#k.subarray(key * length, (key + 1) * length).map((value, index) => value * this.q[index]);

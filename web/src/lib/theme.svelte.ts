@@ -1,4 +1,4 @@
-/* Light or dark: as the system says, or as the reader chose. */
+/* Light or dark: the system setting, or the choice of the user. */
 
 import type { Theme } from "./colour";
 

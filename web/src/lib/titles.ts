@@ -1,10 +1,10 @@
-/* Names for parts of a model, as the reader sees them. */
+/* Names for parts of a model, as shown to the user. */
 
 import type { Part, PartName } from "./answer";
 import type { Explorer } from "./explorer.svelte";
 import { say } from "./words.svelte";
 
-/** A model with one stack has simply self attention. */
+/** A model with one stack has only self-attention. */
 export function partTitle(name: PartName, parts: Part[]): string {
   return parts.every((part) => part.part === name) && name !== "cross" ? say("self") : say(name);
 }

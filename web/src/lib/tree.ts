@@ -1,5 +1,4 @@
-/* Places for the twigs of a beam search: a column a step, a row for each beginning it weighed there, those it
-   followed on top. */
+/* The layout of a search tree: a column per step, a row for each hypothesis of the step, kept ones at the top. */
 
 import type { Tree, Twig } from "./server";
 

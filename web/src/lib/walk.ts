@@ -1,8 +1,8 @@
-/* A listbox is one stop for Tab, however many tokens it holds; inside it, arrow keys move the choice. */
+/* A listbox is one tab stop; inside it, arrow keys move the selection. */
 
 const STEPS: Record<string, number> = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
 
-/** For the keydown of one option: choose and focus the one that the key leads to. */
+/** Handles keydown of an option: selects and focuses the next one. */
 export function walk(event: KeyboardEvent & { currentTarget: HTMLElement }, choose: (index: number) => void): void {
   const options = [...(event.currentTarget.parentElement?.children ?? [])] as HTMLElement[];
   const ends: Record<string, number> = { Home: 0, End: options.length - 1 };
