@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from regard.data import documents
@@ -80,6 +80,7 @@ def test_every_form_gives_the_same_documents(tmp_path, form):
 @given(text=st.text(st.sampled_from("ab é\n\t\r 한̈👩‍"), max_size=200), size=st.integers(3, 30))
 @settings(max_examples=200, deadline=None)
 def test_pieces_make_the_text_again(tmp_path_factory, text, size):
+    assume("\u0308" * (size - 1) not in text)  # a character with more marks than a piece is long has to be split
     folder = tmp_path_factory.mktemp("text")
     (folder / "a.txt").write_bytes(text.encode())
     (folder / "a.jsonl").write_text(json.dumps({"text": text}), encoding="utf-8")
