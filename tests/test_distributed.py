@@ -134,7 +134,7 @@ def test_a_checkpoint_goes_on_on_one_process(folder, tmp_path, engine):
 def test_another_batch_is_said(folder, tmp_path, capsys):
     place = half_way(folder / "plain-ddp", tmp_path / "run")
     assert make(place, CASES["plain"]).resume()
-    assert "a step now learns from 1 batches, not 2" in capsys.readouterr().err
+    assert "a step now uses 1 batches, not 2" in capsys.readouterr().err
 
 
 def test_the_mean_of_checkpoints_of_either_kind(folder):
@@ -161,7 +161,7 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_is_used(folder, tmp_
     trainer = make(place, alone(CASES["everything"]))
     assert trainer.resume() and trainer.step == 6
     named = "shard-00003" if how == "one more" else path.name
-    assert f"{path.parent}: passed over: {named}" in capsys.readouterr().err
+    assert f"{path.parent}: skipped: {named}" in capsys.readouterr().err
     assert trainer.run()
     assert_same_run(folder / "everything-one", place)
 
@@ -241,7 +241,7 @@ def test_a_full_disk_on_one_ends_all_with_the_last_checkpoint_intact(folder, eng
 def test_a_killed_worker_is_started_again_and_the_run_ends_as_if_it_had_lived(folder, tmp_path):
     done = play(tmp_path, "killed", restarts=2)
     assert done.returncode == 0, done.stderr
-    # the other one says "has ended without a word", unless torchrun ends it before it can
+    # the other one says "has ended without a message", unless torchrun ends it before it can
     for engine in ENGINES:
         whole, killed = (place / "checkpoints" / "step-00000012" for place in (
             folder / f"dropout-{engine}", tmp_path / f"killed-{engine}"

@@ -92,7 +92,7 @@ def test_steps_that_loss_scaling_leaves_out_are_counted_and_told(tmp_path, capsy
     found = [(line["step"], line.get("skipped"), line.get("scale")) for line in read_metrics(tmp_path)]
     assert found == [(3, 2, 2.0**14), (9, 4, 2.0**10)]  # of 4 to 6 nothing is left to tell but that
     told = capsys.readouterr().err
-    for words in ("step 3: 2 left out", "step 6: 3 left out", "step 9: 4 left out", "loss scale is now 1024"):
+    for words in ("step 3: 2 skipped", "step 6: 3 skipped", "step 9: 4 skipped", "loss scale is now 1024"):
         assert words in told
     read = [read_weights(tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors") for step in range(1, 10)]
     assert_same(read[0], read[5])
