@@ -23,12 +23,9 @@ HEAVY = ("torch", "numpy", "transformers", "tokenizers", "safetensors")
 
 
 def fake_command(run) -> types.ModuleType:
-    """A module with the four names a command has."""
-    module = types.ModuleType("regard.commands.fake")
-    module.DESCRIPTION = "A command for the tests."
-    module.EXAMPLES = """
-        regard fake --steps 3    three steps
-    """
+    """A module with the three names a command has."""
+    help_text = "A command for the tests.\n\nexamples:\n  regard fake --steps 3    three steps\n"
+    module = types.ModuleType("regard.commands.fake", help_text)
     module.add_arguments = lambda parser: parser.add_argument("--steps", type=int, default=1, help="how many")
     module.run = run
     return module
@@ -74,7 +71,6 @@ FAKE = """
 import sys, time, types
 from regard import cli
 fake = sys.modules["fake"] = types.ModuleType("fake")
-fake.DESCRIPTION = fake.EXAMPLES = ""
 fake.add_arguments = lambda parser: None
 fake.run = lambda args: run()
 cli.COMMANDS["fake"] = ("fake", "")
@@ -97,7 +93,7 @@ def test_arguments_reach_the_command_and_its_result_is_the_exit_code(command):
 def test_options_may_precede_the_texts(words):
     from regard.commands import translate
 
-    parser = cli.Parser("regard translate", "", "")
+    parser = cli.Parser("regard translate", "")
     translate.add_arguments(parser)
     parsed = parser.parse_all(words.split())
     assert (parsed.run, parsed.text, parsed.beam) == ("RUN", ["one", "two"], 5)

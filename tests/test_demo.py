@@ -98,7 +98,7 @@ def test_each_thing_to_try_next_is_a_command_that_runs(done, capsys):
         assert cli.main(shlex.split(command)[1:]) == 0, command
     assert capsys.readouterr().err == ""
     module = __import__("regard.commands.demo", fromlist=["add_arguments"])
-    parser = cli.Parser("regard demo", "", "")
+    parser = cli.Parser("regard demo", "")
     module.add_arguments(parser)
     assert parser.parse_all(shlex.split(commands[1])[2:]).set == ["heads=1"]
 

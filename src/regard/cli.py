@@ -10,7 +10,6 @@ import argparse
 import importlib
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn, cast
 
@@ -62,12 +61,12 @@ COMMANDS = {
     for name, summary in commands.items()
 }
 
-DESCRIPTION = "Transformers from the formula up: build, train, inspect and deploy them."
+HELP = """Transformers from the formula up: build, train, inspect and deploy them.
 
-EXAMPLES = """
-regard demo                    train a small model and see its attention
-regard train recipe.toml       train your own
-regard train --help            the options of a command, with examples
+examples:
+  regard demo                    train a small model and see its attention
+  regard train recipe.toml       train your own
+  regard train --help            the options of a command, with examples
 """
 
 # 130 = 128 + SIGINT, 141 = 128 + SIGPIPE; 2 is a `UserError`
@@ -82,14 +81,14 @@ EXIT_CODES = """exit codes:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises a `UserError` instead of exiting."""
+    """An argument parser that raises a `UserError` instead of exiting; `text` is a description, then examples."""
 
-    def __init__(self, prog: str, description: str, examples: str, listing: str = "") -> None:
-        examples = textwrap.indent(textwrap.dedent(examples).strip("\n"), "  ")
+    def __init__(self, prog: str, text: str, listing: str = "") -> None:
+        description, title, examples = text.partition("examples:\n")
         super().__init__(
             prog=prog,
-            description=textwrap.dedent(description).strip(),
-            epilog=f"{listing}examples:\n{examples}",
+            description=description.strip(),
+            epilog=f"{listing}{title}{examples}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,  # an abbreviation in a script breaks when an option is added
         )
@@ -122,7 +121,7 @@ def overview() -> Parser:
         f"{purpose}:\n" + "".join(f"  {name:<{width}}  {summary}\n" for name, summary in commands.items()) + "\n"
         for purpose, commands in GROUPS.items()
     )
-    parser = Parser("regard", DESCRIPTION, EXAMPLES, listing=listing + EXIT_CODES)
+    parser = Parser("regard", HELP, listing + EXIT_CODES)
     parser.usage = "regard [--version] [--debug] COMMAND ..."
     version = f"regard {regard.__version__}"
     parser.add_argument("--version", action="version", version=version, help="show the version and exit")
@@ -142,7 +141,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}: {suggest(name, COMMANDS)}")
     command = cast(Command, importlib.import_module(COMMANDS[name][0]))
-    parser = Parser(f"regard {name}", command.DESCRIPTION, command.EXAMPLES)
+    parser = Parser(f"regard {name}", command.__doc__ or "")
     command.add_arguments(parser)
     return command.run(parser.parse_all(arguments[at + 1 :]))
 

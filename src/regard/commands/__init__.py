@@ -1,12 +1,13 @@
 """The commands of `regard`, one module each.
 
 `regard NAME` imports only `regard.commands.NAME`, so `regard --help` is fast.
-A command module is a `Command`:
+A command module is a `Command`; its docstring is the text of `regard NAME --help`:
 
-    DESCRIPTION = "What it does, in a paragraph."
-    EXAMPLES = '''
-    regard NAME              the plain use
-    regard NAME --option 3   a variation
+    '''What it does, in a paragraph.
+
+    examples:
+      regard NAME              the plain use
+      regard NAME --option 3   a variation
     '''
 
     def add_arguments(parser): ...   # options, with defaults in the help texts
@@ -26,8 +27,7 @@ from typing import Protocol
 class Command(Protocol):
     """The interface of a command module."""
 
-    DESCRIPTION: str
-    EXAMPLES: str
+    __doc__: str | None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 

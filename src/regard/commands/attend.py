@@ -1,22 +1,18 @@
-"""`regard attend`: what every token attends to, as text."""
+"""For every token the keys that it attends to most, with their weights: the mean of all heads, of one layer's heads,
+one head, or (--each) every head by itself.
+
+examples:
+  regard attend runs/demo "March 3rd, 2021"                              the mean of all heads
+  regard attend runs/demo "March 3rd, 2021" --part encoder --layer 0     of one layer
+  regard attend runs/demo "March 3rd, 2021" --each --top 1               every head, its largest weight
+  regard attend runs/demo "March 3rd, 2021" --json                       for a program
+"""
 
 from __future__ import annotations
 
 import argparse
 
 from regard.commands.attention_options import NOTE, add_changes, add_choice, add_input, describe_output, open_look
-
-DESCRIPTION = """
-For every token the keys that it attends to most, with their weights: the mean of all heads, of one layer's heads, one
-head, or (--each) every head by itself.
-"""
-
-EXAMPLES = """
-regard attend runs/demo "March 3rd, 2021"                              the mean of all heads
-regard attend runs/demo "March 3rd, 2021" --part encoder --layer 0     of one layer
-regard attend runs/demo "March 3rd, 2021" --each --top 1               every head, its largest weight
-regard attend runs/demo "March 3rd, 2021" --json                       for a program
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,16 +1,12 @@
-"""`regard average`: replace the model of a run by the mean of its last checkpoints."""
+"""Replace model.safetensors of a run by the mean of its newest checkpoints. The checkpoints stay unchanged.
+
+examples:
+  regard average runs/multi30k-en-de --last 10
+"""
 
 from __future__ import annotations
 
 import argparse
-
-DESCRIPTION = (
-    "Replace model.safetensors of a run by the mean of its newest checkpoints. The checkpoints stay unchanged."
-)
-
-EXAMPLES = """
-regard average runs/multi30k-en-de --last 10
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,13 @@
-"""`regard caption`: describe images with a trained captioning model."""
+"""Describe images with a trained model, one line per file: image files, or features (.npy, .safetensors) for a model
+that was trained on those. With --n-best the lines are  NUMBER<tab>SCORE<tab>CAPTION,  best first. Settings without
+an option come from the table [decode] of the run's recipe.toml; the default is greedy search.
+
+examples:
+  regard caption runs/fashion-scenes image.png --beam 4
+  regard caption runs/fashion-scenes *.png --json
+  regard caption runs/regions image.npy --n-best 3 --beam 5
+  regard caption runs/regions all.safetensors --key img-7
+"""
 
 from __future__ import annotations
 
@@ -7,19 +16,6 @@ import sys
 
 from regard.commands.inputs import add_run, add_search, open_predictor, search_options
 from regard.commands.outputs import note, write_text
-
-DESCRIPTION = """
-Describe images with a trained model, one line per file: image files, or features (.npy, .safetensors) for a model that
-was trained on those. With --n-best the lines are  NUMBER<tab>SCORE<tab>CAPTION,  best first. Settings without an option
-come from the table [decode] of the run's recipe.toml; the default is greedy search.
-"""
-
-EXAMPLES = """
-regard caption runs/fashion-scenes image.png --beam 4
-regard caption runs/fashion-scenes *.png --json
-regard caption runs/regions image.npy --n-best 3 --beam 5
-regard caption runs/regions all.safetensors --key img-7
-"""
 
 OPTIONS = ("beam", "n_best", "length_penalty", "max_length", "sample", "temperature", "seed")
 

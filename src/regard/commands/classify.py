@@ -1,4 +1,14 @@
-"""`regard classify`: the class of texts or images, by a trained classifier."""
+"""Classify texts, with the probability of every class: those passed as arguments, those of files, or the lines of
+standard input. The output is a table with one row per text: label, one column per class, text. Files are tables (.tsv,
+.csv, .jsonl, .parquet) whose column of texts is the recipe's, or --column; any other file has one text per line. A
+model that was trained on images takes image files instead.
+
+examples:
+  regard classify runs/nsmc "아 더빙.. 진짜 짜증나네요"
+  regard classify runs/nsmc --files reviews.tsv --column review -o labels.tsv
+  regard classify runs/nsmc --json < reviews.txt > labels.jsonl
+  regard classify runs/fashion-mnist-vit shoe.png bag.jpg
+"""
 
 from __future__ import annotations
 
@@ -10,20 +20,6 @@ from typing import Any, NamedTuple
 
 from regard.commands.inputs import GPU, add_run, open_predictor, progress, read_texts
 from regard.commands.outputs import note, opened, write_json, write_row
-
-DESCRIPTION = """
-Classify texts, with the probability of every class: those passed as arguments, those of files, or the lines of
-standard input. The output is a table with one row per text: label, one column per class, text. Files are tables (.tsv,
-.csv, .jsonl, .parquet) whose column of texts is the recipe's, or --column; any other file has one text per line. A
-model that was trained on images takes image files instead.
-"""
-
-EXAMPLES = """
-regard classify runs/nsmc "아 더빙.. 진짜 짜증나네요"
-regard classify runs/nsmc --files reviews.tsv --column review -o labels.tsv
-regard classify runs/nsmc --json < reviews.txt > labels.jsonl
-regard classify runs/fashion-mnist-vit shoe.png bag.jpg
-"""
 
 
 class Input(NamedTuple):

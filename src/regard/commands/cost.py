@@ -1,4 +1,15 @@
-"""`regard cost`: parameters, FLOPs and memory of a model, by the formulas of `regard.cost`, as a table or JSON."""
+"""Parameters, FLOPs, memory and key/value cache of a model, computed by formula without building it. MODEL is a preset,
+a recipe (a TOML file with a [model] table) or the folder of a saved model.
+
+examples:
+  regard cost base --seq 512 --batch 32          the paper's base model on a batch of 32 x 512 tokens
+  regard cost gpt2 --set kv_heads=4 --batch 8    with grouped-query attention
+  regard cost base --seq 100 --target-seq 20     a long source, a short target
+  regard cost gpt2 --dtype fp32                  single precision
+  regard cost recipe.toml --set vocab_size=8000  a recipe whose vocabulary size depends on its tokenizer
+  regard cost runs/demo --json                   all values of a saved model as JSON
+  regard cost --list                             all presets and their sizes
+"""
 
 from __future__ import annotations
 
@@ -10,21 +21,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from regard.cost import Cost
     from regard.models.config import ModelConfig
-
-DESCRIPTION = """
-Parameters, FLOPs, memory and key/value cache of a model, computed by formula without building it. MODEL is a preset, a
-recipe (a TOML file with a [model] table) or the folder of a saved model.
-"""
-
-EXAMPLES = """
-regard cost base --seq 512 --batch 32          the paper's base model on a batch of 32 x 512 tokens
-regard cost gpt2 --set kv_heads=4 --batch 8    with grouped-query attention
-regard cost base --seq 100 --target-seq 20     a long source, a short target
-regard cost gpt2 --dtype fp32                  single precision
-regard cost recipe.toml --set vocab_size=8000  a recipe whose vocabulary size depends on its tokenizer
-regard cost runs/demo --json                   all values of a saved model as JSON
-regard cost --list                             all presets and their sizes
-"""
 
 Row = tuple[str, str, str]  # quantity, value, remark
 

@@ -1,4 +1,13 @@
-"""`regard data`: download public data sets, and check your own before training."""
+"""List and download public data sets (verified by SHA-256), and check the files in the [data] table of a recipe:
+whether they exist, are valid UTF-8, and have matching lines.
+
+examples:
+  regard data list                        list the data sets
+  regard data get multi30k                download to data/multi30k
+  regard data get multi30k -o ~/corpora   download to another folder
+  regard data check recipe.toml           read all files of [data] and report problems
+  regard data check recipe.toml --data ~/corpora
+"""
 
 from __future__ import annotations
 
@@ -6,19 +15,6 @@ import argparse
 import json
 from pathlib import Path
 from typing import Any
-
-DESCRIPTION = """
-List and download public data sets (verified by SHA-256), and check the files in the [data] table of a recipe: whether
-they exist, are valid UTF-8, and have matching lines.
-"""
-
-EXAMPLES = """
-regard data list                        list the data sets
-regard data get multi30k                download to data/multi30k
-regard data get multi30k -o ~/corpora   download to another folder
-regard data check recipe.toml           read all files of [data] and report problems
-regard data check recipe.toml --data ~/corpora
-"""
 
 ACTIONS = ("list", "get", "check")
 

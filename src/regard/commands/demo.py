@@ -1,4 +1,14 @@
-"""`regard demo`: train a small Transformer here and look inside it."""
+"""Train an encoder-decoder Transformer from scratch that translates English dates and numbers into Korean, evaluate it
+on dates and numbers it has never seen, and write report.html with its loss curve, its errors and its attention. It is
+an ordinary run of the recipe regard/recipes/demo.toml and needs no data, no network and no GPU; about a minute on two
+cores. Ctrl-C saves a checkpoint; the same command continues from there.
+
+examples:
+  regard demo --open                               train, then open the report in the browser
+  regard demo --fresh                              delete the earlier run and start again
+  regard demo --out runs/one-head --set heads=1    the same with one head: how much accuracy does it cost?
+  regard demo --json                               metrics for a script
+"""
 
 from __future__ import annotations
 
@@ -9,20 +19,6 @@ import sys
 from typing import Any
 
 from regard.errors import UserError, program
-
-DESCRIPTION = """
-Train an encoder-decoder Transformer from scratch that translates English dates and numbers into Korean, evaluate it
-on dates and numbers it has never seen, and write report.html with its loss curve, its errors and its attention. It is
-an ordinary run of the recipe regard/recipes/demo.toml and needs no data, no network and no GPU; about a minute on two
-cores. Ctrl-C saves a checkpoint; the same command continues from there.
-"""
-
-EXAMPLES = """
-regard demo --open                               train, then open the report in the browser
-regard demo --fresh                              delete the earlier run and start again
-regard demo --out runs/one-head --set heads=1    the same with one head: how much accuracy does it cost?
-regard demo --json                               metrics for a script
-"""
 
 SHOWN = ("March 3rd, 2021", "three hundred forty-two thousand", "Friday, August 15th, 1947", "seven hundred five")
 

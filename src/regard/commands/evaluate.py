@@ -1,26 +1,22 @@
-"""`regard evaluate`: the test metrics of a trained model."""
-
-from __future__ import annotations
-
-import argparse
-import json
-
-DESCRIPTION = """
-Evaluate a trained model on the test sets of its recipe, or on other files. Translation: sacrebleu's BLEU with its
+"""Evaluate a trained model on the test sets of its recipe, or on other files. Translation: sacrebleu's BLEU with its
 signature, tokenised BLEU, chrF, exact match. Language models: loss, perplexity, bits per character and per byte
 over every token of a text, with a context that slides by --stride; --json adds the loss at each position.
 Classifiers of texts or images: accuracy, macro-F1, calibration, and with --json the confusion matrix. Captions: exact
 match, BLEU, chrF. Masked language models: loss and accuracy on masked tokens. Text-to-text: the metrics of both kinds,
 set by set.
+
+examples:
+  regard evaluate runs/multi30k-en-de                            all test sets of its recipe
+  regard evaluate runs/multi30k-en-de --test flickr2017          one of them
+  regard evaluate runs/mine --files test.en test.de --json       other files
+  regard evaluate runs/fashion-mnist-vit --files photos/test     one folder per class
+  regard evaluate runs/shakespeare-char --files book.txt --stride 64
 """
 
-EXAMPLES = """
-regard evaluate runs/multi30k-en-de                            all test sets of its recipe
-regard evaluate runs/multi30k-en-de --test flickr2017          one of them
-regard evaluate runs/mine --files test.en test.de --json       other files
-regard evaluate runs/fashion-mnist-vit --files photos/test     one folder per class
-regard evaluate runs/shakespeare-char --files book.txt --stride 64
-"""
+from __future__ import annotations
+
+import argparse
+import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,22 +1,18 @@
-"""`regard explore`: inspect a model and intervene in it, in the browser."""
+"""Open a model in the browser: the attention of every head, one query step by step, the predictions; switch heads off,
+edit attention weights, and see the output change beside the original. RUN is a run, an imported or downloaded Hugging
+Face model, or a folder that holds several. The page is served from this machine and loads nothing from elsewhere.
+Ctrl-C stops it.
+
+examples:
+  regard explore runs/demo                            one run
+  regard explore runs                                 all runs in a folder
+  regard explore runs/gpt2 --text "Hello, my name"    start with this text
+  regard explore runs/demo --no-browser --port 8765   print the address, on a port of your choice
+"""
 
 from __future__ import annotations
 
 import argparse
-
-DESCRIPTION = """
-Open a model in the browser: the attention of every head, one query step by step, the predictions; switch heads off,
-edit attention weights, and see the output change beside the original. RUN is a run, an imported or downloaded Hugging
-Face model, or a folder that holds several. The page is served from this machine and loads nothing from elsewhere.
-Ctrl-C stops it.
-"""
-
-EXAMPLES = """
-regard explore runs/demo                            one run
-regard explore runs                                 all runs in a folder
-regard explore runs/gpt2 --text "Hello, my name"    start with this text
-regard explore runs/demo --no-browser --port 8765   print the address, on a port of your choice
-"""
 
 
 def port_number(text: str) -> int:

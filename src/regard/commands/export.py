@@ -1,4 +1,11 @@
-"""`regard export`: convert a Regard folder to a Hugging Face folder."""
+"""Convert a Regard folder to a Hugging Face model: config.json, model.safetensors and the tokenizer, so that
+transformers' from_pretrained loads it and computes the same outputs. If no architecture of transformers can represent
+the model, the error lists the differences.
+
+examples:
+  regard export runs/gpt2 --hf gpt2-out             convert runs/gpt2 to gpt2-out
+  regard export runs/gpt2 --hf gpt2-out --check     also load it with transformers and compare the outputs
+"""
 
 from __future__ import annotations
 
@@ -10,17 +17,6 @@ from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.interop import Difference
-
-DESCRIPTION = """
-Convert a Regard folder to a Hugging Face model: config.json, model.safetensors and the tokenizer, so that
-transformers' from_pretrained loads it and computes the same outputs. If no architecture of transformers can represent
-the model, the error lists the differences.
-"""
-
-EXAMPLES = """
-regard export runs/gpt2 --hf gpt2-out             convert runs/gpt2 to gpt2-out
-regard export runs/gpt2 --hf gpt2-out --check     also load it with transformers and compare the outputs
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

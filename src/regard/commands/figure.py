@@ -1,4 +1,14 @@
-"""`regard figure`: the attention of a model as a figure."""
+"""Draw the attention of a model over a text or an image. The file's extension chooses the format: .png and .svg are one
+figure, .html is a page with all figures and the output, .json holds every number. By default the mean of the last
+layer's heads is drawn; --layer draws the heads of a layer, --head one of them, --grid all heads of all layers.
+
+examples:
+  regard figure runs/demo "March 3rd, 2021" -o map.png                                   the alignment
+  regard figure runs/demo "March 3rd, 2021" -o heads.svg --part encoder --layer 1        the heads of a layer
+  regard figure runs/demo "March 3rd, 2021" -o one.png --part cross --layer 0 --head 2   one head
+  regard figure runs/demo "March 3rd, 2021" -o step.png --layer 0 --head 2 --query 1     one query, stage by stage
+  regard figure runs/demo "March 3rd, 2021" -o all.html --off cross.1.0 cross.1.1        two heads off, before and after
+"""
 
 from __future__ import annotations
 
@@ -13,20 +23,6 @@ from regard.commands.attention_options import NOTE, add_changes, add_choice, add
 
 if TYPE_CHECKING:
     from regard.explore.inside import Look
-
-DESCRIPTION = """
-Draw the attention of a model over a text or an image. The file's extension chooses the format: .png and .svg are one
-figure, .html is a page with all figures and the output, .json holds every number. By default the mean of the last
-layer's heads is drawn; --layer draws the heads of a layer, --head one of them, --grid all heads of all layers.
-"""
-
-EXAMPLES = """
-regard figure runs/demo "March 3rd, 2021" -o map.png                                   the alignment
-regard figure runs/demo "March 3rd, 2021" -o heads.svg --part encoder --layer 1        the heads of a layer
-regard figure runs/demo "March 3rd, 2021" -o one.png --part cross --layer 0 --head 2   one head
-regard figure runs/demo "March 3rd, 2021" -o step.png --layer 0 --head 2 --query 1     one query, stage by stage
-regard figure runs/demo "March 3rd, 2021" -o all.html --off cross.1.0 cross.1.1        two heads off, before and after
-"""
 
 ENDINGS = (".png", ".svg", ".html", ".json")
 

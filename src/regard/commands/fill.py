@@ -1,4 +1,10 @@
-"""`regard fill`: predict the masked tokens of a text with a masked language model."""
+"""Predict the most probable tokens for every <mask> of a text; each mask is predicted on its own. Texts are arguments,
+or the lines of standard input. The output is a table with one row per token: text, mask, rank, token, probability.
+
+examples:
+  regard fill runs/nsmc-masked "이 영화 <mask> 재밌다"
+  regard fill runs/nsmc-masked "배우들의 <mask> 이 <mask>" --top 3 --json
+"""
 
 from __future__ import annotations
 
@@ -8,16 +14,6 @@ from itertools import chain
 
 from regard.commands.inputs import GPU, add_run, open_predictor, progress, read_texts
 from regard.commands.outputs import write_json, write_row
-
-DESCRIPTION = """
-Predict the most probable tokens for every <mask> of a text; each mask is predicted on its own. Texts are arguments, or
-the lines of standard input. The output is a table with one row per token: text, mask, rank, token, probability.
-"""
-
-EXAMPLES = """
-regard fill runs/nsmc-masked "이 영화 <mask> 재밌다"
-regard fill runs/nsmc-masked "배우들의 <mask> 이 <mask>" --top 3 --json
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

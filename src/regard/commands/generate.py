@@ -1,7 +1,13 @@
-"""`regard generate`: continue a text with a language model.
+"""Continue a text. The prompt is an argument, or read from a file or from standard input, and taken as it is, line ends
+included. Settings without an option come from the table [decode] of the run's recipe.toml. Works with language models
+that `regard train` has trained (task = "language-modeling") and with those of `regard import`, such as GPT-2.
 
-Tokens appear as they are sampled. Several samples are generated together: the first is shown while it grows, the
-others follow, and whatever of them is ready by then appears at once.
+examples:
+  regard generate runs/shakespeare-char "ROMEO: But soft,"
+  regard generate runs/gpt2 "The attention mechanism" --temperature 0.8 --top-k 50 --samples 3 --seed 1
+  regard generate runs/gpt2 "Once upon a time" --max-tokens 3000 --overflow slide
+  regard generate runs/gpt2 "Q: Why is the sky blue? A:" --stop "Q:" --json
+  regard generate runs/gpt2 --prompt-file start.txt
 """
 
 from __future__ import annotations
@@ -14,20 +20,6 @@ from regard.commands.outputs import note, write_json
 
 if TYPE_CHECKING:
     from regard.predict.generator import Token
-
-DESCRIPTION = """
-Continue a text. The prompt is an argument, or read from a file or from standard input, and taken as it is, line ends
-included. Settings without an option come from the table [decode] of the run's recipe.toml. Works with language models
-that `regard train` has trained (task = "language-modeling") and with those of `regard import`, such as GPT-2.
-"""
-
-EXAMPLES = """
-regard generate runs/shakespeare-char "ROMEO: But soft,"
-regard generate runs/gpt2 "The attention mechanism" --temperature 0.8 --top-k 50 --samples 3 --seed 1
-regard generate runs/gpt2 "Once upon a time" --max-tokens 3000 --overflow slide
-regard generate runs/gpt2 "Q: Why is the sky blue? A:" --stop "Q:" --json
-regard generate runs/gpt2 --prompt-file start.txt
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +79,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Printer:
-    """Samples on standard output, one after the other."""
+    """Tokens on standard output as they are sampled.
+
+    Several samples are generated together: the first is shown while it grows, the others follow, and whatever of them
+    is ready by then appears at once.
+    """
 
     def __init__(self, prompt: str, count: int) -> None:
         self.prompt, self.count, self.current = prompt, count, 0

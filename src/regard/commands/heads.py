@@ -1,4 +1,13 @@
-"""`regard heads`: what every head of a model attends to, and how much it matters."""
+"""For every head its entropy, its mean distance, how much it attends to the previous, next, first and last token, to
+itself and to punctuation, its pattern, and its importance: the change of the loss when it is switched off, and the
+gradient of the loss at its gate (Michel et al. 2019). The data is what the model was trained for: sentence pairs (two
+files, or a table), text, or a table with columns text and label; for images, a table that names their files.
+
+examples:
+  regard heads runs/multi30k-en-de --data valid.en valid.de               a table
+  regard heads runs/gpt2 --data text.txt --limit 50 --no-loss             patterns and gradients only, much faster
+  regard heads runs/multi30k-en-de --data valid.en valid.de -o heads.html maps of importance, with patterns
+"""
 
 from __future__ import annotations
 
@@ -11,19 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regard.explore.heads import HeadMetrics
-
-DESCRIPTION = """
-For every head its entropy, its mean distance, how much it attends to the previous, next, first and last token, to
-itself and to punctuation, its pattern, and its importance: the change of the loss when it is switched off, and the
-gradient of the loss at its gate (Michel et al. 2019). The data is what the model was trained for: sentence pairs (two
-files, or a table), text, or a table with columns text and label; for images, a table that names their files.
-"""
-
-EXAMPLES = """
-regard heads runs/multi30k-en-de --data valid.en valid.de               a table
-regard heads runs/gpt2 --data text.txt --limit 50 --no-loss             patterns and gradients only, much faster
-regard heads runs/multi30k-en-de --data valid.en valid.de -o heads.html maps of importance, with patterns
-"""
 
 PAIRS = 10_000  # sentence pairs for the word alignment: more than the heads are measured on
 FRACTIONS = ("previous", "next", "self", "first", "last", "punctuation", "alignment")

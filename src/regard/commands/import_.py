@@ -1,21 +1,17 @@
-"""`regard import`: convert a Hugging Face folder to a Regard folder."""
+"""Convert a Hugging Face model (GPT-2, BERT, ViT, Marian, BART, T5) in a local folder to a Regard folder: recipe.toml,
+model.safetensors and, if there is one, tokenizer.json. Weights are read from safetensors files, never from a pickle.
+
+examples:
+  hf download gpt2 --local-dir gpt2      download a model from the Hugging Face hub
+  regard import gpt2                     convert ./gpt2 to runs/gpt2
+  regard import gpt2 -o my-run --check   also compare the outputs with those of transformers
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
-
-DESCRIPTION = """
-Convert a Hugging Face model (GPT-2, BERT, ViT, Marian, BART, T5) in a local folder to a Regard folder: recipe.toml,
-model.safetensors and, if there is one, tokenizer.json. Weights are read from safetensors files, never from a pickle.
-"""
-
-EXAMPLES = """
-hf download gpt2 --local-dir gpt2      download a model from the Hugging Face hub
-regard import gpt2                     convert ./gpt2 to runs/gpt2
-regard import gpt2 -o my-run --check   also compare the outputs with those of transformers
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,13 @@
-"""`regard predict`: the numbers that follow, by a trained regression model."""
+"""Predict the numbers that follow a sequence, autoregressively: every predicted number is an input of the next. A model
+of pairs predicts as many as it reads, a model of a time series as many as its horizon. Sequences are arguments, or
+the lines of standard input; a time series of several channels is read from a table with --file.
+
+examples:
+  regard predict runs/number-sequences "10 20 30 40 50"
+  regard predict runs/number-sequences "3 1 4 1 5" "2.5 7" --json
+  regard predict runs/number-sequences < sequences.txt > predictions.txt
+  regard predict runs/seasonal-forecast --file recent.csv > next.csv
+"""
 
 from __future__ import annotations
 
@@ -15,19 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.predict.regressor import Regressor
-
-DESCRIPTION = """
-Predict the numbers that follow a sequence, autoregressively: every predicted number is an input of the next. A model
-of pairs predicts as many as it reads, a model of a time series as many as its horizon. Sequences are arguments, or
-the lines of standard input; a time series of several channels is read from a table with --file.
-"""
-
-EXAMPLES = """
-regard predict runs/number-sequences "10 20 30 40 50"
-regard predict runs/number-sequences "3 1 4 1 5" "2.5 7" --json
-regard predict runs/number-sequences < sequences.txt > predictions.txt
-regard predict runs/seasonal-forecast --file recent.csv > next.csv
-"""
 
 SHOWN = 5  # numbers in a note
 

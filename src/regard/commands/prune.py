@@ -1,4 +1,10 @@
-"""`regard prune`: a smaller model, without its least important heads."""
+"""Remove heads from a model and save the smaller one: the heads named, or the least important. With --data the loss
+before and after is printed. --least measures importance on one half of the data and the loss on the other half.
+
+examples:
+  regard prune runs/demo --heads encoder.0.3 cross.1.0 -o runs/smaller
+  regard prune runs/multi30k-en-de --least 40% --data valid.en valid.de -o runs/smaller
+"""
 
 from __future__ import annotations
 
@@ -11,16 +17,6 @@ from regard.commands.heads import add_data, progress
 if TYPE_CHECKING:
     from regard.explore.examples import Batch
     from regard.explore.inside import Inside
-
-DESCRIPTION = """
-Remove heads from a model and save the smaller one: the heads named, or the least important. With --data the loss
-before and after is printed. --least measures importance on one half of the data and the loss on the other half.
-"""
-
-EXAMPLES = """
-regard prune runs/demo --heads encoder.0.3 cross.1.0 -o runs/smaller
-regard prune runs/multi30k-en-de --least 40% --data valid.en valid.de -o runs/smaller
-"""
 
 
 def fraction(text: str) -> float | int:

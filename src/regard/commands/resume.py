@@ -1,17 +1,13 @@
-"""`regard resume`: continue a run that was interrupted."""
+"""Continue a run from its last checkpoint, exactly as if it had not stopped. The recipe in the folder decides.
+
+examples:
+  regard resume runs/multi30k-en-de
+  regard resume runs/multi30k-en-de --data ~/moved/multi30k-tok
+"""
 
 from __future__ import annotations
 
 import argparse
-
-DESCRIPTION = (
-    "Continue a run from its last checkpoint, exactly as if it had not stopped. The recipe in the folder decides."
-)
-
-EXAMPLES = """
-regard resume runs/multi30k-en-de
-regard resume runs/multi30k-en-de --data ~/moved/multi30k-tok
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,9 @@
-"""`regard runs`: what has been trained, side by side."""
+"""A table of the runs in a folder: steps, training time, last loss, best validation metric, test metrics.
+
+examples:
+  regard runs                  the runs in runs/
+  regard runs elsewhere --json
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,6 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
-
-DESCRIPTION = "A table of the runs in a folder: steps, training time, last loss, best validation metric, test metrics."
-
-EXAMPLES = """
-regard runs                  the runs in runs/
-regard runs elsewhere --json
-"""
 
 HEADERS = ("run", "task", "steps", "seconds", "loss", "best", "test")
 

@@ -1,4 +1,13 @@
-"""`regard train`: a model from a recipe."""
+"""Train a model from a recipe: check the data, learn the tokenizer, train, evaluate. The run is a folder that contains
+everything. Ctrl-C saves a checkpoint; `regard resume RUN` (or the same command again) continues from there.
+
+examples:
+  regard train recipes/multi30k-en-de.toml --data multi30k-tok      data from that folder
+  regard train recipes/multi30k-en-de.toml --smoke                  its small form, on sample data
+  regard train mine.toml -o runs/mine --set train.steps=2000        any setting, by table and name
+  regard train mine.toml --set model.position=rope --device cuda
+  torchrun --nproc-per-node 8 -m regard train mine.toml             on eight GPUs; see docs/distributed.md
+"""
 
 from __future__ import annotations
 
@@ -14,19 +23,6 @@ from regard.errors import MissingFiles, UserError, program
 
 if TYPE_CHECKING:
     from regard.api import Outcome
-
-DESCRIPTION = """
-Train a model from a recipe: check the data, learn the tokenizer, train, evaluate. The run is a folder that contains
-everything. Ctrl-C saves a checkpoint; `regard resume RUN` (or the same command again) continues from there.
-"""
-
-EXAMPLES = """
-regard train recipes/multi30k-en-de.toml --data multi30k-tok      data from that folder
-regard train recipes/multi30k-en-de.toml --smoke                  its small form, on sample data
-regard train mine.toml -o runs/mine --set train.steps=2000        any setting, by table and name
-regard train mine.toml --set model.position=rope --device cuda
-torchrun --nproc-per-node 8 -m regard train mine.toml             on eight GPUs; see docs/distributed.md
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,13 @@
-"""`regard translate`: translate text with a trained encoder-decoder."""
+"""Translate the lines passed as arguments, or those of standard input; each input line gives one output line. With
+--n-best the output lines are  NUMBER<tab>SCORE<tab>TRANSLATION,  best first. Settings without an option come from the
+table [decode] of the run's recipe.toml; the default is greedy search.
+
+examples:
+  regard translate runs/demo "July 4th, 1976"
+  regard translate runs/demo < in.txt > out.txt
+  regard translate runs/demo "seven hundred five" --beam 5 --n-best 3 --json
+  regard translate runs/demo "seven hundred five" --sample --temperature 0.8 --top-p 0.95 --seed 7
+"""
 
 from __future__ import annotations
 
@@ -8,19 +17,6 @@ from collections.abc import Sequence
 
 from regard.commands.inputs import SEARCH, add_run, add_search, open_predictor, progress, read_texts, search_options
 from regard.commands.outputs import write_text
-
-DESCRIPTION = """
-Translate the lines passed as arguments, or those of standard input; each input line gives one output line. With
---n-best the output lines are  NUMBER<tab>SCORE<tab>TRANSLATION,  best first. Settings without an option come from the
-table [decode] of the run's recipe.toml; the default is greedy search.
-"""
-
-EXAMPLES = """
-regard translate runs/demo "July 4th, 1976"
-regard translate runs/demo < in.txt > out.txt
-regard translate runs/demo "seven hundred five" --beam 5 --n-best 3 --json
-regard translate runs/demo "seven hundred five" --sample --temperature 0.8 --top-p 0.95 --seed 7
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
