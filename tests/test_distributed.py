@@ -183,7 +183,7 @@ def test_a_pickle_beside_the_shards_is_never_opened(folder, tmp_path, monkeypatc
 def test_shards_of_another_model_are_refused_by_name(folder):
     path = folder / "plain-fsdp" / "checkpoints" / "step-00000012"
     for model, words in (
-        (replace(STILL, ff_dim=64), r"shape \(32, 16\), but \[model\] asks for \(64, 16\)"),
+        (replace(STILL, ff_dim=64), r"shape \(32, 16\), but \[model\] requires \(64, 16\)"),
         (replace(STILL, layers=2), r"lacks encoder\.blocks\.1"),
     ):
         trainer = make(folder / "nowhere", CASES["plain"], model)
@@ -301,7 +301,7 @@ def test_alone_nothing_is_asked_of_anyone():
 
 
 @pytest.mark.parametrize(
-    ("device", "words"), [("cuda:1", "each process has a GPU of its own"), ("cuda", "3 processes or more on a machine")]
+    ("device", "words"), [("cuda:1", "each process has its own GPU"), ("cuda", "3 processes or more on a machine")]
 )
 def test_a_device_that_cannot_be_shared_is_refused(monkeypatch, device, words):
     for name, value in {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "4"}.items():
