@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("hatchling")
+pytest.importorskip("uvicorn")
+
 import regard
 from explorer import TEXT, make_translator
 from regard.cli import main
 
-pytest.importorskip("hatchling")
 ROOT = Path(__file__).parent.parent
 
 
