@@ -4,7 +4,7 @@
     model, tokenizers = import_folder("gpt2")        # config.json, model.safetensors, tokenizer.json
     export_folder(model, "out", tokenizers)          # AutoModelForCausalLM.from_pretrained("out")
 
-The six architectures are one model with different settings; one module per family lists them. Read `gpt2` first, then
+The six architectures are one model with different settings, which one class per family lists. Read `gpt2` first, then
 `rules` and `family`, which all of them use. transformers itself is needed only for `compare`, which runs both models
 and reports the largest difference.
 """

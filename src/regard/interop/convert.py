@@ -17,19 +17,16 @@ from torch import Tensor
 
 from regard.errors import UserError, suggest
 from regard.interop import rules
-from regard.interop.bart import BART
-from regard.interop.bert import BERT
-from regard.interop.family import Family, Json, drop_copies, find_mismatches, read_config, write_config
+from regard.interop.encoder_decoders import BART, T5, Marian
+from regard.interop.encoders import BERT, ViT
+from regard.interop.family import Family, Json, actual_value
 from regard.interop.gpt2 import GPT2
-from regard.interop.marian import MARIAN
 from regard.interop.rules import Tensors
-from regard.interop.t5 import T5
-from regard.interop.vit import VIT
 from regard.models.config import ModelConfig
 from regard.models.folder import weights_of
 from regard.models.transformer import build
 
-FAMILIES = {family.model_type: family for family in (GPT2, BERT, VIT, MARIAN, BART, T5)}
+FAMILIES: dict[str, Family] = {kind.model_type: kind() for kind in (GPT2, BERT, ViT, Marian, BART, T5)}
 
 # Keys of config.json beyond the architecture that prediction needs: kept in the recipe's table [hf] and exported again
 METADATA = (
@@ -48,17 +45,20 @@ def family_in(hf: Json) -> Family:
 
 def family_of(config: ModelConfig) -> Family:
     """The family that can represent such a model."""
-    mismatches = {name: find_mismatches(family, config) for name, family in FAMILIES.items()}
+    mismatches = {name: dict(family.mismatches(config)) for name, family in FAMILIES.items()}
 
     def distance(family: Family) -> tuple[int, int]:
         other = 2 * (family.fixed["architecture"] != config.architecture) + (family.fixed["input"] != config.input)
         return other, len(mismatches[family.model_type])
 
     nearest = min(FAMILIES.values(), key=distance)
-    if mismatches[nearest.model_type]:
+    if differences := [
+        f"{field} = {actual_value(config, field)!r} ({nearest.name} has {expected})"
+        for field, expected in mismatches[nearest.model_type].items()
+    ]:
         raise UserError(
             f"no Hugging Face family can represent this model. The most similar one, {nearest.name}, differs in "
-            f"{'; '.join(mismatches[nearest.model_type])}: train a model with those values, or use this one with Regard"
+            f"{'; '.join(differences)}: train a model with those values, or use this one with Regard"
         )
     return nearest
 
@@ -66,7 +66,7 @@ def family_of(config: ModelConfig) -> Family:
 def config_from_hf(hf: Json, tensors: Mapping[str, Tensor] | None = None) -> ModelConfig:
     """Our config; `tensors` determine what config.json leaves open, such as whether there is a pooler."""
     family = family_in(hf)
-    return read_config(family, hf, None if tensors is None else _without_prefix(family, tensors))
+    return family.read_config(hf, None if tensors is None else _without_prefix(family, tensors))
 
 
 def weights_from_hf(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[Tensors, list[str]]:
@@ -76,7 +76,7 @@ def weights_from_hf(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple
     family.check(config, tensors)
     with torch.device("meta"):
         shapes = weights_of(build(config))
-    return rules.from_hf(family.rules(config), drop_copies(family, config, tensors), shapes, family.unused)
+    return rules.from_hf(family.rules(config), family.drop_copies(config, tensors), shapes, family.unused)
 
 
 def _without_prefix(family: Family, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -97,7 +97,7 @@ def config_to_hf(config: ModelConfig, metadata: Mapping[str, Any] | None = None)
     hf = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if config.architecture == "encoder-decoder":
         hf["forced_eos_token_id"] = None
-    hf.update(write_config(family_of(config), config))
+    hf.update(family_of(config).write_config(config))
     copied = {name: value for name, value in (metadata or {}).items() if name in METADATA}
     if "id2label" in copied:
         labels = copied["id2label"]

@@ -1,0 +1,208 @@
+"""BERT and ViT, encoders with an output head for classes, a pooled vector, or (BERT) masked tokens.
+
+BERT (Devlin et al. 2018)         post-LN, learned positions, token types and a norm after the embeddings
+ViT (Dosovitskiy et al. 2021)     pre-LN over the patches of an image, with a [CLS] token in front
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from regard.errors import UserError
+from regard.interop.family import Family, Json, is_tied
+from regard.interop.rules import Rule, Tensors, layer, linear, same, squeeze
+from regard.models.config import ModelConfig
+
+
+class EncoderFamily(Family):
+    """What BERT and ViT have in common; `architectures`: without an output head, with a classifier, others."""
+
+    encoder_keys = (
+        ("dim", "hidden_size", 768),
+        ("layers", "num_hidden_layers", 12),
+        ("heads", "num_attention_heads", 12),
+        ("ff_dim", "intermediate_size", 3072),
+        ("activation", "hidden_act", "gelu"),
+        ("norm_eps", "layer_norm_eps", 1e-12),
+    )
+    layer: ClassVar[Mapping[str, tuple[str, ...]]]  # {module of ours: modules of theirs} in a block
+
+    def rules(self, config: ModelConfig) -> Iterator[Rule]:
+        for number in range(config.layers):
+            yield from layer(f"encoder.blocks.{number}", f"encoder.layer.{number}", self.layer)
+        if config.pooler:
+            yield from linear("pooler", "pooler.dense")
+        if config.output_head == "classes":
+            yield from linear("classifier", "classifier")
+
+    def infer(self, hf: Json, tensors: Tensors | None, architecture: str) -> Json:
+        if architecture == self.architectures[0]:
+            pooler = tensors is None or "pooler.dense.weight" in tensors
+            return {"output_head": "pooled" if pooler else "none", "pooler": pooler}
+        labels = hf.get("id2label")
+        count = len(labels) if isinstance(labels, dict) and labels else hf.get("num_labels", 2)
+        if not isinstance(count, int) or count < 2:
+            raise UserError(f"config.json: num_labels = {count!r} is not supported; a classifier has 2 or more classes")
+        return {"output_head": "classes", "classes": count}
+
+    def to_config(self, config: ModelConfig) -> Json:
+        if config.output_head != "classes":
+            return {}
+        names = [f"LABEL_{index}" for index in range(config.classes or 0)]  # the classes have no names here
+        return {
+            "architectures": [self.architectures[1]],
+            "id2label": {str(index): name for index, name in enumerate(names)},
+            "label2id": {name: index for index, name in enumerate(names)},
+        }
+
+
+EMBEDDING, OUTPUT = "embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
+BIAS, OUTPUT_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"  # equal if tied; otherwise the second counts
+
+
+class BERT(EncoderFamily):
+    model_type = "bert"
+    name = "BERT"
+    architectures = ("BertModel", "BertForSequenceClassification", "BertForMaskedLM", "BertForPreTraining")
+    keys = (
+        *EncoderFamily.encoder_keys,
+        ("vocab_size", "vocab_size", 30522),
+        ("max_length", "max_position_embeddings", 512),
+        ("token_types", "type_vocab_size", 2),
+        ("dropout", "hidden_dropout_prob", 0.1),
+        ("embed_dropout", "hidden_dropout_prob", 0.1),
+        ("attention_dropout", "attention_probs_dropout_prob", 0.1),
+    )
+    fixed: ClassVar[Json] = {
+        "architecture": "encoder", "input": "tokens", "position": "learned", "norm": "layer", "norm_order": "post",
+        "final_norm": False, "embed_norm": True, "bias": True, "embed_scale": False,
+    }  # fmt: skip
+    supported: ClassVar[Json] = {
+        "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False,
+    }  # fmt: skip
+    prefix = "bert."
+    unprefixed = ("cls.", "classifier.")
+    # the ids 0, 1, 2, …, a buffer of old versions; and what only next-sentence prediction uses
+    unused = r"embeddings\.position_ids|pooler\.dense\..*|cls\.seq_relationship\..*|cls\.predictions\.bias"
+    layer: ClassVar = {
+        "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+        "attention.out": ("attention.output.dense",),
+        "attention_norm": ("attention.output.LayerNorm",),
+        "feedforward.up": ("intermediate.dense",),
+        "feedforward.down": ("output.dense",),
+        "feedforward_norm": ("output.LayerNorm",),
+    }
+
+    def rules(self, config: ModelConfig) -> Iterator[Rule]:
+        yield same("embedding.tokens.weight", EMBEDDING)
+        yield same("encoder.position.embedding.weight", "embeddings.position_embeddings.weight")
+        if config.token_types:
+            yield same("embedding.token_types.weight", "embeddings.token_type_embeddings.weight")
+        yield from linear("encoder.embed_norm", "embeddings.LayerNorm")
+        yield from super().rules(config)
+        if config.output_head == "tokens":
+            yield from linear("output_head.layer", "cls.predictions.transform.dense")
+            yield from linear("output_head.norm", "cls.predictions.transform.LayerNorm")
+            if config.logit_bias:
+                yield same("output_head.bias", BIAS if config.tie_embeddings else OUTPUT_BIAS)
+            if not config.tie_embeddings:
+                yield same("output_head.project.weight", OUTPUT)
+
+    def infer(self, hf: Json, tensors: Tensors | None, architecture: str) -> Json:
+        if architecture == "BertForSequenceClassification":
+            return {**super().infer(hf, tensors, architecture), "pooler": True}
+        if architecture == "BertModel":
+            return super().infer(hf, tensors, architecture)
+        if hf.get("hidden_act") not in (None, "gelu", "gelu_python"):
+            raise UserError(
+                f"config.json: hidden_act = {hf['hidden_act']!r} is not supported for a masked language model, "
+                "whose output head has a GELU; only 'gelu' is"
+            )
+        tied = is_tied(hf, tensors, OUTPUT, EMBEDDING)
+        return {"output_head": "tokens", "head_layer": True, "logit_bias": True, "tie_embeddings": tied}
+
+    def implied(self, config: ModelConfig) -> Json:
+        if config.output_head == "tokens":
+            return {"head_layer": True, "activation": "gelu", "pooler": False, "logit_scale": 1.0}
+        return {} if config.output_head == "none" else {"pooling": "cls", "pooler": True}
+
+    def to_config(self, config: ModelConfig) -> Json:
+        hf: Json = {"type_vocab_size": max(1, config.token_types), "tie_word_embeddings": config.tie_embeddings}
+        masked = {"architectures": ["BertForMaskedLM"]} if config.output_head == "tokens" else {}
+        return {**hf, **masked, **super().to_config(config)}
+
+    def copies(self, config: ModelConfig) -> dict[str, str]:
+        return {OUTPUT: EMBEDDING, OUTPUT_BIAS: BIAS} if config.tie_embeddings else {BIAS: OUTPUT_BIAS}
+
+    def written_copies(self, config: ModelConfig) -> dict[str, str]:
+        return {BIAS: OUTPUT_BIAS} if config.output_head == "tokens" and not config.tie_embeddings else {}
+
+    def zeros(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        if not config.token_types:
+            shapes["embeddings.token_type_embeddings.weight"] = (1, config.dim)
+        if config.output_head == "tokens" and not config.logit_bias:
+            shapes[BIAS if config.tie_embeddings else OUTPUT_BIAS] = (config.vocab_size or 0,)
+        return shapes
+
+
+class ViT(EncoderFamily):
+    model_type = "vit"
+    name = "ViT"
+    architectures = ("ViTModel", "ViTForImageClassification")
+    keys = (
+        *EncoderFamily.encoder_keys,
+        ("channels", "num_channels", 3),
+        ("dropout", "hidden_dropout_prob", 0.0),
+        ("embed_dropout", "hidden_dropout_prob", 0.0),
+        ("attention_dropout", "attention_probs_dropout_prob", 0.0),
+    )
+    fixed: ClassVar[Json] = {
+        "architecture": "encoder", "input": "patches", "position": "learned", "norm": "layer", "norm_order": "pre",
+        "final_norm": True, "embed_norm": False, "bias": True, "pooling": "cls",
+    }  # fmt: skip
+    supported: ClassVar[Json] = {"qkv_bias": True}
+    prefix = "vit."
+    unprefixed = ("classifier.",)
+    unused = r"embeddings\.mask_token|pooler\.dense\..*"  # of masked image modelling; unused by a classifier
+    layer: ClassVar = {
+        "attention_norm": ("layernorm_before",),
+        "attention.qkv": ("attention.attention.query", "attention.attention.key", "attention.attention.value"),
+        "attention.out": ("attention.output.dense",),
+        "feedforward_norm": ("layernorm_after",),
+        "feedforward.up": ("intermediate.dense",),
+        "feedforward.down": ("output.dense",),
+    }
+
+    def rules(self, config: ModelConfig) -> Iterator[Rule]:
+        yield from linear("embedding.project", "embeddings.patch_embeddings.projection")
+        yield same("embedding.cls", "embeddings.cls_token")
+        yield squeeze("encoder.position.embedding.weight", "embeddings.position_embeddings", config.source_length)
+        yield from super().rules(config)
+        yield from linear("encoder.norm", "layernorm")
+
+    def infer(self, hf: Json, tensors: Tensors | None, architecture: str) -> Json:
+        image, patch = _side(hf, "image_size", 224), _side(hf, "patch_size", 16)
+        size = {"image_size": image, "patch_size": patch, "max_length": (image // patch) ** 2 + 1}
+        head = super().infer(hf, tensors, architecture)
+        if head["output_head"] == "pooled":
+            for key, only in (("pooler_act", "tanh"), ("pooler_output_size", hf.get("hidden_size", 768))):
+                if hf.get(key) not in (None, only):
+                    hint = "hidden_size" if key == "pooler_output_size" else repr(only)
+                    raise UserError(f"config.json: {key} = {hf[key]!r} is not supported; only {hint} is")
+        return {**size, **head}
+
+    def implied(self, config: ModelConfig) -> Json:
+        return {} if config.output_head == "none" else {"pooler": config.output_head == "pooled"}
+
+    def to_config(self, config: ModelConfig) -> Json:
+        return {"image_size": config.image_size, "patch_size": config.patch_size, **super().to_config(config)}
+
+
+def _side(hf: Json, key: str, default: int) -> int:
+    value: Any = hf.get(key, default)
+    sides = value if isinstance(value, list) else [value]
+    if not all(isinstance(side, int) and side > 0 for side in sides) or len(set(sides)) != 1:
+        raise UserError(f"config.json: {key} = {value!r} is not supported; only square images are, such as {default}")
+    return int(sides[0])
