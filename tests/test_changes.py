@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from inside_models import opened
 from regard.errors import UserError
-from regard.explore.changes import Changes, Row
+from regard.explore.changes import Changes
 
 SENTENCE = "the animal did not cross"
 positions = st.tuples(st.sampled_from(["encoder", "decoder", "cross"]), st.integers(0, 9), st.integers(0, 9))
 rows = st.builds(
-    lambda place, query, weights: Row(*place, query, tuple(weights)),
+    lambda place, query, weights: (*place, query, tuple(weights)),
     positions,
     st.integers(0, 9),
     st.lists(st.floats(0, 1), max_size=4),
@@ -66,9 +66,9 @@ def test_invalid_json_is_reported(values: dict) -> None:
         (Changes(heads=(("cross", 0, 0),)), "does not have it"),
         (Changes(layers=(("encoder", 0),)), "does not have it"),
         (Changes(temperature=0.0), "greater than 0"),
-        (Changes(rows=(Row("decoder", 0, 0, 9, (1.0,)),)), "queries 0 to"),
-        (Changes(rows=(Row("decoder", 0, 0, 0, (1.0,)),)), "1 weights for 5 keys"),
-        (Changes(rows=(Row("decoder", 0, 0, 0, (1.0, -1.0, 0.0, 0.0, 0.0)),)), "none below 0"),
+        (Changes(rows=(("decoder", 0, 0, 9, (1.0,)),)), "queries 0 to"),
+        (Changes(rows=(("decoder", 0, 0, 0, (1.0,)),)), "1 weights for 5 keys"),
+        (Changes(rows=(("decoder", 0, 0, 0, (1.0, -1.0, 0.0, 0.0, 0.0)),)), "none below 0"),
     ],
 )
 def test_impossible_changes_are_reported(changes: Changes, message: str) -> None:

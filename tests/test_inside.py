@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from inside_models import SHAPES, TEXTS, given, opened
 from regard.errors import UserError
-from regard.explore.changes import Changes, Row
+from regard.explore.changes import Changes
 from regard.explore.inside import Inside
 from regard.explore.output import difference
 from regard.nn.block import Stack
@@ -210,13 +210,13 @@ def test_shuffled_positions_are_the_tokens_in_another_order(position: str) -> No
 
 def test_a_rewritten_row_takes_the_value_of_its_key() -> None:
     inside = opened("decoder")
-    row = Row("decoder", 1, 2, 3, (0.0, 5.0, 0.0, 0.0, 0.0))
+    row = ("decoder", 1, 2, 3, (0.0, 5.0, 0.0, 0.0, 0.0))
     look = inside.look(SENTENCE, changes=Changes(rows=(row,)))
     weights = look.parts["decoder"].weights[1]
     assert weights[2, 3].tolist() == [0, 1, 0, 0, 0] and weights[2, 2].tolist() != [0, 1, 0, 0, 0]
     steps = look.steps("decoder", 1, 2, 3)
     torch.testing.assert_close(steps.output, steps.v[1])
-    blind = Changes(rows=(Row("decoder", 1, 2, 3, (0.0,) * 5),))
+    blind = Changes(rows=(("decoder", 1, 2, 3, (0.0,) * 5),))
     assert not inside.look(SENTENCE, changes=blind).steps("decoder", 1, 2, 3).output.any()
 
 
@@ -251,7 +251,7 @@ def test_generation_under_changes_equals_greedy_search_without_a_cache(part: str
                 value[:, :, query] = F.pad(short, (0, value.shape[3] - len(short)))
             return value
 
-        rows = [Row(part, 1, head, query, row) for query, row in enumerate(weights) for head in range(4)]
+        rows = [(part, 1, head, query, row) for query, row in enumerate(weights) for head in range(4)]
         answer = inside.change(look, Changes(rows=tuple(rows))).output.generated
         path = inside.anatomy.path(part, 1)
         wanted = greedy_without_cache(inside, look.input.source, {f"{path}.weights": point})
@@ -269,7 +269,7 @@ def test_hypotheses_of_one_sentence_are_at_the_same_step(part: str, beams: int) 
         inside.search = SearchConfig(beam=beams, n_best=beams, max_length=8)
         look = inside.look("the animal did", target="a b c d e f g", generate=False)
         weights = (1.0,) + (0.0,) * (len(look.parts[part].columns) - 1)
-        rows = tuple(Row(part, 0, head, query, weights) for query in range(8) for head in range(4))
+        rows = tuple((part, 0, head, query, weights) for query in range(8) for head in range(4))
 
         def first(value: torch.Tensor) -> torch.Tensor:
             return F.one_hot(torch.zeros(value.shape[:3], dtype=torch.long), value.shape[3]).to(value)

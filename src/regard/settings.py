@@ -39,7 +39,8 @@ def check_types(settings: object) -> None:
 def _widened(kind: Any, value: Any) -> Any:
     """An integer as a float where the annotation is float, also in a tuple."""
     if get_origin(kind) is tuple and isinstance(value, tuple):
-        return tuple(_widened(get_args(kind)[0], part) for part in value)
+        kinds = _elements(kind, value)
+        return tuple(map(_widened, kinds, value)) if len(kinds) == len(value) else value
     if _matches(int, value) and not _matches(kind, value) and _matches(kind, 0.0):
         return float(value) if abs(value) < 2**1000 else math.inf
     return value
@@ -52,14 +53,20 @@ def _matches(kind: Any, value: Any) -> bool:
     if origin in (Union, types.UnionType):
         return any(_matches(part, value) for part in get_args(kind))
     if origin is tuple:
-        item = get_args(kind)[0]
-        return isinstance(value, tuple) and all(_matches(item, part) for part in value)
+        kinds = _elements(kind, value) if isinstance(value, tuple) else ()
+        return isinstance(value, tuple) and len(kinds) == len(value) and all(map(_matches, kinds, value))
     if origin is dict:
         name, item = get_args(kind)
         return isinstance(value, dict) and all(_matches(name, k) and _matches(item, v) for k, v in value.items())
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, kind)
+
+
+def _elements(kind: Any, value: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The annotation of each element: one for all of them (tuple[int, ...]), or one for each (tuple[str, int])."""
+    kinds = get_args(kind)
+    return kinds[:1] * len(value) if kinds[-1] is ... else kinds
 
 
 def _expected(kind: Any, value: Any) -> str:
@@ -70,8 +77,11 @@ def _expected(kind: Any, value: Any) -> str:
     names = {int: "an integer", float: "a number", str: "a string in quotes", bool: "true or false"}
 
     def word(part: Any) -> str:
+        if get_origin(part) is Literal:
+            return " | ".join(map(str, get_args(part)))
         if get_origin(part) is tuple:
-            return f"a list, each element {word(get_args(part)[0])}"
+            each = get_args(part)
+            return f"a list, each element {word(each[0])}" if each[-1] is ... else f"[{', '.join(map(word, each))}]"
         return names.get(part, getattr(part, "__name__", str(part)))
 
     words = [word(part) for part in parts if part is not types.NoneType]

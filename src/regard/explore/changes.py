@@ -16,10 +16,9 @@ link and compared. `edits` turns it into interventions of `regard.nn.trace`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, cast, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -27,21 +26,12 @@ from torch import Tensor
 from regard.errors import UserError, suggest
 from regard.nn.mask import causal
 from regard.nn.trace import Edit, drop, zero_heads
+from regard.settings import check_types, from_dict, to_dict
 
 PartName = Literal["encoder", "decoder", "cross"]
 PARTS: tuple[PartName, ...] = get_args(PartName)
 Head = tuple[PartName, int, int]  # part, layer, head
-
-
-@dataclass(frozen=True)
-class Row:
-    """Weights for `query` of one head, one per key: scaled to sum to 1, or all 0."""
-
-    part: PartName
-    layer: int
-    head: int
-    query: int
-    weights: tuple[float, ...]
+Row = tuple[PartName, int, int, int, tuple[float, ...]]  # part, layer, head, query, a weight per key
 
 
 @dataclass(frozen=True)
@@ -51,7 +41,10 @@ class Changes:
     future: bool = False
     temperature: float = 1.0
     shuffle: int | None = None
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Row, ...] = ()  # the weights of a row are scaled to sum to 1, unless all are 0
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     def __bool__(self) -> bool:
         return self != Changes()
@@ -62,71 +55,20 @@ class Changes:
         texts += ["causal mask off"] * self.future
         texts += [f"attention at temperature {self.temperature:g}"] * (self.temperature != 1.0)
         texts += [f"positions shuffled (seed {self.shuffle})"] * (self.shuffle is not None)
-        texts += [f"row {row.query} of head {row.part}.{row.layer}.{row.head} rewritten" for row in self.rows]
+        texts += [f"row {query} of head {part}.{layer}.{head} rewritten" for part, layer, head, query, _ in self.rows]
         return ", ".join(texts) or "nothing changed"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, only those that change something."""
-        plain: dict[str, Any] = {
-            "heads": [list(head) for head in self.heads],
-            "layers": [list(layer) for layer in self.layers],
-            "rows": [[row.part, row.layer, row.head, row.query, list(row.weights)] for row in self.rows],
-        }
-        others = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in plain}
-        return {name: value for name, value in {**plain, **others}.items() if value != _DEFAULT.get(name)}
+        default = to_dict(Changes())
+        return {name: value for name, value in to_dict(self).items() if value != default.get(name)}
 
     @classmethod
     def from_dict(cls, values: Any) -> Changes:
         """From the result of `to_dict`, or a request: everything is checked."""
         if not isinstance(values, dict):
             raise UserError(f"changes: give an object such as {{}}, not {type(values).__name__}")
-        for name in values:
-            if name not in _DEFAULT:
-                raise UserError(f"changes: unknown field {name!r}; {suggest(str(name), _DEFAULT)}")
-        heads = tuple(cast(Head, _item("heads", item, 2)) for item in _list(values, "heads"))
-        layers = tuple(cast(tuple[PartName, int], _item("layers", item, 1)) for item in _list(values, "layers"))
-        rows = []
-        for item in _list(values, "rows"):
-            if not isinstance(item, list | tuple) or len(item) != 5 or not isinstance(item[4], list | tuple):
-                raise UserError("changes.rows: give [part, layer, head, query, [weights]]")
-            part, layer, head, query = _item("rows", item[:4], 3)
-            rows.append(Row(part, layer, head, query, tuple(_number("rows", weight) for weight in item[4])))
-        temperature = _number("temperature", values.get("temperature", 1.0))
-        shuffle, future = values.get("shuffle"), values.get("future", False)
-        if shuffle is not None and (isinstance(shuffle, bool) or not isinstance(shuffle, int)):
-            raise UserError(f"changes.shuffle = {shuffle!r}: give a seed, such as 1")
-        if not isinstance(future, bool):
-            raise UserError(f"changes.future = {future!r}: give true or false")
-        return cls(heads, layers, future, temperature, shuffle, tuple(rows))
-
-
-_DEFAULT: dict[str, Any] = {
-    "heads": [], "layers": [], "future": False, "temperature": 1.0, "shuffle": None, "rows": [],
-}  # fmt: skip
-
-
-def _list(values: Mapping[str, Any], name: str) -> list[Any]:
-    value = values.get(name, [])
-    if not isinstance(value, list | tuple):
-        raise UserError(f"changes.{name} = {value!r}: give a list")
-    return list(value)
-
-
-def _item(name: str, item: Any, numbers: int) -> tuple[Any, ...]:
-    """A part and `numbers` whole numbers."""
-    form = ("part", "layer", "head", "query")[: numbers + 1]
-    wrong = f"changes.{name}: {item!r} is not [{', '.join(form)}]"
-    if not isinstance(item, list | tuple) or len(item) != numbers + 1 or item[0] not in PARTS:
-        raise UserError(f"{wrong}; part is one of {', '.join(PARTS)}")
-    if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in item[1:]):
-        raise UserError(f"{wrong}: layers, heads and queries are whole numbers from 0 on")
-    return tuple(item)
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UserError(f"changes.{name}: {value!r} is not a number")
-    return float(value)
+        return from_dict(cls, values, "changes.")
 
 
 @dataclass(frozen=True)
@@ -135,6 +77,12 @@ class Anatomy:
 
     parts: Mapping[PartName, tuple[tuple[str, int], ...]]  # part -> (trace path, heads) of each layer
     reads: str | None  # the stack whose positions can be shuffled
+
+    @property
+    def heads(self) -> list[Head]:
+        """Every head, in the order of computation."""
+        layers = ((part, layer, heads) for part, some in self.parts.items() for layer, (_, heads) in enumerate(some))
+        return [(part, layer, head) for part, layer, heads in layers for head in range(heads)]
 
     def path(self, part: PartName, layer: int, head: int | None = None) -> str:
         """The path of that attention in a trace."""
@@ -160,8 +108,7 @@ def edits(changes: Changes, anatomy: Anatomy) -> dict[str, Edit]:
     for stack, layer in sorted(set(changes.layers)):
         _skip(by_stage, stack, layer, anatomy)
     for row in changes.rows:
-        path = anatomy.path(row.part, row.layer, row.head)
-        by_stage.setdefault(f"{path}.weights", []).append(_Rewrite(row, back=row.part == "decoder"))
+        by_stage.setdefault(f"{anatomy.path(*row[:3])}.weights", []).append(_Rewrite(row))
     joined = {name: _in_turn(some) for name, some in by_stage.items()}
     if changes.future and "decoder" in anatomy.parts:
         joined["decoder.*.attention.mask"] = drop(causal)
@@ -212,8 +159,9 @@ class _Rewrite:
     the same step.
     """
 
-    def __init__(self, row: Row, back: bool) -> None:
-        self.row, self.back = row, back
+    def __init__(self, row: Row) -> None:
+        part, _, self.head, self.query, self.weights = row
+        self.back = part == "decoder"
         self.calls, self.whole = 0, False
 
     def __call__(self, weights: Tensor) -> Tensor:
@@ -222,18 +170,18 @@ class _Rewrite:
             self.whole = queries > 1  # the first step of a generation reads <s> alone
         if self.back or self.whole:
             first = keys - queries if self.back else 0
-            chosen = slice(self.row.query - first, self.row.query - first + 1)
-            meant = first <= self.row.query < first + queries
+            chosen = slice(self.query - first, self.query - first + 1)
+            meant = first <= self.query < first + queries
         else:
-            chosen, meant = slice(None), self.calls == self.row.query
+            chosen, meant = slice(None), self.calls == self.query
         self.calls += 1
         if not meant:
             return weights
-        wanted = torch.tensor(self.row.weights[:keys], dtype=weights.dtype, device=weights.device)
+        wanted = torch.tensor(self.weights[:keys], dtype=weights.dtype, device=weights.device)
         total = wanted.sum()
         changed = weights.clone()
-        changed[:, self.row.head, chosen] = 0  # a generation may have more keys than the row has weights
-        changed[:, self.row.head, chosen, : len(wanted)] = wanted / total if total > 0 else wanted
+        changed[:, self.head, chosen] = 0  # a generation may have more keys than the row has weights
+        changed[:, self.head, chosen, : len(wanted)] = wanted / total if total > 0 else wanted
         return changed
 
 

@@ -111,7 +111,7 @@ class InputReader:
         masked: tuple[int, ...] = ()
         match self.config.architecture:
             case "decoder":
-                ids = tokenizer.encode(text) or self._first(tokenizer)
+                ids = tokenizer.encode(text) or ([] if tokenizer.bos is None else [tokenizer.bos])
                 expected: list[int | None] = [*ids[1:], None]
             case "encoder":
                 ids, masked = self._with_masks(tokenizer, text)
@@ -121,6 +121,8 @@ class InputReader:
                 expected = [None if at in masked else id for at, id in enumerate(ids)]
             case _:
                 ids, expected = [*tokenizer.encode(text), tokenizer.special_id("eos")], []
+        if not ids:
+            raise UserError("the text is empty; give at least one word")
         self._check_length(len(ids))
         labels = tuple(tokenizer.token(id) for id in ids)
         source = torch.tensor([ids], device=self.bundle.device)
@@ -138,14 +140,7 @@ class InputReader:
                 ids.append(mask)
             ids += tokenizer.encode(piece)
         ids += [] if tokenizer.eos is None else [tokenizer.eos]
-        if not ids:
-            raise UserError("the text is empty; give at least one word")
         return ids, tuple(masked)
-
-    def _first(self, tokenizer: Tokenizer) -> list[int]:
-        if tokenizer.bos is None:
-            raise UserError("the text is empty, and the tokenizer has no token that begins a text; give a word")
-        return [tokenizer.bos]
 
     def _read_features(self, features: Any) -> Input:
         if isinstance(features, str | Path):
@@ -175,9 +170,6 @@ class InputReader:
         """With a batch dimension, on the device and in the precision of the model."""
         return numbers[None].to(next(self.bundle.model.parameters()))
 
-    def target_ids(self, text: str) -> list[int]:
-        return self.bundle.target.encode(text)
-
     def with_target(self, input: Input, ids: Sequence[int]) -> Input:
         """The same source with a target: the decoder reads <s> and `ids`, and is expected to predict `ids` and </s>."""
         begin, end = self.bundle.target_frame
@@ -199,9 +191,6 @@ class InputReader:
     def decode(self, ids: Sequence[int]) -> str:
         target = self.bundle.target
         return target.decode([id for id in ids if id < len(target)])
-
-    def class_name(self, index: int) -> str:
-        return self.bundle.classes[index]
 
     def _check_length(self, length: int) -> None:
         limit = self.bundle.limits.positions

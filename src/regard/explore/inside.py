@@ -112,27 +112,17 @@ class Look:
         stage = {name: seen[f"{path}.{name}"][0].float().cpu() for name in _STAGES}
         attention = inside.attention(path)
         own = key_head(attention, head) if isinstance(attention, MultiHead) else 0  # recurrent: one head
-        k, v = stage["k"][own], stage["v"][own]
-        weights = stage["weights"][head, query]
-        return Steps(
-            q=stage["q"][head, query],
-            k=k,
-            v=v,
-            scores=stage["scores"][head, query],
-            scaled=stage["scaled"][head, query],
-            masked=stage["masked"][head, query],
-            weights=weights,
-            values=weights[:, None] * v,
-            output=stage["heads"][head, query],
-            scale=float(getattr(inside.attention(path), "scale", inside.config.scale)),
-        )
+        k, v = stage.pop("k")[own], stage.pop("v")[own]
+        output = stage.pop("heads")[head, query]
+        rows = {name: values[head, query] for name, values in stage.items()}
+        scale = float(getattr(attention, "scale", inside.config.scale))
+        return Steps(**rows, k=k, v=v, values=rows["weights"][:, None] * v, output=output, scale=scale)
 
     def show(self, **options: Any) -> NotebookFigure:
         """A figure for a notebook; the options part, layer, head, grid, query are those of `explore.figures.draw`."""
         from regard.explore.figures import draw
-        from regard.explore.html import attention_note
 
-        return NotebookFigure(draw(self, **options), attention_note())
+        return NotebookFigure(draw(self, **options))
 
     def _repr_html_(self) -> str:
         return self.show()._repr_html_()
@@ -153,12 +143,13 @@ class NotebookFigure:
     """A figure that a notebook displays: `svg`, with the caveat beside it."""
 
     svg: str
-    note: str
 
     def _repr_html_(self) -> str:
+        from regard.explore.html import attention_note
+
         # The figure follows the system's colour scheme, the notebook its own theme: so it needs its own background.
         style = "color-scheme:light dark;background:Canvas;color:CanvasText;padding:4px"
-        return f'<div style="{style}"><div style="overflow-x:auto">{self.svg}</div>{self.note}</div>'
+        return f'<div style="{style}"><div style="overflow-x:auto">{self.svg}</div>{attention_note()}</div>'
 
 
 _STAGES = ("q", "k", "v", "scores", "scaled", "masked", "weights", "heads")
@@ -200,7 +191,7 @@ class Inside:
     @classmethod
     def open(cls, folder: str | Path, device: str = "cpu") -> Inside:
         """The model in the folder of a run, or in one of Hugging Face."""
-        if is_hf_folder(Path(folder)):
+        if (Path(folder) / "config.json").is_file() and not (Path(folder) / RECIPE).is_file():
             from regard.interop.folder import read_folder
 
             imported = read_folder(folder)
@@ -229,31 +220,29 @@ class Inside:
         if self.reader.writes:
             if target is None:
                 hypotheses = self.generate(input, Changes())
-            ids = hypotheses[0].tokens if hypotheses else self.reader.target_ids(target or "")
+            ids = hypotheses[0].tokens if hypotheses else self.bundle.target.encode(target or "")
             input = self.reader.with_target(input, ids)
-        return self._look(input, changes, generate, top, None if changes else hypotheses)
+        return self._look(input, changes, None if changes else hypotheses, generate, top)
 
     def compare(
-        self,
-        text: str | None = None,
-        *,
-        changes: Changes,
-        image: Any = None,
-        target: str | None = None,
-        generate: bool = True,
-        top: int = TOP,
+        self, text: str | None = None, *, changes: Changes, image: Any = None, target: str | None = None
     ) -> Comparison:
         """The same input and target, unchanged and changed."""
-        before = self.look(text, image=image, target=target, generate=generate, top=top)
-        return Comparison(before, self._look(before.input, changes, generate, top))
+        before = self.look(text, image=image, target=target)
+        return Comparison(before, self.change(before, changes))
 
-    def change(self, look: Look, changes: Changes, *, generate: bool = True, top: int = TOP) -> Look:
+    def change(self, look: Look, changes: Changes) -> Look:
         """`look` under other changes: same input, same target."""
-        return self._look(look.input, changes, generate, top)
+        return self._look(look.input, changes)
 
     @torch.inference_mode()
     def _look(
-        self, input: Input, changes: Changes, generate: bool, top: int, hypotheses: list[Hypothesis] | None = None
+        self,
+        input: Input,
+        changes: Changes,
+        hypotheses: list[Hypothesis] | None = None,
+        generate: bool = True,
+        top: int = TOP,
     ) -> Look:
         self._check_size(input)
         self._check_rows(input, changes)
@@ -290,18 +279,12 @@ class Inside:
             return beam(cast(Any, self.model), input.source, None, search or self.search, bos, eos, watch)[0]
 
     def _output(self, input: Input, logits: Tensor, hypotheses: Sequence[tuple[str, float]], top: int) -> Output:
-        kind: Kind
-        match self.config.architecture, self.config.output_head:
-            case "encoder", "classes":
-                return read_output("classes", logits[None], [""], self.reader.class_name, [None], top)
-            case "encoder", "tokens":
-                kind = "masked"
-            case "encoder", _:
-                return read_output("vector", torch.atleast_2d(logits), [], str, [], top)
-            case "decoder", _:
-                kind = "next"
-            case _:
-                kind = "target"
+        architecture, head = self.config.architecture, self.config.output_head
+        if architecture == "encoder" and head == "classes":
+            return read_output("classes", logits[None], [""], self.bundle.classes.__getitem__, [None], top)
+        if architecture == "encoder" and head != "tokens":
+            return read_output("vector", torch.atleast_2d(logits), [], str, [], top)
+        kind: Kind = "masked" if architecture == "encoder" else "next" if architecture == "decoder" else "target"
         return read_output(kind, logits, input.read, self.reader.label, input.expected, top, hypotheses)
 
     def _check_size(self, input: Input) -> None:
@@ -316,20 +299,15 @@ class Inside:
             )
 
     def _check_rows(self, input: Input, changes: Changes) -> None:
-        for row in changes.rows:
-            self.anatomy.path(row.part, row.layer, row.head)
-            rows, columns = input.labels(row.part)
-            if row.query >= len(rows):
-                raise UserError(f"rows: query = {row.query}, but {row.part} attention has queries 0 to {len(rows) - 1}")
-            if len(row.weights) != len(columns) or min(row.weights, default=0.0) < 0:
+        for part, layer, head, query, weights in changes.rows:
+            self.anatomy.path(part, layer, head)
+            rows, columns = input.labels(part)
+            if not 0 <= query < len(rows):
+                raise UserError(f"rows: query = {query}, but {part} attention has queries 0 to {len(rows) - 1}")
+            if len(weights) != len(columns) or not all(0 <= weight < math.inf for weight in weights):
                 raise UserError(
-                    f"rows: {len(row.weights)} weights for {len(columns)} keys: give one per key, none below 0"
+                    f"rows: {len(weights)} weights for {len(columns)} keys: give one per key, finite and none below 0"
                 )
-
-
-def is_hf_folder(folder: Path) -> bool:
-    """Whether a folder holds a model as Hugging Face saves it, and no run."""
-    return (folder / "config.json").is_file() and not (folder / RECIPE).is_file()
 
 
 def anatomy_of(model: Model) -> Anatomy:
