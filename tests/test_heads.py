@@ -19,7 +19,7 @@ from regard.errors import UserError
 from regard.explore.align import Lexicon
 from regard.explore.examples import IGNORE, Example, in_batches, read_examples
 from regard.explore.heads import HeadMetrics, Sums, View, _metrics, add_weights, is_punctuation, measure
-from regard.explore.importance import all_heads, gradients, least_important, losses_when_off, mean_loss
+from regard.explore.importance import gradients, least_important, losses_when_off, mean_loss
 from regard.explore.inputs import Grid
 from regard.explore.inside import Inside
 from regard.nn.trace import trace
@@ -197,7 +197,7 @@ def test_padding_changes_nothing(architecture: str, tmp_path: Path) -> None:
     off, by_gradient = losses_when_off(inside, together), gradients(inside, together)
     assert off == pytest.approx(losses_when_off(inside, alone), abs=1e-9)
     assert by_gradient == pytest.approx(gradients(inside, alone), abs=1e-9)
-    assert set(off) == set(all_heads(inside)) and (set(by_gradient) == set(off) or architecture == "vectors")
+    assert set(off) == set(inside.anatomy.heads) and (set(by_gradient) == set(off) or architecture == "vectors")
 
 
 @pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder", "masked", "classes"])
@@ -220,7 +220,7 @@ def test_importance_is_the_loss_without_the_head(architecture: str, tmp_path: Pa
 
     whole = loss()
     assert mean_loss(inside, in_batches(examples, inside.device)) == pytest.approx(whole)
-    for part, layer, head in all_heads(inside)[::3]:
+    for part, layer, head in inside.anatomy.heads[::3]:
         weight = inside.attention(inside.anatomy.path(part, layer)).out.weight
         before = weight.detach().clone()
         weight.data[:, 4 * head : 4 * head + 4] = 0
@@ -234,7 +234,7 @@ def test_gradients_equal_finite_differences(architecture: str, tmp_path: Path) -
     inside = opened(architecture)
     examples = read_examples(inside, write_data(inside, tmp_path), 4)
     by_gradient, step = gradients(inside, in_batches(examples, inside.device)), 1e-5
-    for part, layer, head in all_heads(inside)[::5]:
+    for part, layer, head in inside.anatomy.heads[::5]:
         path, total = inside.anatomy.path(part, layer), 0.0
         for batch in one_by_one(inside, examples):
             losses = []
@@ -321,7 +321,7 @@ def test_heads_and_prune_from_the_command_line(tmp_path: Path, capsys: pytest.Ca
     assert main(["prune", run, "--least", "40%", "--data", *data, "-o", str(tmp_path / "less")]) == 0
     out = capsys.readouterr().out
     assert "heads: 24 -> 14" in out and "not used to choose the heads" in out
-    assert len(all_heads(Inside.open(tmp_path / "less"))) == 14
+    assert len(Inside.open(tmp_path / "less").anatomy.heads) == 14
     assert main(["prune", run, "--heads", "cross.0.1", "-o", str(tmp_path / "less")]) == 2  # is there already
     assert main(["prune", run, "--least", "3", "-o", str(tmp_path / "no")]) == 2
     assert main(["prune", run, "--heads", *(f"cross.0.{head}" for head in range(4)), "-o", str(tmp_path / "no")]) == 2

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from regard.errors import UserError
-    from regard.explore.importance import all_heads, mean_loss
+    from regard.explore.importance import mean_loss
     from regard.explore.inside import Inside
     from regard.files import staged
     from regard.models.folder import save
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     small = Inside.open(args.out, args.device)
     sizes = [sum(parameter.numel() for parameter in one.model.parameters()) for one in (inside, small)]
     print(f"removed: {' '.join('.'.join(map(str, head)) for head in sorted(heads))}")
-    print(f"heads: {len(all_heads(inside))} -> {len(all_heads(small))}")
+    print(f"heads: {len(inside.anatomy.heads)} -> {len(small.anatomy.heads)}")
     print(f"parameters: {sizes[0]:,} -> {sizes[1]:,} ({sizes[1] / sizes[0] - 1:+.1%})")
     if batches and batches[0].expected is not None:
         before, after = mean_loss(inside, batches), mean_loss(small, batches)
@@ -95,7 +95,7 @@ def choose(args: argparse.Namespace, inside: Inside) -> tuple[list[Any], list[Ba
     """The heads to remove, and the batches for the loss: with --least, the half that did not choose the heads."""
     from regard.errors import UserError
     from regard.explore.examples import in_batches, read_examples
-    from regard.explore.importance import all_heads, least_important
+    from regard.explore.importance import least_important
 
     examples = read_examples(inside, args.data, args.limit) if args.data else []
     if args.least is None:
@@ -105,7 +105,7 @@ def choose(args: argparse.Namespace, inside: Inside) -> tuple[list[Any], list[Ba
         raise UserError(
             "--least: one example is too few; half of the data measures the heads, half measures the smaller model"
         )
-    count = args.least if isinstance(args.least, int) else round(args.least * len(all_heads(inside)))
+    count = args.least if isinstance(args.least, int) else round(args.least * len(inside.anatomy.heads))
     measured = in_batches(examples[::2], inside.device)
     least = least_important(inside, measured, count, by=args.by, rounds=args.rounds, watch=progress)
     return list(least), in_batches(examples[1::2], inside.device)

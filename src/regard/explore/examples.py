@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,6 @@ from regard.data.documents import TextData, pieces
 from regard.data.labels import LabelData, read_labelled
 from regard.data.pairs import PairData, find_pairs, read_pairs
 from regard.errors import UserError
-from regard.explore.inputs import InputReader
 from regard.explore.inside import Inside
 from regard.settings import from_dict
 
@@ -47,12 +46,9 @@ class Batch:
     expected: Tensor | None  # [B, N] ids or IGNORE, or classes [B]; None: no loss
 
     def output(self, model: Any) -> Tensor:
-        tensors = (self.source,) if self.target is None else (self.source, self.target)
-        is_real = (self.source_is_real,) if self.target is None else (self.source_is_real, self.target_is_real)
-        if self.source.dim() > 2:  # images have no padding
-            return model(*tensors) if self.target is None else model(*tensors, None, self.target_is_real)
-        out: Tensor = model(*tensors, *is_real)
-        return out
+        if self.target is None:
+            return cast(Tensor, model(self.source, self.source_is_real))
+        return cast(Tensor, model(self.source, self.target, self.source_is_real, self.target_is_real))
 
     def losses(self, model: Any) -> tuple[Tensor, Tensor]:
         """For each row the summed loss and its number of tokens, [B] each."""
@@ -85,16 +81,16 @@ def read_examples(inside: Inside, files: Sequence[str], limit: int, seed: int = 
 
 
 def _examples(inside: Inside, files: Sequence[str], limit: int, seed: int) -> Iterator[Example]:
-    config, reader = inside.config, inside.reader
+    config = inside.config
     if config.input == "tokens" and config.output_head == "classes":
         for row in read_labelled(files, _columns(inside, files)):
-            yield _of_text(inside, row.text, row.label, f"{row.file}, row {row.row}")
+            yield _of_pair(inside, row.text, row.label, f"{row.file}, row {row.row}")
         return
-    if config.input != "tokens" or reader.writes:
+    if config.input != "tokens" or inside.reader.writes:
         data = PairData(train=tuple(files))
         folder = find_pairs(files, data.folder)[0][0].parent
         for pair in read_pairs(files, data):
-            yield _of_pair(inside, reader, pair.source, pair.target, folder, f"{pair.file}, line {pair.line}")
+            yield _of_pair(inside, pair.source, pair.target, f"{pair.file}, line {pair.line}", folder)
         return
     texts = pieces(files, TextData(train=tuple(files)))
     if config.architecture == "decoder":
@@ -103,7 +99,7 @@ def _examples(inside: Inside, files: Sequence[str], limit: int, seed: int) -> It
     generator = torch.Generator().manual_seed(seed)
     for line in "".join(piece.text + "\n" * piece.ends for piece in islice(texts, limit)).splitlines():
         if line.strip():
-            yield _of_line(inside, reader, line, generator)
+            yield _of_line(inside, line, generator)
 
 
 def _columns(inside: Inside, files: Sequence[str]) -> LabelData:
@@ -114,22 +110,17 @@ def _columns(inside: Inside, files: Sequence[str]) -> LabelData:
     return from_dict(LabelData, {**own, "train": list(files)}, "data.")
 
 
-def _of_text(inside: Inside, text: str, label: str, where: str) -> Example:
+def _of_pair(inside: Inside, source: str, target: str, where: str, folder: Path = Path()) -> Example:
+    """A text or an image (a file in `folder`), and its translation, caption or class."""
+    reader, (text, image) = (
+        inside.reader,
+        (source, None) if inside.config.input == "tokens" else (None, folder / source),
+    )
     try:
-        input = inside.reader.read(text, truncate=True)
-        return Example(input.source[0], expected=torch.tensor(_class(inside, label)))
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-
-
-def _of_pair(inside: Inside, reader: InputReader, source: str, target: str, folder: Path, where: str) -> Example:
-    """A sentence and its translation, or an image and its caption or class."""
-    image = folder / source if inside.config.input != "tokens" else None
-    try:
-        input = reader.read(None if image is not None else source, image)
+        input = reader.read(text, image, truncate=not reader.writes)
         if not reader.writes:
             return Example(input.source[0], expected=torch.tensor(_class(inside, target)))
-        input = reader.with_target(input, reader.target_ids(target))
+        input = reader.with_target(input, inside.bundle.target.encode(target))
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     assert input.target is not None
@@ -138,7 +129,7 @@ def _of_pair(inside: Inside, reader: InputReader, source: str, target: str, fold
 
 
 def _class(inside: Inside, name: str) -> int:
-    names = [inside.reader.class_name(index) for index in range(inside.config.classes or 0)]
+    names = inside.bundle.classes
     if name in names:
         return names.index(name)
     if name.isdecimal() and int(name) < len(names):
@@ -148,22 +139,20 @@ def _class(inside: Inside, name: str) -> int:
 
 def _pieces(inside: Inside, texts: Iterable[str]) -> Iterator[Example]:
     """Chunks of one long text: `length` tokens are read, each predicts the next."""
-    tokenizer = inside.bundle.source
     length = min(LENGTH, inside.config.max_length)
     ids: list[int] = []
-    enough = False
+    short = True  # a text shorter than one chunk
     for text in texts:
-        ids += tokenizer.encode(text)
+        ids += inside.bundle.source.encode(text)
         while len(ids) > length:
-            enough = True
-            row, ids = ids[: length + 1], ids[length:]
+            row, ids, short = ids[: length + 1], ids[length:], False
             yield Example(torch.tensor(row[:-1]), expected=torch.tensor(row[1:]))
-    if not enough and len(ids) > 1:
+    if short and len(ids) > 1:
         yield Example(torch.tensor(ids[:-1]), expected=torch.tensor(ids[1:]))
 
 
-def _of_line(inside: Inside, reader: InputReader, line: str, generator: torch.Generator) -> Example:
-    ids = reader.read(line, truncate=True).source[0]
+def _of_line(inside: Inside, line: str, generator: torch.Generator) -> Example:
+    ids = inside.reader.read(line, truncate=True).source[0].cpu()
     if inside.config.output_head != "tokens":
         return Example(ids)
     tokenizer = inside.bundle.source
@@ -174,8 +163,7 @@ def _of_line(inside: Inside, reader: InputReader, line: str, generator: torch.Ge
     chosen = (torch.rand(len(ids), generator=generator) < MASKED) & ~special
     if not chosen.any() and bool((~special).any()):  # a short line gets one mask
         chosen[int((~special).nonzero()[0])] = True
-    masked = torch.where(chosen, torch.tensor(mask), ids.cpu())
-    return Example(masked, expected=torch.where(chosen, ids.cpu(), torch.tensor(IGNORE)))
+    return Example(ids.masked_fill(chosen, mask), expected=ids.masked_fill(~chosen, IGNORE))
 
 
 def in_batches(examples: Sequence[Example], device: torch.device) -> list[Batch]:

@@ -119,12 +119,8 @@ def measure(inside: Inside, batches: Sequence[Batch], known: Sequence[Batch] = (
                 for path, _ in layers:
                     visible = seen[f"{path}.masked"][:, 0] > float("-inf")  # [B, Q, K]
                     add_weights(sums[path], seen[f"{path}.weights"].float(), replace(view, visible=visible))
-    return [
-        _metrics(sums[path], part, layer, head)
-        for part, layers in inside.anatomy.parts.items()
-        for layer, (path, heads) in enumerate(layers)
-        for head in range(heads)
-    ]
+    anatomy = inside.anatomy
+    return [_metrics(sums[anatomy.path(part, layer)], part, layer, head) for part, layer, head in anatomy.heads]
 
 
 def add_weights(sums: Sums, weights: Tensor, view: View) -> None:

@@ -13,6 +13,7 @@ vectors has no loss: then the change is 1 - cosine between its output with and w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -24,15 +25,6 @@ from regard.explore.changes import Changes, Head, edits
 from regard.explore.examples import Batch
 from regard.explore.inside import Inside
 from regard.nn.trace import Edit, trace
-
-
-def all_heads(inside: Inside) -> list[Head]:
-    return [
-        (part, layer, head)
-        for part, layers in inside.anatomy.parts.items()
-        for layer, (_, heads) in enumerate(layers)
-        for head in range(heads)
-    ]
 
 
 @torch.inference_mode()
@@ -64,12 +56,10 @@ def losses_when_off(
 
     `watch` may show the progress.
     """
-    rest = [head for head in all_heads(inside) if head not in off]
-    if batches[0].expected is None:
-        whole = output_change(inside, batches, Changes(heads=tuple(off))) if off else 0.0
-        return {head: output_change(inside, batches, Changes(heads=(*off, head))) - whole for head in watch(rest)}
-    whole = mean_loss(inside, batches, Changes(heads=tuple(off)))
-    return {head: mean_loss(inside, batches, Changes(heads=(*off, head))) - whole for head in watch(rest)}
+    change = output_change if batches[0].expected is None else mean_loss
+    whole = change(inside, batches, Changes(heads=tuple(off)))
+    rest = [head for head in inside.anatomy.heads if head not in off]
+    return {head: change(inside, batches, Changes(heads=(*off, head))) - whole for head in watch(rest)}
 
 
 @torch.inference_mode()
@@ -92,37 +82,29 @@ def gradients(inside: Inside, batches: Sequence[Batch], *, off: Sequence[Head] =
     """I_h of every head that is not `off`, from one backward pass per batch."""
     if batches[0].expected is None:
         return {}
-    paths = {
-        (part, layer): (path, heads)
-        for part, layers in inside.anatomy.parts.items()
-        for layer, (path, heads) in enumerate(layers)
-    }
-    totals: dict[Head, float] = dict.fromkeys(all_heads(inside), 0.0)
+    layers = [
+        (part, layer, path, heads)
+        for part, some in inside.anatomy.parts.items()
+        for layer, (path, heads) in enumerate(some)
+    ]
+    like = next(inside.model.parameters())
+    totals = dict.fromkeys(inside.anatomy.heads, 0.0)
     rows = 0
     for batch in batches:
-        size = batch.source.shape[0]
-        like = next(inside.model.parameters())
-        # a gate per row: rows are independent, so the gradient of the sum is each row's own
-        gates = [
-            _gate(like, size, heads, [h for *where, h in off if tuple(where) == key])
-            for key, (_, heads) in paths.items()
-        ]
-        put = {f"{path}.heads": _times(gate) for (path, _), gate in zip(paths.values(), gates, strict=True)}
+        # a gate per row, 0 for heads that are off: rows are independent, so the gradient of the sum is each row's own
+        gates = [like.new_ones(len(batch.source), heads, 1, 1) for *_, heads in layers]
+        for gate, (part, layer, *_) in zip(gates, layers, strict=True):
+            gate[:, [head for *where, head in off if where == [part, layer]]] = 0
+            gate.requires_grad_()
+        put = {f"{path}.heads": _times(gate) for (_, _, path, _), gate in zip(layers, gates, strict=True)}
         with inside.lock, torch.enable_grad(), trace(inside.model, put, only=_smallest_stage(inside)):
             losses, counts = batch.losses(inside.model)
             by_gate = torch.autograd.grad((losses / counts.clamp_min(1)).sum(), gates)
-        for (part, layer), gradient in zip(paths, by_gate, strict=True):
+        for (part, layer, *_), gradient in zip(layers, by_gate, strict=True):
             for head, value in enumerate(gradient.abs().double().sum(dim=(0, 2, 3)).tolist()):
                 totals[part, layer, head] += value
-        rows += size
+        rows += len(batch.source)
     return {head: total / rows for head, total in totals.items() if head not in off}
-
-
-def _gate(like: Tensor, rows: int, heads: int, off: Sequence[int]) -> Tensor:
-    """Ones [rows, heads, 1, 1], zero for heads that are off."""
-    gate = like.new_ones(rows, heads, 1, 1)
-    gate[:, list(off)] = 0
-    return gate.requires_grad_()
 
 
 def _times(gate: Tensor) -> Edit:
@@ -144,24 +126,18 @@ def least_important(
     """
     most = sum(heads - 1 for layers in inside.anatomy.parts.values() for _, heads in layers)
     if not 0 < count <= most:
-        raise UserError(
-            f"{count} heads of {len(all_heads(inside))}: at most {most} can be removed, one stays in every layer"
-        )
+        total = len(inside.anatomy.heads)
+        raise UserError(f"{count} heads of {total}: at most {most} can be removed, one stays in every layer")
     off: list[Head] = []
     for turn in range(rounds, 0, -1):
         wanted = -(-(count - len(off)) // turn)
         if not wanted:
             continue
-        importance = (
-            losses_when_off(inside, batches, off=off, watch=watch)
-            if by == "loss"
-            else gradients(inside, batches, off=off)
-        )
-        left = {
-            (part, at): heads for part, layers in inside.anatomy.parts.items() for at, (_, heads) in enumerate(layers)
-        }
-        for part, layer, _ in off:
-            left[part, layer] -= 1
+        if by == "loss":
+            importance = losses_when_off(inside, batches, off=off, watch=watch)
+        else:
+            importance = gradients(inside, batches, off=off)
+        left = Counter(head[:2] for head in importance)  # heads of each layer
         for head in sorted(importance, key=importance.__getitem__):
             if wanted and left[head[:2]] > 1:
                 off.append(head)
