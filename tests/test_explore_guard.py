@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn")
 
 from explorer import TEXT, ask, ask_frame, make_decoder, make_translator, refusal, served
 from regard.explore.server import app
-from regard.explore.server.guard import LIMIT
+from regard.explore.server.listen import LIMIT
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ pytest.importorskip("uvicorn")
 import regard
 from explorer import TEXT, ask, ask_frame, make_captioner, make_decoder, make_translator, refusal, served
 from regard.errors import UserError
-from regard.explore.changes import Changes, Row
+from regard.explore.changes import Changes
 from regard.explore.inside import Inside
 from regard.explore.server import app as app_module
 from regard.explore.server.models import Models, find_runs
@@ -135,7 +135,7 @@ def test_a_dragged_row_replaces_the_weights_of_the_head(address, runs):
     asked = {"run": "translator", "text": TEXT, "changes": {"rows": [["cross", 1, 0, 2, weights]]}}
     _, arrays = ask_frame(address, "api/look", asked)
     assert arrays["cross.1"][0, 2].tolist() == [65535 if key == 3 else 0 for key in range(count)]
-    changed = look.inside.change(look, Changes(rows=(Row("cross", 1, 0, 2, tuple(weights)),)))
+    changed = look.inside.change(look, Changes(rows=(("cross", 1, 0, 2, tuple(weights)),)))
     assert np.abs(arrays["decoder.1"] / 65535 - changed.parts["decoder"].weights[1].numpy()).max() < 1e-5
 
 
@@ -225,12 +225,12 @@ def test_a_folder_without_runs_is_an_error_that_helps(tmp_path, content, word):
 
 def test_only_the_latest_looks_stay_in_memory(runs, monkeypatch):
     from regard.explore.server import models as module
-    from regard.explore.server.models import Question
 
     monkeypatch.setattr(module, "KEPT", 0)
     models = Models(find_runs(runs))
     for word in ("the cat", "the animal", "the sun"):
-        models.look(Question("decoder", word), Changes())
-    assert [question.text for question, _ in models._looks] == ["the animal", "the sun"]
-    first = models.look(Question("decoder", "the sun"), Changes())
-    assert first is models.look(Question("decoder", "the sun"), Changes())
+        models.look(("decoder", word, None, None), Changes())
+    assert [text for (_, text, _, _), _ in models._looks] == ["the animal", "the sun"]
+    sun = ("decoder", "the sun", None, None)
+    first = models.look(sun, Changes())
+    assert first is models.look(sun, Changes())

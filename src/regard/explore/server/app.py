@@ -17,7 +17,6 @@ A question is {"run", "text", "target", "image", "changes"}, and equal questions
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,7 +29,7 @@ from starlette.exceptions import HTTPException
 
 import regard
 from regard.errors import UserError
-from regard.explore.server.models import Models, NoSuchRun, Question
+from regard.explore.server.models import Models, NoSuchRun
 
 if TYPE_CHECKING:
     from regard.explore.inside import Look
@@ -50,11 +49,11 @@ class Asked(BaseModel):
     image: str | None = None
     changes: dict[str, Any] = Field(default_factory=dict)
 
-    def answer(self, models: Models) -> Look:
+    def answer(self, models: Models, *, unchanged: bool = False) -> Look:
         from regard.explore.changes import Changes
 
-        question = Question(self.run, self.text, self.target, self.image)
-        return models.look(question, Changes.from_dict(self.changes))
+        changes = Changes.from_dict({} if unchanged else self.changes)
+        return models.look((self.run, self.text, self.target, self.image), changes)
 
 
 class AskedMaps(Asked):
@@ -77,7 +76,8 @@ class AskedSearch(Asked):
 def make_app(models: Models, token: str) -> FastAPI:
     """The application without its guard."""
     api = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    _add_errors(api)
+    for kind in (UserError, RequestValidationError, HTTPException, Exception):
+        api.add_exception_handler(kind, _report)
     base = f"/{token}/api"
 
     @api.get(f"{base}/alive")
@@ -93,8 +93,7 @@ def make_app(models: Models, token: str) -> FastAPI:
         from regard.explore.server.responses import look_response
 
         changed = asked.answer(models)
-        plain = asked.model_copy(update={"changes": {}}).answer(models) if asked.changes else changed
-        return Response(look_response(asked.run, plain, changed), media_type=FRAME)
+        return Response(look_response(asked.run, asked.answer(models, unchanged=True), changed), media_type=FRAME)
 
     @api.post(f"{base}/maps")
     def maps(asked: AskedMaps) -> Response:
@@ -111,7 +110,7 @@ def make_app(models: Models, token: str) -> FastAPI:
 
     @api.post(f"{base}/search")
     def search(asked: AskedSearch) -> dict[str, Any]:
-        from regard.explore.server.tree import search_tree
+        from regard.explore.server.responses import search_tree
 
         return search_tree(asked.answer(models), asked.beam)
 
@@ -132,33 +131,21 @@ def make_app(models: Models, token: str) -> FastAPI:
     return api
 
 
-def _add_errors(api: FastAPI) -> None:
+async def _report(request: Request, error: Exception) -> Response:
     """Every error is one sentence under the key "error"."""
-
-    def refuse(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
-        async def handler(request: Request, error: Exception) -> Response:
-            return JSONResponse({"error": str(error)}, status)
-
-        return handler
-
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"] if step != "body")[:200]
-        return JSONResponse({"error": f"{where or 'the request'}: {first['msg']}"}, 422)
-
-    async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
-
-    async def failed(request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": f"{type(error).__name__}: {error}; this is a bug in Regard"}, 500)
-
-    api.add_exception_handler(NoSuchRun, refuse(404))
-    api.add_exception_handler(UserError, refuse(422))
-    api.add_exception_handler(RequestValidationError, invalid)
-    api.add_exception_handler(HTTPException, refused)
-    api.add_exception_handler(Exception, failed)
+    status, message = 422, str(error)
+    match error:
+        case NoSuchRun():
+            status = 404
+        case RequestValidationError():
+            first = error.errors()[0]
+            where = ".".join(str(step) for step in first["loc"] if step != "body")[:200]
+            message = f"{where or 'the request'}: {first['msg']}"
+        case HTTPException():
+            return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
+        case Exception() if not isinstance(error, UserError):
+            status, message = 500, f"{type(error).__name__}: {error}; this is a bug in Regard"
+    return JSONResponse({"error": message}, status)
 
 
 def page_missing() -> str | None:

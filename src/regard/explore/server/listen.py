@@ -1,4 +1,14 @@
-"""Listening: a socket on this machine only, a token, and a browser that opens the address.
+"""Listening: a socket on this machine only, which requests are accepted, and a browser that opens the address.
+
+The server listens on this machine only, but every page in every browser tab of this machine can send it requests, and
+a domain name may be made to resolve to 127.0.0.1 (DNS rebinding). So each request must
+
+    carry the token      /TOKEN/…: random, new at every start, compared in constant time        else 403
+    name this host       Host: 127.0.0.1:PORT or localhost:PORT                                 else 403
+    come from this page  Origin, and Sec-Fetch-Site where a browser sends it, are its own       else 403
+    be small             at most 1 MB, whether its length is announced or not                   else 413
+
+and every response forbids the browser to load, embed or run anything from elsewhere.
 
 The page and its prepared example are there at once. Loading the model takes longer (importing PyTorch alone takes
 seconds), so it happens in a thread, and is done or under way when the first question comes.
@@ -15,13 +25,85 @@ import threading
 import webbrowser
 
 import uvicorn
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.errors import UserError
 from regard.explore.server.app import make_app
-from regard.explore.server.guard import Guard
 from regard.explore.server.models import Models
 
 HOST = "127.0.0.1"
+LIMIT = 1_000_000  # bytes of a request's body
+TOO_LARGE = f"the request is larger than {LIMIT:,} bytes; send less"
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Guard:
+    """Wraps an application; a refused request never reaches it."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        self.app, self.token = app, token
+        self.hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > LIMIT:
+                raise HTTPException(413, TOO_LARGE)  # becomes a response like any other error
+            return message
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refusal = self.refuse(scope["path"], Headers(scope=scope))
+        if refusal is None:
+            return await self.app(scope, counted, guarded)
+        # read the request to its end, within limits: a client cut off while sending may not read the response
+        for _ in range(1000):  # messages of at most 64 kB
+            if not (await receive()).get("more_body"):
+                break
+        status, message = refusal
+        await JSONResponse({"error": message}, status, {"connection": "close"})(scope, receive, guarded)
+
+    def refuse(self, path: str, headers: Headers) -> tuple[int, str] | None:
+        """(status, message) for a request that is refused, else None."""
+        if headers.get("host") not in self.hosts:
+            return 403, "this server answers only to its own address on this machine"
+        token, slash, _ = path.removeprefix("/").partition("/")
+        if not slash or not secrets.compare_digest(token.encode(), self.token.encode()):
+            return 403, "the address lacks the token; use the one that  regard explore  printed"
+        own = "origin" not in headers or headers["origin"].removeprefix("http://") in self.hosts
+        inner = headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
+        if not own or (not inner and headers.get("sec-fetch-mode") != "navigate"):  # a link elsewhere may lead here
+            return 403, "this request comes from another page"
+        length = headers.get("content-length", "0")
+        if not length.isascii() or not length.isdigit():
+            return 400, f"Content-Length = {length[:20]!r}: not a number"
+        if len(length) > 12 or int(length) > LIMIT:
+            return 413, TOO_LARGE
+        return None
 
 
 class Listener:

@@ -12,7 +12,6 @@ import json
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,18 +36,11 @@ EXAMPLES = (
 )
 
 
+Question = tuple[str, str | None, str | None, str | None]  # run, text, target, image; equal ones share one look
+
+
 class NoSuchRun(UserError):
     """No run has that name."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """One run and one input. Equal questions share one look."""
-
-    run: str
-    text: str | None = None
-    target: str | None = None
-    image: str | None = None
 
 
 @dataclass
@@ -100,7 +92,7 @@ class Models:
             self._open.move_to_end(name)
             while len(self._open) > OPEN:
                 gone, _ = self._open.popitem(last=False)
-                for key in [key for key in self._looks if key[0].run == gone]:
+                for key in [key for key in self._looks if key[0][0] == gone]:
                     del self._looks[key]
             return self._open[name]
 
@@ -109,26 +101,22 @@ class Models:
         from regard.explore.changes import Changes
 
         with self._lock:
-            plain = self._remember(question, Changes(), lambda: self._first(question))
-            if not changes:
-                return plain
-            return self._remember(question, changes, lambda: plain.inside.change(plain, changes))
-
-    def _first(self, question: Question) -> Look:
-        inside = self.open(question.run)
-        image = None if question.image is None else self._pixels(question.image, inside)
-        return inside.look(question.text if image is None else None, image=image, target=question.target)
-
-    def _remember(self, question: Question, changes: Changes, compute: Callable[[], Look]) -> Look:
-        key = (question, changes)
-        if key not in self._looks:
-            self._looks[key] = compute()
-        self._looks.move_to_end(key)
-        sizes = {key: size_of(look) for key, look in self._looks.items()}
-        for old in list(self._looks)[:-2]:
-            if sum(sizes.values()) > KEPT:
-                del self._looks[old], sizes[old]
-        return self._looks[key]
+            key = (question, changes)
+            if key in self._looks:
+                self._looks.move_to_end(key)
+            elif changes:
+                plain = self.look(question, Changes())
+                self._looks[key] = plain.inside.change(plain, changes)
+            else:
+                run, text, target, image = question
+                inside = self.open(run)
+                pixels = None if image is None else self._pixels(image, inside)
+                self._looks[key] = inside.look(text if image is None else None, image=pixels, target=target)
+            sizes = {key: size_of(look) for key, look in self._looks.items()}
+            for old in list(self._looks)[:-2]:
+                if sum(sizes.values()) > KEPT:
+                    del self._looks[old], sizes[old]
+            return self._looks[key]
 
     def keep_image(self, name: str, content: bytes) -> None:
         """RGB bytes of a square image; its size is checked against the model when a question refers to it."""

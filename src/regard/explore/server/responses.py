@@ -1,51 +1,89 @@
-"""Responses of the page's server: the content of a `Look`, with the names that the page knows.
+"""Responses of the page's server: what a `Look` holds, with the names that the page knows.
 
 The page shows the unchanged and the changed model side by side, so the output holds both probabilities of every token
 that is among the most probable of either. Maps are sent whole up to 4 million weights; a longer text sends reduced
 ones, and the page requests single maps as they are opened.
+
+A response with numbers is a frame: one string of bytes, a JSON header and then the arrays that it names.
+
+    "RGRD"  length of the header (uint32)  header (UTF-8)  padding to a multiple of 8  array  padding  array  …
+
+The browser views the bytes as typed arrays, so a map is never converted to text and back. A weight w lies between 0
+and 1, so 16 bits of fixed point hold it, n = round(65535 w), with an error of at most 1 / 131070 = 8e-6: half the size
+of float32, and equally exact near 1, where float16 is coarsest.
+
+    12 layers · 12 heads · 128 · 128 weights · 2 bytes = 4.7 MB
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from regard.errors import UserError
 from regard.explore.changes import PartName
 from regard.explore.inside import Look, Steps
-from regard.explore.output import Output, difference
-from regard.explore.server.frame import fixed, overview, pack
+from regard.explore.output import Choice, Output, difference
 
 WHOLE = 4_000_000  # weights that are sent at once
 SIDE = 64  # cells per side of a reduced map
+ONE = 65535  # the integer for a weight of 1
+KINDS = {np.dtype("uint16"): "u2", np.dtype("float32"): "f4"}
+WIDEST = 8  # hypotheses that still make a readable tree
+
+
+def pack(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+    """A frame; `header` gets a field `arrays` with the name, type, shape and offset of each one."""
+    listed, chunks, offset = [], [], 0
+    for name, array in arrays.items():
+        data = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
+        listed.append({"name": name, "type": KINDS[array.dtype], "shape": list(array.shape), "offset": offset})
+        chunks.append(data + bytes(-len(data) % 8))
+        offset += len(chunks[-1])
+    # JSON has no NaN: raise here instead of sending something else
+    text = json.dumps({**header, "arrays": listed}, ensure_ascii=True, allow_nan=False).encode()
+    return b"".join((b"RGRD", len(text).to_bytes(4, "little"), text, bytes(-(8 + len(text)) % 8), *chunks))
+
+
+def fixed(weights: Tensor, where: str) -> np.ndarray:
+    """Weights between 0 and 1 as 16-bit fixed point; `where` names them in the error message for NaN."""
+    if not bool(torch.isfinite(weights).all()):
+        raise UserError(
+            f"{where}: the attention weights are not numbers (NaN), so there is nothing to show: the model's "
+            "parameters are damaged, or training has diverged; choose an earlier checkpoint"
+        )
+    scaled: np.ndarray = (weights.clamp(0, 1) * ONE).round().numpy().astype(np.uint16)
+    return scaled
+
+
+def overview(weights: Tensor, side: int) -> Tensor:
+    """Maps [heads, Nq, Nk] reduced to at most `side` cells per side, each the largest weight of its block."""
+    rows, columns = weights.shape[-2:]
+    return F.adaptive_max_pool2d(weights[None], (min(rows, side), min(columns, side)))[0]
 
 
 def look_response(run: str, plain: Look, changed: Look) -> bytes:
     """Labels, maps and output of `changed`; `plain` is the same look without changes."""
     input, inside = changed.input, changed.inside
-    count = sum(layer.numel() for part in changed.parts.values() for layer in part.weights)
+    whole = sum(layer.numel() for part in changed.parts.values() for layer in part.weights) <= WHOLE
     parts: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray] = {}
     for name, part in changed.parts.items():
-        rows, columns = sides(name, input.target is not None)
+        own = "read" if name == "decoder" and input.target is not None else "source"
+        rows, columns = ("written", "source") if name == "cross" else (own, own)
+        sides = {"rows": rows, "columns": columns, "causal": name == "decoder", "whole": whole}
         for layer, weights in enumerate(part.weights):
-            parts.append(
-                {
-                    "part": name,
-                    "layer": layer,
-                    "heads": weights.shape[0],
-                    "rows": rows,
-                    "columns": columns,
-                    "causal": name == "decoder",
-                    "whole": count <= WHOLE,
-                }
-            )
-            maps = weights if count <= WHOLE else overview(weights, SIDE)
+            parts.append({"part": name, "layer": layer, "heads": len(weights), **sides})
+            maps = weights if whole else overview(weights, SIDE)
             arrays[f"{name}.{layer}"] = fixed(maps, f"{run}, {name} layer {layer}")
-    grid = input.grid
     header = {
         "run": run,
         "architecture": inside.config.architecture,
@@ -54,17 +92,10 @@ def look_response(run: str, plain: Look, changed: Look) -> bytes:
         "labels": {"source": input.source_labels, "read": input.read, "written": input.written},
         "parts": parts,
         "output": output_of(plain.output, changed.output, inside.reader.decode),
-        "grid": None if grid is None else {"down": grid.down, "across": grid.across, "first": grid.first},
+        "grid": None if input.grid is None else asdict(input.grid),
         "size": inside.config.image_size if inside.config.input == "patches" else None,
     }
     return pack(header, arrays)
-
-
-def sides(part: PartName, writes: bool) -> tuple[str, str]:
-    """Which labels the rows and the columns of a map have."""
-    if part == "cross":
-        return "written", "source"
-    return ("read", "read") if part == "decoder" and writes else ("source", "source")
 
 
 def output_of(before: Output, after: Output, decode: Callable[[list[int]], str]) -> dict[str, Any]:
@@ -75,46 +106,38 @@ def output_of(before: Output, after: Output, decode: Callable[[list[int]], str])
         raise UserError("the model's output is not a number (NaN) under these changes; undo one of them")
     output: dict[str, Any] = {
         "kind": after.kind,
-        "before": {"loss": before.loss, "answer": before.generated, "answers": _answers(before)},
-        "after": {"loss": after.loss, "answer": after.generated, "answers": _answers(after)},
+        "before": _summary(before),
+        "after": _summary(after),
         "positions": [],
         "apart": list(change.divergence) if after.kind == "vector" else [],
     }
     if after.kind == "vector":
         return output
-    p, q = before.logits.softmax(dim=-1), after.logits.softmax(dim=-1)
-    flipped = set(change.flipped)
+    p, q = (one.logits.softmax(dim=-1).numpy() for one in (before, after))
+
+    def both(at: int, choice: Choice) -> dict[str, Any]:
+        return {"label": choice.label, "before": float(p[at, choice.id]), "after": float(q[at, choice.id])}
+
     for at, (old, new) in enumerate(zip(before.positions, after.positions, strict=True)):
-        labels = {choice.id: choice.label for choice in (*new.top, *old.top)}
-        ids = torch.tensor(list(labels))
-        choices = [
-            _choice(label, old_p, new_p)
-            for label, old_p, new_p in zip(labels.values(), p[at, ids].tolist(), q[at, ids].tolist(), strict=True)
-        ]
+        choices = {choice.id: both(at, choice) for choice in (*new.top, *old.top)}
         if after.kind == "next" and at == len(after.positions) - 1:
-            for choice, id in zip(choices, labels, strict=True):
+            for id, choice in choices.items():
                 choice["text"] = decode([id])
-        expected = None
-        if old.expected is not None and new.expected is not None:
-            expected = _choice(old.expected.label, old.expected.probability, new.expected.probability)
         output["positions"].append(
             {
                 "read": old.read,
-                "expected": expected,
-                "choices": sorted(choices, key=lambda choice: -choice["after"]),
+                "expected": None if old.expected is None else both(at, old.expected),
+                "choices": sorted(choices.values(), key=lambda choice: -choice["after"]),
                 "divergence": change.divergence[at],
-                "flipped": at in flipped,
+                "flipped": at in change.flipped,
             }
         )
     return output
 
 
-def _choice(label: str, before: float, after: float) -> dict[str, Any]:
-    return {"label": label, "before": before, "after": after}
-
-
-def _answers(output: Output) -> list[dict[str, Any]]:
-    return [{"text": text, "score": score} for text, score in output.hypotheses]
+def _summary(output: Output) -> dict[str, Any]:
+    answers = [{"text": text, "score": score} for text, score in output.hypotheses]
+    return {"loss": output.loss, "answer": output.generated, "answers": answers}
 
 
 def maps_response(look: Look, part: PartName, layer: int, heads: Sequence[int]) -> bytes:
@@ -130,3 +153,68 @@ def steps_response(steps: Steps) -> bytes:
     names = ("q", "k", "v", "scores", "scaled", "masked", "weights", "output")
     arrays = {name: getattr(steps, name).numpy().astype(np.float32) for name in names}
     return pack({"scale": steps.scale}, arrays)
+
+
+@dataclass
+class Node:
+    """One token of a search tree; `kept` is extended, `ended` is finished, `best` is part of the best hypothesis."""
+
+    id: int
+    parent: int | None
+    token: str
+    probability: float
+    total: float
+    kept: bool
+    ended: bool
+    best: bool = False
+
+
+@torch.inference_mode()
+def search_tree(look: Look, width: int) -> dict[str, Any]:
+    """Every hypothesis that a beam search for the input of `look` scores, under its changes, and which ones it keeps.
+
+        root <s>  ->  the most probable first tokens  ->  their continuations  ->  …  ->  </s>
+
+    A node is one token after the prefix that leads to it, with p(token | prefix) and the sum of the log-probabilities
+    up to it. At each step the search ranks the 2 · width best extensions of all hypotheses together; the first `width`
+    that do not end are kept, and those among the first `width` that end are finished. The search is that of
+    `regard.predict.beam`, observed through `watch`.
+    """
+    inside = look.inside
+    if not inside.reader.writes:
+        raise UserError(f"search: architecture = {inside.config.architecture!r} generates no text, so there is none")
+    if not 1 <= width <= WIDEST:
+        raise UserError(f"beam = {width}: must be from 1 to {WIDEST}")
+    eos = inside.bundle.target_frame[1]
+    nodes: list[Node] = []
+    children: dict[tuple[int | None, int], Node] = {}  # by (parent, token id)
+    live: list[int | None] = [None]  # the node that each row of the search extends
+
+    def add_step(totals: Tensor, tokens: Tensor, rows: Tensor) -> None:
+        """Add the candidates of one step, [1, 2 · width] each, best first."""
+        extended: list[int | None] = []
+        candidates = zip(totals[0].tolist(), tokens[0].tolist(), rows[0].tolist(), strict=True)
+        for rank, (total, token, row) in enumerate(candidates):
+            if total == -math.inf:
+                continue
+            parent, ends = live[row], token == eos
+            before = 0.0 if parent is None else nodes[parent].total
+            kept, ended = not ends and len(extended) < width, ends and rank < width
+            label, probability = inside.reader.label(token), math.exp(total - before)
+            node = children[parent, token] = Node(len(nodes), parent, label, probability, total, kept, ended)
+            if kept:
+                extended.append(node.id)
+            nodes.append(node)
+        live[:] = extended
+
+    config = replace(inside.search, beam=width, n_best=width)
+    hypotheses = inside.generate(look.input, look.changes, config, add_step)
+    at: int | None = None
+    for token in [*hypotheses[0].tokens, *([eos] if hypotheses[0].finished else [])]:
+        node = children[at, token]
+        node.best, at = True, node.id
+    texts = [
+        {"text": inside.reader.decode(one.tokens), "score": one.score, "log_probability": one.log_probability}
+        for one in hypotheses
+    ]
+    return {"twigs": [asdict(node) for node in nodes], "found": texts}
