@@ -150,7 +150,7 @@ def test_a_fresh_clone_builds_the_page_into_the_wheel_or_says_why_not(tmp_path, 
     assert not hook.up_to_date(tmp_path)
     npm = tmp_path / "bin" / "npm"
     monkeypatch.setenv("PATH", str(npm.parent))
-    assert "no npm" in hook.build(web)
+    assert "npm not found" in hook.build(web)
 
     def become(script: str) -> None:
         npm.parent.mkdir(exist_ok=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from regard.explore.inside import Inside
 from regard.explore.server.responses import look_response
-from regard.files import write_whole
+from regard.files import write_atomically
 
 if __name__ == "__main__":
     look = Inside.open(sys.argv[1]).look("March 3rd, 2021")
-    write_whole(Path(__file__).parent / "public" / "example.bin", look_response("", look, look))
+    write_atomically(Path(__file__).parent / "public" / "example.bin", look_response("", look, look))
