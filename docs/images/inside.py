@@ -17,10 +17,10 @@ from regard.data.korean import examples
 from regard.explore import Inside, svg_file
 from regard.explore.examples import in_batches, read_examples
 from regard.explore.figures import draw
-from regard.explore.head_map import head_maps
 from regard.explore.heads import measure, with_importance
 from regard.explore.importance import gradients, losses_when_off
 from regard.explore.png import png_file
+from regard.explore.report import head_maps
 
 HERE = Path(__file__).parent
 SENTENCE = "The animal didn't cross the street because it was too tired."

@@ -123,8 +123,8 @@ def table_of(metrics: Sequence[HeadMetrics]) -> list[str]:
 
 def content(path: Path, facts: dict[str, Any], metrics: Sequence[HeadMetrics]) -> bytes:
     """The content of the output file."""
-    from regard.explore.head_map import head_maps, head_page
     from regard.explore.png import to_png
+    from regard.explore.report import head_maps, head_page
     from regard.explore.svg import svg_document
 
     match path.suffix.lower():

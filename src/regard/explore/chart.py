@@ -95,7 +95,7 @@ def line_chart(
         about.append(f"{name}: {len(line):,} points{end}.")
     top, bottom = y + 56, y + 316
     flip = np.array([(right - left) / (x1 - x0), (top - bottom) / (y1 - y0)])
-    parts = [svg_text(16, 30, title, "head"), *legend, svg_text(16, top - 18, y_label, "mute")]
+    parts = [*legend, svg_text(16, top - 18, y_label, "mute")]
     parts += [svg_text(right, bottom + 52, x_label, "mute", "end"), svg_text(16, bottom + 80, note, "mute")]
     for tick, label in zip(up, names, strict=True):
         height = bottom + (tick - y0) * flip[1]
@@ -105,6 +105,5 @@ def line_chart(
     for i, (line, words) in enumerate(zip(curves.values(), about, strict=True)):
         line = (_thin(line) - (x0, y0)) * flip + (left, bottom)
         parts.append(f"<g><title>{escape(words)}</title>{_curve(line, i)}</g>")
-    return svg_frame(
-        696, bottom + 68 + 28 * bool(note), title or "Chart", " ".join([*about, note]), "".join(parts), fluid=True
-    )
+    height, text = bottom + 68 + 28 * bool(note), " ".join([*about, note])
+    return svg_frame(696, height, title, text, "".join(parts), name="Chart", fluid=True)

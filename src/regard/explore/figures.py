@@ -150,15 +150,13 @@ def _biased(steps: Steps) -> bool:
 
 def stage_panel(stages: Sequence[tuple[str, Any]], columns: Tokens, *, title: str = "", note: str = "") -> str:
     """A line per key: each stage is (name, numbers [len(columns)]), drawn as bars with numbers; -inf is masked."""
-    name, count = title or "One query, stage by stage", len(columns)
+    name, count = "One query, stage by stage", len(columns)
     if not count:
-        return empty_figure(name, "There are no tokens to show.")
+        return empty_figure(title or name, "There are no tokens to show.")
     labels = [token_label(token, 150) for token in columns]
     left, step, tall, bar = 28 + max(map(text_width, labels)), 150, 21, 82
     top = 62 + 26 * bool(title)
-    parts = [svg_text(16, 30, title, "head")]
-    for i, label in enumerate(labels):
-        parts.append(svg_text(left - 10, top + i * tall + 15, label, anchor="end"))
+    parts = [svg_text(left - 10, top + i * tall + 15, label, anchor="end") for i, label in enumerate(labels)]
     for at, (stage, numbers) in enumerate(stages):
         values = np.asarray(numbers, dtype=np.float64)
         finite = values[np.isfinite(values)]
@@ -170,9 +168,8 @@ def stage_panel(stages: Sequence[tuple[str, Any]], columns: Tokens, *, title: st
         for i, value in enumerate(values):
             y = top + i * tall
             if not math.isfinite(value):
-                parts.append(
-                    svg_text(x - low * unit + 6, y + 15, "masked" if value < 0 else "not a number", "mute small")
-                )
+                text = "masked" if value < 0 else "not a number"
+                parts.append(svg_text(x - low * unit + 6, y + 15, text, "mute small"))
                 continue
             start, level = x + (min(value, 0) - low) * unit, 22 if value >= 0 else 10
             parts.append(
@@ -181,9 +178,9 @@ def stage_panel(stages: Sequence[tuple[str, Any]], columns: Tokens, *, title: st
             )
     bottom = top + count * tall
     parts.append(svg_text(16, bottom + 26, note, "mute"))
-    width = max(left + len(stages) * step, 32 + text_width(title, 15), 32 + text_width(note))
+    width = max(left + len(stages) * step, 32 + text_width(note))
     about = f"{count} keys, stages: {', '.join(stage for stage, _ in stages)}. {note}"
-    return svg_frame(width, bottom + (44 if note else 20), name, about, "".join(parts))
+    return svg_frame(width, bottom + (44 if note else 20), title, about, "".join(parts), name=name)
 
 
 def output_table(after: Output, before: Output | None = None) -> str:

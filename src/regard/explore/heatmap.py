@@ -3,6 +3,7 @@
     heat_map      [rows, columns]                  one head or a mean, with labels, values and a colour scale
     head_panels   [heads, rows, columns]           every head a labelled map
     head_grid     [layers, heads, rows, columns]   small maps without labels
+    label_map     [layers, heads]                  one number and a label for each head
 
 Layers and heads count from 0, as in code. Small maps are rectangles with a tooltip per cell; large ones are palette
 PNG images. `regard.explore.svg` describes the colour scale.
@@ -37,6 +38,7 @@ from regard.explore.svg import (
 
 WIDTH = 1400  # panels are side by side up to this width
 CELLS = 3_600  # up to 60 x 60 cells are drawn one by one, each with its tooltip
+NAME = "Attention weights"
 SCALED = "Each map has its own scale, up to the largest weight printed beside it."
 THINNED = "Thinned: each pixel shows the largest weight of its block."
 
@@ -68,9 +70,9 @@ def heat_map(
     weights: Any, rows: Tokens, columns: Tokens, *, title: str = "", row_label: str = "", column_label: str = ""
 ) -> str:
     """One head or alignment [len(rows), len(columns)] as a labelled map with a colour scale."""
-    grid, name = as_array(weights, (len(rows), len(columns))), title or "Attention weights"
+    grid = as_array(weights, (len(rows), len(columns)))
     if not grid.size:
-        return empty_figure(name, "There are no tokens to show.")
+        return empty_figure(title or NAME, "There are no tokens to show.")
     rows, columns = ([token_label(token, 400) for token in tokens] for tokens in (rows, columns))
     n, m = grid.shape
     tall, wide = (min(38.0, max(13.0, 620 // count)) if count <= 60 else 780 / count for count in (n, m))
@@ -94,16 +96,15 @@ def heat_map(
     low, high = (short_number(float(f"{end:.3g}")) for end in weight_range(grid))
     notes = notes_on(grid, THINNED if grid.size > CELLS and max(n, m) > SIDE else "")
     body = (
-        svg_text(16, 30, title, "head")
-        + svg_text(left, 30 + 26 * bool(title), column_label, "mute")
+        svg_text(left, 30 + 26 * bool(title), column_label, "mute")
         + svg_text(26, (top + bottom) / 2, row_label, "mute", "middle", -90)
         + f'<g style="font-size:{size:g}px">{labels}</g><g transform="translate({left:.1f} {top:.1f})">'
         + f"{_cells(grid, rows, columns, wide, tall)}</g>"
         + colour_legend(left, bottom + 20, low, high, notes)
     )
-    width = max(right + 16 + 0.72 * reach * (turn == -45), left + (420 if notes else 240), 32 + text_width(title, 15))
+    width = max(right + 16 + 0.72 * reach * (turn == -45), left + (420 if notes else 240))
     about = f"{n} rows by {m} columns. Largest weight {peak(grid, rows, columns)}. {' '.join(notes)}"
-    return svg_frame(width, bottom + 48 + 20 * len(notes), name, about, body)
+    return svg_frame(width, bottom + 48 + 20 * len(notes), title, about, body, name=NAME)
 
 
 def head_grid(weights: Any, rows: Tokens, columns: Tokens, *, title: str = "") -> str:
@@ -111,49 +112,59 @@ def head_grid(weights: Any, rows: Tokens, columns: Tokens, *, title: str = "") -
 
     Layers may be a list, each with its own number of heads, as pruning leaves them.
     """
-    name, widths = title or "Attention of every head", None
-    if isinstance(weights, list | tuple) and all(getattr(layer, "ndim", 0) == 3 for layer in weights) and weights:
-        widths = [len(layer) for layer in weights]
-        gaps = [np.zeros((max(widths) - width, len(rows), len(columns))) for width in widths]
-        weights = [np.concatenate((np.asarray(layer), gap)) for layer, gap in zip(weights, gaps, strict=True)]
-    stack = as_array(weights, (len(rows), len(columns)), (3, 4))
-    if not stack.size:
-        return empty_figure(name, "There are no heads or no tokens to show.")
+    size = (len(rows), len(columns))
+    if isinstance(weights, list | tuple) and all(getattr(layer, "ndim", 0) == 3 for layer in weights):
+        layers = [as_array(layer, size, (3,)) for layer in weights]
+    else:
+        stack = as_array(weights, size, (3, 4))
+        layers = [stack] if stack.ndim == 3 else list(stack)
+    if not sum(layer.size for layer in layers):
+        return empty_figure(title or NAME, "There are no heads or no tokens to show.")
     rows, columns = ([token_label(token, 400) for token in tokens] for tokens in (rows, columns))
-    layers, heads, n, m = (1, *stack.shape)[-4:]
-    side = min(SIDE, max(12, math.isqrt(SIDE * SIDE // (layers * heads))))
+    heads, (n, m) = max(map(len, layers)), layers[0].shape[1:]
+    side = min(SIDE, max(12, math.isqrt(SIDE * SIDE // (len(layers) * heads))))
     wide = min(150.0, max(56.0, 800 / heads - 12))
     tall = wide * min(1.6, max(0.4, n / m))
     left, top = 80, 44 + 26 * bool(title)
-    parts = [svg_text(16, 30, title, "head")]
-    for layer, head in np.ndindex(layers, heads):
-        x, y = left + head * (wide + 12), top + layer * (tall + 30)
-        if layer == 0:
-            parts.append(svg_text(x + wide / 2, y - 10, f"head {head}", "mute", "middle"))
-        if widths is not None and head >= widths[layer]:
-            continue
-        grid = stack.reshape(layers, heads, n, m)[layer, head]
-        tip = f"layer {layer}, head {head}: largest weight {peak(grid, rows, columns)}"
-        parts.append(svg_text(16, y + tall / 2 + 4, f"layer {layer}", "mute") if head == 0 else "")
-        parts.append(
-            f"<g><title>{escape(tip)}</title>{palette_image(grid, x, y, wide, tall, side)}"
-            f'<path class="rule" d="M{x:.1f} {y:.1f}h{wide:.1f}v{tall:.1f}h-{wide:.1f}z"/>'
-            + svg_text(x + wide, y + tall + 14, f"max {np.fmax.reduce(grid, None):.2f}", "mute small", "end")
-            + "</g>"
-        )
-    bottom = top + layers * (tall + 30)
-    notes = notes_on(stack, SCALED, THINNED if side < max(n, m) else "")
-    parts.append(colour_legend(left, bottom + 4, "smallest" if weight_range(stack)[0] else "0", "largest", notes))
-    width = max(left + heads * (wide + 12) + 4, left + 480, 32 + text_width(title, 15))
-    about = f"{layers} layers of {heads} heads, {n} rows by {m} columns each. {' '.join(notes)}"
-    return svg_frame(width, bottom + 32 + 20 * len(notes), name, about, "".join(parts))
+    parts = [
+        svg_text(left + head * (wide + 12) + wide / 2, top - 10, f"head {head}", "mute", "middle")
+        for head in range(heads)
+    ]
+    for layer, maps in enumerate(layers):
+        y = top + layer * (tall + 30)
+        parts.append(svg_text(16, y + tall / 2 + 4, f"layer {layer}", "mute"))
+        for head, grid in enumerate(maps):
+            x, tip = (
+                left + head * (wide + 12),
+                f"layer {layer}, head {head}: largest weight {peak(grid, rows, columns)}",
+            )
+            parts.append(
+                f"<g><title>{escape(tip)}</title>{palette_image(grid, x, y, wide, tall, side)}"
+                f'<path class="rule" d="M{x:.1f} {y:.1f}h{wide:.1f}v{tall:.1f}h-{wide:.1f}z"/>'
+                + svg_text(x + wide, y + tall + 14, f"max {np.fmax.reduce(grid, None):.2f}", "mute small", "end")
+                + "</g>"
+            )
+    about = f"{len(layers)} layers of up to {heads} heads, {n} rows by {m} columns each."
+    width, bottom = left + heads * (wide + 12) + 4, top + len(layers) * (tall + 30) + 4
+    return _scaled_maps(np.concatenate(layers), width, left, bottom, title, about, parts, side < max(n, m))
+
+
+def _scaled_maps(
+    stack: np.ndarray, width: float, left: float, bottom: float, title: str, about: str, parts: list[str], thinned: bool
+) -> str:
+    """The frame of several maps, each with its own scale, and the legend below them."""
+    notes = notes_on(stack, SCALED, THINNED if thinned else "")
+    legend = colour_legend(left, bottom, "smallest" if weight_range(stack)[0] else "0", "largest", notes)
+    about = f"{about} {' '.join(notes)}"
+    body = "".join([*parts, legend])
+    return svg_frame(max(width, left + 480), bottom + 28 + 20 * len(notes), title, about, body, name=NAME)
 
 
 def head_panels(weights: Any, rows: Tokens, columns: Tokens, names: Sequence[str], *, title: str = "") -> str:
     """The maps [len(names), rows, columns] with a name above each and a label at every row and column."""
-    stack, name = as_array(weights, (len(rows), len(columns)), (3,)), title or "Attention of every head"
+    stack = as_array(weights, (len(rows), len(columns)), (3,))
     if not stack.size:
-        return empty_figure(name, "There are no heads or no tokens to show.")
+        return empty_figure(title or NAME, "There are no heads or no tokens to show.")
     rows, columns = ([token_label(token) for token in tokens] for tokens in (rows, columns))
     n, m = stack.shape[1:]
     cell = max(6.0, min(24.0, 300.0 // max(n, m)))
@@ -164,14 +175,13 @@ def head_panels(weights: Any, rows: Tokens, columns: Tokens, names: Sequence[str
     left = 24 + max(text_width(label, size) for label in sides.values())
     captions = [f"{name}, max {np.fmax.reduce(grid, None):.2f}" for name, grid in zip(names, stack, strict=True)]
     step = max(
-        m * cell + 26, max(map(text_width, captions)) + 14
-    )  # a map with few columns is narrower than its caption
+        m * cell + 26, *(text_width(caption) + 14 for caption in captions)
+    )  # a caption may be wider than its map
     across = min(len(names), max(1, int((WIDTH - left) // step)))
     top, tall = 24 + 26 * bool(title), 22 + rise + n * cell + 26
-    parts = [svg_text(16, 30, title, "head")]
+    parts = []
     for index, caption in enumerate(captions):
         x, y = left + index % across * step, top + index // across * tall
-        grid = stack[index]
         parts.append(svg_text(x, y + 14, caption, "mute"))
         labels = ""
         for i, label in sides.items() if index % across == 0 else ():
@@ -179,12 +189,35 @@ def head_panels(weights: Any, rows: Tokens, columns: Tokens, names: Sequence[str
         for j, label in tops.items():
             labels += svg_text(x + (j + 0.5) * cell + 0.34 * size, y + 16 + rise, label, turn=-90)
         parts.append(f'<g style="font-size:{size:g}px">{labels}</g>')
-        parts.append(
-            f'<g transform="translate({x:.1f} {y + 22 + rise:.1f})">{_cells(grid, rows, columns, cell, cell)}</g>'
-        )
+        cells = _cells(stack[index], rows, columns, cell, cell)
+        parts.append(f'<g transform="translate({x:.1f} {y + 22 + rise:.1f})">{cells}</g>')
     bottom = top + math.ceil(len(names) / across) * tall
-    notes = notes_on(stack, SCALED)
-    parts.append(colour_legend(left, bottom, "smallest" if weight_range(stack)[0] else "0", "largest", notes))
-    width = max(left + across * step, left + 480, 32 + text_width(title, 15))
-    about = f"{len(names)} maps of {n} rows by {m} columns. {' '.join(notes)}"
-    return svg_frame(width, bottom + 28 + 20 * len(notes), name, about, "".join(parts))
+    about = f"{len(names)} maps of {n} rows by {m} columns."
+    return _scaled_maps(stack, left + across * step, left, bottom, title, about, parts, False)
+
+
+def label_map(values: Any, texts: Sequence[Sequence[str]], *, title: str = "", note: str = "") -> str:
+    """Numbers [layers, heads] as colours, with a label in every cell; layers may differ in their number of heads."""
+    rows = [list(map(float, row)) for row in values]
+    most = max(map(len, rows), default=0)
+    if not most:
+        return empty_figure(title or "Heads", "There are no heads to show.")
+    table = np.array([row + [np.nan] * (most - len(row)) for row in rows])
+    levels, wide, tall, left, top = colour_levels(table), 112, 46, 76, 40 + 26 * bool(title)
+    parts = [svg_text(left + (j + 0.5) * wide, top - 8, f"head {j}", "mute", "middle") for j in range(most)]
+    for i, row in enumerate(rows):
+        parts.append(svg_text(16, top + (i + 0.5) * tall + 4, f"layer {i}", "mute"))
+        for j, value in enumerate(row):
+            level, x, y = int(levels[i, j]), left + j * wide, top + i * tall
+            kind = "" if level == LEVELS else "mid" * (level > 14) + " on" * (level > 20)
+            tip = escape(f"layer {i}, head {j}: {texts[i][j]}, {value:.4f}")
+            box = f'x="{x}" y="{y}" width="{wide - 2}" height="{tall - 2}" class="k{level}"'
+            parts.append(f"<rect {box}><title>{tip}</title></rect>")
+            for at, text in ((18, token_label(texts[i][j], wide + 34)), (34, f"{value:+.4f}")):
+                parts.append(svg_text(x + wide / 2 - 1, y + at, text, f"cell {kind}", "middle"))
+    bottom = top + len(rows) * tall
+    low, high = (short_number(float(f"{end:.2g}")) for end in weight_range(table))
+    parts.append(colour_legend(left, bottom + 14, low, high, [note] if note else []))
+    width = max(left + most * wide + 14, left + 300, left + 16 + text_width(note))
+    about = f"{len(rows)} layers of up to {most} heads. {note}"
+    return svg_frame(width, bottom + 44 + 20 * bool(note), title, about, "".join(parts), name="Heads")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.explore.html import escape, text_width, token_label
+from regard.explore.html import escape, token_label
 from regard.explore.svg import (
     LEVELS,
     Tokens,
@@ -42,15 +42,15 @@ def image_panels(
 ) -> str:
     """One panel for each row of weights [len(names), down · across] over an image [channels, height, width], 0 to 1."""
     pixels = np.clip(np.nan_to_num(np.asarray(image, dtype=np.float64)), 0, 1)
-    stack, name = as_array(weights, (len(names), down * across)), title or "Attention over the image"
+    stack, name = as_array(weights, (len(names), down * across)), "Attention over the image"
     if not stack.size:
-        return empty_figure(name, "There is nothing to show.")
+        return empty_figure(title or name, "There is nothing to show.")
     per_row = columns or min(len(names) + 1, ACROSS)
     top, step, tall = 24 + 26 * bool(title), PANEL + 14, PANEL + 44
     size = f'width="{PANEL}" height="{PANEL}"'
     grey = _element(_grey(pixels), size)
     mark = f"image-{zlib.crc32(grey.encode()):08x}"  # a page may hold several figures, each with its image
-    parts = [f'<defs><g id="{mark}">{grey}</g></defs>', svg_text(16, 30, title, "head")]
+    parts = [f'<defs><g id="{mark}">{grey}</g></defs>']
     panels = [] if columns else [("the image", "", _element(_rgb(pixels), size))]
     for label, row in zip(names, stack, strict=True):
         overlay = f'<use href="#{mark}"/>{_overlay(row, down, across, label)}'
@@ -63,9 +63,9 @@ def image_panels(
     bottom = top + math.ceil(len(panels) / per_row) * tall
     notes = notes_on(stack, "Orange: attention, each panel up to its own largest weight.")
     parts += [svg_text(16, bottom + 18 + 20 * i, note, "mute") for i, note in enumerate(notes)]
-    width = max(32 + min(len(panels), per_row) * step, 440, 32 + text_width(title, 15))
+    width = max(32 + min(len(panels), per_row) * step, 440)
     about = f"{len(names)} panels over an image of {down} by {across} patches. {' '.join(notes)}"
-    return svg_frame(width, bottom + 10 + 20 * len(notes), name, about, "".join(parts))
+    return svg_frame(width, bottom + 10 + 20 * len(notes), title, about, "".join(parts), name=name)
 
 
 def _overlay(row: np.ndarray, down: int, across: int, name: str) -> str:
@@ -111,4 +111,4 @@ def gallery(images: Any, captions: Sequence[str], *, title: str = "Images") -> s
             parts.append(svg_text(x, y + THUMBNAIL + 16 + 17 * line, label, "mute" * (line > 0)))
     rows = math.ceil(len(captions) / ACROSS)
     about = f"{len(captions)} images. {'; '.join(caption.replace(chr(10), ' ') for caption in captions if caption)}"
-    return svg_frame(16 + min(len(captions), ACROSS) * step, 16 + rows * tall, title, about, "".join(parts))
+    return svg_frame(16 + min(len(captions), ACROSS) * step, 16 + rows * tall, "", about, "".join(parts), name=title)

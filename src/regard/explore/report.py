@@ -1,29 +1,39 @@
-"""Reports as single HTML files: of a trained run, and of one look at a model.
+"""Reports as single HTML files: of a trained run, of one look at a model, and of its heads.
 
 `write_report` renders the neutral `Results` that a task gives: headline metrics, the learning curve, the sections with
 their tables, charts and examples, and the attention maps of a few inputs. `look_page` shows one look: its output,
-before and after an intervention, and every head of every part. Both draw attention from a `Look`.
+before and after an intervention, and every head of every part. Both draw attention from a `Look`. `head_page` shows
+the metrics of all heads: a cell per head, coloured by how much the loss rises without it and labelled with its pattern.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import regard
 from regard.explore import html
 from regard.explore.chart import line_chart
 from regard.explore.figures import TITLES, draw, main_part, output_table, over_image
-from regard.explore.heatmap import heat_map
+from regard.explore.heads import HeadMetrics
+from regard.explore.heatmap import heat_map, label_map
 from regard.explore.html import Section, figure, paragraph
 from regard.explore.images import gallery
 from regard.explore.inside import Inside, Look
+from regard.explore.svg import svg_frame, svg_size
 from regard.predict.bundle import Bundle
 from regard.training import results as plain
 
 LOSSES = {"loss": "training loss", "valid_loss": "validation loss"}
+FRACTIONS = ("previous", "next", "self", "first", "last", "punctuation", "alignment", "positional")
+LEGEND = (
+    "Score: the fraction of its attention that follows the pattern. Entropy in nats. Fractions: how much attention the "
+    "head pays to these keys. Off: change of the loss in nats per token when the head alone is switched off. Gradient: "
+    "mean |dL/dgate| (Michel et al. 2019). Redundant heads all seem unimportant when they are switched off one by one."
+)
 
 
 def write_report(path: str | os.PathLike[str], results: plain.Results, bundle: Bundle) -> Path:
@@ -101,3 +111,50 @@ def look_page(look: Look, before: Look | None = None) -> str:
             body += figure(draw(look, part=part.name, grid=True), "Every layer and head, each with its own scale.")
         sections.append(Section(TITLES[part.name], body + (html.attention_note() if part is main else "")))
     return html.page(title, summary, sections, created=datetime.now(), version=regard.__version__)
+
+
+def head_map(metrics: Sequence[HeadMetrics], part: str) -> str:
+    """One part: layers down, heads across."""
+    rows: dict[int, list[HeadMetrics]] = {}
+    for one in metrics:
+        if one.part == part:
+            rows.setdefault(one.layer, []).append(one)
+    values = [[_value(one) for one in row] for row in rows.values()]
+    labels = [[f"{one.pattern[0]} {one.pattern[1]:.2f}" for one in row] for row in rows.values()]
+    measured = all(one.loss_change is not None for one in metrics)
+    what = "change of the loss when the head is off" if measured else "gradient of the loss at the head's gate"
+    return label_map(values, labels, title=TITLES[part], note=f"Colour and number: {what}. Label: its pattern.")
+
+
+def _value(one: HeadMetrics) -> float:
+    return next((value for value in (one.loss_change, one.gradient) if value is not None), float("nan"))
+
+
+def head_maps(metrics: Sequence[HeadMetrics]) -> str:
+    """All parts in one figure, one below the other."""
+    figures = [head_map(metrics, part) for part in dict.fromkeys(one.part for one in metrics)]
+    body, wide, top = "", 0.0, 0.0
+    for svg in figures:
+        width, height = svg_size(svg)
+        body += f'<g transform="translate(0 {top:.0f})">{svg}</g>'
+        wide, top = max(wide, width), top + height
+    return svg_frame(wide, top, "", "One map for each part.", body, name="Heads")
+
+
+def head_page(facts: Mapping[str, Any], metrics: Sequence[HeadMetrics]) -> str:
+    """The maps and a table of all metrics, as an HTML page."""
+    summary = [("model", str(facts["model"])), ("heads", f"{len(metrics)}"), ("examples", f"{facts['examples']:,}")]
+    if facts["loss"] is not None:
+        summary.append(("loss", f"{facts['loss']:.4f}"))
+    sections = []
+    for part in dict.fromkeys(one.part for one in metrics):
+        sections.append(Section(TITLES[part], figure(head_map(metrics, part), "Each cell is a head.")))
+    headers = ["head", "pattern", "score", "entropy", "distance", *FRACTIONS, "off", "gradient"]
+    rows: list[list[object]] = []
+    for one in metrics:
+        pattern, score = one.pattern
+        numbers = [score, one.entropy, one.distance, *(one.fractions.get(name) for name in FRACTIONS)]
+        rounded = [None if number is None else round(number, 3) for number in numbers]
+        rows.append([one.name, pattern, *rounded, one.loss_change, one.gradient])
+    sections.append(Section("All metrics", html.table(headers, rows) + paragraph(LEGEND) + html.attention_note()))
+    return html.page("Attention heads", summary, sections, created=datetime.now(), version=regard.__version__)

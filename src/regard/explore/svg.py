@@ -53,14 +53,20 @@ def _fills(palette: list[str]) -> str:
 STYLE = f"{FIGURE_CSS}{_fills(LIGHT)}@media screen and (prefers-color-scheme:dark){{{_fills(DARK)}}}"
 
 
-def svg_frame(width: float, height: float, title: str, about: str, body: str, fluid: bool = False) -> str:
-    """The <svg> element. A fluid figure shrinks with its page; others keep their labels readable and scroll."""
+def svg_frame(
+    width: float, height: float, title: str, about: str, body: str, *, name: str = "", fluid: bool = False
+) -> str:
+    """The <svg> element under its title; without one, `name` names it for screen readers only.
+
+    A fluid figure shrinks with its page; others keep their labels readable and scroll.
+    """
+    name, width = escape(title or name), max(width, 32 + text_width(title, 15))
     least = "" if fluid else f"min-width:{min(width, max(340, 0.8 * width)):.0f}px;"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="rg{" fluid" * fluid}" role="img" '
-        f'aria-label="{escape(title)}" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'height="{height:.0f}" style="max-width:100%;{least}height:auto"><title>{escape(title)}</title>'
-        f"<desc>{escape(about)}</desc><style>{STYLE}</style>{body}</svg>"
+        f'aria-label="{name}" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'height="{height:.0f}" style="max-width:100%;{least}height:auto"><title>{name}</title>'
+        f"<desc>{escape(about)}</desc><style>{STYLE}</style>{svg_text(16, 30, title, 'head')}{body}</svg>"
     )
 
 
@@ -71,8 +77,8 @@ def svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "", tu
 
 
 def empty_figure(title: str, message: str) -> str:
-    width = 32 + max(330, text_width(title, 15), text_width(message))
-    return svg_frame(width, 76, title, message, svg_text(16, 30, title, "head") + svg_text(16, 56, message, "mute"))
+    width = 32 + max(330, text_width(message))
+    return svg_frame(width, 76, title, message, svg_text(16, 56, message, "mute"))
 
 
 def short_number(value: float) -> str:
