@@ -149,10 +149,10 @@ def test_validation_is_held_out_whatever_the_seed_and_a_fraction_is_drawn_by_it(
             whole = (run.train_texts.labels == label).sum() / 0.5 + (run.valid_texts.labels == label).sum()
             rows = read_labelled(run.data.train, run.data)
             assert abs(int(whole) - sum(one.label == run.data.classes[label] for one in rows)) < 3
-        held = [run.tokenizer.encode(one.text) for one in run.texts("valid")]
+        held = [run.tokenizer.encode(one.text) for one in run.examples("valid")]
         stored = run.valid_texts.texts
         assert [row[1:-1].tolist() for row in stored.joined().split(stored.lengths.tolist())] == held
-    assert [one.text for one in found[0].texts("valid")] == [one.text for one in found[1].texts("valid")]
+    assert [one.text for one in found[0].examples("valid")] == [one.text for one in found[1].examples("valid")]
     first, second = (run.train_texts.texts.joined().tolist() for run in found)
     assert first != second
 
@@ -313,7 +313,7 @@ def test_evaluate_and_runs(run, capsys):
     assert "classification" in capsys.readouterr().out
     for options, said in (
         (["--test", "tst"], "did you mean 'test'"), (["--beam", "4"], "has no effect"),
-        (["--test", "test", "--files", "test.tsv"], "--test test: is a set of the recipe, and --files gives others"),
+        (["--test", "test", "--files", "test.tsv"], "--test test: is a set of the recipe, but --files names others"),
     ):  # fmt: skip
         assert main(["evaluate", run, *options, "--device", "cpu"]) == 2
         assert said in capsys.readouterr().err
