@@ -82,7 +82,7 @@ def test_the_likeliest_tokens_are_those_of_transformers(tmp_path, capsys):
     assert main(["evaluate", str(tmp_path / "run"), "--files", str(tmp_path / "text.txt"), "--json"]) == 0
     text = torch.tensor([BYTES.encode("What is the question?")])
     with torch.no_grad():
-        assert json.loads(capsys.readouterr().out)["text"]["loss"] == pytest.approx(
+        assert json.loads(capsys.readouterr().out)["files"]["loss"] == pytest.approx(
             theirs(text, labels=text).loss.item(), rel=1e-5
         )
     ids = BYTES.encode("The question")

@@ -215,9 +215,9 @@ def test_evaluate(here, capsys):
     Path("held-out.txt").write_bytes(TEXT[cut:].encode())
     order = ["evaluate", "runs/mine", "--files", "held-out.txt", "--device", "cpu", "--json"]
     assert main(order) == 0
-    assert json.loads(capsys.readouterr().out)["text"] == told["valid"]
+    assert json.loads(capsys.readouterr().out)["files"] == told["valid"]
     assert main([*order, "--context", str(8 * 24), "--stride", "16"]) == 0  # eight times the length of training
-    longer = json.loads(capsys.readouterr().out)["text"]
+    longer = json.loads(capsys.readouterr().out)["files"]
     assert longer["context"] == 192 and longer["stride"] == 16 and math.isfinite(longer["loss"])
     assert longer["tokens"] == told["valid"]["tokens"]
     assert main(["evaluate", "runs/mine", "--files", "held-out.txt", "--device", "cpu"]) == 0
