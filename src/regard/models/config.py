@@ -18,7 +18,7 @@ and ignores the others: it has one head and no positions, norms or feed-forward 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from regard.errors import UserError
 from regard.nn.config import Score, StackConfig
@@ -56,26 +56,17 @@ class ModelConfig(StackConfig):
     classes: int | None = None
     init: Literal["xavier", "normal"] = "xavier"  # normal: std 0.02, as GPT-2
 
+    LEAST: ClassVar[dict[str, int]] = {
+        **StackConfig.LEAST, "vocab_size": 1, "target_vocab_size": 1, "decoder_layers": 1, "embed_dim": 1,
+        "image_size": 1, "patch_size": 1, "channels": 1, "feature_dim": 1, "classes": 2, "token_types": 0,
+    }  # fmt: skip
+
     def __post_init__(self) -> None:
         if self.attention_score is None:
             object.__setattr__(self, "attention_score", "additive" if self.architecture == "recurrent" else "dot")
         super().__post_init__()
-        sizes = ("vocab_size", "target_vocab_size", "decoder_layers", "embed_dim")
-        for name in (*sizes, "image_size", "patch_size", "channels", "feature_dim"):
-            self._at_least(name, 1)
-        self._at_least("classes", 2)
-        self._at_least("token_types", 0)
         self._check_input()
         self._check_images()
-        self._check_output_head()
-        self._check_pruned()
-
-    def _check_heads(self) -> None:
-        if self.architecture != "recurrent":
-            super()._check_heads()
-
-    def _check_pruned(self) -> None:
-        """The layers with removed heads exist in this model."""
         counts = {"encoder": self.layers, "decoder": self.decoder_layers or self.layers}
         if self.architecture in ("encoder", "decoder"):
             counts = {self.architecture: self.layers}
@@ -97,6 +88,7 @@ class ModelConfig(StackConfig):
             )
 
     def _check_input(self) -> None:
+        """Check that the input and the output head fit the architecture."""
         if self.output_head == "tokens" and self.architecture == "encoder" and self.input != "tokens":
             raise UserError(
                 f"output_head = 'tokens' with input = {self.input!r}: there are no tokens to predict; "
@@ -124,6 +116,18 @@ class ModelConfig(StackConfig):
                 f"target_vocab_size = {self.target_vocab_size}: "
                 "set share_embeddings = false, or remove target_vocab_size"
             )
+        if self.output_head == "values" and (self.architecture, self.input) != ("encoder-decoder", "features"):
+            raise UserError(
+                f"output_head = 'values' with architecture = {self.architecture!r}, input = {self.input!r}: "
+                "use architecture = 'encoder-decoder' and input = 'features'"
+            )
+        if self.architecture != "encoder" and self.output_head not in ("tokens", "values"):
+            raise UserError(
+                f"output_head = {self.output_head!r}: a {self.architecture} model predicts tokens; "
+                "use output_head = 'tokens' or architecture = 'encoder'"
+            )
+        if self.output_head == "classes" and self.classes is None:
+            raise UserError("classes is not set: output_head = 'classes' needs their number, such as classes = 2")
 
     def _check_images(self) -> None:
         side = self.image_size // self.patch_size
@@ -147,20 +151,6 @@ class ModelConfig(StackConfig):
             )
         if self.stem == "conv" and (self.patch_size < 2 or self.patch_size & (self.patch_size - 1)):
             raise UserError(f"stem = 'conv' has stride 2, so patch_size = {self.patch_size} must be a power of two")
-
-    def _check_output_head(self) -> None:
-        if self.output_head == "values" and (self.architecture, self.input) != ("encoder-decoder", "features"):
-            raise UserError(
-                f"output_head = 'values' with architecture = {self.architecture!r}, input = {self.input!r}: "
-                "use architecture = 'encoder-decoder' and input = 'features'"
-            )
-        if self.architecture != "encoder" and self.output_head not in ("tokens", "values"):
-            raise UserError(
-                f"output_head = {self.output_head!r}: a {self.architecture} model predicts tokens; "
-                "use output_head = 'tokens' or architecture = 'encoder'"
-            )
-        if self.output_head == "classes" and self.classes is None:
-            raise UserError("classes is not set: output_head = 'classes' needs their number, such as classes = 2")
 
     @property
     def position_limit(self) -> int | None:

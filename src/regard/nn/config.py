@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from regard.errors import UserError
 from regard.settings import check_types
@@ -68,13 +68,18 @@ class StackConfig:
     position_distance: int = 128  # relative: clipped at it; t5: the last bucket starts there
     position_buckets: int = 32  # t5
 
+    LEAST: ClassVar[dict[str, int]] = {
+        "dim": 1, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "value_dim": 1, "ff_dim": 1, "window": 1,
+        "shifted_window": 1, "experts": 0, "experts_per_token": 1, "max_length": 1, "position_distance": 1,
+        "position_buckets": 4,
+    }  # fmt: skip
+
     def __post_init__(self) -> None:
         check_types(self)
-        sizes = ("dim", "layers", "heads", "ff_dim", "max_length", "position_distance", "experts_per_token")
-        for name in (*sizes, "kv_heads", "head_dim", "value_dim", "window", "shifted_window"):
-            self._at_least(name, 1)
-        self._at_least("experts", 0)
-        self._at_least("position_buckets", 4)
+        for name, least in self.LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{name} = {value}: must be {least} or more")
         for name in ("dropout", "attention_dropout", "embed_dropout"):
             value = getattr(self, name)
             if not 0 <= value < 1:
@@ -82,15 +87,10 @@ class StackConfig:
         for name in ("norm_eps", "rope_base"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} = {getattr(self, name)}: must be greater than 0")
-        self._check_heads()
         self._check_combinations()
 
-    def _at_least(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if value is not None and value < least:
-            raise UserError(f"{name} = {value}: must be {least} or more")
-
-    def _check_heads(self) -> None:
+    def _check_combinations(self) -> None:
+        """Check the fields that have to fit each other: heads, then positions, experts and attention."""
         if self.head_dim is None and self.dim % self.heads:
             most = min(self.heads, self.dim)
             near = next(h for step in range(most) for h in (most - step, most + step) if self.dim % h == 0)
@@ -110,8 +110,6 @@ class StackConfig:
                 raise UserError(f"pruned: {layer} = {list(heads)}: its heads are 0 to {self.heads - 1}")
             if not self.kept_heads(layer):
                 raise UserError(f"pruned: {layer} = {list(heads)}: these are all its heads; keep at least one")
-
-    def _check_combinations(self) -> None:
         if self.position == "rope" and self.key_dim % 2:
             raise UserError(
                 f"position = 'rope' rotates pairs of elements, but head_dim = {self.key_dim} is odd: "
@@ -121,7 +119,16 @@ class StackConfig:
             raise UserError(
                 f"position = 'sinusoidal' needs sin/cos pairs, but dim = {self.dim} is odd: use an even dim"
             )
-        self._check_axes()
+        if self.position_axes not in (1, 2):
+            raise UserError(f"position_axes = {self.position_axes}: use 1 for text, 2 for images")
+        if self.position_axes == 2 and self.position not in ("sinusoidal", "rope"):
+            raise UserError(
+                f"position_axes = 2: position = {self.position!r} has no rows and columns; use 'sinusoidal' or "
+                "'rope', or set position_axes = 1"
+            )
+        name, size = ("dim", self.dim) if self.position == "sinusoidal" else ("head_dim", self.key_dim)
+        if self.position_axes == 2 and size % 4:
+            raise UserError(f"position_axes = 2: two axes share the pairs, so {name} = {size} must be divisible by 4")
         if self.position == "t5" and self.position_buckets % 2:
             raise UserError(f"position_buckets = {self.position_buckets}: must be even, half for each direction")
         if self.position == "t5" and self.position_distance <= self.position_buckets // 2:
@@ -149,21 +156,6 @@ class StackConfig:
                 f"kv_heads = {self.kv_heads}: attention_score = {self.attention_score!r} has parameters per head; "
                 "remove kv_heads"
             )
-
-    def _check_axes(self) -> None:
-        if self.position_axes not in (1, 2):
-            raise UserError(f"position_axes = {self.position_axes}: use 1 for text, 2 for images")
-        if self.position_axes == 1:
-            return
-        size = {"sinusoidal": self.dim, "rope": self.key_dim}.get(self.position)
-        if size is None:
-            raise UserError(
-                f"position_axes = 2: position = {self.position!r} has no rows and columns; use 'sinusoidal' or "
-                "'rope', or set position_axes = 1"
-            )
-        if size % 4:
-            name = "dim" if self.position == "sinusoidal" else "head_dim"
-            raise UserError(f"position_axes = 2: two axes share the pairs, so {name} = {size} must be divisible by 4")
 
     @property
     def grid(self) -> tuple[int, int] | None:
