@@ -132,11 +132,12 @@ def dispatch(arguments: Sequence[str]) -> int:
     """Find the command in `arguments`, parse what follows it, run it."""
     # Options before the command take no value, so the first argument without a dash is the command.
     at = next((i for i, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
-    parser = overview()
-    parser.parse_all(arguments[:at])
-    if at == len(arguments):
-        parser.print_help()
-        return 0
+    if at > 0 or not arguments:
+        parser = overview()
+        parser.parse_all(arguments[:at])
+        if at == len(arguments):
+            parser.print_help()
+            return 0
     name = arguments[at]
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}: {suggest(name, COMMANDS)}")

@@ -110,7 +110,9 @@ def from_dict(kind: type[T], values: dict[str, Any], where: str = "") -> T:
     for name, value in values.items():
         if name not in known:
             raise UserError(f"{where}{name}: unknown setting; {suggest(name, known)}")
-        nested = _nested(hints[name])
+        hint = hints[name]
+        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        nested: Any = next((part for part in parts if dataclasses.is_dataclass(part)), None)
         if nested is not None:
             if not isinstance(value, dict):
                 raise UserError(f"{where}{name} = {value!r}: expected a table [{where}{name}]")
@@ -129,11 +131,6 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _tuples(item) for name, item in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _nested(kind: Any) -> type | None:
-    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    return next((part for part in parts if dataclasses.is_dataclass(part) and isinstance(part, type)), None)
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -46,11 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from regard.errors import UserError
     from regard.models.folder import find_device
-    from regard.tasks.registry import load, task_of_bundle
+    from regard.tasks.registry import load, task_for, task_of
     from regard.training.task import evaluate_bundle
 
     bundle = load(args.run, find_device(args.device))
-    task = task_of_bundle(bundle)
+    task = task_of({"task": task_for(bundle.config), **bundle.recipe})
     options = {name: value for name, value in vars(args).items() if name not in ("run", "device", "json", "debug")}
     for name, value in options.items():
         if value is not None and name not in task.OPTIONS:

@@ -60,13 +60,20 @@ def load(folder: str | Path, device: str | torch.device = "cpu", recipe: Mapping
     """The model in `folder`, in eval mode and in its saved precision; `recipe`: its tables, if already read."""
     folder = Path(folder)
     config = load_config(folder, recipe)
-    tensors = read_weights(_weights_file(folder))
+    path = folder / WEIGHTS
+    pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
+    if pickles and not path.is_file():
+        raise UserError(
+            f"{path}: missing; {pickles[0]} is a pickle, which can run code, so it is not read. If you trust it, "
+            f"convert it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), {WEIGHTS!r})"
+        )
+    tensors = read_weights(path)
     with torch.random.fork_rng(devices=[]):  # random initialisation must not change the caller's random state
         model = build(config)
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     if len(dtypes) == 1:
         model = model.to(dtypes.pop())
-    fill(model, tensors, str(folder / WEIGHTS))
+    fill(model, tensors, str(path))
     try:
         return model.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without that device type
@@ -132,20 +139,6 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
         tensor.copy_(tensors[name])
 
 
-def _weights_file(folder: Path) -> Path:
-    path = folder / WEIGHTS
-    if not path.is_file():
-        pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
-        if pickles:
-            raise UserError(
-                f"{path}: missing; {pickles[0]} is a pickle, which can run code, so it is not read. "
-                "If you trust it, convert it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
-                f"{WEIGHTS!r})"
-            )
-        raise UserError(f"{path}: missing, so the model has no weights; copy the folder or train the model again")
-    return path
-
-
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file."""
     try:
@@ -153,7 +146,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, ValueError) as error:
         raise UserError(f"{path}: damaged or incomplete ({error}); copy or download it again") from None
     except FileNotFoundError:
-        raise UserError(f"{path}: missing; copy or download it again") from None
+        raise UserError(
+            f"{path}: missing, so the model has no weights; copy the folder or train the model again"
+        ) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 

@@ -256,6 +256,7 @@ def initialise(model: EncoderDecoder | Decoder | Encoder) -> None:
                 nn.init.zeros_(module.bias)
     if head is not None and (config.output_head == "values" or not config.tie_embeddings):
         nn.init.normal_(head.project.weight, std=config.dim**-0.5)
-    layers = attention_layers(model)
-    for name, heads in (config.pruned or {}).items():
-        remove_heads(model, name, layers[name], heads)
+    if config.pruned:
+        layers = attention_layers(model)
+        for name, heads in config.pruned.items():
+            remove_heads(model, name, layers[name], heads)

@@ -47,14 +47,10 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Bundle:
     from regard.predict.bundle import load as load_bundle
 
     bundle = load_bundle(path, device)
-    if "task" in bundle.recipe or task_for(bundle.config) is not None:
-        bundle.predictor_class = task_of_bundle(bundle).predictor
+    name = bundle.recipe.get("task", task_for(bundle.config))
+    if name is not None:
+        bundle.predictor_class = task_of({"task": name}).predictor
     return bundle
-
-
-def task_of_bundle(bundle: Bundle) -> type[Task]:
-    """The class of the task that a model was trained for, or that fits it."""
-    return task_of({"task": task_for(bundle.config), **bundle.recipe})
 
 
 def task_for(config: ModelConfig) -> str | None:

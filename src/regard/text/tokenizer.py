@@ -198,9 +198,9 @@ class Tokenizer:
         return next((id for id in ids if id is not None), None)
 
     def _check_id(self, id: int) -> str:
-        token = self._raw.id_to_token(id) if 0 <= id < len(self) else None
+        token = self._raw.id_to_token(id) if 0 <= id < self._size else None
         if token is None:
-            raise UserError(f"token id {id} is not in the vocabulary; ids are 0 to {len(self) - 1}")
+            raise UserError(f"token id {id} is not in the vocabulary; ids are 0 to {self._size - 1}")
         return str(token)
 
 

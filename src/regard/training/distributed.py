@@ -115,12 +115,12 @@ class Workers:
             result()
 
 
-_current = Workers()
+_current: Workers | None = None
 
 
 def current() -> Workers:
     """The processes of this run: one, outside of `join`."""
-    return _current
+    return _current or Workers()
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def join(device: str | None = None) -> Iterator[Workers]:
             ) from error
         raise
     finally:
-        _current = Workers()
+        _current = None
 
 
 def _own_device(name: str | None) -> torch.device:
