@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cost_models import CASES, drawn, inputs, sizes, small
 from regard.cost import cost
 from regard.cost.operations import visible_pairs
-from regard.cost.sequences import StackShape
+from regard.cost.shapes import StackShape
 from regard.errors import UserError
 from regard.models import ModelConfig, build
 from regard.models.presets import PRESETS, preset

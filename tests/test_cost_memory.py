@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cost_models import CASES, drawn, inputs, loss, sizes, small
 from regard.cost import Cost, cost
-from regard.cost.sequences import stack_shapes
+from regard.cost.shapes import stack_shapes
 from regard.models import ModelConfig, build
 from regard.models.presets import preset
 from regard.models.transformer import Model

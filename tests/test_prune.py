@@ -10,7 +10,7 @@ import torch
 
 import regard
 from regard.cost import cost
-from regard.cost.parameters import count_parameters
+from regard.cost.operations import count_parameters
 from regard.errors import UserError
 from regard.interop import config_to_hf
 from regard.models import ModelConfig, build

@@ -25,17 +25,11 @@ for each of the T·vocab_size logits (with label smoothing; a little less withou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from regard.cost import recurrent
-from regard.cost.parameters import output_size
-from regard.cost.patches import stem_bytes
-from regard.cost.sequences import StackShape
-
-if TYPE_CHECKING:
-    from regard.models.config import ModelConfig
-
-INDEX = 8  # bytes of an int64
+from regard.cost.operations import output_size
+from regard.cost.recurrent import INDEX
+from regard.cost.shapes import StackShape, patch_matmuls
+from regard.models.config import ModelConfig
 
 
 def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, size: int) -> dict[str, int]:
@@ -49,13 +43,16 @@ def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, 
         tokens, layers = batch * stack.length, stack.layers
         norms = layers * stack.sublayers + config.ends_with_norm
         kept["norms"] += tokens * (norms * _norm(config, size) + config.embed_norm * _norm(config, wide))
-        kept["attention"] += layers * _attention(config, stack, batch, size)
+        rope = config.position == "rope"
+        kept["attention"] += layers * _attention(config, batch, stack.length, stack.length, size, rope)
+        kept["attention"] += layers * rope * 4 * stack.length * config.key_dim * size  # cos and sin, for q and for k
         kept["scores"] += _scores(config, stack, batch, size)
         kept["feedforward"] += layers * tokens * _feedforward(config, size)
         masks = layers * stack.sublayers * (config.dropout > 0) + (config.embed_dropout > 0)
         kept["dropout"] += masks * tokens * config.dim
-        if stack.memory:
-            kept["attention"] += _cross(config, stack, batch, size)
+        if stack.memory:  # all layers read the same encoder output
+            kept["attention"] += layers * _attention(config, batch, stack.length, stack.memory, size, False)
+            kept["attention"] += batch * stack.memory * config.dim * size
     last = stacks[-1]
     kept["head"] = _head(config, batch, last.length, size)
     kept["loss"] = _loss(config, batch, last.length, size)
@@ -69,16 +66,28 @@ def loss_gradient_bytes(config: ModelConfig, stacks: list[StackShape], batch: in
 
 def _source(config: ModelConfig, batch: int, stacks: list[StackShape], size: int) -> int:
     """Token ids, pixels or features."""
-    target = (INDEX if config.output_head == "tokens" else config.feature_dim * size) * batch * stacks[-1].length
-    target = target if len(stacks) == 2 else 0
+    kept = 0
+    if len(stacks) == 2:
+        kept = (INDEX if config.output_head == "tokens" else config.feature_dim * size) * batch * stacks[-1].length
     match config.input:
         case "tokens":
             typed = config.token_types > 0 and config.architecture != "decoder"
-            return target + INDEX * batch * stacks[0].length * (2 if typed else 1)
+            return kept + INDEX * batch * stacks[0].length * (2 if typed else 1)
         case "patches":
-            return target + batch * config.channels * config.image_size**2 * size + stem_bytes(config, batch, size)
+            return kept + batch * config.channels * config.image_size**2 * size + _stem(config, batch, size)
         case "features":
-            return target + batch * stacks[0].length * config.feature_dim * size
+            return kept + batch * stacks[0].length * config.feature_dim * size
+
+
+def _stem(config: ModelConfig, batch: int, size: int) -> int:
+    """What is stored of the convolutions of a stem, besides the pixels."""
+    wide, kept = max(4, size), 0
+    for matmul in patch_matmuls(config)[:-1]:
+        elements = batch * matmul.outputs * matmul.positions
+        # the input of the norm; its mean and standard deviation; the output of relu, which the next matmul reads
+        kept += elements * size + 2 * batch * wide + elements * size
+        kept += elements * (wide + size) if size < wide else 0  # autocast: the norm in 32 bits, then 16 again
+    return kept
 
 
 def _norm(config: ModelConfig, size: int) -> int:
@@ -88,38 +97,22 @@ def _norm(config: ModelConfig, size: int) -> int:
     return config.dim * size + {"layer": 2, "rms": 1}[config.norm] * max(4, size)
 
 
-def _attention(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
-    """Self-attention of one layer: input, q, k, v and output; what grows with N."""
-    tokens = batch * stack.length
-    q = config.heads * config.key_dim
-    kept = tokens * size * (config.dim + config.heads * config.val_dim)
-    if config.position == "rope":
-        kept += size * 4 * stack.length * config.key_dim  # cos and sin, for q and for k
-    kept += _factors(config, tokens, tokens, size)
-    if config.attention == "reference":
-        normed = q + _keys_values(config) if config.qk_norm else 0  # the input of the norms
-        return kept + tokens * size * (_copies(config) + normed) + _score_weights(config, batch, size)
-    kept += tokens * (size * (q + _keys_values(config)) + max(4, size) * config.heads)
-    if (
-        config.position == "rope" or config.qk_norm
-    ):  # these q and k are new tensors; v keeps the projection of all three alive
-        kept += tokens * size * (q + config.key_heads * config.key_dim)
-    return kept
-
-
-def _factors(config: ModelConfig, queries: int, keys: int, size: int) -> int:
-    """qk_norm of one layer: 1 / rms of every q and k."""
-    return max(4, size) * (queries * config.heads + keys * config.key_heads) if config.qk_norm else 0
-
-
-def _keys_values(config: ModelConfig) -> int:
-    return config.key_heads * (config.key_dim + config.val_dim)
-
-
-def _copies(config: ModelConfig) -> int:
-    """Of one token: q, k and v as the matmuls of the reference implementation read them, k and v once per head."""
-    per_head = {"dot": 2, "multiplicative": 3, "additive": 2, "concat": 0}[config.attention_score]
-    return config.heads * (per_head * config.key_dim + config.val_dim)
+def _attention(config: ModelConfig, batch: int, queries: int, keys: int, size: int, rotated: bool) -> int:
+    """One layer, for this many queries and keys per row: the input, q, k, v and the output."""
+    queries, keys, wide = batch * queries, batch * keys, max(4, size)
+    q, k = config.heads * config.key_dim, config.key_heads * config.key_dim
+    projected = size * (queries * q + keys * (k + config.key_heads * config.val_dim))
+    kept = queries * size * (config.dim + config.heads * config.val_dim)
+    if config.qk_norm:  # 1 / rms of every q and k
+        kept += wide * (queries * config.heads + keys * config.key_heads)
+    if config.attention != "reference":
+        kept += projected + wide * queries * config.heads
+        # rotated or normalised q and k are new tensors; v keeps the projection of all three alive
+        return kept + size * (queries * q + keys * k) * (rotated or config.qk_norm)
+    # q, k and v as the matmuls of the reference implementation read them, k and v once per head
+    own, other = {"dot": (1, 1), "multiplicative": (2, 1), "additive": (1, 1), "concat": (0, 0)}[config.attention_score]
+    kept += size * (queries * own * q + keys * config.heads * (other * config.key_dim + config.val_dim))
+    return kept + projected * config.qk_norm + _score_weights(config, batch, size)
 
 
 def _score_weights(config: ModelConfig, batch: int, size: int) -> int:
@@ -128,24 +121,6 @@ def _score_weights(config: ModelConfig, batch: int, size: int) -> int:
         return 0
     count = {"multiplicative": 1, "additive": 2}.get(config.attention_score, 0)
     return count * batch * config.heads * config.key_dim**2 * size
-
-
-def _cross(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
-    """Cross-attention of all layers: as self-attention, with keys and values of the memory."""
-    tokens, memory = batch * stack.length, batch * stack.memory
-    own = tokens * size * (config.dim + config.heads * config.val_dim) + _factors(config, tokens, memory, size)
-    if config.qk_norm:  # the input of the norms (reference) or their output; the other is counted below
-        keys = config.key_heads * config.key_dim if config.attention != "reference" else _keys_values(config)
-        own += size * (tokens * config.heads * config.key_dim + memory * keys)
-    if config.attention == "reference":
-        per_head = {"dot": 1, "multiplicative": 2, "additive": 1, "concat": 0}[config.attention_score]
-        own += tokens * size * per_head * config.heads * config.key_dim
-        keys = 0 if config.attention_score == "concat" else config.key_dim
-        own += memory * size * config.heads * (keys + config.val_dim) + _score_weights(config, batch, size)
-    else:
-        own += tokens * (size * config.heads * config.key_dim + max(4, size) * config.heads)
-        own += memory * size * _keys_values(config)
-    return stack.layers * own + memory * config.dim * size  # all layers read the same encoder output
 
 
 def _scores(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:

@@ -1,8 +1,19 @@
-"""FLOPs: a matmul [m, k] x [k, n] takes m·n·k multiplications and as many additions, 2·m·n·k in all.
+"""Parameters, the weights that training learns, and FLOPs.
 
-Everything else (norms, softmax, activations) takes a few FLOPs per element and is not counted, as in PyTorch's
-FlopCounterMode. With B rows, N queries over M keys, width d, H heads of size D (Dv for values), G key/value heads
-and feed-forward width f, one block takes:
+A linear layer from m to n features has m·n weights and n biases. With width d, H heads of size D (Dv for values),
+G key/value heads and feed-forward width f, the parameters are
+
+    attention     d·(H·D + G·(D + Dv)) + H·Dv·d      4·d² when H·D = d, G = H     cross-attention: the same
+    feed-forward  2·d·f                              3·d·f with a gate (swiglu, geglu); times experts
+    norm          2·d (layer), d (rms)               one per sub-layer; qk_norm: 2·D per attention layer
+    embeddings    vocab_size·d, max_length·d         a tied output layer adds nothing
+
+The base model of Vaswani et al. 2017: 37000·512 + 6·(4·512² + 2·512·2048) + 6·(8·512² + 2·512·2048) = 63.0 M, and
+0.1 M for biases and norms.
+
+A matmul [m, k] x [k, n] takes m·n·k multiplications and as many additions, 2·m·n·k FLOPs in all. Everything else
+(norms, softmax, activations) takes a few FLOPs per element and is not counted, as in PyTorch's FlopCounterMode. With B
+rows and N queries over M keys, one block takes:
 
     attention     2·B·(N·d·H·D + M·d·G·(D + Dv) + N·H·Dv·d)    the projections Q, K, V, O; 8·B·N·d² if H·D = d, G = H
     scores        2·B·H·N·M·(D + Dv)                           4·B·N²·d: Q Kᵀ and weights · V, the part with N²
@@ -22,19 +33,105 @@ thumb 6·parameters (Kaplan et al. 2020), which leaves out the N² part.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from regard.cost import recurrent
-from regard.cost.parameters import output_size
-from regard.cost.patches import patch_matmuls, tile_pairs
-from regard.cost.sequences import StackShape
+from regard.cost.shapes import StackShape, patch_matmuls, stack_shapes, tile_pairs
+from regard.models.config import ModelConfig
 
-if TYPE_CHECKING:
-    from regard.models.config import ModelConfig
+
+def count_parameters(config: ModelConfig) -> dict[str, int]:
+    """Parameters by part; parts without parameters are omitted."""
+    if config.architecture == "recurrent":
+        return recurrent.count_parameters(config)
+    features = _linear(config.feature_dim, config.dim)
+    parts = {"embedding": _embeddings(config), "source": 0, "target": 0, "positions": 0}
+    if config.input == "patches":
+        matmuls = sum(_linear(matmul.inputs, matmul.outputs) for matmul in patch_matmuls(config))
+        parts["source"] = matmuls + 2 * sum(config.stem_widths) + config.dim * config.has_cls
+    elif config.input == "features":
+        parts["source"] = features
+    if config.output_head == "values":
+        parts["target"] = features
+    for stack in stack_shapes(config):
+        parts["positions"] += _positions(config)
+        for part in ("attention", "cross") if stack.memory else ("attention",):
+            names = (f"{stack.name}.{layer}.{part}" for layer in range(stack.layers))
+            parts[f"{stack.name}.{part}"] = sum(_attention(config, config.kept_heads(name)) for name in names)
+        experts = config.experts * (feedforward_parameters(config) + config.dim)  # the router: dim per expert
+        parts[f"{stack.name}.feedforward"] = stack.layers * (experts or feedforward_parameters(config))
+        norms = stack.layers * stack.sublayers + config.embed_norm + config.ends_with_norm
+        parts[f"{stack.name}.norms"] = norms * config.dim * {"layer": 2, "rms": 1, "none": 0}[config.norm]
+    parts["head"] = _head_parameters(config)
+    return {name: count for name, count in parts.items() if count}
+
+
+def output_size(config: ModelConfig) -> int:
+    """The number of logits or values: tokens, classes, the size of an output vector, or 0 for states."""
+    match config.output_head:
+        case "tokens":
+            two = config.architecture in ("encoder-decoder", "recurrent")
+            return config.target_size if two else config.vocab_size or 0
+        case "values":
+            return config.feature_dim
+        case "classes":
+            return config.classes or 0
+    return 0
+
+
+def feedforward_parameters(config: ModelConfig) -> int:
+    """Of one dense feed-forward layer, or of one expert."""
+    up = _linear(config.dim, _gates(config) * config.ff_dim, config.bias)
+    return up + _linear(config.ff_dim, config.dim, config.bias)
+
+
+def _gates(config: ModelConfig) -> int:
+    """How many matrices of a feed-forward layer read its input."""
+    return 2 if config.activation in ("swiglu", "geglu") else 1
+
+
+def _linear(inputs: int, outputs: int, bias: bool = True) -> int:
+    return inputs * outputs + outputs * bias
+
+
+def _embeddings(config: ModelConfig) -> int:
+    rows = 0
+    if config.input == "tokens":
+        rows = (config.vocab_size or 0) + (config.token_types if config.architecture != "decoder" else 0)
+    if config.architecture == "encoder-decoder" and config.output_head == "tokens":
+        rows += 0 if config.share_embeddings and config.input == "tokens" else config.target_size
+    return rows * config.dim
+
+
+def _positions(config: ModelConfig) -> int:
+    sizes = {
+        "learned": config.max_length * config.dim,
+        "relative": (2 * config.position_distance + 1) * config.key_dim,
+        "t5": config.position_buckets * config.heads,
+    }
+    return sizes.get(config.position, 0)
+
+
+def _attention(config: ModelConfig, kept: tuple[int, ...]) -> int:
+    heads, size = len(kept), config.key_dim
+    key_heads = len({head * config.key_heads // config.heads for head in kept})
+    inner = heads * size + key_heads * (size + config.val_dim)
+    score = {"dot": 0, "multiplicative": size**2}.get(config.attention_score, 2 * size**2 + size)
+    out = _linear(heads * config.val_dim, config.dim, config.bias)
+    return _linear(config.dim, inner, config.bias) + out + 2 * size * config.qk_norm + heads * score
+
+
+def _head_parameters(config: ModelConfig) -> int:
+    dim, size = config.dim, output_size(config)
+    pooler = _linear(dim, dim) if config.pooler and config.architecture == "encoder" else 0
+    if config.output_head not in ("tokens", "values"):
+        return pooler + _linear(dim, size) * (size > 0)
+    values = config.output_head == "values"
+    layer = _linear(dim, dim) + 2 * dim if config.head_layer else 0
+    weight = 0 if config.tie_embeddings and not values else dim * size
+    return pooler + layer + weight + size * (config.logit_bias or values)
 
 
 def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> dict[str, int]:
-    """One forward pass, by part; parts without matmuls are omitted."""
+    """FLOPs of one forward pass, by part; parts without matmuls are omitted."""
     if config.architecture == "recurrent":
         return recurrent.forward_operations(config, stacks, batch)
     parts = {"source": sum(source_operations(config, batch, stacks[0].length)), "target": 0}
@@ -42,13 +139,13 @@ def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int
         parts["target"] = 2 * batch * stacks[-1].length * config.feature_dim * config.dim
     for stack in stacks:
         name, layers, n, m = stack.name, stack.layers, stack.length, stack.memory
-        pairs = visible_pairs(config, stack) if config.attention == "flex" else layers * n * n
         parts[f"{name}.attention"] = layers * _projections(config, batch, n, n)
         learned = _score_projections(config, batch, n, n) + _relative(config, batch, n)
-        parts[f"{name}.scores"] = pairs * _per_pair(config, batch) + layers * learned
+        parts[f"{name}.scores"] = computed_pairs(config, stack) * _per_pair(config, batch) + layers * learned
         if m:
             parts[f"{name}.cross"] = layers * _projections(config, batch, n, m)
-            parts[f"{name}.cross_scores"] = layers * _scores(config, batch, n, m, n * m)
+            cross = n * m * _per_pair(config, batch) + _score_projections(config, batch, n, m)
+            parts[f"{name}.cross_scores"] = layers * cross
         parts[f"{name}.feedforward"] = layers * _feedforward(config, batch * n)
     parts["head"] = _head(config, batch, stacks[-1].length)
     return {name: count for name, count in parts.items() if count}
@@ -56,9 +153,9 @@ def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int
 
 def masked_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> int:
     """What the forward pass computes for masked pairs; 0 where they are skipped."""
-    if config.attention == "flex" or config.architecture == "recurrent":
+    if config.architecture == "recurrent":
         return 0
-    pairs = sum(stack.layers * stack.length**2 - visible_pairs(config, stack) for stack in stacks)
+    pairs = sum(computed_pairs(config, stack) - visible_pairs(config, stack) for stack in stacks)
     return pairs * _per_pair(config, batch)
 
 
@@ -66,10 +163,7 @@ def recomputed_operations(config: ModelConfig, stacks: list[StackShape], batch: 
     """q · k again in the backward pass, where attention does not store its weights."""
     if config.attention == "reference" or config.architecture == "recurrent":
         return 0
-    pairs = 0
-    for stack in stacks:
-        own = visible_pairs(config, stack) if config.attention == "flex" else stack.layers * stack.length**2
-        pairs += own + stack.layers * stack.length * stack.memory
+    pairs = sum(computed_pairs(config, stack) + stack.layers * stack.length * stack.memory for stack in stacks)
     return 2 * batch * config.heads * pairs * config.key_dim
 
 
@@ -81,10 +175,16 @@ def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:
         return recurrent.step_operations(config, stack, batch)
     keys, m = stack.length, stack.memory
     pairs = min(keys, config.window or keys) if config.attention == "flex" else keys
-    block = _projections(config, batch, 1, 1) + _scores(config, batch, 1, keys, pairs) + _relative(config, batch, 1)
+    block = _projections(config, batch, 1, 1) + _score_projections(config, batch, 1, keys) + _relative(config, batch, 1)
     if m:  # the keys and values of the memory are cached
-        block += _projections(config, batch, 1, 0) + _scores(config, batch, 1, m, m)
-    return stack.layers * (block + _feedforward(config, batch)) + _head(config, batch, 1)
+        block += _projections(config, batch, 1, 0) + _score_projections(config, batch, 1, m)
+    block += (pairs + m) * _per_pair(config, batch) + _feedforward(config, batch)
+    return stack.layers * block + _head(config, batch, 1)
+
+
+def computed_pairs(config: ModelConfig, stack: StackShape) -> int:
+    """Query-key pairs of all layers whose scores are computed."""
+    return visible_pairs(config, stack) if config.attention == "flex" else stack.layers * stack.length**2
 
 
 def visible_pairs(config: ModelConfig, stack: StackShape) -> int:
@@ -98,8 +198,8 @@ def visible_pairs(config: ModelConfig, stack: StackShape) -> int:
 
 
 def _projections(config: ModelConfig, batch: int, queries: int, keys: int) -> int:
-    own = config.heads * (config.key_dim + config.val_dim)  # queries and output
-    return 2 * batch * config.dim * (queries * own + keys * config.key_heads * (config.key_dim + config.val_dim))
+    size = config.key_dim + config.val_dim  # of queries and output, or of keys and values
+    return 2 * batch * config.dim * size * (queries * config.heads + keys * config.key_heads)
 
 
 def _per_pair(config: ModelConfig, batch: int) -> int:
@@ -109,10 +209,6 @@ def _per_pair(config: ModelConfig, batch: int) -> int:
     return 2 * batch * config.heads * (score + config.val_dim)
 
 
-def _scores(config: ModelConfig, batch: int, queries: int, keys: int, pairs: int) -> int:
-    return pairs * _per_pair(config, batch) + _score_projections(config, batch, queries, keys)
-
-
 def _score_projections(config: ModelConfig, batch: int, queries: int, keys: int) -> int:
     """W q and W k of a learned score."""
     vectors = {"multiplicative": queries, "additive": queries + keys}.get(config.attention_score, 0)
@@ -120,17 +216,13 @@ def _score_projections(config: ModelConfig, batch: int, queries: int, keys: int)
 
 
 def _relative(config: ModelConfig, batch: int, queries: int) -> int:
-    if config.position != "relative":
-        return 0
-    return 2 * batch * config.heads * queries * config.key_dim * (2 * config.position_distance + 1)
+    distances = 2 * config.position_distance + 1 if config.position == "relative" else 0
+    return 2 * batch * config.heads * queries * config.key_dim * distances
 
 
 def _feedforward(config: ModelConfig, tokens: int) -> int:
-    matrices = 3 if config.activation in ("swiglu", "geglu") else 2
-    dense = 2 * tokens * config.dim * config.ff_dim * matrices
-    if not config.experts:
-        return dense
-    return config.experts_per_token * dense + 2 * tokens * config.dim * config.experts
+    dense = 2 * tokens * config.dim * config.ff_dim * (_gates(config) + 1)
+    return config.experts_per_token * dense + 2 * tokens * config.dim * config.experts if config.experts else dense
 
 
 def source_operations(config: ModelConfig, batch: int, length: int) -> list[int]:
@@ -145,9 +237,7 @@ def source_operations(config: ModelConfig, batch: int, length: int) -> list[int]
 
 
 def _head(config: ModelConfig, batch: int, length: int) -> int:
-    dim = config.dim
+    dim, size = config.dim, output_size(config)
     if config.output_head in ("tokens", "values"):
-        return 2 * batch * length * dim * (output_size(config) + dim * config.head_layer)
-    if config.output_head == "none":
-        return 0
-    return 2 * batch * dim * (output_size(config) + dim * config.pooler)
+        return 2 * batch * length * dim * (size + dim * config.head_layer)
+    return 0 if config.output_head == "none" else 2 * batch * dim * (size + dim * config.pooler)

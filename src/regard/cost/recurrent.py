@@ -20,12 +20,8 @@ CPU (oneDNN) twice as much or more.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from regard.cost.sequences import StackShape, stack_shapes
-
-if TYPE_CHECKING:
-    from regard.models.config import ModelConfig
+from regard.cost.shapes import StackShape, stack_shapes
+from regard.models.config import ModelConfig
 
 GATES = {"gru": 3, "lstm": 4}
 INDEX = 8  # bytes of an int64
@@ -37,15 +33,15 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
     encoder, decoder = stack_shapes(config)
     biases = 2 * GATES[config.cell] * dim * bias
     rows = (config.vocab_size or 0) + (0 if config.share_embeddings else config.target_size)
-    cross = {"dot": 0, "multiplicative": 2 * dim**2}.get(config.attention_score, 3 * dim**2 + dim)
+    weights, additive = _matrices(config), config.attention_score == "additive"
     parts = {
         "embedding": rows * width,
-        "encoder.cells": 2 * (_encoder_cells(config) + encoder.layers * biases),
+        "encoder.cells": 2 * (weights["encoder"] + encoder.layers * biases),
         "decoder.first": decoder.layers * dim * (dim + bias),
-        "decoder.cross": cross,
-        "decoder.cells": _decoder_cells(config, decoder) + decoder.layers * biases,
-        "decoder.readout": 2 * width * (3 * dim + width + bias),
-        "head": config.target_size * (config.logit_bias + (0 if config.tie_embeddings else width)),
+        "decoder.cross": weights["keys"] + weights["query"] + dim * additive,
+        "decoder.cells": weights["decoder"] + decoder.layers * biases,
+        "decoder.readout": weights["readout"] + 2 * width * bias,
+        "head": config.target_size * config.logit_bias + (0 if config.tie_embeddings else weights["head"]),
     }
     return {name: count for name, count in parts.items() if count}
 
@@ -53,15 +49,15 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
 def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> dict[str, int]:
     """One forward pass, by part; parts without matmuls are omitted."""
     encoder, decoder = stacks
-    pairs = decoder.length * encoder.length
+    source, target, weights = 2 * batch * encoder.length, 2 * batch * decoder.length, _matrices(config)
     parts = {
-        "encoder.cells": 4 * batch * encoder.length * _encoder_cells(config),
+        "encoder.cells": 2 * source * weights["encoder"],
         "decoder.first": 2 * batch * decoder.layers * config.dim**2,
-        "decoder.cross": 2 * batch * (encoder.length * _keys(config) + decoder.length * _query(config)),
-        "decoder.cross_scores": 2 * batch * pairs * 3 * config.dim,
-        "decoder.cells": 2 * batch * decoder.length * _decoder_cells(config, decoder),
-        "decoder.readout": 2 * batch * decoder.length * _readout(config),
-        "head": 2 * batch * decoder.length * config.token_dim * config.target_size,
+        "decoder.cross": source * weights["keys"] + target * weights["query"],
+        "decoder.cross_scores": target * encoder.length * 3 * config.dim,
+        "decoder.cells": target * weights["decoder"],
+        "decoder.readout": target * weights["readout"],
+        "head": target * weights["head"],
     }
     return {name: count for name, count in parts.items() if count}
 
@@ -73,8 +69,9 @@ def first_step_operations(config: ModelConfig, batch: int) -> int:
 
 def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:
     """One more token per row, however many came before."""
-    cells = _decoder_cells(config, stack) + _query(config) + 3 * config.dim * stack.memory
-    return 2 * batch * (cells + _readout(config) + config.token_dim * config.target_size)
+    weights = _matrices(config)
+    matmuls = sum(weights[name] for name in ("query", "decoder", "readout", "head"))
+    return 2 * batch * (matmuls + 3 * config.dim * stack.memory)
 
 
 def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, size: int) -> dict[str, int]:
@@ -109,24 +106,15 @@ def state_bytes(config: ModelConfig, stack: StackShape, batch: int, size: int) -
     }
 
 
-def _encoder_cells(config: ModelConfig) -> int:
-    """Weights of one direction."""
-    inputs = config.token_dim + (config.layers - 1) * 2 * config.dim
-    return GATES[config.cell] * config.dim * (inputs + config.layers * config.dim)
-
-
-def _decoder_cells(config: ModelConfig, stack: StackShape) -> int:
-    inputs = config.token_dim + 2 * config.dim + (stack.layers - 1) * config.dim
-    return GATES[config.cell] * config.dim * (inputs + stack.layers * config.dim)
-
-
-def _keys(config: ModelConfig) -> int:
-    return 0 if config.attention_score == "dot" else 2 * config.dim**2
-
-
-def _query(config: ModelConfig) -> int:
-    return config.dim**2 if config.attention_score == "additive" else 0
-
-
-def _readout(config: ModelConfig) -> int:
-    return 2 * config.token_dim * (3 * config.dim + config.token_dim)
+def _matrices(config: ModelConfig) -> dict[str, int]:
+    """Weights without biases: those that multiply one token; of the encoder, in one direction."""
+    gates, dim, width = GATES[config.cell] * config.dim, config.dim, config.token_dim
+    layers, decoder_layers = config.layers, config.decoder_layers or config.layers
+    return {
+        "encoder": gates * (width + (layers - 1) * 2 * dim + layers * dim),
+        "keys": 0 if config.attention_score == "dot" else 2 * dim**2,
+        "query": dim**2 if config.attention_score == "additive" else 0,
+        "decoder": gates * (width + 2 * dim + (decoder_layers - 1) * dim + decoder_layers * dim),
+        "readout": 2 * width * (3 * dim + width),
+        "head": width * config.target_size,
+    }

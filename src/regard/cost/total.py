@@ -12,23 +12,23 @@ With two sequences, "per token" means per target token; the cost of the source i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from regard.cost import recurrent
 from regard.cost.activations import activation_bytes, loss_gradient_bytes
 from regard.cost.operations import (
+    count_parameters,
+    feedforward_parameters,
     forward_operations,
     masked_operations,
+    output_size,
     recomputed_operations,
     source_operations,
     step_operations,
 )
-from regard.cost.parameters import count_parameters, feedforward_parameters, output_size
-from regard.cost.sequences import StackShape, at_least_one, lengths, stack_shapes
+from regard.cost.shapes import StackShape, lengths, stack_shapes
 from regard.errors import UserError, suggest
-
-if TYPE_CHECKING:
-    from regard.models.config import ModelConfig
+from regard.models.config import ModelConfig
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
 BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
@@ -117,7 +117,8 @@ def cost(
     """The cost of `batch` rows of `seq` tokens (None: max_length, or the patches of an image)."""
     if dtype not in BYTES:
         raise UserError(f"dtype = {dtype!r}: unknown dtype; {suggest(str(dtype), get_args(Dtype))}")
-    at_least_one("batch", batch)
+    if batch < 1:
+        raise UserError(f"batch = {batch}: must be 1 or more")
     source, target = lengths(config, seq, target_seq)
     stacks, size = stack_shapes(config, source, target), BYTES[dtype]
     parameters, forward = count_parameters(config), forward_operations(config, stacks, batch)
