@@ -46,7 +46,7 @@ from learners import Sample, clock
 from torch import Tensor, nn
 from training import LeftOut, ceiling, prepare
 
-from regard.data.blocks import Blocks
+from regard.data.streams import Blocks
 from regard.errors import UserError
 from regard.interop import config_to_hf
 from regard.models import ModelConfig, build

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.batch import Ragged
-from regard.data.labelled import Labelled
 from regard.data.labels import Example
+from regard.data.pack import Labelled
 from regard.data.streams import Batches
 from regard.metrics.classification import ClassMetrics, evaluate_classes
 from regard.models.recipe import override, read_recipe, smoke_form

@@ -87,12 +87,13 @@ def test_an_epoch_of_noise_follows_from_the_seed():
     texts = Ragged.of([[2, *range(4, 4 + n), 3] for n in (1, 2, 5, 8)])
     make = lambda seed: Denoised(texts, tokenizer, Noise(0.3, 1.5), [9, 9], seed)  # noqa: E731
     data = make(1)
-    assert len(data) == 3  # one token has nothing to take out
+    assert len(data.texts) == 3  # one token has nothing to take out
     pairs = data.at(0)
     assert all(row[:2] == [9, 9] and row[-1] == tokenizer.eos for row in apart(pairs.sources))
     assert all((row[0], row[-1]) == (tokenizer.bos, tokenizer.eos) for row in apart(pairs.targets))
-    for side, length in zip((pairs.sources, pairs.targets), data.lengths(), strict=True):
-        assert torch.equal(side.lengths, length)
+    noisy, spans = counts(data.texts.lengths, data.noise)
+    assert torch.equal(pairs.sources.lengths, data.texts.lengths - noisy + spans + 3)  # the prefix and </s>
+    assert torch.equal(pairs.targets.lengths, noisy + spans + 2)
     assert apart(make(1).at(3).sources) == apart(data.at(3).sources)
     epochs = {str(apart(data.at(epoch).sources)) for epoch in range(5)}
     assert len(epochs) > 1 and str(apart(make(2).at(0).sources)) not in {str(apart(data.at(0).sources))}

@@ -12,9 +12,9 @@ from regard.data import pack
 from regard.data.batch import PairBatch, Ragged
 from regard.data.columns import Store
 from regard.data.encode import store_labelled
-from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weights, sample_rows
-from regard.data.labels import LabelData
-from regard.data.streams import Batches
+from regard.data.labels import LabelData, balanced_weights
+from regard.data.pack import ClassBatch, ClassPacks, Labelled
+from regard.data.streams import Batches, sample_rows
 from regard.models import Encoder, ModelConfig, build
 from regard.tasks.text_classification import class_logits, classification
 from regard.tasks.word_dropout import WordDropout

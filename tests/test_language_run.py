@@ -18,9 +18,9 @@ import regard
 from commanded import training
 from regard.cli import main
 from regard.data import documents, encode
-from regard.data.blocks import BlockBatch
 from regard.data.columns import Store
 from regard.data.documents import TextData
+from regard.data.streams import BlockBatch
 from regard.metrics.perplexity import perplexity
 from regard.models import ModelConfig, build
 from regard.models.folder import load_tokenizers

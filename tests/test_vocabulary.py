@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.data.blocks import BlockBatch
+from regard.data.streams import BlockBatch
 from regard.models import Decoder, ModelConfig
 from regard.tasks.language_modeling import next_token
 from regard.training.objective import cross_entropy

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard.data.batch import Tensors
 from regard.data.images import Images
-from regard.data.streams import Ahead, batch_rows
+from regard.data.streams import Ahead, batch_rows, epoch_generator
 from regard.errors import UserError
 from regard.settings import check_types
 
@@ -133,7 +133,7 @@ class ImageStream(Ahead):
         self.config, self.row_count, self.side, self.seed, self.device = config, rows, side, seed, device
 
     def prepare(self, epoch: int, chunk: int) -> tuple[int, tuple[Tensor, Augmentation]]:
-        order = batch_rows(len(self.labels), self.row_count, self.seed, epoch)
+        order = batch_rows(len(self.labels), self.row_count, epoch_generator(self.seed, epoch))
         every = [sample(self.config, self.row_count, self.side, self.seed, epoch, at) for at in range(len(order))]
         joined = map(torch.cat, zip(*(vars(one).values() for one in every), strict=True))
         return len(order), (order, Augmentation(*joined))

@@ -1,17 +1,18 @@
 """What batches are made of: sequences of different length, concatenated or padded to a rectangle.
 
-Ragged    all sequences concatenated in one tensor; `pad(rows)` gathers a padded rectangle in one step
-Pairs     source and target sequences of an encoder-decoder
-Tensors   base of all batches: a dataclass of tensors
+Ragged      all sequences concatenated in one tensor; `pad(rows)` gathers a padded rectangle in one step
+Sequences   what `Batches` splits into batches: `Pairs` of an encoder-decoder, `Labelled` texts of a classifier
+Tensors     base of all batches: a dataclass of tensors
 """
 
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -89,8 +90,20 @@ class Tensors:
                 own.copy_(getattr(other, field.name), non_blocking=True)
 
 
+class Labels(Tensors):
+    """A batch with `labels`: IGNORE where there is nothing to predict."""
+
+    IGNORE = -100
+    labels: Tensor
+
+    @property
+    def tokens(self) -> Tensor:
+        """The number of labels that count: what the loss is averaged over."""
+        return (self.labels != self.IGNORE).sum()
+
+
 @dataclass(frozen=True)
-class PairBatch(Tensors):
+class PairBatch(Labels):
     """Source and shifted target: `target[:, i]` is read, `labels[:, i]` is the token that follows."""
 
     source: Tensor  # [B, S]
@@ -98,15 +111,31 @@ class PairBatch(Tensors):
     target: Tensor  # [B, T]
     labels: Tensor  # [B, T], IGNORE on padding
 
-    IGNORE = -100
+
+class Sequences(ABC):
+    """Rows of known size, perhaps others in every epoch, and how some of them become a padded batch."""
 
     @property
-    def tokens(self) -> Tensor:
-        """The number of target tokens."""
-        return (self.labels != self.IGNORE).sum()
+    @abstractmethod
+    def sizes(self) -> Tensor:
+        """The length of each row. [rows]"""
+
+    @abstractmethod
+    def batch(self, rows: Tensor) -> Any: ...
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def longest_row(self) -> int:
+        return int(self.sizes.max())
+
+    def at(self, epoch: int) -> Self:
+        """The rows that this epoch reads: always the same, unless a subclass samples them."""
+        return self
 
 
-class Pairs:
+class Pairs(Sequences):
     """Source and target sequences as a model reads them: sources end with </s>, targets are <s> … </s>."""
 
     def __init__(self, sources: Sequence[Sequence[int]] | Ragged, targets: Sequence[Sequence[int]] | Ragged) -> None:
@@ -120,22 +149,10 @@ class Pairs:
                 row = int(side.lengths.argmin())
                 raise UserError(f"{name} {row} has {shortest} ids: sources end with </s>, targets are <s> … </s>")
 
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    def at(self, epoch: int) -> Pairs:
-        """The pairs that this epoch reads: always the same."""
-        return self
-
     @property
     def longest(self) -> int:
         """The most tokens a model reads at once: a source, or a target without its end."""
         return max(int(self.sources.lengths.max()), int(self.targets.lengths.max()) - 1)
-
-    @property
-    def longest_row(self) -> int:
-        """The largest of `sizes`."""
-        return int(self.sizes.max())
 
     @property
     def sizes(self) -> Tensor:

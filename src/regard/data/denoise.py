@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.data.batch import PairBatch, Pairs, Ragged, steps
+from regard.data.batch import Pairs, Ragged, steps
 from regard.data.streams import epoch_generator
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
@@ -120,59 +120,33 @@ class Denoised:
         self.sentinels = find_sentinels(tokenizer)
         self.bos, self.eos = tokenizer.special_id("bos"), tokenizer.special_id("eos")
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def lengths(self) -> tuple[Tensor, Tensor]:
-        """Lengths of sources and targets with prefix and special tokens: the same in every epoch."""
-        noisy, spans = counts(self.texts.lengths, self.noise)
-        return self.texts.lengths - noisy + spans + len(self.prefix) + 1, noisy + spans + 2
-
     def at(self, epoch: int) -> Pairs:
         generator = epoch_generator(self.seed, epoch)
         sources, targets = corrupt(self.texts, self.sentinels, self.noise, generator)
         return Pairs(surround(sources, self.prefix, [self.eos]), surround(targets, [self.bos], [self.eos]))
 
 
-class Mixture:
-    """Fixed pairs and texts to be denoised, side by side; `Batches` and `Packs` take it as they take pairs."""
+class Mixture(Pairs):
+    """Fixed pairs and texts to be denoised, side by side: the pairs of epoch 0, and others at another epoch.
+
+    Their lengths are the same in every epoch.
+    """
 
     def __init__(self, fixed: Pairs | None, denoised: Sequence[Denoised]) -> None:
-        self.fixed, self.denoised = fixed, tuple(denoised)
-        self.made: tuple[int, Pairs] | None = None  # the last epoch
-        sides = [one.lengths() for one in self.denoised]
-        if fixed is not None:
-            sides.append((fixed.sources.lengths, fixed.targets.lengths))
-        sources, targets = (torch.cat(side) for side in zip(*sides, strict=True))
-        self.count = len(sources)
-        self.longest = max(int(sources.max()), int(targets.max()) - 1)
-        self.longest_row = max(int(sources.max()), int(targets.max()))
-        if fixed is not None:
-            self.longest = max(self.longest, fixed.longest)
-            self.longest_row = max(self.longest_row, fixed.longest_row)
+        self.fixed, self.denoised = fixed, denoised
+        self.made = 0, self._make(0)  # the last epoch
+        super().__init__(self.made[1].sources, self.made[1].targets)
 
-    def __len__(self) -> int:
-        return self.count
-
-    @property
-    def sizes(self) -> Tensor:
-        return self.at(0).sizes
-
-    def batch(self, rows: Tensor) -> PairBatch:
-        return self.at(0).batch(rows)
-
-    def at(self, epoch: int) -> Pairs:
-        if self.made is None or self.made[0] != epoch:
+    def at(self, epoch: int) -> Pairs:  # type: ignore[override]  # other pairs, not another mixture
+        if self.made[0] != epoch:
             self.made = epoch, self._make(epoch)
         return self.made[1]
 
     def _make(self, epoch: int) -> Pairs:
-        parts = [one.at(epoch) for one in self.denoised]
-        if self.fixed is not None:
-            parts.append(self.fixed.at(epoch))
-        return (
-            parts[0] if len(parts) == 1 else Pairs(_join([p.sources for p in parts]), _join([p.targets for p in parts]))
-        )
+        parts = [*(one.at(epoch) for one in self.denoised), *([self.fixed] if self.fixed else [])]
+        if len(parts) == 1:
+            return parts[0]
+        return Pairs(_join([pairs.sources for pairs in parts]), _join([pairs.targets for pairs in parts]))
 
 
 def _join(parts: Sequence[Ragged]) -> Ragged:

@@ -135,6 +135,11 @@ def choose_classes(config: LabelData, report: LabelReport) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: (int(name), name) if numbers else (0, name)))
 
 
+def balanced_weights(counts: Sequence[int]) -> list[float]:
+    """w_c = N / (C n_c): every class counts as much as the others, and the mean over the examples is 1."""
+    return [sum(counts) / (len(counts) * count) for count in counts]
+
+
 def _example(
     text: str, label: str, file: str, row: int, config: LabelData, classes: Sequence[str]
 ) -> Example | Problem:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.data.batch import PairBatch, Ragged, Tensors
+from regard.data.batch import Labels, Ragged
 from regard.data.pack import Plan, TextPacks, TextRows
 from regard.errors import UserError
 from regard.settings import check_types
@@ -50,18 +50,13 @@ class MaskConfig:
 
 
 @dataclass(frozen=True)
-class MaskedBatch(Tensors):
+class MaskedBatch(Labels):
     """Packed rows with masked tokens."""
 
     ids: Tensor  # [R, L]
     document: Tensor  # [R, L], from 1; 0: padding
     positions: Tensor  # [R, M] of the masked tokens
     labels: Tensor  # [R, M] the original tokens; IGNORE where fewer were chosen
-
-    @property
-    def tokens(self) -> Tensor:
-        """The number of masked tokens."""
-        return (self.labels != PairBatch.IGNORE).sum()
 
 
 class MaskedPacks(TextPacks):
@@ -90,7 +85,7 @@ class MaskedPacks(TextPacks):
         chosen = choose(words, self.config.fraction, generator)
         most = self.config.most(self.length)
         positions = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :most]
-        labels = torch.where(chosen, ids, PairBatch.IGNORE).gather(1, positions)
+        labels = torch.where(chosen, ids, Labels.IGNORE).gather(1, positions)
         return MaskedBatch(self._replace(ids, chosen, generator), document, positions, labels)
 
     def _replace(self, ids: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:

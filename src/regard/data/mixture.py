@@ -30,11 +30,11 @@ import torch
 
 from regard.data.denoise import Noise
 from regard.data.documents import Piece, TextData, find_texts, part, pieces, survey
-from regard.data.labelled import sample_rows
 from regard.data.labels import LabelData, check_examples, choose_classes, read_labelled
 from regard.data.pairs import Pair, PairData, find_pairs, read_pairs
 from regard.data.sets import Files, find_files, home
 from regard.data.sets import fingerprint as file_fingerprint
+from regard.data.streams import sample_rows
 from regard.errors import UserError
 from regard.samples import sample_folder
 from regard.settings import check_types, from_dict, to_dict

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.data.batch import PairBatch, Pairs, Ragged, Tensors, steps
+from regard.data.batch import Labels, Pairs, Ragged, Sequences, Tensors, steps
+from regard.data.columns import Store
 from regard.data.streams import Ahead, epoch_generator, epoch_seed
 from regard.errors import UserError
 
@@ -29,7 +30,7 @@ CHUNK = 1 << 22  # tokens of the rows that are filled at once
 
 
 @dataclass(frozen=True)
-class PackedBatch(Tensors):
+class PackedBatch(Labels):
     """Rows of packed pairs; all [R, L]."""
 
     source: Tensor
@@ -37,11 +38,6 @@ class PackedBatch(Tensors):
     target: Tensor
     target_document: Tensor
     labels: Tensor  # IGNORE on padding
-
-    @property
-    def tokens(self) -> Tensor:
-        """The number of target tokens."""
-        return (self.labels != PairBatch.IGNORE).sum()
 
 
 def assign(sources: list[int], targets: list[int], length: int) -> list[int]:
@@ -108,15 +104,6 @@ def fill_rows(data: Ragged, plan: Plan, lengths: Tensor, width: int, shift: int 
     return ids.view(plan.rows, width), documents.view(plan.rows, width)
 
 
-class Packable(Protocol):
-    """What `Packs` takes: pairs, perhaps others in every epoch, and the length of the longest of them."""
-
-    @property
-    def longest(self) -> int: ...
-
-    def at(self, epoch: int) -> Pairs: ...
-
-
 class PackedRows(Ahead):
     """Batches of `rows` rows of `length` tokens; subclasses plan an epoch, fill rows, and add labels on the device.
 
@@ -169,7 +156,7 @@ class PackedRows(Ahead):
 class Packs(PackedRows):
     """Packed sentence pairs."""
 
-    def __init__(self, data: Packable, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
+    def __init__(self, data: Pairs, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
         super().__init__(data.longest, rows, length, seed, device)
         self.data = data
 
@@ -184,7 +171,7 @@ class Packs(PackedRows):
         source, source_document = fill_rows(data.sources, plan, sources, width)
         target, target_document = fill_rows(data.targets, plan, targets, width)
         labels, _ = fill_rows(data.targets, plan, targets, width, shift=1)
-        labels = torch.where(target_document > 0, labels, PairBatch.IGNORE)
+        labels = torch.where(target_document > 0, labels, Labels.IGNORE)
         return PackedBatch(source, source_document, target, target_document, labels)
 
 
@@ -209,6 +196,52 @@ class TextPacks(PackedRows):
 
     def fill(self, epoch: int, plan: Plan) -> TextRows:
         return TextRows(*fill_rows(self.texts, plan, self.texts.lengths[plan.order], self.length))
+
+
+@dataclass(frozen=True)
+class ClassBatch(Labels):
+    """Texts, padded (one per row, D = 1) or packed (at most D per row), and their classes."""
+
+    text: Tensor  # [R, N]
+    labels: Tensor  # [R, D], IGNORE where a packed row has fewer texts
+    is_real: Tensor | None = None  # [R, N] of padded texts; None: no padding
+    document: Tensor | None = None  # [R, N] of packed ones, from 1; 0: padding
+
+
+class Labelled(Sequences):
+    """Texts  <s> … </s>  with the numbers of their classes [N]; the first token is what BERT calls [CLS]."""
+
+    def __init__(self, texts: Ragged, labels: Tensor) -> None:
+        self.texts, self.labels = texts, labels
+
+    @classmethod
+    def of(cls, store: Store) -> Labelled:
+        return cls(store.ragged("text"), store.tensor("label").long())
+
+    def choose(self, rows: Tensor) -> Labelled:
+        return Labelled(self.texts.choose(rows), self.labels[rows])
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.texts.lengths
+
+    def batch(self, rows: Tensor) -> ClassBatch:
+        text, is_real = self.texts.pad(rows)
+        return ClassBatch(text, self.labels[rows][:, None], None if bool(is_real.all()) else is_real)
+
+
+class ClassPacks(TextPacks):
+    """Packed batches of labelled texts."""
+
+    def __init__(self, data: Labelled, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
+        super().__init__(data.texts, rows, length, seed, device)
+        self.labels = data.labels
+        self.most = length // int(data.texts.lengths.min())  # texts that a row can hold
+
+    def label(self, rows: TextRows, plan: Plan, generator: torch.Generator) -> ClassBatch:
+        labels = torch.full((len(rows.ids), self.most), Labels.IGNORE)
+        labels[plan.row, plan.document - 1] = self.labels[plan.order]
+        return ClassBatch(rows.ids, labels.to(rows.ids.device), document=rows.document)
 
 
 def _within(sizes: Tensor, first: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
     Batches     padded sequences of similar length, by a budget of tokens        variable shapes
     Packs       several sequences per row (`regard.data.pack`)                   fixed shapes
-    Blocks      rows of one long token sequence (`regard.data.blocks`)           fixed shapes
+    Blocks      rows of one long token sequence                                  fixed shapes
     Examples    examples of one shape, stored or generated: images, scenes, windows of a series
 
 The order of epoch e follows from (seed, e) alone, so a resumed run needs only the epoch and the number of the batch.
@@ -17,17 +17,20 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from regard.data.batch import Sequences, Tensors
 from regard.errors import UserError
 
 AHEAD = 4  # batches that `prefetch` keeps ready
+RESIDENT = {"cpu": 1 << 22, "cuda": 1 << 28}  # tokens (4 bytes each) kept as a whole: a step then copies nothing
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
@@ -80,22 +83,6 @@ class Stream(ABC):
             yield own(number)
 
 
-class Paddable(Protocol):
-    """What `Batches` takes: rows of known size, perhaps others in every epoch, and how some of them become a batch."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def longest_row(self) -> int: ...
-
-    @property
-    def sizes(self) -> Tensor: ...
-
-    def at(self, epoch: int) -> Paddable: ...
-
-    def batch(self, rows: Tensor) -> Any: ...
-
-
 class Batches(Stream):
     """Padded batches of similar length, up to `budget` tokens each (Vaswani et al. 2017, section 5.1).
 
@@ -103,7 +90,7 @@ class Batches(Stream):
     padded rectangle  rows x longest  is nearly full.
     """
 
-    def __init__(self, data: Paddable, budget: int, seed: int) -> None:
+    def __init__(self, data: Sequences, budget: int, seed: int) -> None:
         if data.longest_row > budget:
             raise UserError(
                 f"train.batch_tokens = {budget} is too small for a sequence of {data.longest_row} tokens: raise it, "
@@ -131,15 +118,28 @@ class Batches(Stream):
         return len(plan), lambda number: data.batch(plan[number])
 
 
-def batch_rows(count: int, rows: int, seed: int, epoch: int) -> Tensor:
+def batch_rows(count: int, rows: int, generator: torch.Generator) -> Tensor:
     """The rows of each batch of an epoch, shuffled, [batches, rows]; an incomplete batch at the end is left out.
 
     Fewer rows than a batch are repeated in it.
     """
-    order = torch.randperm(count, generator=epoch_generator(seed, epoch))
+    order = torch.randperm(count, generator=generator)
     if count < rows:
         order = order.repeat(-(-rows // count))
     return order[: len(order) // rows * rows].view(-1, rows)
+
+
+def sample_rows(labels: Tensor, fraction: float, seed: int, *, keep: bool) -> Tensor:
+    """Which rows [N] are sampled: the same fraction of every class, at least one of each; a smaller fraction with the
+    same seed is a subset of a larger one. With `keep`, at least one of a class is left instead.
+    """
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    sampled = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        members = order[labels[order] == label]
+        count = round(fraction * len(members))
+        sampled[members[: min(count, len(members) - 1) if keep else max(count, 1)]] = True
+    return sampled
 
 
 class Examples(Stream):
@@ -149,8 +149,94 @@ class Examples(Stream):
         self.count, self.rows, self.seed, self.make = count, rows, seed, make
 
     def open(self, epoch: int) -> tuple[int, Callable[[int], Any]]:
-        order = batch_rows(self.count, self.rows, self.seed, epoch)
+        order = batch_rows(self.count, self.rows, epoch_generator(self.seed, epoch))
         return len(order), lambda number: self.make(order[number])
+
+
+@dataclass(frozen=True)
+class BlockBatch(Tensors):
+    """Rows of a text. A row of L + 1 tokens teaches L: `read` is all but the last, `labels` all but the first."""
+
+    ids: Tensor  # [R, L + 1]
+
+    @property
+    def read(self) -> Tensor:
+        return self.ids[:, :-1]
+
+    @property
+    def labels(self) -> Tensor:
+        return self.ids[:, 1:]
+
+    @property
+    def tokens(self) -> Tensor:
+        """The number of labels."""
+        return torch.full((), self.labels.numel(), device=self.ids.device)
+
+
+class Blocks(Stream):
+    """Batches of `rows` rows of `length` tokens, and the token after each.
+
+    Every epoch the text is split at another offset into rows, which come in random order: each token is read once per
+    epoch, at another position of a row each time.
+    """
+
+    def __init__(self, ids: Tensor, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
+        if len(ids) < length + 1:
+            raise UserError(
+                f"the training text has {len(ids):,} tokens, less than one row of train.pack = {length} and the token "
+                "after it: give more text, or a smaller pack"
+            )
+        self.ids, self.rows, self.length, self.seed = ids, rows, length, seed
+        self.device = device or torch.device("cpu")
+        resident = len(ids) <= RESIDENT.get(self.device.type, RESIDENT["cpu"])
+        self.flat = ids.int().to(self.device) if resident else None
+        self.columns = torch.arange(length + 1, device=self.device)
+
+    def starts(self, epoch: int) -> Tensor:
+        """Where the rows of an epoch begin, by batch. [batches, rows]"""
+        generator = epoch_generator(self.seed, epoch)
+        room = len(self.ids) - self.length  # a row may begin at 0 … room - 1
+        offset = int(torch.randint(min(self.length, room), (), generator=generator))
+        count = (room - 1 - offset) // self.length + 1
+        return offset + batch_rows(count, self.rows, generator) * self.length
+
+    def open(self, epoch: int) -> tuple[int, Callable[[int], BlockBatch]]:
+        starts = self.starts(epoch)
+        starts = starts if self.flat is None else starts.to(self.device)
+        return len(starts), lambda number: self.batch(starts[number])
+
+    def batch(self, starts: Tensor) -> BlockBatch:
+        if self.flat is None:
+            return BlockBatch(torch.stack([self.ids[at : at + self.length + 1] for at in starts.tolist()]).long())
+        return BlockBatch(self.flat[starts[:, None] + self.columns].long())
+
+
+def windows(ids: Tensor, context: int, stride: int, rows: int) -> Iterator[tuple[BlockBatch, Tensor]]:
+    """Batches with every token of a text exactly once, and which of their labels count [R, context].
+
+    With `stride` < `context` the windows overlap, and only the last `stride` tokens of each (all of the first) count:
+
+        context 4, stride 2       1 2 3 4                   a token has at least context - stride before it
+                                      3 4 5 6               (Press et al. 2021, arXiv 2012.15832)
+                                          5 6 7 8
+
+    The last window is padded with its first token, which does not count.
+    """
+    if not 1 <= stride <= context:
+        raise UserError(f"stride = {stride}: must be from 1 to the context of {context} tokens")
+    wanted = len(ids) - 1  # every token but the first
+    flat = ids.numpy()
+    starts = [0, *range(stride, max(wanted - context + stride, 0), stride)]
+    for at in range(0, len(starts), rows):
+        windows, counts = [], []
+        for start in starts[at : at + rows]:
+            row = flat[start : start + context + 1]
+            count = np.zeros(context, bool)
+            count[0 if start == 0 else context - stride : len(row) - 1] = True
+            windows.append(np.concatenate((row, np.full(context + 1 - len(row), row[0]))))
+            counts.append(count)
+        batch = BlockBatch(torch.from_numpy(np.stack(windows).astype(np.int64)))
+        yield batch, torch.from_numpy(np.stack(counts))
 
 
 class Ahead(Stream):

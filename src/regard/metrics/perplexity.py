@@ -7,7 +7,7 @@
 
 Losses per token can be compared only between models with the same tokenizer; bits per byte always. The context is
 limited: token t is predicted from at most `context` tokens before it, and with a `stride` below the context at least
-context - stride of them (see `regard.data.blocks.windows`), which costs context / stride times the work.
+context - stride of them (see `regard.data.streams.windows`), which costs context / stride times the work.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from regard.data.blocks import windows
 from regard.data.columns import Store
+from regard.data.streams import windows
 from regard.errors import UserError
 
 LOGITS = 1 << 26  # scores computed at once, 4 bytes each

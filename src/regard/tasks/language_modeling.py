@@ -5,7 +5,7 @@
     loss      cross-entropy of each token, given those before         Radford et al. 2019
     metrics   perplexity and bits per byte over the whole text        `regard.metrics.perplexity`
 
-Batches are rows of `train.pack` tokens from one long text (`regard.data.blocks`); that is also the context length.
+Batches are rows of `train.pack` tokens from one long text (`regard.data.streams`); that is also the context length.
 Its default is the model's `max_length`.
 """
 
@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.data.blocks import BlockBatch, Blocks
 from regard.data.columns import Store
 from regard.data.documents import TextData, pieces, survey
 from regard.data.encode import store_tokens
+from regard.data.streams import BlockBatch, Blocks
 from regard.errors import UserError
 from regard.metrics.perplexity import perplexity
 from regard.models import Decoder, ModelConfig

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from regard.data.encode import store_labelled
-from regard.data.labelled import ClassBatch, ClassPacks, Labelled, balanced_weights, sample_rows
-from regard.data.labels import Example, LabelData, check_examples, choose_classes, read_labelled
-from regard.data.streams import Batches, Stream
+from regard.data.labels import Example, LabelData, balanced_weights, check_examples, choose_classes, read_labelled
+from regard.data.pack import ClassBatch, ClassPacks, Labelled
+from regard.data.streams import Batches, Stream, sample_rows
 from regard.errors import UserError, suggest
 from regard.models import Encoder, ModelConfig
 from regard.predict.text_classifier import TextClassifier
