@@ -24,7 +24,7 @@ from regard.data.lines import Notes, Problem
 from regard.data.pixels import open_pixels
 from regard.data.scenes import HELD_OUT, NOUNS, SIZES, split_pair
 from regard.data.sets import DataConfig, Files, check_files, check_word_dropout, find_files
-from regard.data.tables import TABLES, Row, Rows, column_names, read_table, table_kind, text
+from regard.data.tables import TABLES, Row, Rows, Table, column_names, table_kind, text
 from regard.errors import UserError, suggest
 from regard.settings import check_types
 
@@ -109,7 +109,7 @@ def read_captions(
             _check_columns(path, column)
             remedy = f"Write  {_example(column)}"
             columns = (column, "caption", "key")
-            for row in read_table(path, columns, notes, optional=("key",), convert=convert, remedy=remedy):
+            for row in Table(path, columns, notes, optional=("key",), convert=convert, remedy=remedy):
                 yield row if isinstance(row, Problem) else captioned(row, path)
 
     def captioned(row: Row, path: Path) -> Captioned | Problem:

@@ -28,9 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
-from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes, unreadable
+from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes, undecodable, unreadable
 from regard.data.sets import DataConfig, find_files, fingerprint
-from regard.data.tables import Rows, read_table, table_kind
+from regard.data.tables import Rows, Table, table_kind
 from regard.errors import UserError
 
 PIECE = 100_000  # characters
@@ -91,10 +91,10 @@ def pieces(files: Sequence[str], config: TextData) -> Rows[Piece]:
             if (config.table or table_kind(path)) is None:
                 yield from _plain(path, config.separator, notes)
                 continue
-            for row in read_table(
+            for row in Table(
                 path, (config.column,), notes, kind=config.table, longest=LONGEST, remedy="Set column in [data]"
             ):
-                yield from (row,) if isinstance(row, Problem) else _document(row.cells[0], row.file, row.line, notes)
+                yield from (row,) if isinstance(row, Problem) else _document(row.cells[0], row.file, notes)
 
     return Rows(files, scan, skip_bad=config.skip_bad, what="text", remedy="a language model needs some to learn from")
 
@@ -148,11 +148,8 @@ def _joined(pair: str) -> bool:
     return bool(unicodedata.combining(pair[1])) or len(unicodedata.normalize("NFC", pair)) < len(pair)
 
 
-def _document(text: str, file: str, number: int, notes: Notes) -> Iterator[Piece | Problem]:
+def _document(text: str, file: str, notes: Notes) -> Iterator[Piece]:
     """A document that is in memory."""
-    if "\0" in text:
-        yield Problem(file, number, "contains a NUL character; is this text?")
-        return
     if not text:
         notes[file, "an empty document, skipped"] += 1
         return
@@ -203,13 +200,9 @@ def _decoded(path: Path, notes: Notes) -> Iterator[str | Problem]:
                 try:
                     text = decoder.decode(block, final=not block)
                 except UnicodeDecodeError as error:
-                    at, bad = read - pending + error.start + 1, error.object[error.start]
                     line += error.object[: error.start].count(b"\n")
-                    hint = "; the file looks like UTF-16: convert it with  iconv -f UTF-16 -t UTF-8"
-                    utf16 = at <= 2 and error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
-                    yield Problem(
-                        name, line, f"is not UTF-8: byte {bad:#04x} at position {at:,}{hint * utf16}", fatal=True
-                    )
+                    what = undecodable(error, first=not read, before=read - pending)
+                    yield Problem(name, line, what, fatal=True)
                     return
                 if not read and text.startswith("\ufeff"):
                     text = text[1:]

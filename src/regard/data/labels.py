@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from regard.data.lines import Notes, Problem
 from regard.data.sets import DataConfig, check_word_dropout, find_files
-from regard.data.tables import Report, Rows, label, read_table
+from regard.data.tables import Report, Row, Rows, Table, label
 from regard.errors import UserError, suggest
 
 MOST = 1000  # classes that are taken from the data; with more of them, the column is probably the wrong one
@@ -88,19 +88,25 @@ class LabelReport(Report):
 
 
 def read_labelled(files: Sequence[str], config: LabelData, classes: Sequence[str] = ()) -> Rows[Example]:
-    """The rows of `files`; a label that is not among `classes` (if given) is a problem."""
+    """The rows of `files`; a label that is not among `classes` (if raw) is a problem."""
 
     def scan(notes: Notes) -> Iterator[Example | Problem]:
         convert = {config.label: label}
         for path in find_files(files, config.folder):
-            for row in read_table(path, config.columns, notes, header=config.header, convert=convert, remedy=REMEDY):
-                if isinstance(row, Problem):
-                    yield row
-                    continue
-                text, name = row.cells
-                yield _example(text, name.strip(), row.file, row.line, config, classes)
-                if not text or text.isspace():
-                    notes[row.file, "an empty text, kept"] += 1
+            for row in Table(path, config.columns, notes, header=config.header, convert=convert, remedy=REMEDY):
+                yield row if isinstance(row, Problem) else example(row, notes)
+
+    def example(row: Row, notes: Notes) -> Example | Problem:
+        text, raw = row.cells[0], row.cells[1].strip()
+        name = config.names.get(raw, raw)
+        if not raw:
+            return Problem(row.file, row.line, f"column {config.label!r} is empty: a text needs its label")
+        if classes and name not in classes:
+            what = f"label {raw[:40]!r} is not a class of the training data; {suggest(name, classes)}"
+            return Problem(row.file, row.line, what)
+        if not text or text.isspace():
+            notes[row.file, "an empty text, kept"] += 1
+        return Example(text, name, row.file, row.line)
 
     return Rows(files, scan, skip_bad=config.skip_bad, what="labelled texts", remedy="put one in each row")
 
@@ -138,16 +144,3 @@ def choose_classes(config: LabelData, report: LabelReport) -> tuple[str, ...]:
 def balanced_weights(counts: Sequence[int]) -> list[float]:
     """w_c = N / (C n_c): every class counts as much as the others, and the mean over the examples is 1."""
     return [sum(counts) / (len(counts) * count) for count in counts]
-
-
-def _example(
-    text: str, label: str, file: str, row: int, config: LabelData, classes: Sequence[str]
-) -> Example | Problem:
-    if "\0" in text:
-        return Problem(file, row, f"column {config.text!r} contains a NUL character; is this text?")
-    if not label:
-        return Problem(file, row, f"column {config.label!r} is empty: a text needs its label")
-    name = config.names.get(label, label)
-    if classes and name not in classes:
-        return Problem(file, row, f"label {label[:40]!r} is not a class of the training data; {suggest(name, classes)}")
-    return Example(text, name, file, row)

@@ -52,7 +52,7 @@ def read_lines(path: Path, notes: Notes, longest: int = LONGEST) -> Iterator[str
                     size = len(raw)
                     while raw[-1:] != b"\n" and (raw := file.readline(LONGEST)):
                         size += len(raw.removesuffix(b"\n"))
-                    yield Problem(name, number, too_long(size, longest)[1])
+                    yield Problem(name, number, f"has {size:,} bytes, more than {longest:,}: do lines end with \\n?")
                     continue
                 raw = raw.removesuffix(b"\n")
                 if raw[-1:] == b"\r":
@@ -61,10 +61,11 @@ def read_lines(path: Path, notes: Notes, longest: int = LONGEST) -> Iterator[str
                 if number == 1 and raw.startswith(b"\xef\xbb\xbf"):
                     raw = raw[3:]
                     notes[name, "a byte order mark at the start, removed"] += 1
-                text, wrong = decode(raw)
-                if wrong and number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                    wrong += "; the file looks like UTF-16: convert it with  iconv -f UTF-16 -t UTF-8"
-                yield Problem(name, number, wrong) if wrong else text
+                try:
+                    item: str | Problem = raw.decode()
+                except UnicodeDecodeError as error:
+                    item = Problem(name, number, undecodable(error, first=number == 1))
+                yield item
     except UNREADABLE as error:
         yield unreadable(error, name, number)
 
@@ -82,16 +83,11 @@ def unreadable(error: Exception, name: str, line: int) -> Problem:
     return Problem(name, line, what, fatal=True)
 
 
-def decode(raw: bytes) -> tuple[str, str]:
-    """(text, what is wrong with it): one of the two is empty."""
-    try:
-        return raw.decode(), ""
-    except UnicodeDecodeError as error:
-        return "", f"is not UTF-8: byte {raw[error.start]:#04x} at position {error.start + 1}"
-
-
-def too_long(size: int, longest: int = LONGEST) -> tuple[str, str]:
-    return "", f"has {size:,} bytes, more than {longest:,}: do lines end with \\n?"
+def undecodable(error: UnicodeDecodeError, *, first: bool = False, before: int = 0) -> str:
+    """What is wrong with bytes, the `first` of a file or those after `before` others, that are not UTF-8."""
+    utf16 = first and error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
+    hint = "; the file looks like UTF-16: convert it with  iconv -f UTF-16 -t UTF-8" * utf16
+    return f"is not UTF-8: byte {error.object[error.start]:#04x} at position {before + error.start + 1:,}{hint}"
 
 
 def open_bytes(path: Path) -> IO[bytes]:

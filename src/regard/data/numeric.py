@@ -30,7 +30,7 @@ from regard.data.batch import Tensors
 from regard.data.lines import Notes, Problem
 from regard.data.series import NumberBatch, Seasonal, Windows, read_series, seasonal_series
 from regard.data.sets import DataConfig, Files, find_files
-from regard.data.tables import Rows, read_table, table_kind
+from regard.data.tables import Rows, Table, table_kind
 from regard.errors import UserError
 from regard.settings import check_types
 
@@ -250,7 +250,7 @@ def read_number_pairs(files: Sequence[str], config: NumberData) -> list[Pair]:
         for path in find_files(files, config.folder):
             columns = ("source", "target") if table_kind(path) in ("jsonl", "parquet") else ("1", "2")
             convert = dict.fromkeys(columns, sequence)
-            for row in read_table(path, columns, notes, header=False, convert=convert):
+            for row in Table(path, columns, notes, header=False, convert=convert):
                 yield row if isinstance(row, Problem) else (row.cells[0], row.cells[1])
 
     remedy = "put  1 2 3<tab>3 4 5  in a line"

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal, NamedTuple
 from regard.data.korean import examples
 from regard.data.lines import Notes, Problem
 from regard.data.sets import DataConfig, find_files, find_partners
-from regard.data.tables import TABLES, Row, Rows, aligned_rows, read_table, table_kind
+from regard.data.tables import TABLES, Row, Rows, Table, aligned_rows, table_kind
 from regard.errors import UserError
 from regard.settings import check_types
 
@@ -100,39 +100,30 @@ def read_pairs(files: Sequence[str], config: PairData, skip_bad: bool | None = N
 
     def scan(notes: Notes) -> Iterator[Pair | Problem]:
         for paths in find_pairs(files, config.folder):
-            if len(paths) == 2:
-                for row in aligned_rows(paths[0], paths[1], notes):
-                    yield row if isinstance(row, Problem) else _pair(row, str(paths[0]), str(paths[1]))
-            else:
-                yield from _table_pairs(paths[0], config, notes)
+            table = _table(paths[0], config, notes) if len(paths) == 1 else None
+            for row in table or aligned_rows(paths[0], paths[1], notes):
+                yield row if isinstance(row, Problem) else _pair(row, paths, table.columns if table else ())
 
     skip_bad = config.skip_bad if skip_bad is None else skip_bad
     return Rows(files, scan, skip_bad=skip_bad, what="sentence pairs", remedy="put a sentence in each line")
 
 
-def _table_pairs(path: Path, config: PairData, notes: Notes) -> Iterator[Pair | Problem]:
+def _table(path: Path, config: PairData, notes: Notes) -> Table:
     named, separated = config.source is not None, table_kind(path) in ("tsv", "csv")
     columns = (config.source or "source", config.target or "target") if named or not separated else ("1", "2")
     remedy = "Set source and target in [data]"
     if separated:
         remedy = "If the file has no header, remove source and target from [data]"
-    for row in read_table(path, columns, notes, header=named, remedy=remedy):
-        pair = row if isinstance(row, Problem) else _pair(row, *columns)
-        if isinstance(pair, Problem) and not isinstance(row, Problem):
-            pair = Problem(str(path), row.line, f"column {pair.file!r} {pair.what}")
-        yield pair
+    return Table(path, columns, notes, header=named, remedy=remedy)
 
 
-def _pair(row: Row, source_name: str, target_name: str) -> Pair | Problem:
-    """A pair, unless a side is blank; the names are those of files or of columns."""
-    source, target = row.cells
-    for text, name in ((source, source_name), (target, target_name)):
-        if "\0" in text:
-            return Problem(name, row.line, "contains a NUL character; is this a text file?")
-    blank = [not text or text.isspace() for text in (source, target)]
-    if all(blank):
-        return Problem(source_name, row.line, "is empty on both sides")
-    if any(blank):
-        empty, other = (source_name, target_name) if blank[0] else (target_name, source_name)
-        return Problem(empty, row.line, f"is empty, but {other} has a sentence there")
-    return Pair(source, target, row.file, row.line)
+def _pair(row: Row, paths: Sequence[Path], columns: Sequence[str]) -> Pair | Problem:
+    """A pair of two files, or of two columns in one, unless a side is blank."""
+    blank = [not side or side.isspace() for side in row.cells]
+    if not any(blank):
+        return Pair(*row.cells, row.file, row.line)
+    side = blank.index(True)
+    which = f"column {columns[side]!r} " if columns else ""
+    other = (columns or paths)[1 - side]
+    what = "is empty on both sides" if all(blank) else f"is empty, but {other} has a sentence there"
+    return Problem(row.file if columns else str(paths[side]), row.line, which + what)

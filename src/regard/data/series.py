@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard.data.batch import Tensors
 from regard.data.lines import Notes
-from regard.data.tables import Row, column_names, read_rows, read_table
+from regard.data.tables import Row, Table, column_names, read_rows
 from regard.errors import UserError
 from regard.settings import check_types
 
@@ -110,7 +110,7 @@ def _number_columns(path: Path) -> tuple[str, ...]:
     if duplicate is not None:
         raise UserError(f"{path}, line 1: column {duplicate!r} is there twice; rename one")
     values = dict.fromkeys(header, lambda value: value)
-    first = next(iter(read_table(path, header, Notes(), convert=values)), None)
+    first = next(iter(Table(path, header, Notes(), convert=values)), None)
     cells = first.cells if isinstance(first, Row) else ()
     names = tuple(name for name, cell in zip(header, cells, strict=False) if _is_number(cell))
     if isinstance(first, Row) and not names:

@@ -23,18 +23,19 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from regard.data.lines import LONGEST, Notes, Problem, decode, open_seekable, read_lines, too_long
+from regard.data.lines import LONGEST, Notes, Problem, open_seekable, read_lines, undecodable
 from regard.data.sets import find_files
 from regard.errors import MissingExtra, UserError, suggest
 
 T = TypeVar("T")
 SHOWN = 10  # problems that are listed
 TABLES = ("tsv", "csv", "jsonl", "parquet")
+Raw = Iterator[tuple[int, tuple[Any, ...]] | Problem]  # number and values of each row
 Convert = Callable[[Any], Any]  # a cell as it is used; ValueError says what is wrong with it
 
 
@@ -135,22 +136,14 @@ def _listed(problems: Sequence[Problem], count: int) -> str:
 
 
 def read_rows(
-    files: Sequence[str],
-    columns: Sequence[str],
-    folder: str | Path = ".",
-    *,
-    kind: str | None = None,
-    header: bool = True,
-    skip_bad: bool | None = None,
-    convert: Mapping[str, Convert] | None = None,
-    remedy: str = "Name the columns of the table",
+    files: Sequence[str], columns: Sequence[str], folder: str | Path = ".", skip_bad: bool | None = None, **how: Any
 ) -> Rows[Row]:
-    """The named columns of tables; `kind` is one of TABLES or "text", by default what the file name says."""
+    """The named columns of tables; `how` are fields of `Table`."""
     paths = find_files(files, folder)
 
     def scan(notes: Notes) -> Iterator[Row | Problem]:
         for path in paths:
-            yield from read_table(path, columns, notes, kind=kind, header=header, convert=convert, remedy=remedy)
+            yield from Table(path, columns, notes, **how)
 
     return Rows(files, scan, skip_bad=skip_bad)
 
@@ -167,6 +160,8 @@ def text(value: Any) -> str:
         raise ValueError("has no value")
     if not isinstance(value, str):
         raise ValueError(f"is {type(value).__name__}, not text")
+    if "\0" in value:
+        raise ValueError("contains a NUL character; is this text?")
     if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
         raise ValueError("has half a surrogate pair (\\ud800 to \\udfff), which is not Unicode text")
     return value
@@ -177,48 +172,123 @@ def label(value: Any) -> str:
     return json.dumps(value) if isinstance(value, int) else text(value)
 
 
-def read_table(
-    path: Path,
-    columns: Sequence[str],
-    notes: Notes,
-    *,
-    kind: str | None = None,
-    header: bool = True,
-    optional: Collection[str] = (),
-    convert: Mapping[str, Convert] | None = None,
-    longest: int = LONGEST,
-    remedy: str = "",
-) -> Iterator[Row | Problem]:
-    """The named columns of one file; a column of `optional` may be missing (None).
+@dataclass(frozen=True)
+class Table:
+    """The named columns of one file: iterating yields every row, or its problem."""
 
-    `remedy` ends an error about a missing column, `longest` is the most bytes of a row.
-    """
-    raw: Iterator[tuple[int, tuple[Any, ...]] | Problem]
-    match kind or table_kind(path) or "tsv":
-        case "text":
-            lines = enumerate(read_lines(path, notes), 1)
-            raw = (line if isinstance(line, Problem) else (number, (line,)) for number, line in lines)
-        case "jsonl":
-            raw = _json_rows(path, columns, notes, optional, longest, remedy)
-        case "parquet":
-            raw = _parquet_rows(path, columns, optional, longest, remedy)
-        case separated:
-            raw = _separated_rows(path, columns, notes, separated, header, optional, remedy)
-    converters = [(name, (convert or {}).get(name, text)) for name in columns]
-    for item in raw:
-        if isinstance(item, Problem):
-            yield item
-            continue
-        number, values = item
-        cells = []
-        for value, (name, converted) in zip(values, converters, strict=True):
+    path: Path
+    columns: Sequence[str]
+    notes: Notes
+    kind: str | None = None  # one of TABLES or "text"; None: what the file name says, otherwise TSV
+    header: bool = True  # of TSV and CSV; without one, columns are counted from "1"
+    optional: Collection[str] = ()  # columns that may be missing: None
+    convert: Mapping[str, Convert] = field(default_factory=dict)  # by default, cells are text
+    longest: int = LONGEST  # bytes of a row
+    remedy: str = ""  # ends an error about a missing column
+
+    def __iter__(self) -> Iterator[Row | Problem]:
+        match self.kind or table_kind(self.path) or "tsv":
+            case "text":
+                lines = enumerate(read_lines(self.path, self.notes), 1)
+                raw: Raw = (line if isinstance(line, Problem) else (number, (line,)) for number, line in lines)
+            case "jsonl":
+                raw = self._json_rows()
+            case "parquet":
+                raw = self._parquet_rows()
+            case separated:
+                raw = self._separated_rows(separated)
+        for item in raw:
+            if isinstance(item, Problem):
+                yield item
+                continue
+            number, values = item
+            cells = []
+            for value, name in zip(values, self.columns, strict=True):
+                try:
+                    value = _decoded(value, self.longest) if isinstance(value, bytes) else value
+                    missing = value is None and name in self.optional
+                    cells.append(None if missing else self.convert.get(name, text)(value))
+                except ValueError as error:
+                    yield self._problem(number, f"column {name!r} {error}")
+                    break
+            else:
+                yield Row(tuple(cells), str(self.path), number)
+
+    def _problem(self, line: int | None, what: str, fatal: bool = False) -> Problem:
+        return Problem(str(self.path), line, what, fatal)
+
+    def _wrong(self, names: Sequence[str]) -> str:
+        """What keeps the columns from being found among the names, or nothing."""
+        for name in self.columns:
+            if names.count(name) != 1 and name not in self.optional:
+                how = "there twice" if name in names else "missing"
+                return f"column {name!r} is {how}; {suggest(name, [known[:40] for known in names[:20]])}. {self.remedy}"
+        return ""
+
+    def _separated_rows(self, kind: str) -> Raw:
+        rows, width = _split(self.path, self.notes, kind), 0
+        positions = [] if self.header else [int(name) - 1 for name in self.columns]
+        if self.header:
+            first = next(rows, self._problem(None, "is empty, without even a header"))
+            if isinstance(first, Problem):
+                yield replace(first, fatal=True)
+                return
+            names = [cell.strip() for cell in first[1]]
+            if wrong := self._wrong(names):
+                yield self._problem(1, wrong, fatal=True)
+                return
+            positions, width = [names.index(name) if name in names else -1 for name in self.columns], len(names)
+        least, sign = max(positions) + 1, "tab" if kind == "tsv" else "comma or quote"
+        for row in rows:
+            if isinstance(row, Problem):
+                yield row
+                continue
+            number, cells = row
+            width = width or len(cells)  # without a header the first line says how many columns there are
+            if len(cells) < least:
+                yield self._problem(number, f"has {len(cells)} column{'s' * (len(cells) > 1)}, {least} needed")
+            elif len(cells) > width:
+                what = f"has {len(cells)} columns instead of {width}: is there a {sign} in the text?"
+                yield self._problem(number, what)
+            else:
+                yield number, tuple(cells[at] if at >= 0 else None for at in positions)
+
+    def _json_rows(self) -> Raw:
+        for number, line in enumerate(read_lines(self.path, self.notes, self.longest), 1):
+            if isinstance(line, Problem):
+                yield line
+                continue
             try:
-                cells.append(None if value is None and name in optional else converted(value))
-            except ValueError as error:
-                yield Problem(str(path), number, f"column {name!r} {error}")
-                break
-        else:
-            yield Row(tuple(cells), str(path), number)
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield self._problem(number, f"is not JSON: {error}")
+                continue
+            if not isinstance(row, dict):
+                example = ", ".join(f'"{name}": "…"' for name in self.columns if name not in self.optional)
+                yield self._problem(number, f"is not an object; write  {{{example}}}")
+            elif wrong := self._wrong(list(row)):
+                yield self._problem(number, wrong)
+            else:
+                yield number, tuple(row.get(name) for name in self.columns)
+
+    def _parquet_rows(self) -> Raw:
+        arrow, parquet = _arrow(self.path)
+        number = 0
+        try:
+            with open_seekable(self.path) as file, parquet.ParquetFile(file) as table:
+                names = table.schema_arrow.names
+                if wrong := self._wrong(names):
+                    yield self._problem(None, wrong, fatal=True)
+                    return
+                for batch in table.iter_batches(1024, columns=[name for name in self.columns if name in names]):
+                    missing = [None] * len(batch)
+                    values = [_undecoded(arrow, batch.column(n)) if n in names else missing for n in self.columns]
+                    for row in zip(*values, strict=True):
+                        number += 1
+                        yield number, row
+        except (arrow.ArrowException, OSError, EOFError, zlib.error) as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            yield self._problem(None, f"cannot be read as Parquet after row {number:,}: {reason}", fatal=True)
 
 
 def column_names(path: Path, kind: str | None = None) -> list[str]:
@@ -249,6 +319,9 @@ def aligned_rows(source: Path, target: Path, notes: Notes) -> Iterator[Row | Pro
             what = f"the file ends here, but {long} has {total:,} lines: one of them lacks or adds a line"
             yield Problem(str(short), number - 1, what, fatal=True)
             return
+        elif "\0" in a or "\0" in b:
+            file = source if "\0" in a else target
+            yield Problem(str(file), number, "contains a NUL character; is this a text file?")
         else:
             yield Row((a, b), str(source), number)
 
@@ -260,11 +333,19 @@ def _split(path: Path, notes: Notes, kind: str) -> Iterator[tuple[int, list[str]
             yield line if isinstance(line, Problem) else (number, line.split("\t"))
         return
     bad: list[Problem] = []
-    lines = _until_bad(read_lines(path, notes), bad)
-    first = next(lines, "")
-    reader = csv.reader(
-        chain((first,), lines), delimiter=";" if ";" in first and "," not in first else ",", strict=True
-    )
+
+    def lines() -> Iterator[str]:
+        """With their ends; one that cannot be read ends the file, since it may be part of a longer row."""
+        for line in read_lines(path, notes):
+            if isinstance(line, Problem):
+                bad.append(replace(line, fatal=True))
+                return
+            yield line + "\n"
+
+    rest = lines()
+    first = next(rest, "")
+    separator = ";" if ";" in first and "," not in first else ","
+    reader = csv.reader(chain((first,), rest), delimiter=separator, strict=True)
     while True:
         try:
             cells = next(reader)
@@ -278,68 +359,6 @@ def _split(path: Path, notes: Notes, kind: str) -> Iterator[tuple[int, list[str]
     yield from bad
 
 
-def _until_bad(lines: Iterator[str | Problem], bad: list[Problem]) -> Iterator[str]:
-    """Lines with their ends; one that cannot be read ends a CSV file, since it may be part of a longer row."""
-    for line in lines:
-        if isinstance(line, Problem):
-            bad.append(Problem(line.file, line.line, line.what, fatal=True))
-            return
-        yield line + "\n"
-
-
-def _separated_rows(
-    path: Path, columns: Sequence[str], notes: Notes, kind: str, header: bool, optional: Collection[str], remedy: str
-) -> Iterator[tuple[int, tuple[Any, ...]] | Problem]:
-    rows, width = _split(path, notes, kind), 0
-    positions = [] if header else [int(name) - 1 for name in columns]
-    if header:
-        first = next(rows, Problem(str(path), None, "is empty, without even a header", fatal=True))
-        if isinstance(first, Problem):
-            yield Problem(first.file, first.line, first.what, fatal=True)
-            return
-        names = [cell.strip() for cell in first[1]]
-        if wrong := _wrong_columns([name for name in columns if name not in optional], names):
-            yield Problem(str(path), 1, f"{wrong}. {remedy}", fatal=True)
-            return
-        positions, width = [names.index(name) if name in names else -1 for name in columns], len(names)
-    sign = "tab" if kind == "tsv" else "comma or quote"
-    for row in rows:
-        if isinstance(row, Problem):
-            yield row
-            continue
-        number, cells = row
-        width = width or len(cells)  # without a header the first line says how many columns there are
-        if len(cells) <= max(positions):
-            what = f"has {len(cells)} column{'s' * (len(cells) > 1)}, {max(positions) + 1} needed"
-            yield Problem(str(path), number, what)
-        elif len(cells) > width:
-            what = f"has {len(cells)} columns instead of {width}: is there a {sign} in the text?"
-            yield Problem(str(path), number, what)
-        else:
-            yield number, tuple(cells[at] if at >= 0 else None for at in positions)
-
-
-def _json_rows(
-    path: Path, columns: Sequence[str], notes: Notes, optional: Collection[str], longest: int, remedy: str
-) -> Iterator[tuple[int, tuple[Any, ...]] | Problem]:
-    for number, line in enumerate(read_lines(path, notes, longest), 1):
-        if isinstance(line, Problem):
-            yield line
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            yield Problem(str(path), number, f"is not JSON: {error}")
-            continue
-        if not isinstance(row, dict):
-            example = ", ".join(f'"{name}": "…"' for name in columns if name not in optional)
-            yield Problem(str(path), number, f"is not an object; write  {{{example}}}")
-        elif wrong := _wrong_columns([name for name in columns if name not in optional], list(row)):
-            yield Problem(str(path), number, f"{wrong}. {remedy}")
-        else:
-            yield number, tuple(row.get(name) for name in columns)
-
-
 def _arrow(path: Path) -> tuple[Any, Any]:
     try:
         import pyarrow
@@ -349,54 +368,19 @@ def _arrow(path: Path) -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-def _parquet_rows(
-    path: Path, columns: Sequence[str], optional: Collection[str], longest: int, remedy: str
-) -> Iterator[tuple[int, tuple[Any, ...]] | Problem]:
-    arrow, parquet = _arrow(path)
-    number = 0
-    try:
-        with open_seekable(path) as file, parquet.ParquetFile(file) as table:
-            names = table.schema_arrow.names
-            if wrong := _wrong_columns([name for name in columns if name not in optional], names):
-                yield Problem(str(path), None, f"{wrong}. {remedy}", fatal=True)
-                return
-            for batch in table.iter_batches(1024, columns=[name for name in columns if name in names]):
-                values = [
-                    _undecoded(arrow, batch.column(name)) if name in names else [None] * len(batch) for name in columns
-                ]
-                for row in zip(*values, strict=True):
-                    number += 1
-                    yield _decoded(row, number, path, columns, longest)
-    except (arrow.ArrowException, OSError, EOFError, zlib.error) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        yield Problem(str(path), None, f"cannot be read as Parquet after row {number:,}: {reason}", fatal=True)
-
-
 def _undecoded(arrow: Any, column: Any) -> list[Any]:
-    """The values of a column, texts as bytes: Parquet does not check that they are UTF-8."""
+    """The values of a column, texts as bytes."""
     if arrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     is_text = str(column.type) in ("string", "large_string", "string_view", "binary", "large_binary")
     return list((column.cast(arrow.large_binary()) if is_text else column).to_pylist())
 
 
-def _decoded(
-    row: tuple[Any, ...], number: int, path: Path, columns: Sequence[str], longest: int
-) -> tuple[int, tuple[Any, ...]] | Problem:
-    values = []
-    for value, name in zip(row, columns, strict=True):
-        if isinstance(value, bytes):
-            value, wrong = decode(value) if len(value) <= longest else too_long(len(value), longest)
-            if wrong:
-                return Problem(str(path), number, f"column {name!r} {wrong}")
-        values.append(value)
-    return number, tuple(values)
-
-
-def _wrong_columns(columns: Sequence[str], names: Sequence[str]) -> str:
-    """What keeps the columns from being found, or nothing."""
-    for name in columns:
-        if names.count(name) != 1:
-            how = "there twice" if name in names else "missing"
-            return f"column {name!r} is {how}; {suggest(name, [known[:40] for known in names[:20]])}"
-    return ""
+def _decoded(raw: bytes, longest: int) -> str:
+    """The text of Parquet, which does not check that it is UTF-8."""
+    if len(raw) > longest:
+        raise ValueError(f"has {len(raw):,} bytes, more than {longest:,}")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(undecodable(error)) from None
