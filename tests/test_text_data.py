@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from regard.data import documents
-from regard.data.documents import Piece, TextData, find_texts, part, pieces, survey, text_fingerprint
+from regard.data.documents import Piece, TextData, part, pieces, survey, text_fingerprint
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
 
@@ -164,10 +164,10 @@ def test_bad_rows_may_be_left_out(tmp_path):
 def test_files_that_are_not_there(tmp_path):
     (tmp_path / "input.txt").write_text("x")
     with pytest.raises(UserError, match=r"did you mean 'input\.txt'"):
-        find_texts(("imput.txt",), tmp_path)
+        TextData(train=("imput.txt",), folder=str(tmp_path)).find(("imput.txt",))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="the folder is empty"):
-        find_texts(("empty",), tmp_path)
+        TextData(train=("empty",), folder=str(tmp_path)).find(("empty",))
 
 
 @pytest.mark.parametrize(

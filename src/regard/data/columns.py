@@ -99,8 +99,9 @@ class Writer:
 
     def __init__(self, folder: Path, columns: Mapping[str, Column], fingerprint: str) -> None:
         self.folder, self.columns, self.fingerprint = folder, columns, fingerprint
-        self.rows, self.counts = 0, dict.fromkeys(columns, 0)  # values of each column
-        self.notes: dict[str, Any] = {}
+        self.rows: int
+        self.counts: dict[str, int]  # values of each column
+        self.notes: dict[str, Any]
         self.saved = self._resume()
         self.files = {name: (folder / name).open("ab") for name in self._sizes()}
         for name, column in columns.items():
@@ -120,9 +121,11 @@ class Writer:
         """Continue from the last checkpoint of the same preparation; else start again."""
         try:
             state = json.loads((self.folder / PROGRESS).read_bytes())
-            if state["fingerprint"] != self.fingerprint:
+            if state.pop("fingerprint") != self.fingerprint or state.pop("version") != VERSION:
                 raise ValueError
-            self.rows, self.counts, self.notes = state["rows"], state["counts"], state["notes"]
+            self.rows = state.pop("rows")
+            self.counts = {name: column["values"] for name, column in state.pop("columns").items()}
+            self.notes = state
             for name, size in self._sizes().items():
                 if (self.folder / name).stat().st_size < size:
                     raise ValueError
@@ -154,22 +157,20 @@ class Writer:
 
     def checkpoint(self) -> None:
         """Rows and notes so far are kept if the preparation is interrupted."""
-        self._flush()
-        state = {"fingerprint": self.fingerprint, "rows": self.rows, "counts": self.counts, "notes": self.notes}
-        write_atomically(self.folder / PROGRESS, json.dumps(state).encode())
+        self._write_index(PROGRESS)
         self.saved = True
 
     def finish(self) -> None:
-        self._flush()
-        columns = {name: {**asdict(one), "values": self.counts[name]} for name, one in self.columns.items()}
-        index = {"version": VERSION, "fingerprint": self.fingerprint, "rows": self.rows, "columns": columns}
-        write_atomically(self.folder / INDEX, json.dumps({**index, **self.notes}, indent=1).encode())
+        self._write_index(INDEX)
         (self.folder / PROGRESS).unlink(missing_ok=True)
 
-    def _flush(self) -> None:
+    def _write_index(self, name: str) -> None:
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
+        columns = {name: {**asdict(one), "values": self.counts[name]} for name, one in self.columns.items()}
+        index = {"version": VERSION, "fingerprint": self.fingerprint, "rows": self.rows, "columns": columns}
+        write_atomically(self.folder / name, json.dumps({**index, **self.notes}, indent=1).encode())
 
     def close(self) -> None:
         for file in self.files.values():
@@ -178,10 +179,7 @@ class Writer:
 
 
 def prepare(
-    folder: str | Path,
-    columns: Mapping[str, Column],
-    fingerprint: Callable[[], str],
-    write: Callable[[Writer], None],
+    folder: str | Path, columns: Mapping[str, Column], fingerprint: Callable[[], str], write: Callable[[Writer], None]
 ) -> Store:
     """The store in `folder`, written now unless the one there has the same fingerprint and columns.
 
@@ -197,39 +195,28 @@ def prepare(
                 return store
         if folder.exists() and not (folder / INDEX).is_file() and not (folder.is_dir() and not any(folder.iterdir())):
             raise UserError(f"{folder}: has no {INDEX}, so it is not a store and is not replaced; name another folder")
-        _write(
-            folder.with_name(f".{folder.name}.part"), folder, columns, digest, write, lambda: fingerprint() == before
-        )
+        writer, part = None, folder.with_name(f".{folder.name}.part")
+        try:
+            writer = Writer(part, columns, digest)
+            write(writer)
+            writer.finish()
+            if fingerprint() != before:
+                raise UserError(
+                    f"{folder.name}: the files changed while being read; start again when they are complete"
+                )
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(part, folder)
+        except OSError as error:
+            reason = error.strerror or error
+            raise Unfinished(
+                f"{folder}: cannot be written ({reason}). Free some space and run the same command again"
+            ) from error
+        finally:
+            if writer is not None:
+                writer.close()
+            if writer is None or not writer.saved:
+                shutil.rmtree(part, ignore_errors=True)
     return Store.open(folder)
-
-
-def _write(
-    part: Path,
-    folder: Path,
-    columns: Mapping[str, Column],
-    digest: str,
-    write: Callable[[Writer], None],
-    unchanged: Callable[[], bool],
-) -> None:
-    writer, done = None, False
-    try:
-        writer = Writer(part, columns, digest)
-        write(writer)
-        writer.finish()
-        if not unchanged():
-            raise UserError(f"{folder.name}: the files changed while being read; start again when they are complete")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(part, folder)
-        done = True
-    except OSError as error:
-        raise Unfinished(
-            f"{folder}: cannot be written ({error.strerror or error}). Free some space and run the same command again"
-        ) from error
-    finally:
-        if writer is not None:
-            writer.close()
-        if not done and not (writer is not None and writer.saved):
-            shutil.rmtree(part, ignore_errors=True)
 
 
 def _map(folder: Path, name: str, index: Mapping[str, Any]) -> Ragged | Tensor:

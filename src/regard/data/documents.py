@@ -24,7 +24,6 @@ import codecs
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
@@ -55,6 +54,9 @@ class TextData(DataConfig):
         if self.separator == "":
             raise UserError("separator = '': remove it to read a text file as one document")
 
+    def find(self, files: Sequence[str]) -> list[Path]:
+        return find_files(files, self.folder, folders=True)
+
 
 class Piece(NamedTuple):
     """A part of a document; `ends` if it is the last."""
@@ -74,20 +76,17 @@ class Survey:
     notes: tuple[str, ...] = ()
 
 
-find_texts = partial(find_files, folders=True)
-
-
 def text_fingerprint(files: Sequence[str], config: TextData) -> str:
     """A digest of what decides the text: the files and how they are read."""
     how = (config.column, config.separator, config.skip_bad, config.table)
-    return fingerprint(find_texts(files, config.folder), *how)
+    return fingerprint(config.find(files), *how)
 
 
 def pieces(files: Sequence[str], config: TextData) -> Rows[Piece]:
     """The documents of `files` in order."""
 
     def scan(notes: Notes) -> Iterator[Piece | Problem]:
-        for path in find_texts(files, config.folder):
+        for path in config.find(files):
             if (config.table or table_kind(path)) is None:
                 yield from _plain(path, config.separator, notes)
                 continue

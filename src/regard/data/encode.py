@@ -20,8 +20,8 @@ from tqdm import tqdm
 from regard.data.columns import Column, Store, Writer, prepare, token_type
 from regard.data.documents import Piece, utf8
 from regard.data.labels import LabelData, read_labelled
-from regard.data.pairs import Pair, PairData, find_pairs, read_pairs
-from regard.data.sets import find_files, fingerprint
+from regard.data.pairs import Pair, PairData, read_pairs
+from regard.data.sets import fingerprint
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
 
@@ -36,25 +36,24 @@ def digest_of(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(f"{tokenizer.json} {tokenizer.bos} {tokenizer.eos}".encode()).hexdigest()
 
 
-def chunks(stream: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Lists of rows, limited in number and in characters."""
+def _chunks(
+    stream: Iterable[T], size: Callable[[T], int], unit: str, total: int | None = None, done: int = 0
+) -> Iterator[list[T]]:
+    """Lists of rows, limited in number and in characters; a progress bar counts rows, or characters (unit "char")."""
     chunk: list[T] = []
-    characters = 0
-    for row in stream:
-        chunk.append(row)
-        characters += size(row)
-        if len(chunk) == ROWS or characters >= CHARACTERS:
+    characters, off = 0, not sys.stderr.isatty()
+    with tqdm(
+        desc="tokenising", unit=unit, total=total, initial=done, unit_scale=True, leave=False, disable=off
+    ) as bar:
+        for row in stream:
+            chunk.append(row)
+            characters += size(row)
+            if len(chunk) == ROWS or characters >= CHARACTERS:
+                yield chunk
+                bar.update(characters if unit == "char" else len(chunk))
+                chunk, characters = [], 0
+        if chunk:
             yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
-
-
-def _bar(unit: str, total: int | None = None, initial: int = 0) -> Any:
-    live = sys.stderr.isatty()
-    return tqdm(
-        desc="tokenising", unit=unit, total=total, initial=initial, unit_scale=True, leave=False, disable=not live
-    )
 
 
 def store_pairs(
@@ -69,8 +68,7 @@ def store_pairs(
     """The pairs of `files`; longer ones than `max_length` are dropped and counted (`index["dropped"]`)."""
 
     def state() -> str:
-        paths = [path for paths in find_pairs(files, config.folder) for path in paths]
-        return fingerprint(paths, config.source, config.target, config.skip_bad)
+        return fingerprint(config.find(files), config.source, config.target, config.skip_bad)
 
     name = ", ".join(files)
     return encode_pairs(
@@ -92,20 +90,18 @@ def encode_pairs(
 
     def write(writer: Writer) -> None:
         dropped = 0
-        with _bar("pair") as bar:
-            for chunk in chunks(pairs, lambda pair: len(pair.source) + len(pair.target)):
-                sources = source.encode_batch([pair.source for pair in chunk], add_eos=True)
-                targets = target.encode_batch([pair.target for pair in chunk], add_bos=True, add_eos=True)
-                kept: list[int] = []
-                for row, pair in enumerate(chunk):
-                    # A decoder reads its target without the last token, so both sides count one special token.
-                    if max_length is None or max(len(sources[row]), len(targets[row]) - 1) <= max_length:
-                        kept.append(row)
-                    else:
-                        dropped += 1
-                        writer.notes.setdefault("first_dropped", f"{pair.file}, line {pair.line:,}")
-                writer.append(source=[sources[row] for row in kept], target=[targets[row] for row in kept])
-                bar.update(len(chunk))
+        for chunk in _chunks(pairs, lambda pair: len(pair.source) + len(pair.target), "pair"):
+            sources = source.encode_batch([pair.source for pair in chunk], add_eos=True)
+            targets = target.encode_batch([pair.target for pair in chunk], add_bos=True, add_eos=True)
+            kept: list[int] = []
+            for row, pair in enumerate(chunk):
+                # A decoder reads its target without the last token, so both sides count one special token.
+                if max_length is None or max(len(sources[row]), len(targets[row]) - 1) <= max_length:
+                    kept.append(row)
+                else:
+                    dropped += 1
+                    writer.notes.setdefault("first_dropped", f"{pair.file}, line {pair.line:,}")
+            writer.append(source=[sources[row] for row in kept], target=[targets[row] for row in kept])
         writer.notes |= {"dropped": dropped, "max_length": max_length}
         if not writer.rows:
             why = f": all {dropped:,} are longer than max_length = {max_length}; raise it" if dropped else ""
@@ -124,28 +120,19 @@ def store_labelled(
 
     def state() -> str:
         how = (config.columns, config.header, config.names, config.skip_bad, config.max_length, list(classes))
-        return fingerprint(find_files(files, config.folder), how, digest_of(tokenizer))
+        return fingerprint(config.find(files), how, digest_of(tokenizer))
 
     def write(writer: Writer) -> None:
-        truncated = 0
-        with _bar("text") as bar:
-            for chunk in chunks(read_labelled(files, config, classes), lambda one: len(one.text)):
-                texts = tokenizer.encode_batch([one.text for one in chunk], add_bos=True, add_eos=True)
-                truncated += sum(len(ids) > config.max_length for ids in texts)
-                writer.append(
-                    text=[_truncated(ids, config.max_length) for ids in texts],
-                    label=np.array([numbers[one.label] for one in chunk]),
-                )
-                bar.update(len(chunk))
-        writer.notes["truncated"] = truncated
+        most = config.max_length
+        writer.notes["truncated"] = 0
+        for chunk in _chunks(read_labelled(files, config, classes), lambda one: len(one.text), "text"):
+            texts = tokenizer.encode_batch([one.text for one in chunk], add_bos=True, add_eos=True)
+            writer.notes["truncated"] += sum(len(ids) > most for ids in texts)
+            texts = [ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in texts]
+            writer.append(text=texts, label=np.array([numbers[one.label] for one in chunk]))
 
     columns = {"text": Column(token_type(len(tokenizer)), None), "label": Column("<i4")}
     return prepare(folder, columns, state, write)
-
-
-def _truncated(ids: Sequence[int], length: int) -> Sequence[int]:
-    """The first tokens of a text that is too long, and its end."""
-    return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
 
 
 def store_documents(
@@ -162,16 +149,14 @@ def store_documents(
 
     def write(writer: Writer) -> None:
         held: list[int] = []
-        with _bar("char", characters) as bar:
-            for chunk in chunks(stream, lambda piece: len(piece.text)):
-                parts = []
-                for (_, ends), ids in zip(chunk, tokenizer.encode_batch([text for text, _ in chunk]), strict=True):
-                    held += ids
-                    while len(held) > length - 2 or (ends and held):
-                        parts.append([bos, *held[: length - 2], eos])
-                        held = held[length - 2 :]
-                writer.append(text=parts)
-                bar.update(sum(len(text) for text, _ in chunk))
+        for chunk in _chunks(stream, lambda piece: len(piece.text), "char", characters):
+            parts = []
+            for (_, ends), ids in zip(chunk, tokenizer.encode_batch([text for text, _ in chunk]), strict=True):
+                held += ids
+                while len(held) > length - 2 or (ends and held):
+                    parts.append([bos, *held[: length - 2], eos])
+                    held = held[length - 2 :]
+            writer.append(text=parts)
         if held:  # the text ends inside a document
             writer.append(text=[[bos, *held, eos]])
         if not writer.rows:
@@ -200,13 +185,11 @@ def store_tokens(
         saved, pieces = writer.rows, iter(stream)
         for _ in range(counts["pieces"]):
             next(pieces)
-        with _bar("char", characters, counts["characters"]) as bar:
-            for chunk in chunks(pieces, lambda piece: len(piece.text)):
-                writer.append(ids=_joined(chunk, tokenizer, counts))
-                bar.update(sum(len(text) for text, _ in chunk))
-                if writer.rows - saved >= CHECKPOINT:
-                    writer.checkpoint()
-                    saved = writer.rows
+        for chunk in _chunks(pieces, lambda piece: len(piece.text), "char", characters, counts["characters"]):
+            writer.append(ids=_joined(chunk, tokenizer, counts))
+            if writer.rows - saved >= CHECKPOINT:
+                writer.checkpoint()
+                saved = writer.rows
         if not writer.rows:
             raise UserError("the text has no tokens: it is empty")
 

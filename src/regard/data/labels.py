@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 from regard.data.lines import Notes, Problem
-from regard.data.sets import DataConfig, check_word_dropout, find_files
+from regard.data.sets import DataConfig, check_word_dropout
 from regard.data.tables import Report, Row, Rows, Table, label
 from regard.errors import UserError, suggest
 
@@ -92,7 +92,7 @@ def read_labelled(files: Sequence[str], config: LabelData, classes: Sequence[str
 
     def scan(notes: Notes) -> Iterator[Example | Problem]:
         convert = {config.label: label}
-        for path in find_files(files, config.folder):
+        for path in config.find(files):
             for row in Table(path, config.columns, notes, header=config.header, convert=convert, remedy=REMEDY):
                 yield row if isinstance(row, Problem) else example(row, notes)
 

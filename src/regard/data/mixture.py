@@ -20,7 +20,6 @@ All pairs of all tasks make an epoch, those of a task `repeat` times: so tasks o
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +28,10 @@ from typing import Any, Literal
 import torch
 
 from regard.data.denoise import Noise
-from regard.data.documents import Piece, TextData, find_texts, part, pieces, survey
+from regard.data.documents import Piece, TextData, part, pieces, survey
 from regard.data.labels import LabelData, check_examples, choose_classes, read_labelled
-from regard.data.pairs import Pair, PairData, find_pairs, read_pairs
-from regard.data.sets import Files, find_files, home
+from regard.data.pairs import Pair, PairData, read_pairs
+from regard.data.sets import Files, home
 from regard.data.sets import fingerprint as file_fingerprint
 from regard.data.streams import sample_rows
 from regard.errors import UserError
@@ -40,25 +39,24 @@ from regard.samples import sample_folder
 from regard.settings import check_types, from_dict, to_dict
 
 HOLD_OUT = 0  # seed of what `valid_fraction` holds out of labelled texts
-LABELS_ONLY = (
-    "classes",
-    "class_weights",
-    "fraction",
-    "max_length",
-    "word_dropout",
-    "header",
-)  # of a classifier, not of a text
+NOISE = ("density", "span")
+KINDS = {  # of tasks: the class of their data, and keys that they do not have
+    "pairs": (PairData, ("max_length", *NOISE)),
+    "labels": (
+        LabelData, ("classes", "class_weights", "fraction", "max_length", "word_dropout", "header", *NOISE)
+    ),
+    "denoise": (TextData, ()),
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TaskOptions:
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(Noise):
     """The keys of a task besides its data."""
 
     kind: Literal["pairs", "labels", "denoise"] = "pairs"
     prefix: str = ""  # before every source
     repeat: int = 1  # times that each of its pairs occurs in an epoch
-    density: float = 0.15  # denoise: fraction of the tokens that is removed
-    span: float = 3.0  # denoise: mean tokens of a span
+    folder: str = "."  # where its files are, from [data] folder on
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -77,96 +75,64 @@ class TextTask:
     name: str
     options: TaskOptions
     data: PairData | LabelData | TextData
-    folder: str  # as the recipe has it
 
     @property
     def sets(self) -> dict[str, Files]:
-        """The sets that are evaluated by what the model generates; denoising is evaluated by its loss alone."""
-        if isinstance(self.data, TextData):
-            return {}
-        held = {"valid": self.data.train} if getattr(self.data, "valid_fraction", 0) else {"valid": self.data.valid}
-        return {name: files for name, files in {**held, **self.data.test}.items() if files}
+        """The sets that are evaluated; what `valid_fraction` holds out is part of the training files."""
+        held_out = {"valid": self.data.train} if getattr(self.data, "valid_fraction", 0) else {}
+        return {**held_out, **self.data.sets}
 
     @property
-    def validated(self) -> bool:
-        """Whether it has validation data."""
-        return bool(self.data.valid or getattr(self.data, "valid_fraction", 0))
-
-    @property
-    def noise(self) -> Noise:
-        return Noise(self.options.density, self.options.span)
+    def files(self) -> list[Files]:
+        """Those of every set."""
+        return [files for files in (self.data.train, *self.data.sets.values()) if files]
 
     def paths(self) -> list[Path]:
         """All files on disk."""
-        paths: list[Path] = []
-        for files in (self.data.train, self.data.valid, *self.data.test.values()):
-            if not files:
-                continue
-            match self.data:
-                case PairData():
-                    paths += [path for some in find_pairs(files, self.data.folder) for path in some]
-                case LabelData():
-                    paths += find_files(files, self.data.folder)
-                case TextData():
-                    paths += find_texts(files, self.data.folder)
-        return paths
+        return [path for files in self.files for path in self.data.find(files)]
 
     def check(self) -> None:
         """Read everything once; a label that is not in the training data is a problem elsewhere."""
         known: tuple[str, ...] = ()
-        for files in (self.data.train, self.data.valid, *self.data.test.values()):
-            if not files:
-                continue
+        for files in self.files:
             match self.data:
                 case TextData():
-                    for note in survey(files, self.data).notes:
-                        print(f"note: {note}", file=sys.stderr)
+                    report = pieces(files, self.data).check()
                 case PairData():
-                    read_pairs(files, self.data).check().print(files)
+                    report = read_pairs(files, self.data).check()
                 case LabelData():
-                    report = check_examples(files, self.data, known)
-                    known = known or choose_classes(self.data, report)
-                    report.print(files)
+                    counted = report = check_examples(files, self.data, known)
+                    known = known or choose_classes(self.data, counted)
+            report.print(files)
 
     def lines(self, name: str) -> Iterator[Pair]:
         """The pairs of a set, "train" or one of `sets`, each source with the prefix."""
-        prefix = self.options.prefix
+        prefix, files = self.options.prefix, {"train": self.data.train, **self.sets}[name]
         if isinstance(self.data, PairData):
-            for pair in read_pairs({"train": self.data.train, **self.sets}[name], self.data):
+            for pair in read_pairs(files, self.data):
                 yield pair._replace(source=prefix + pair.source)
         elif isinstance(self.data, LabelData):
             chosen = _chosen(self.data, name)
-            for number, one in enumerate(read_labelled({"train": self.data.train, **self.sets}[name], self.data)):
+            for number, one in enumerate(read_labelled(files, self.data)):
                 if chosen is None or chosen[number]:
                     yield Pair(prefix + one.text, one.label, one.file, one.row)
 
-    @property
-    def noise_sets(self) -> list[str]:
-        """The sets of text to be denoised that are evaluated."""
-        if not isinstance(self.data, TextData):
-            return []
-        return [*(["valid"] if self.validated else []), *(name for name, files in self.data.test.items() if files)]
-
     def texts(self, name: str) -> Iterator[Piece]:
-        """The text to be denoised: "train" or one of `noise_sets`."""
+        """The text to be denoised: "train" or one of `sets`."""
         assert isinstance(self.data, TextData)
+        stream = pieces({"train": self.data.train, **self.sets}[name], self.data)
         fraction = self.data.valid_fraction
         if not fraction or name in self.data.test:
-            files = {"train": self.data.train, "valid": self.data.valid, **self.data.test}[name]
-            return iter(pieces(files, self.data))
+            return iter(stream)
         count = survey(self.data.train, self.data).characters
         border = int(count * (1 - fraction))
-        span = (0, border) if name == "train" else (border, count)
-        return part(pieces(self.data.train, self.data), *span)
+        return part(stream, 0, border) if name == "train" else part(stream, border, count)
 
     def table(self) -> dict[str, Any]:
         """The complete table for a recipe."""
-        own = {name: value for name, value in to_dict(self.data).items() if name not in ("folder", "skip_bad")}
-        unused = {PairData: ("max_length",), LabelData: LABELS_ONLY, TextData: ()}[type(self.data)]
-        options = to_dict(self.options)
-        if self.options.kind != "denoise":
-            options = {name: value for name, value in options.items() if name not in ("density", "span")}
-        return {**options, **{name: value for name, value in own.items() if name not in unused}, "folder": self.folder}
+        unused = (*KINDS[self.options.kind][1], "skip_bad")
+        every = {**to_dict(self.data), **to_dict(self.options)}
+        return {name: value for name, value in every.items() if name not in unused}
 
 
 def _chosen(data: LabelData, name: str) -> list[bool] | None:
@@ -212,20 +178,15 @@ def _read_task(name: str, table: Mapping[str, Any], common: TasksData) -> TextTa
         raise UserError(f"data.tasks.{name!r}: is not a task name; use letters, digits and -")
     known = {field.name for field in dataclasses.fields(TaskOptions)}
     options = from_dict(TaskOptions, {key: value for key, value in table.items() if key in known}, where)
-    rest = {key: value for key, value in table.items() if key not in known}
-    folder = rest.pop("folder", ".")
-    if not isinstance(folder, str):
-        raise UserError(f"{where}folder = {folder!r}: expected a string in quotes")
-    base = sample_folder(folder) or home(common.folder) / home(folder)
-    shared: dict[str, Any] = {"folder": str(base), "skip_bad": common.skip_bad}
-    kind = {"pairs": PairData, "labels": LabelData, "denoise": TextData}[options.kind]
-    refused = {"pairs": ("max_length",), "labels": LABELS_ONLY, "denoise": ()}[options.kind]
-    for key in (*refused, "skip_bad", *(() if options.kind == "denoise" else ("density", "span"))):
+    kind, refused = KINDS[options.kind]
+    for key in (*refused, "skip_bad"):
         if key in table:
             raise UserError(f"{where}{key} = {table[key]!r}: not for a task of kind = {options.kind!r}; remove it")
+    data = {key: value for key, value in table.items() if key not in known} | {"skip_bad": common.skip_bad}
+    data["folder"] = str(sample_folder(options.folder) or home(common.folder) / home(options.folder))
     if options.kind == "pairs":
-        shared["max_length"] = common.max_length
-    return TextTask(name, options, from_dict(kind, {**rest, **shared}, where), folder)
+        data["max_length"] = common.max_length
+    return TextTask(name, options, from_dict(kind, data, where))
 
 
 def fingerprint(tasks: Mapping[str, TextTask], *others: object) -> str:

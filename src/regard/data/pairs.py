@@ -74,6 +74,9 @@ class PairData(DataConfig):
         if self.max_length < 2:
             raise UserError(f"max_length = {self.max_length}: a token and its end make 2; give 2 or more")
 
+    def find(self, files: Sequence[str]) -> list[Path]:
+        return [path for paths in find_pairs(files, self.folder) for path in paths]
+
 
 class Pair(NamedTuple):
     """A sentence and its translation, and where they are."""

@@ -63,6 +63,10 @@ class DataConfig:
         """The sets with files of their own that are evaluated."""
         return {name: files for name, files in {"valid": self.valid, **self.test}.items() if files}
 
+    def find(self, files: Sequence[str]) -> list[Path]:
+        """The files on disk, in order."""
+        return find_files(files, self.folder)
+
     def check_at_least(self, **least: float) -> None:
         for name, value in least.items():
             if getattr(self, name) < value:

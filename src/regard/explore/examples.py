@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from regard.data.documents import TextData, pieces
 from regard.data.labels import LabelData, read_labelled
-from regard.data.pairs import PairData, find_pairs, read_pairs
+from regard.data.pairs import PairData, read_pairs
 from regard.errors import UserError
 from regard.explore.inside import Inside
 from regard.settings import from_dict
@@ -88,7 +88,7 @@ def _examples(inside: Inside, files: Sequence[str], limit: int, seed: int) -> It
         return
     if config.input != "tokens" or inside.reader.writes:
         data = PairData(train=tuple(files))
-        folder = find_pairs(files, data.folder)[0][0].parent
+        folder = data.find(files)[0].parent
         for pair in read_pairs(files, data):
             yield _of_pair(inside, pair.source, pair.target, f"{pair.file}, line {pair.line}", folder)
         return

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from regard.data.documents import Piece, Survey, TextData, find_texts, part, pieces, survey, text_fingerprint
+from regard.data.documents import Piece, Survey, TextData, part, pieces, survey, text_fingerprint
 from regard.data.sets import Files
 from regard.files import make_folder, write_atomically
 from regard.models import ModelConfig
@@ -41,10 +41,6 @@ class PlainTextTask(Task):
         """The files of each set; a validation fraction is part of the training files."""
         held_out = {"valid": self.data.train} if self.data.valid_fraction else {}
         return {"train": self.data.train, **held_out, **self.data.sets}
-
-    def find_files(self) -> None:
-        for files in self.files.values():
-            find_texts(files, self.data.folder)
 
     def check_data(self) -> None:
         known = self._read_surveys()

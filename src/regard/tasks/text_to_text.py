@@ -81,8 +81,7 @@ class TextToText(Translation):
 
     @property
     def sets(self) -> Sequence[str]:
-        pairs = [f"{one.name}.{name}" for one in self.tasks.values() for name in one.sets]
-        return [*pairs, *(f"{one.name}.{name}" for one in self.denoising for name in one.noise_sets)]
+        return [f"{one.name}.{name}" for one in (*self.paired, *self.denoising) for name in one.sets]
 
     @property
     def has_validation(self) -> bool:
@@ -99,7 +98,7 @@ class TextToText(Translation):
     def lines(self, name: str) -> Iterator[Pair]:
         """Of a set "TASK.SET"; "train" and "valid" are those of all tasks together."""
         if name in ("train", "valid"):
-            return chain.from_iterable(one.lines(name) for one in self.paired if name == "train" or one.validated)
+            return chain.from_iterable(one.lines(name) for one in self.paired if name == "train" or "valid" in one.sets)
         task, _, part = name.partition(".")
         return self.tasks[task].lines(part)
 
@@ -115,8 +114,8 @@ class TextToText(Translation):
         make_folder(self.folder / "data")
         pairs = self._pairs("train", self.data.max_length) if self.paired else None
         self.mixture = Mixture(pairs, [self._denoised(one, "train", self.config.seed) for one in self.denoising])
-        valid = self._pairs("valid") if any(one.validated for one in self.paired) else None
-        held_out = [self._denoised(one, "valid", EVALUATION_SEED) for one in self.denoising if one.validated]
+        valid = self._pairs("valid") if any("valid" in one.sets for one in self.paired) else None
+        held_out = [self._denoised(one, "valid", EVALUATION_SEED) for one in self.denoising if "valid" in one.sets]
         self.train_pairs = self.mixture.at(0)
         self.valid_pairs = Mixture(valid, held_out).at(0) if valid is not None or held_out else None
         self._check_lengths()
@@ -124,7 +123,7 @@ class TextToText(Translation):
     def _pairs(self, name: str, max_length: int | None = None) -> Pairs:
         def read() -> Iterator[Pair]:
             for one in self.paired:
-                if name == "train" or one.validated:
+                if name == "train" or "valid" in one.sets:
                     for _ in range(one.options.repeat if name == "train" else 1):
                         yield from one.lines(name)
 
@@ -147,7 +146,7 @@ class TextToText(Translation):
         folder, print = self.folder / "data" / f"{one.name}-{name}", fingerprint({one.name: one}, name)
         texts = store_documents(one.texts(name), folder, self.source, length, text_fingerprint=print).ragged("text")
         rows = torch.arange(len(texts)).repeat(one.options.repeat if name == "train" else 1)
-        return Denoised(texts.choose(rows), self.source, one.noise, prefix, seed)
+        return Denoised(texts.choose(rows), self.source, one.options, prefix, seed)
 
     def stream(self) -> Stream:
         config = self.config

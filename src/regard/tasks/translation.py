@@ -23,7 +23,7 @@ from regard.data.batch import Pairs
 from regard.data.columns import Store
 from regard.data.encode import encode_pairs, store_pairs
 from regard.data.pack import Packs
-from regard.data.pairs import Pair, PairData, find_pairs, read_pairs
+from regard.data.pairs import Pair, PairData, read_pairs
 from regard.data.sets import Files
 from regard.data.streams import Batches, Stream
 from regard.errors import UserError
@@ -74,10 +74,6 @@ class Translation(Task):
     @property
     def sets(self) -> Sequence[str]:
         return super().sets if self.data.generator is None else ["test"]
-
-    def find_files(self) -> None:
-        for files in self.files.values():
-            find_pairs(files, self.data.folder)
 
     def check_data(self) -> None:
         for files in self.files.values():

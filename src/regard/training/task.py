@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from regard.data.sets import Files, find_files, home
+from regard.data.sets import Files, home
 from regard.data.streams import Stream
 from regard.errors import UserError, suggest
 from regard.models import ModelConfig
@@ -120,7 +120,7 @@ class Task(ABC):
     def find_files(self) -> None:
         """Raise a UserError unless all files exist."""
         for files in self.files.values():
-            find_files(files, self.data.folder)
+            self.data.find(files)
 
     @abstractmethod
     def check_data(self) -> None:
