@@ -124,7 +124,7 @@ def _pair(row: Row, paths: Sequence[Path], columns: Sequence[str]) -> Pair | Pro
     """A pair of two files, or of two columns in one, unless a side is blank."""
     blank = [not side or side.isspace() for side in row.cells]
     if not any(blank):
-        return Pair(*row.cells, row.file, row.line)
+        return Pair(row.cells[0], row.cells[1], row.file, row.line)
     side = blank.index(True)
     which = f"column {columns[side]!r} " if columns else ""
     other = (columns or paths)[1 - side]

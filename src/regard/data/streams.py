@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -291,7 +291,7 @@ def prefetch(stream: Stream, pin: bool = False) -> Generator[Any]:
 
     def make() -> tuple[Any, dict[str, int]]:
         batch = next(batches)
-        return _pinned(batch) if pin else batch, ahead.position
+        return batch.each(Tensor.pin_memory) if pin else batch, ahead.position
 
     with ThreadPoolExecutor(1, "batches") as thread:
         try:
@@ -303,8 +303,3 @@ def prefetch(stream: Stream, pin: bool = False) -> Generator[Any]:
                 yield batch
         finally:
             thread.shutdown(cancel_futures=True)
-
-
-def _pinned(batch: Any) -> Any:
-    tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return replace(batch, **{name: x.pin_memory() for name, x in tensors.items() if isinstance(x, Tensor)})

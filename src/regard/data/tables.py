@@ -291,14 +291,14 @@ class Table:
             yield self._problem(None, f"cannot be read as Parquet after row {number:,}: {reason}", fatal=True)
 
 
-def column_names(path: Path, kind: str | None = None) -> list[str]:
+def column_names(path: Path) -> list[str]:
     """The columns of a table: its header, the keys of its first object, or its schema."""
-    kind, notes = kind or table_kind(path) or "tsv", Counter[tuple[str, str]]()
+    kind, notes = table_kind(path) or "tsv", Notes()
     if kind == "parquet":
         _, parquet = _arrow(path)
         with open_seekable(path) as file, parquet.ParquetFile(file) as table:
             return list(table.schema_arrow.names)
-    first: Any = next(_split(path, notes, kind), (0, [])) if kind != "jsonl" else next(read_lines(path, notes), "{}")
+    first: Any = next(read_lines(path, notes), "{}") if kind == "jsonl" else next(_split(path, notes, kind), (0, []))
     if isinstance(first, Problem):
         raise UserError(str(first))
     return list(json.loads(first)) if kind == "jsonl" else [cell.strip() for cell in first[1]]
@@ -308,17 +308,19 @@ def aligned_rows(source: Path, target: Path, notes: Notes) -> Iterator[Row | Pro
     """Line n of one file with line n of the other; files of different length are one fatal problem."""
     left, right = read_lines(source, notes), read_lines(target, notes)
     for number, (a, b) in enumerate(zip_longest(left, right), 1):
-        wrong = sorted((side for side in (a, b) if isinstance(side, Problem)), key=lambda side: not side.fatal)
-        if wrong and (wrong[0].fatal or (a is not None and b is not None)):
-            yield wrong[0]
-            if wrong[0].fatal:
-                return
-        elif a is None or b is None:
+        if fatal := [side for side in (a, b) if isinstance(side, Problem) and side.fatal]:
+            yield fatal[0]
+            return
+        if a is None or b is None:
             short, long, rest = (source, target, right) if a is None else (target, source, left)
             total = number + sum(1 for _ in rest)
             what = f"the file ends here, but {long} has {total:,} lines: one of them lacks or adds a line"
             yield Problem(str(short), number - 1, what, fatal=True)
             return
+        if isinstance(a, Problem):
+            yield a
+        elif isinstance(b, Problem):
+            yield b
         elif "\0" in a or "\0" in b:
             file = source if "\0" in a else target
             yield Problem(str(file), number, "contains a NUL character; is this a text file?")
