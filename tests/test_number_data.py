@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data.numeric import NumberData, parse_numbers, read_number_pairs
-from regard.data.series import read_series
+from regard.data.numeric import NumberData, parse_numbers, read_number_pairs, read_series
 from regard.errors import UserError
 
 

@@ -15,8 +15,20 @@ from hypothesis import strategies as st
 import regard
 from commanded import training
 from regard.cli import main
-from regard.data.numeric import NumberData, Rule, Scale, make_sets, padded
-from regard.data.series import NumberBatch, Seasonal, Windows, last_season, last_value, read_series, seasonal_series
+from regard.data.numeric import (
+    NumberBatch,
+    NumberData,
+    Rule,
+    Scale,
+    Seasonal,
+    Windows,
+    last_season,
+    last_value,
+    make_sets,
+    padded,
+    read_series,
+    seasonal_series,
+)
 from regard.metrics.regression import evaluate_pairs, evaluate_series
 from regard.models import ModelConfig, build
 from regard.predict.bundle import Bundle

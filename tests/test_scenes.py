@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.data.captions import ScenesData
-from regard.data.captionsets import SceneStream, Targets, scene_sets
+from regard.data.captions import ScenesData, SceneStream, Targets, scene_sets
 from regard.data.images import read_idx
 from regard.data.scenes import COUNTS, NOUNS, QUARTERS, Group, SceneMaker, Scenes, coverage, describe, quarters_of
 from regard.errors import UserError

@@ -36,6 +36,13 @@ def check_types(settings: object) -> None:
                 raise UserError(f"{field.name} = {value}: must be a finite number")
 
 
+def check_at_least(settings: object, **least: float) -> None:
+    """Check lower bounds of fields, such as `heads=1`."""
+    for name, bound in least.items():
+        if getattr(settings, name) < bound:
+            raise UserError(f"{name} = {getattr(settings, name)}: must be {bound} or more")
+
+
 def _widened(kind: Any, value: Any) -> Any:
     """An integer as a float where the annotation is float, also in a tuple."""
     if get_origin(kind) is tuple and isinstance(value, tuple):

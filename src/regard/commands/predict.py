@@ -108,7 +108,7 @@ def warn(regressor: Regressor, outside: list[list[float]], channels: Sequence[st
 
 def predict_table(args: argparse.Namespace, regressor: Regressor) -> int:
 
-    from regard.data.series import read_series
+    from regard.data.numeric import read_series
     from regard.errors import UserError
 
     if not Path(args.file).is_file():

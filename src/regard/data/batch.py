@@ -66,6 +66,15 @@ def steps(lengths: Tensor) -> Tensor:
     return torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
 
 
+def pad_rows(sequences: Sequence[Tensor], longest: int = 0) -> tuple[Tensor, Tensor]:
+    """Sequences [length, …] as rows [B, longest, …], padded with 0, and which of it is real, [B, longest]."""
+    lengths = torch.tensor([len(one) for one in sequences])
+    rows = sequences[0].new_zeros(len(sequences), longest or int(lengths.max()), *sequences[0].shape[1:])
+    for row, one in zip(rows, sequences, strict=True):
+        row[: len(one)] = one
+    return rows, torch.arange(rows.shape[1]) < lengths[:, None]
+
+
 class Tensors:
     """Base of batches: dataclasses of tensors (or None), each with the rows of the batch as first axis."""
 
@@ -80,7 +89,7 @@ class Tensors:
     def clone(self) -> Self:
         return self.each(Tensor.clone)
 
-    def rows(self, chosen: slice) -> Self:
+    def rows(self, chosen: slice | Tensor) -> Self:
         return self.each(lambda part: part[chosen])
 
     def copy_(self, other: Self) -> None:

@@ -1,4 +1,4 @@
-"""Images with captions: the [data] table of a recipe that captions images.
+"""Images with captions: the [data] table of a recipe that captions images, and its sets.
 
     [data]
     train = ["train.jsonl"]       {"image": "a.png", "caption": "a dog on a beach"}              per line, or
@@ -7,11 +7,18 @@
 
 Any table will do (.jsonl, .tsv, .csv, .parquet). File names start in the folder of the table that names them. An image
 may be in several rows, with a caption each.
+
+    scenes     sampled for every batch by (seed, epoch, batch)
+    images     decoded once into RUN/data, then memory-mapped
+    features   read from their files as they are needed, cached in memory up to a limit
+
+A caption becomes  <s> … </s>,  padded to one length: the input is all but the last token, the
+labels are all but the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -19,14 +26,21 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.data.features import open_features
+from regard.data.batch import PairBatch, Tensors, pad_rows
+from regard.data.features import open_features, pad_features
+from regard.data.images import ImageData, list_set
 from regard.data.lines import Notes, Problem
-from regard.data.pixels import open_pixels
-from regard.data.scenes import HELD_OUT, NOUNS, SIZES, split_pair
+from regard.data.pixels import store_pixels
+from regard.data.scenes import HELD_OUT, NOUNS, SIZES, Phrase, SceneMaker, Scenes, split_pair
 from regard.data.sets import DataConfig, Files, check_files, check_word_dropout, find_files
+from regard.data.streams import Ahead
 from regard.data.tables import TABLES, Row, Rows, Table, column_names, table_kind, text
 from regard.errors import UserError, suggest
-from regard.settings import check_types
+from regard.settings import check_at_least, check_types
+from regard.text.tokenizer import Tokenizer
+
+ROOM = 1 << 30  # bytes of features that are kept in memory
+SIDE = 28  # pixels of a Fashion-MNIST item
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +62,14 @@ class ScenesData:
         for name in ("items", "test_items", "held_out", "nouns", "sizes"):
             check_files(name, getattr(self, name))
         check_types(self)
-        for name, least in (("train", 1), ("valid", 1), ("test", 1), ("common", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} = {getattr(self, name)}: must be {least} or more")
-        for name, known in (("nouns", NOUNS), ("sizes", SIZES)):
-            words, least = getattr(self, name), 2 if name == "nouns" else 1
+        check_at_least(self, train=1, valid=1, test=1, common=0)
+        for name, words, known, least in (("nouns", self.nouns, NOUNS, 2), ("sizes", self.sizes, SIZES, 1)):
             if unknown := [word for word in words if word not in known]:
                 raise UserError(f"{name}: {unknown[0]!r} is not known; {suggest(unknown[0], known)}")
             if len(set(words)) < len(words) or len(words) < least:
                 raise UserError(f"{name} = {list(words)}: give {least} or more, each once")
-        apart = [split_pair(pair)[0] for pair in self.held_out]
-        if apart and not {*apart} & {*self.nouns}:
+        apart = {split_pair(pair)[0] for pair in self.held_out}
+        if apart and apart.isdisjoint(self.nouns):
             raise UserError(
                 f"held_out = {list(self.held_out)}: none of its nouns is in nouns = {list(self.nouns)}; name "
                 "others, or set held_out = []"
@@ -100,24 +111,39 @@ def read_captions(
 
     Features are read once, and their size is returned with the rows: `size`, or else that of the first; all are equal.
     """
-    column = "image" if source == "patches" else "features"
-    convert = {"caption": _caption, "key": _key}
+    column, reads, other, needed = "image", "images", "features", "features"
+    if source == "features":
+        column, reads, other, needed = "features", "features", "image", "patches"
+    example = f"""{{"{column}": "a.{"png" if column == "image" else "npy"}", "caption": "…"}}"""
     sizes = [size]
 
     def scan(notes: Notes) -> Iterator[Captioned | Problem]:
         for path in find_files(files, config.folder):
-            _check_columns(path, column)
-            remedy = f"Write  {_example(column)}"
-            columns = (column, "caption", "key")
-            for row in Table(path, columns, notes, optional=("key",), convert=convert, remedy=remedy):
+            check_columns(path)
+            columns, convert = (column, "caption", "key"), {"caption": _caption, "key": _key}
+            for row in Table(path, columns, notes, optional=("key",), convert=convert, remedy=f"Write  {example}"):
                 yield row if isinstance(row, Problem) else captioned(row, path)
+
+    def check_columns(path: Path) -> None:
+        """What is not a table, or one for the other kind of input, is one error, not one per row."""
+        if table_kind(path) is None:
+            raise UserError(f"{path}: captions are in tables ending in {', '.join(f'.{kind}' for kind in TABLES)}")
+        try:
+            names = column_names(path)
+        except (ValueError, OSError, RecursionError):  # reported with the rows
+            return
+        if column not in names and other in names:
+            raise UserError(
+                f'{path}, line 1: has "{other}", but the model reads {reads}: set  input = "{needed}"  in [model], or '
+                f"write  {example}"
+            )
 
     def captioned(row: Row, path: Path) -> Captioned | Problem:
         name, caption, key = row.cells
         file = path.parent / name
-        if not file.is_file():
-            return Problem(row.file, row.line, f"{file}: no such file")
         try:
+            if not file.is_file():
+                raise UserError(f"{file}: no such file")
             if source == "features":
                 sizes[0] = open_features(file, key, sizes[0]).shape[1]
         except UserError as error:
@@ -126,22 +152,6 @@ def read_captions(
 
     rows = Rows(files, scan, skip_bad=config.skip_bad, what="captions").read()
     return rows, sizes[0] or 0
-
-
-def _check_columns(path: Path, column: str) -> None:
-    """What is not a table, or one for the other kind of input, is one error, not one per row."""
-    if table_kind(path) is None:
-        raise UserError(f"{path}: captions are in tables ending in {', '.join(f'.{kind}' for kind in TABLES)}")
-    other, reads, needed = ("features", "images", "features") if column == "image" else ("image", "features", "patches")
-    try:
-        names = column_names(path)
-    except (ValueError, OSError, RecursionError):  # reported with the rows
-        return
-    if column not in names and other in names:
-        raise UserError(
-            f'{path}, line 1: has "{other}", but the model reads {reads}: set  input = "{needed}"  in [model], or '
-            f"write  {_example(column)}"
-        )
 
 
 def _caption(value: Any) -> str:
@@ -157,28 +167,114 @@ def _key(value: Any) -> str | int:
     return value
 
 
-def _example(column: str) -> str:
-    return f'{{"{column}": "a.{"png" if column == "image" else "npy"}", "caption": "…"}}'
+@dataclass(frozen=True)
+class CaptionSet:
+    """Images or features by row, with their captions; of scenes, also what they consist of."""
+
+    captions: list[str]
+    sources: Callable[[Tensor], tuple[Tensor, Tensor | None]]  # row numbers -> (input, which of it is real)
+    scenes: Scenes | None = None
+    phrases: list[Phrase] | None = None
+
+    def __len__(self) -> int:
+        return len(self.captions)
 
 
-def pad_features(features: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Features of several images, padded to [B, regions, size], and which are real; None: all."""
-    longest = max(len(one) for one in features)
-    rows = torch.zeros(len(features), longest, features[0].shape[1])
-    is_real = torch.zeros(len(features), longest, dtype=torch.bool)
-    for at, one in enumerate(features):
-        rows[at, : len(one)] = one
-        is_real[at, : len(one)] = True
-    return rows, None if bool(is_real.all()) else is_real
+@dataclass(frozen=True)
+class Targets(Tensors):
+    """Captions as ids: `target` is read, `labels` are the tokens that follow, [N, T] each."""
+
+    target: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, captions: Sequence[str], max_length: int) -> Targets:
+        ids = tokenizer.encode_batch(captions, add_bos=True, add_eos=True)
+        longest = max(map(len, ids)) - 1
+        if longest > max_length:
+            row = max(range(len(ids)), key=lambda at: len(ids[at]))
+            raise UserError(
+                f"caption {row + 1:,} has {longest} tokens, its end included ({captions[row][:60]!r} …), more than "
+                f"data.max_length = {max_length}: raise that, or shorten it"
+            )
+        rows, is_real = pad_rows([torch.tensor(one) for one in ids])
+        return cls(rows[:, :-1], torch.where(is_real[:, 1:], rows[:, 1:], PairBatch.IGNORE))
+
+    def batch(self, rows: Tensor, source: Tensor, is_real: Tensor | None) -> PairBatch:
+        at = rows.to(self.target.device)
+        return PairBatch(source, is_real, self.target[at], self.labels[at])
 
 
-def open_source(
-    path: str | Path, source: str, channels: int, side: int, size: int, key: str | None = None
-) -> tuple[Tensor, str]:
-    """The input of a model from one file, without a batch axis, and a note about it."""
-    if source == "features":
-        counted = Path(path).suffix == ".npy" and key is not None and key.isdecimal() and len(key) < 19
-        return open_features(path, int(key or 0) if counted else key, size), ""
-    pixels, (width, height) = open_pixels(path, channels, side)
-    resized = f"{path}: {width} x {height} pixels are resized to {side} x {side}"
-    return pixels, "" if (width, height) == (side, side) else resized
+def scene_makers(config: ScenesData, folder: str, canvas: int) -> tuple[SceneMaker, SceneMaker]:
+    """For training, and for the tests, which have other items."""
+    makers = []
+    for files in (config.items, config.test_items):
+        listed = list_set(files, ImageData(train=files, folder=folder), ())
+        if listed.pixels is None or listed.pixels.shape[1:] != (1, SIDE, SIDE):
+            raise UserError(f"{list(files)}: scenes are made of Fashion-MNIST's idx files, images of {SIDE} x {SIDE}")
+        pixels = listed.pixels[:, 0]
+        makers.append(SceneMaker(pixels, listed.labels, canvas, config.nouns, config.sizes, config.held_out))
+    return makers[0], makers[1]
+
+
+def scene_sets(config: ScenesData, train: SceneMaker, test: SceneMaker) -> dict[str, CaptionSet]:
+    """Validation with training items; tests with others, of combinations seen and not seen in training."""
+
+    def sampled(maker: SceneMaker, count: int, held_out: bool, seed: int) -> CaptionSet:
+        scenes = maker.sample(count, held_out, 0, seed)
+        phrases = maker.phrases(scenes, config.language)
+        captions = [phrase.text for phrase in phrases]
+        return CaptionSet(captions, lambda rows: (maker.paint(scenes.rows(rows)), None), scenes, phrases)
+
+    train.sample(1, False, 0, common=config.common > 0)  # an error here is before training begins
+    sets = {"valid": sampled(train, config.valid, False, 0), "test": sampled(test, config.test, False, 1)}
+    if bool(test.kept_out.any()):
+        sets["held-out"] = sampled(test, config.test, True, 2)
+    return sets
+
+
+class SceneStream(Ahead):
+    """Batches of new scenes, `count` per epoch.
+
+    In the first `common` epochs items are only where every noun may be (`SceneMaker.sample`).
+    """
+
+    def __init__(self, maker: SceneMaker, targets: Targets, rows: int, count: int, seed: int, common: int = 0) -> None:
+        """`targets` are those of all captions, by `SceneMaker.numbers`."""
+        super().__init__(chunk=1)
+        self.maker, self.targets, self.rows, self.batches, self.seed = maker, targets, rows, max(1, count // rows), seed
+        self.common = common
+
+    def prepare(self, epoch: int, chunk: int) -> tuple[int, Scenes]:
+        common = epoch < self.common
+        return self.batches, self.maker.sample(self.rows, False, 1, self.seed, epoch, chunk, common=common)
+
+    def finish(self, epoch: int, chunk: int, prepared: Scenes) -> PairBatch:
+        return self.targets.batch(self.maker.numbers(prepared), self.maker.paint(prepared), None)
+
+    def batch(self, finished: PairBatch, number: int) -> PairBatch:
+        return finished
+
+
+def image_set(rows: Sequence[Captioned], folder: Path, channels: int, side: int, config: CaptionData) -> CaptionSet:
+    files = sorted({row.file for row in rows})
+    pixels, kept = store_pixels(files, folder, channels, side, config.skip_bad)
+    position = {files[number]: at for at, number in enumerate(kept.tolist())}
+    readable = [row for row in rows if row.file in position]
+    at = torch.tensor([position[row.file] for row in readable])
+    return CaptionSet([row.caption for row in readable], lambda chosen: (pixels[at[chosen]], None))
+
+
+def feature_set(rows: Sequence[Captioned], size: int) -> CaptionSet:
+    kept: dict[int, Tensor] = {}
+    room = [ROOM]
+
+    def read(row: int) -> Tensor:
+        if row in kept:
+            return kept[row]
+        features = open_features(rows[row].file, rows[row].key, size)
+        if (left := room[0] - features.nbytes) > 0:
+            kept[row], room[0] = features, left
+        return features
+
+    return CaptionSet([row.caption for row in rows], lambda chosen: pad_features([read(at) for at in chosen.tolist()]))

@@ -10,6 +10,7 @@ An .npy file with objects is a pickle, which can run code when it is opened, so 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from regard.data.batch import pad_rows
 from regard.errors import UserError, suggest
 
 ENDINGS = (".npy", ".safetensors")
@@ -43,6 +45,12 @@ def open_features(path: str | Path, key: str | int | None = None, size: int | No
             f"{path}: region {region}, number {at} is {float(features[region, at])}; make the features again"
         )
     return features
+
+
+def pad_features(features: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Features of several images, padded to [B, regions, size], and which are real; None: all."""
+    rows, is_real = pad_rows(features)
+    return rows, None if bool(is_real.all()) else is_real
 
 
 def _from_numpy(path: Path, key: str | int | None) -> Tensor:

@@ -4,13 +4,19 @@
               [data.rule]                    generated: y = multiply · x + add, x between low and high
     series    train = ["load.csv"]           one column per channel, one row per time step; with context > 0:
               context = 96, horizon = 24     96 steps are the input, the next 24 are forecast
-              [data.seasonal]                generated: see `regard.data.series`
+              [data.seasonal]                generated:
+    x_c(t) = sin(2π t / 24 + φ_c) + a_c sin(2π t / 168 + ψ_c) + b_c t / T + r_c(t)
+    r_c(t) = 0.8 r_c(t - 1) + noise · e(t),  e half its own, half shared by all channels  autocorrelated noise
 
 Both give sequences of vectors, source [S, channels] and target [T, channels], normalised per channel:
 
     (x - mean) / std        mean and standard deviation of the training data, never of what is tested
 
-The two are saved in the recipe of the run. Pairs are split by file (or, generated, by seed), a series in time.
+The two are saved in the recipe of the run. Pairs are split by file (or, generated, by seed), a series in time: no
+target of a test was seen in training. A window at t has the steps t - context … t - 1 as input and
+t … t + horizon - 1 as target. Two baselines for it:
+
+    last value   x(t - 1) for every step          seasonal   x(t + i - period), the last season again
 """
 
 from __future__ import annotations
@@ -21,20 +27,22 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from regard.data.batch import Tensors
+from regard.data.batch import Tensors, pad_rows
 from regard.data.lines import Notes, Problem
-from regard.data.series import NumberBatch, Seasonal, Windows, read_series, seasonal_series
 from regard.data.sets import DataConfig, Files, find_files
-from regard.data.tables import Rows, Table, table_kind
+from regard.data.tables import Row, Rows, Table, column_names, read_rows, table_kind
 from regard.errors import UserError
-from regard.settings import check_types
+from regard.settings import check_at_least, check_types
 
 Pair = tuple[list[float], list[float]]
+DAY, WEEK = 24, 168  # the two periods of a seasonal series
+AUTOCORRELATION = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +61,23 @@ class Rule:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_at_least(self, shortest=1, train=1, valid=1, test=1, seed=0)
         if not self.low < self.high:
             raise UserError(f"low = {self.low}: must be below high = {self.high}")
-        for name, least in {"shortest": 1, "train": 1, "valid": 1, "test": 1, "seed": 0}.items():
-            if getattr(self, name) < least:
-                raise UserError(f"{name} = {getattr(self, name)}: must be {least} or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seasonal:
+    """A generated series: waves of two periods, a trend, and autocorrelated noise."""
+
+    steps: int = 6_000
+    channels: int = 3
+    noise: float = 0.3  # its standard deviation, beside waves of amplitude 1
+    seed: int = 1  # of the data; it does not depend on train.seed
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_at_least(self, steps=100, channels=1, noise=0, seed=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +104,7 @@ class NumberData(DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_origin()
-        self.check_at_least(longest=1, context=0, horizon=1, period=1)
+        check_at_least(self, longest=1, context=0, horizon=1, period=1)
         if not self.tolerance > 0:
             raise UserError(f"tolerance = {self.tolerance}: must be greater than 0")
         for name in ("valid_fraction", "test_fraction"):
@@ -134,6 +154,55 @@ class Scale(Tensors):
 
     def denormalize(self, numbers: Tensor) -> Tensor:
         return numbers.double().cpu() * self.std + self.mean
+
+
+@dataclass(frozen=True)
+class NumberBatch(Tensors):
+    """Normalised numbers; where `is_real` is False, it is padding."""
+
+    source: Tensor  # [B, S, channels]
+    source_is_real: Tensor | None  # [B, S]
+    target: Tensor  # [B, T, channels]
+    target_is_real: Tensor | None  # [B, T]
+
+    @property
+    def tokens(self) -> Tensor:
+        """The number of targets."""
+        if self.target_is_real is None:
+            return torch.full((), self.target.numel(), device=self.target.device)  # no copy: CUDA graphs record it
+        return self.target_is_real.sum() * self.target.shape[2]
+
+    @property
+    def read(self) -> Tensor:
+        """The input of the decoder: zeros first, then the target shifted by one."""
+        return torch.cat((torch.zeros_like(self.target[:, :1]), self.target[:, :-1]), dim=1)
+
+
+class Windows:
+    """Several series, concatenated, and the windows of each."""
+
+    def __init__(self, series: Sequence[Tensor], context: int, horizon: int) -> None:
+        self.flat = torch.cat(list(series)).float()  # [all steps, channels]
+        self.lengths = [len(one) for one in series]
+        self.context, self.horizon = context, horizon
+
+    def to(self, device: torch.device) -> Windows:
+        return Windows(self.flat.to(device).split(self.lengths), self.context, self.horizon)
+
+    def starts(self, begin: float, end: float) -> Tensor:
+        """Steps t in `flat` whose horizon is between these fractions of each series, with a whole context before."""
+        starts, before = [torch.zeros(0, dtype=torch.long)], 0
+        for length in self.lengths:
+            first, last = max(int(begin * length), self.context), int(end * length) - self.horizon
+            starts.append(torch.arange(first, max(first, last + 1)) + before)
+            before += length
+        return torch.cat(starts)
+
+    def batch(self, starts: Tensor) -> NumberBatch:
+        """The windows at `starts` [B]."""
+        flat, at = self.flat, starts.to(self.flat.device)[:, None]
+        source = flat[at + torch.arange(-self.context, 0, device=flat.device)]
+        return NumberBatch(source, None, flat[at + torch.arange(self.horizon, device=flat.device)], None)
 
 
 @dataclass(frozen=True)
@@ -214,15 +283,11 @@ def _with_scale(data: NumberData, numbers: Tensor, channels: tuple[str, ...]) ->
 
 def padded(pairs: Sequence[Pair], longest: int) -> NumberBatch:
     """All pairs as one batch, each side as long as `longest`."""
-    sides = []
-    for side in zip(*pairs, strict=True):
-        rows = torch.zeros(len(side), longest, 1)
-        is_real = torch.zeros(len(side), longest, dtype=torch.bool)
-        for row, numbers in enumerate(side):
-            rows[row, : len(numbers), 0] = torch.tensor(numbers)
-            is_real[row, : len(numbers)] = True
-        sides += [rows, is_real]
-    return NumberBatch(*sides)
+    source, target = (
+        pad_rows([torch.tensor(numbers, dtype=torch.float)[:, None] for numbers in side], longest)
+        for side in zip(*pairs, strict=True)
+    )
+    return NumberBatch(*source, *target)
 
 
 def rule_pairs(rule: Rule, count: int, longest: int, seed: int) -> list[Pair]:
@@ -234,12 +299,33 @@ def rule_pairs(rule: Rule, count: int, longest: int, seed: int) -> list[Pair]:
     return [(x.tolist(), (rule.multiply * x + rule.add).tolist()) for x in flat.split(lengths.tolist())]
 
 
+def seasonal_series(rule: Seasonal) -> Tensor:
+    """[steps, channels]"""
+    generator = torch.Generator().manual_seed(rule.seed)
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(rule.channels, generator=generator, dtype=torch.float64)
+
+    time = torch.arange(rule.steps, dtype=torch.float64)[:, None]
+    turn = 2 * math.pi
+    daily = (turn * time / DAY + uniform(0, turn)).sin()
+    waves = daily + uniform(0.3, 0.8) * (turn * time / WEEK + uniform(0, turn)).sin()
+    innovations = torch.randn(rule.steps, rule.channels + 1, generator=generator, dtype=torch.float64)
+    innovations = rule.noise * (innovations[:, 1:] + innovations[:, :1]) / math.sqrt(2)
+    state, noise = torch.zeros(rule.channels, dtype=torch.float64), []
+    for step in innovations:
+        # with this factor the standard deviation stays `noise`
+        state = AUTOCORRELATION * state + math.sqrt(1 - AUTOCORRELATION**2) * step
+        noise.append(state)
+    return waves + uniform(-0.5, 0.5) * time / rule.steps + torch.stack(noise)
+
+
 def read_number_pairs(files: Sequence[str], config: NumberData) -> list[Pair]:
     """The pairs of all files: columns 1 and 2 of TSV and CSV, "source" and "target" of other tables."""
 
     def sequence(value: Any) -> list[float]:
         try:
-            numbers = parse_numbers(value) if isinstance(value, str) else check_numbers(value)
+            numbers = parse_numbers(value)
         except (UserError, TypeError) as error:
             raise ValueError(f"is not a list of numbers: {error}") from None
         if not 1 <= len(numbers) <= config.longest:
@@ -257,23 +343,71 @@ def read_number_pairs(files: Sequence[str], config: NumberData) -> list[Pair]:
     return Rows(files, scan, skip_bad=config.skip_bad, what="pairs", remedy=remedy).read()
 
 
-def parse_numbers(text: str) -> list[float]:
-    """Numbers separated by blanks, commas or both, in brackets or not."""
-    words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
-    return check_numbers([] if words == [""] else words)
+def read_series(paths: Sequence[Path], columns: Sequence[str] = ()) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Each file as [steps, channels], and the names of the channels, which all files share.
+
+    Without `columns`, every column of the first file whose first value is a number is a channel.
+    """
+    names = tuple(columns) or _number_columns(paths[0])
+    convert, remedy = dict.fromkeys(names, _number), "Set columns in [data]"
+    tables = (read_rows([str(path)], names, convert=convert, remedy=remedy).read() for path in paths)
+    return [torch.tensor([row.cells for row in rows], dtype=torch.float64) for rows in tables], names
 
 
-def check_numbers(values: Sequence[object]) -> list[float]:
-    """Finite numbers, or an error that says which is not."""
+def _number_columns(path: Path) -> tuple[str, ...]:
+    header = column_names(path)
+    if duplicates := [name for name in header if header.count(name) > 1]:
+        raise UserError(f"{path}, line 1: column {duplicates[0]!r} is there twice; rename one")
+    values = dict.fromkeys(header, lambda value: value)
+    first = next(iter(Table(path, header, Notes(), convert=values)), None)
+    cells = first.cells if isinstance(first, Row) else ()
+    names = tuple(name for name, cell in zip(header, cells, strict=False) if _is_number(cell))
+    if isinstance(first, Row) and not names:
+        raise UserError(f"{path}, line {first.line}: no column is a number; the file has {', '.join(header)}")
+    return names or tuple(header)
+
+
+def _is_number(cell: Any) -> bool:
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(cell, bool)
+
+
+def parse_numbers(values: str | Sequence[object]) -> list[float]:
+    """Finite numbers, or those in a text, separated by blanks, commas or both, in brackets or not."""
+    if isinstance(values, str):
+        values = re.findall(r"[^\s,]+", values.strip().removeprefix("[").removesuffix("]"))
     numbers = []
     for at, value in enumerate(values, 1):
         try:
-            if isinstance(value, bool) or not isinstance(value, str | int | float):
-                raise ValueError
-            number = float(value)
-        except (ValueError, OverflowError):
-            raise UserError(f"number {at} is {str(value)[:40]!r}, not a number; write it like 12 or 3.5") from None
-        if not math.isfinite(number) or abs(number) > 1e30:
-            raise UserError(f"number {at} is {value}: only finite numbers (up to 1e30) can be learned; replace it")
-        numbers.append(number)
+            numbers.append(_number(value))
+        except ValueError as error:
+            raise UserError(f"number {at} {error}") from None
     return numbers
+
+
+def _number(value: Any) -> float:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"is {str(value)[:40]!r}, not a number; write it like 12 or 3.5") from None
+    if not math.isfinite(number) or abs(number) > 1e30:
+        raise ValueError(
+            f"is {value}: only finite numbers (up to 1e30) can be learned; replace it, or in a series fill the gap"
+        )
+    return number
+
+
+def last_value(source: Tensor, horizon: int) -> Tensor:
+    """[B, context, channels] -> [B, horizon, channels]"""
+    return source[:, -1:].expand(-1, horizon, -1)
+
+
+def last_season(source: Tensor, horizon: int, period: int) -> Tensor:
+    """The last `period` steps, repeated."""
+    season = source[:, -period:]
+    return season.repeat(1, -(-horizon // period), 1)[:, :horizon]

@@ -22,7 +22,7 @@ from regard.data.lines import Notes, Problem
 from regard.data.sets import DataConfig, find_files, find_partners
 from regard.data.tables import TABLES, Row, Rows, Table, aligned_rows, table_kind
 from regard.errors import UserError
-from regard.settings import check_types
+from regard.settings import check_at_least, check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,7 @@ class Generator:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("train", "test"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)}: must be 1 or more")
+        check_at_least(self, train=1, test=1)
 
     def pairs(self, split: Literal["train", "test"]) -> Iterator[Pair]:
         count = self.train if split == "train" else self.test

@@ -67,11 +67,6 @@ class DataConfig:
         """The files on disk, in order."""
         return find_files(files, self.folder)
 
-    def check_at_least(self, **least: float) -> None:
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise UserError(f"{name} = {getattr(self, name)}: must be {value} or more")
-
     def check_valid_fraction(self, fraction: float) -> None:
         """`valid_fraction` of the training data replaces `valid`."""
         if not 0 <= fraction < 1:

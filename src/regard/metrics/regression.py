@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.numeric import NumberData
-from regard.data.series import NumberBatch, last_season, last_value
+from regard.data.numeric import NumberBatch, NumberData, last_season, last_value
 from regard.models import EncoderDecoder
 from regard.predict.regressor import autoregress
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.captions import open_source, pad_features
+from regard.data.features import open_features, pad_features
+from regard.data.pixels import open_pixels
 from regard.errors import UserError
 from regard.models import EncoderDecoder
 from regard.predict.beam import beam
@@ -52,16 +53,23 @@ class Captioner(SearchPredictor["str | Path", TextPrediction]):
         if key is not None and model.input != "features":
             raise UserError(f"key = {key}: is for files of features, but this model reads images; remove it")
         for at in range(0, len(inputs), self.BATCH):
-            opened = [
-                open_source(file, model.input, model.channels, model.image_size, model.feature_dim, key)
-                for file in inputs[at : at + self.BATCH]
-            ]
-            parts = [part for part, _ in opened]
-            source, is_real = pad_features(parts) if model.input == "features" else (torch.stack(parts), None)
+            opened = [self._open(file, key) for file in inputs[at : at + self.BATCH]]
+            source, is_real = pad_features([part for part, _ in opened])
             results = self.decode(source, is_real, first=first + at, config=config, **options)
             for (_, note), result in zip(opened, results, strict=True):
                 predictions.append(TextPrediction(result.n_best, note))
         return predictions
+
+    def _open(self, path: str | Path, key: str | None) -> tuple[Tensor, str]:
+        """The input from one file, without a batch axis, and a note about it."""
+        model = self.model.config
+        if model.input == "features":
+            counted = Path(path).suffix == ".npy" and key is not None and key.isdecimal() and len(key) < 19
+            return open_features(path, int(key or 0) if counted else key, model.feature_dim), ""
+        side = model.image_size
+        pixels, (width, height) = open_pixels(path, model.channels, side)
+        resized = f"{path}: {width} x {height} pixels are resized to {side} x {side}"
+        return pixels, "" if (width, height) == (side, side) else resized
 
     def decode(
         self,

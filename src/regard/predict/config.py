@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regard.errors import UserError
-from regard.settings import check_types, from_dict
+from regard.settings import check_at_least, check_types, from_dict
 
 BEAM_ONLY = ("beam", "early_stopping", "coverage_penalty")
 SAMPLE_ONLY = ("temperature", "top_k", "top_p", "seed")
@@ -50,10 +50,8 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        least = {"beam": 1, "n_best": 1, "min_length": 0, "no_repeat_ngram": 0, "max_ratio": 0, "top_k": 0, "seed": 0}
-        for name, bound in {**least, "coverage_penalty": 0}.items():
-            if getattr(self, name) < bound:
-                raise UserError(f"{name} = {getattr(self, name)}: must be {bound} or more")
+        check_at_least(self, beam=1, n_best=1, min_length=0, no_repeat_ngram=0, max_ratio=0, top_k=0, seed=0)
+        check_at_least(self, coverage_penalty=0)
         if self.max_length is not None and self.max_length < max(1, self.min_length):
             raise UserError(
                 f"max_length = {self.max_length}: must be 1 or more and not below min_length = {self.min_length}"

@@ -30,21 +30,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.data.batch import PairBatch
-from regard.data.captions import CaptionData, Captioned, read_captions
-from regard.data.captionsets import (
+from regard.data import streams
+from regard.data.batch import PairBatch, pad_rows
+from regard.data.captions import (
+    CaptionData,
+    Captioned,
     CaptionSet,
     SceneStream,
     Targets,
     feature_set,
-    file_stream,
     image_set,
+    read_captions,
     scene_makers,
     scene_sets,
 )
 from regard.data.scenes import SceneMaker, coverage
 from regard.data.sets import find_files
-from regard.data.streams import Stream
 from regard.errors import UserError
 from regard.files import make_folder, write_atomically
 from regard.metrics.bleu import score
@@ -222,11 +223,14 @@ class ImageCaptioning(Task):
         lines = self.makers[0].all_captions(scenes.language) if scenes else [row.caption for row in self.rows["train"]]
         return filter(None, lines)
 
-    def stream(self) -> Stream:
+    def stream(self) -> streams.Stream:
         config, scenes = self.config, self.data.scenes
         rows = max(1, config.batch_tokens // (config.pack or REGIONS))
         if scenes is None:
-            return file_stream(self.captioned["train"], self.targets, rows, config.seed)
+            train, targets = self.captioned["train"], self.targets
+            return streams.Examples(
+                len(train), rows, config.seed, lambda chosen: targets.batch(chosen, *train.sources(chosen))
+            )
         targets = self.targets.to(self.device)
         stream = SceneStream(self.makers[0], targets, rows, scenes.train, config.seed, scenes.common)
         if scenes.common and scenes.common * stream.batches >= config.steps:
@@ -313,12 +317,9 @@ def noun_attention(captioner: Captioner, data: CaptionSet, batch: int = 64) -> d
     inside: list[Tensor] = []  # [layers, heads] each
     chance: list[Tensor] = []
     for rows in torch.arange(count).split(batch):
-        scenes = data.scenes.each(lambda part, rows=rows: part[rows])  # type: ignore[misc]
-        covers = [coverage(scenes, group, config.image_size, across) for group in (0, 1)]
+        covers = [coverage(data.scenes.rows(rows), group, config.image_size, across) for group in (0, 1)]
         ids = tokenizer.encode_batch([data.captions[row] for row in rows.tolist()], add_eos=True)
-        target = torch.zeros(len(ids), max(map(len, ids)), dtype=torch.long)
-        for at, one in enumerate(ids):
-            target[at, : len(one)] = torch.tensor(one)
+        target, _ = pad_rows([torch.tensor(one) for one in ids])
         weights = captioner.attention(data.sources(rows)[0], target)  # [layers, B, heads, T, patches]
         for at, row in enumerate(rows.tolist()):
             for before, noun, group in data.phrases[row].nouns():

@@ -1,6 +1,6 @@
 """Regression: continuous values in, continuous values out, by an encoder-decoder that reads and predicts vectors.
 
-    [data]    pairs of sequences, or a time series to be forecast     `regard.data.numeric`, `regard.data.series`
+    [data]    pairs of sequences, or a time series to be forecast     `regard.data.numeric`
     loss      Σ (y - ŷ)² over scaled numbers, each given those before
     metrics   errors of autoregressive predictions                    `regard.metrics.regression`
 
@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.data.numeric import NumberData, NumberSets, Scale, make_sets
-from regard.data.series import NumberBatch
+from regard.data.numeric import NumberBatch, NumberData, NumberSets, Scale, make_sets
 from regard.data.streams import Examples
 from regard.errors import UserError
 from regard.metrics.regression import TOGETHER, evaluate_regression, format_regression
@@ -106,11 +105,7 @@ class Regression(Task):
             return Examples(len(starts), rows, self.config.seed, lambda chosen: resident.batch(starts[chosen]))
         train = self.numbers.rows["train"].to(self.device)
 
-        def pick(chosen: Tensor) -> NumberBatch:
-            at = chosen.to(self.device)
-            return train.each(lambda part: part[at])
-
-        return Examples(len(train.source), rows, self.config.seed, pick)
+        return Examples(len(train.source), rows, self.config.seed, lambda chosen: train.rows(chosen.to(self.device)))
 
     def objective(self) -> Objective:
         return squared_error

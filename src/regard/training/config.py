@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regard.errors import UserError
-from regard.settings import check_types
+from regard.settings import check_at_least, check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,22 +46,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name, least in {
-            "steps": 1,
-            "batch_tokens": 1,
-            "warmup": 0,
-            "log_every": 1,
-            "save_every": 1,
-            "keep": 1,
-            "gradient_accumulation": 1,
-            "loss_chunk": -1,
-            "pack": 0,
-            "evaluate_every": 0,
-            "patience": 0,
-            "average": 1,
-        }.items():
-            if getattr(self, name) < least:
-                raise UserError(f"{name} = {getattr(self, name)}: must be {least} or more")
+        check_at_least(self, steps=1, batch_tokens=1, log_every=1, save_every=1, keep=1, gradient_accumulation=1)
+        check_at_least(self, loss_chunk=-1, pack=0, warmup=0, evaluate_every=0, patience=0, average=1)
+        check_at_least(self, weight_decay=0, r_drop=0)
         for name in ("lr", "eps", "clip"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} = {getattr(self, name)}: must be greater than 0")
@@ -71,9 +58,6 @@ class TrainConfig:
             raise UserError(f"betas = {list(self.betas)}: must be two numbers from 0 to below 1, such as [0.9, 0.98]")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed = {self.seed}: must be an integer from 0 to {2**32 - 1}")
-        for name in ("weight_decay", "r_drop"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} = {getattr(self, name)}: must be 0 or more")
         self._check_combinations()
 
     def _check_combinations(self) -> None:
