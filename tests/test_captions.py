@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 
 from commanded import training
 from regard.cli import main
-from regard.data.captions import CaptionData, read_captions
-from regard.data.features import open_features
+from regard.data.captions import CaptionData, open_features, read_captions
 from regard.errors import UserError
 from smoke import smoke_run
 from stopping import assert_same_weights, interrupt_at

@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 
 from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageStream, augment, sample
-from regard.data.images import ImageData, Images, list_set, make_images, read_idx
-from regard.data.pixels import Pixels, open_pixels
+from regard.data.images import ImageData, Images, Pixels, list_set, make_images, open_pixels, read_idx
 from regard.data.streams import Examples
 from regard.errors import UserError
 from regard.models import ModelConfig, build
@@ -82,7 +81,7 @@ def test_idx_files(tmp_path: Path) -> None:
     for content, message in (
         (whole[:-1], r"declares 2 x 3 x 4 bytes, but has 23"), (whole[:9], "truncated within its header"),
         (b"\x89PNG....", "is not an idx file of bytes: it begins with 89 50 4e 47"), (b"", "begins with nothing"),
-        (gzip.compress(whole)[:-12], "truncated or damaged"),
+        (gzip.compress(whole)[:-12], r"cannot be read \(Compressed file ended"),
     ):  # fmt: skip
         (tmp_path / "a").write_bytes(content)
         with pytest.raises(UserError, match=message):

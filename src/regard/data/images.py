@@ -1,4 +1,4 @@
-"""Labelled images: the [data] table of a recipe that classifies images.
+"""Images: files as numbers, and the [data] table of a recipe that classifies images.
 
     [data]
     train = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"]   two files in MNIST's idx format, gzipped or not
@@ -7,31 +7,42 @@
 
 An idx file begins with 0, 0, a type (8: bytes), the number of axes, and the length of each as four bytes, most
 significant first; then come the bytes (LeCun et al. 1998). In folders the class is the folder's name.
+
+An image file becomes bytes [channels, side, side]: rotated as its EXIF data says, composited on white where it is
+transparent, and resized bilinearly to the square that a model reads, like the processors of published ViTs. Files
+without one correct reading are rejected with a remedy: several frames, CMYK, a single pixel, values without a known
+range. Training reads each image many times, and decoding a JPEG takes longer than a step, so decoded images are stored
+as a column of bytes (`regard.data.columns`), which is memory-mapped.
 """
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
 import sys
-import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from tqdm import tqdm
 
-from regard.data.lines import open_bytes
-from regard.data.pixels import Pixels, describe_resized, store_pixels
-from regard.data.sets import DataConfig, Files, find_files, home
-from regard.errors import MissingFiles, UserError, suggest
+from regard.data.columns import Column, Writer, prepare
+from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes
+from regard.data.sets import DataConfig, Files, find_files, fingerprint, home
+from regard.data.tables import Rows
+from regard.errors import MissingExtra, UserError, suggest
 
 BYTES = 8  # the type of an idx file that is read
 HELD_OUT = 1  # seed of what `valid_fraction` holds out: the same for every train.seed
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+LEAST = 2  # pixels a side
+RESIDENT = 4 << 30  # bytes of images that are kept on the device: a step then copies nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,23 +68,20 @@ class Listed:
     labels: Tensor  # [N]
 
 
-def find_set(files: Sequence[str], config: ImageData) -> None:
-    """A UserError unless all files exist."""
-    if not all((home(config.folder) / home(name)).is_dir() for name in files):
-        find_files(files, config.folder)
+def find_set(files: Sequence[str], config: ImageData) -> list[Path]:
+    """All of them folders, or files; a UserError unless they exist."""
+    folders = [home(config.folder) / home(name) for name in files]
+    return folders if all(folder.is_dir() for folder in folders) else find_files(files, config.folder)
 
 
 def list_set(files: Sequence[str], config: ImageData, classes: Sequence[str]) -> Listed:
     """Find the images of a set; `classes` are known, or empty where idx labels only count them."""
-    folders = [home(config.folder) / home(name) for name in files]
-    if all(folder.is_dir() for folder in folders):
-        return _list_folders(folders, classes)
-    if len(files) != 2 or any(folder.is_dir() for folder in folders):
-        lost = next((f" ({folder}: no such file)" for folder in folders if not folder.exists()), "")
-        raise (MissingFiles if lost else UserError)(
-            f"{list(files)}{lost}: give two idx files, images and labels, or folders with one folder per class"
-        )
-    images, names = find_files(files, config.folder)
+    paths = find_set(files, config)
+    if paths[0].is_dir():
+        return _list_folders(paths, classes)
+    if len(paths) != 2:
+        raise UserError(f"{list(files)}: give two idx files, images and labels, or folders with one folder per class")
+    images, names = paths
     pixels, labels = read_idx(images), read_idx(names)
     if pixels.dim() != 3 or labels.dim() != 1:
         raise UserError(
@@ -96,30 +104,28 @@ def read_idx(path: Path) -> Tensor:
     try:
         with open_bytes(path) as file:
             content = file.read()
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise UserError(f"{path}: the gzip file is truncated or damaged; copy or download it again") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UNREADABLE as error:
+        raise UserError(f"{path}: cannot be read ({error}); copy or download it again") from None
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != BYTES or not 1 <= content[3] <= 4:
         raise UserError(
             f"{path}: is not an idx file of bytes: it begins with {content[:4].hex(' ') or 'nothing'}, not 00 00 08"
         )
-    axes = content[3]
-    if len(content) < 4 + 4 * axes:
+    start = 4 + 4 * content[3]
+    if len(content) < start:
         raise UserError(f"{path}: is truncated within its header; copy or download it again")
-    shape = struct.unpack(f">{axes}I", content[4 : 4 + 4 * axes])
-    if len(content) - 4 - 4 * axes != math.prod(shape):
+    shape = struct.unpack(f">{content[3]}I", content[4:start])
+    if len(content) - start != math.prod(shape):
         raise UserError(
-            f"{path}: declares {' x '.join(map(str, shape))} bytes, but has {len(content) - 4 - 4 * axes:,}; "
+            f"{path}: declares {' x '.join(map(str, shape))} bytes, but has {len(content) - start:,}; "
             "copy or download it again"
         )
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)[4 + 4 * axes :].view(shape)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)[start:].view(shape)
 
 
 def folder_classes(files: Sequence[str], config: ImageData) -> tuple[str, ...]:
     """The classes that the folders of a set have, in order of name; () for idx files."""
-    folders = [home(config.folder) / home(name) for name in files]
-    if not folders or not all(folder.is_dir() for folder in folders):
+    folders = find_set(files, config)
+    if not folders[0].is_dir():
         return ()
     names = {entry.name for folder in folders for entry in folder.iterdir() if _is_class(entry)}
     if len(names) < 2:
@@ -150,6 +156,118 @@ def _list_folders(folders: Sequence[Path], classes: Sequence[str]) -> Listed:
     return Listed(None, files, torch.tensor(labels))
 
 
+def open_pixels(path: str | Path, channels: int, side: int) -> tuple[Tensor, tuple[int, int]]:
+    """The bytes [channels, side, side] of an image, and its (width, height) in the file."""
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError:
+        raise MissingExtra("images", "pillow", f"{path}: reading an image") from None
+    if channels not in MODES:
+        raise UserError(f"channels = {channels}: an image file has 1, 3 or 4; use features instead")
+    if not Path(path).is_file():
+        folder = Path(path).is_dir()
+        raise UserError(f"{path}: {'is a folder; name a file in it' if folder else 'no such file'}")
+    try:
+        with Image.open(path) as image:
+            _refuse(path, image)
+            size = image.size
+            if image.mode.startswith("I;16"):  # 16 bits of grey: convert would clip them at 255
+                grey = np.asarray(image, dtype=np.float32) / 257
+                image = Image.fromarray(np.rint(grey).astype(np.uint8))
+            image = ImageOps.exif_transpose(image)
+            if channels != 4 and ("A" in image.getbands() or "transparency" in image.info):
+                image = image.convert("RGBA")
+                white = Image.new("RGBA", image.size, "white")
+                image = Image.alpha_composite(white, image)
+            image = image.convert(MODES[channels])
+            if image.size != (side, side):
+                image = image.resize((side, side), Image.Resampling.BILINEAR)
+            pixels = np.asarray(image, dtype=np.uint8)
+    except UserError:
+        raise
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = str(error).replace(str(path), "").replace("''", "").strip() or type(error).__name__
+        raise UserError(f"{path}: cannot be read as an image ({reason}); save it again as PNG or JPEG") from None
+    return torch.from_numpy(pixels.reshape(side, side, channels).copy()).permute(2, 0, 1).contiguous(), size
+
+
+def _refuse(path: str | Path, image: Any) -> None:
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1:
+        raise UserError(f"{path}: has {frames} frames; save one of them as an image of its own")
+    if image.mode == "CMYK":
+        raise UserError(f"{path}: is in CMYK, colours for print; save it as RGB")
+    if image.mode in ("I", "F"):
+        raise UserError(f"{path}: contains values of mode {image.mode!r} of unknown range; save it as 8 or 16 bits")
+    width, height = image.size
+    if min(width, height) < LEAST:
+        raise UserError(f"{path}: has {width} x {height} pixels, too few; remove or replace it")
+
+
+class Pixels:
+    """Bytes [N, channels, side, side], in memory or mapped, or some of their rows."""
+
+    def __init__(self, bytes: Tensor, rows: Tensor | None = None) -> None:
+        self.bytes, self.rows = bytes, rows
+
+    def __len__(self) -> int:
+        return len(self.bytes if self.rows is None else self.rows)
+
+    def choose(self, rows: Tensor) -> Pixels:
+        return Pixels(self.bytes, rows if self.rows is None else self.rows[rows])
+
+    def to(self, device: torch.device) -> Pixels:
+        """On the device if they fit there."""
+        size = len(self) * self.bytes[0].numel()
+        if device.type == "cpu" or size > RESIDENT:
+            return self
+        return Pixels(self[torch.arange(len(self))].to(device))
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """[B, channels, side, side] on the device of the images."""
+        at = rows if self.rows is None else self.rows[rows]
+        return self.bytes[at.to(self.bytes.device)]
+
+
+def store_pixels(
+    files: Sequence[Path], folder: Path, channels: int, side: int, skip_bad: bool = False
+) -> tuple[Pixels, Tensor]:
+    """The images of `files`, and the numbers of those that could be read (all, unless `skip_bad`)."""
+
+    def write(writer: Writer) -> None:
+        resized: Counter[tuple[int, int]] = Counter()
+        writer.notes["kept"] = []
+
+        def scan(notes: Notes) -> Iterator[int | Problem]:
+            for number, path in enumerate(tqdm(files, desc="images", disable=not sys.stderr.isatty(), leave=False)):
+                try:
+                    pixels, size = open_pixels(path, channels, side)
+                except UserError as error:
+                    yield Problem(str(path), None, str(error).removeprefix(f"{path}: "))
+                    continue
+                writer.append(pixels=pixels.numpy()[None])
+                writer.notes["kept"].append(number)
+                resized.update([] if size == (side, side) else [size])
+                yield number
+
+        names = [f"{len(files):,} images"]
+        Rows(names, scan, skip_bad=skip_bad, what="images", remedy="give some").check().print(names)
+        if resized:
+            (width, height), _ = resized.most_common(1)[0]
+            more = f" and {len(resized) - 1:,} other sizes" if len(resized) > 1 else ""
+            note = describe_resized(sum(resized.values()), f"{width} x {height}{more}", side)
+            print(f"note: {note}", file=sys.stderr)
+
+    columns = {"pixels": Column("|u1", (channels, side, side))}
+    store = prepare(folder, columns, lambda: fingerprint(files, [str(file) for file in files], skip_bad), write)
+    return Pixels(store.tensor("pixels")), torch.tensor(store.index["kept"], dtype=torch.long)
+
+
+def describe_resized(count: int, sizes: str, side: int) -> str:
+    images, are = ("image", "is") if count == 1 else ("images", "are")
+    return f"{count:,} {images} of {sizes} {are} resized to {side} x {side}"
+
+
 @dataclass(frozen=True)
 class Images:
     """Decoded images of one size, with their classes."""
@@ -164,9 +282,8 @@ class Images:
         """(the rest, a random `fraction`), always the same."""
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(HELD_OUT))
         count = max(1, round(fraction * len(self)))
-        kept, held = order[count:].sort().values, order[:count].sort().values
-        parts = [Images(self.pixels.choose(rows), self.labels[rows]) for rows in (kept, held)]
-        return parts[0], parts[1]
+        kept, held = (rows.sort().values for rows in (order[count:], order[:count]))
+        return Images(self.pixels.choose(kept), self.labels[kept]), Images(self.pixels.choose(held), self.labels[held])
 
 
 def make_images(listed: Listed, folder: Path, channels: int, side: int, skip_bad: bool) -> Images:

@@ -65,11 +65,13 @@ class Example:
 def english_number(n: int) -> str:
     """`n` from 0 to 999,999 in English words, without "and": 705 is "seven hundred five"."""
     _check_number(n)
-    thousands, rest = divmod(n, 1000)
-    if thousands == 0:
-        return _english_below_thousand(rest)
-    words = _english_below_thousand(thousands) + " thousand"
-    return f"{words} {_english_below_thousand(rest)}" if rest else words
+    for unit, name in ((1000, "thousand"), (100, "hundred")):
+        if n >= unit:
+            words = f"{english_number(n // unit)} {name}"
+            return f"{words} {english_number(n % unit)}" if n % unit else words
+    if n < 20:
+        return ONES[n]
+    return f"{TENS[n // 10]}-{ONES[n % 10]}" if n % 10 else TENS[n // 10]
 
 
 def korean_number(n: int) -> str:
@@ -78,32 +80,26 @@ def korean_number(n: int) -> str:
     if n == 0:
         return KOREAN_DIGITS[0]
     myriads, rest = divmod(n, 10_000)
-    parts = []
-    if myriads:
-        parts.append("만" if myriads == 1 else _korean_below_myriad(myriads) + "만")
-    if rest:
-        parts.append(_korean_below_myriad(rest))
-    return " ".join(parts)
+    first = "" if myriads == 0 else "만" if myriads == 1 else _korean_below_myriad(myriads) + "만"
+    return f"{first} {_korean_below_myriad(rest)}".strip()
 
 
 def english_date(date: datetime.date, style: DateStyle) -> str:
     """`date` in one of six spellings; `weekday` is the only one that names the day of the week."""
     _check_date(date)
     month, day, year = MONTHS[date.month - 1], date.day, date.year
-    match style:
-        case "ordinal":
-            return f"{month} {_ordinal(day)}, {year}"
-        case "plain":
-            return f"{month} {day}, {year}"
-        case "day-first":
-            return f"{day} {month} {year}"
-        case "of":
-            return f"the {_ordinal(day)} of {month}, {year}"
-        case "weekday":
-            return f"{WEEKDAYS[date.weekday()]}, {month} {_ordinal(day)}, {year}"
-        case "short":
-            return f"{month[:3]} {day}, {year}"
-    raise UserError(f"style is {style!r}; {suggest(str(style), get_args(DateStyle))}")
+    ordinal = f"{day}{'th' if day in (11, 12, 13) else {1: 'st', 2: 'nd', 3: 'rd'}.get(day % 10, 'th')}"
+    spellings: dict[str, str] = {
+        "ordinal": f"{month} {ordinal}, {year}",
+        "plain": f"{month} {day}, {year}",
+        "day-first": f"{day} {month} {year}",
+        "of": f"the {ordinal} of {month}, {year}",
+        "weekday": f"{WEEKDAYS[date.weekday()]}, {month} {ordinal}, {year}",
+        "short": f"{month[:3]} {day}, {year}",
+    }
+    if style not in spellings:
+        raise UserError(f"style is {style!r}; {suggest(str(style), spellings)}")
+    return spellings[style]
 
 
 def korean_date(date: datetime.date, weekday: bool = False) -> str:
@@ -123,31 +119,22 @@ def examples(split: Split, count: int, seed: int) -> list[Example]:
         raise UserError(f"split is {split!r}; {suggest(str(split), get_args(Split))}")
     if count < 0:
         raise UserError(f"count is {count}; give the number of examples wanted, 0 or more")
-    rng = random.Random(f"{split} {seed}")
-    date_count = count // 2
-    dates = _sample_dates(rng, split, date_count)
-    numbers = _sample_numbers(rng, split, count - date_count)
-    styles = get_args(DateStyle)
-    pairs = [_date_example(date, rng.choice(styles)) for date in dates]
+    rng, dates = random.Random(f"{split} {seed}"), _dates(split)
+    if split == "test" and count // 2 > len(dates):
+        raise UserError(
+            f"count asks for {count // 2:,} test dates, but the test split has {len(dates):,}; "
+            f"ask for at most {2 * len(dates):,} examples"
+        )
+    days = rng.choices(dates, k=count // 2) if split == "train" else rng.sample(dates, count // 2)
+    numbers = _sample_numbers(rng, split, count - count // 2)
+    styles: list[DateStyle] = [rng.choice(get_args(DateStyle)) for _ in days]
+    pairs = [
+        Example(english_date(day, style), korean_date(day, weekday=style == "weekday"), "date")
+        for day, style in zip(days, styles, strict=True)
+    ]
     pairs += [Example(english_number(n), korean_number(n), "number") for n in numbers]
     rng.shuffle(pairs)
     return pairs
-
-
-def _date_example(date: datetime.date, style: DateStyle) -> Example:
-    return Example(english_date(date, style), korean_date(date, weekday=style == "weekday"), "date")
-
-
-def _sample_dates(rng: random.Random, split: Split, count: int) -> list[datetime.date]:
-    dates = _dates(split)
-    if split == "train":
-        return rng.choices(dates, k=count)
-    if count > len(dates):
-        raise UserError(
-            f"count asks for {count:,} test dates, but the test split has {len(dates):,}; "
-            f"ask for at most {2 * len(dates):,} examples"
-        )
-    return rng.sample(dates, count)
 
 
 def _sample_numbers(rng: random.Random, split: Split, count: int) -> list[int]:
@@ -155,10 +142,11 @@ def _sample_numbers(rng: random.Random, split: Split, count: int) -> list[int]:
     taken: set[int] = set()
     while len(numbers) < count:
         n = _sample_number(rng)
-        if _split_of_number(n) != split or n in taken:
+        # "zero" and 영 occur in no other number: if 0 were a test number, they could not be learned.
+        if split != ("train" if n == 0 else _split_of(f"number {n}")) or n in taken:
             continue
         numbers.append(n)
-        if split == "test":  # about 100,000 test numbers exist, many times what _sample_dates allows
+        if split == "test":  # about 100,000 test numbers exist, many times what the dates allow
             taken.add(n)
     return numbers
 
@@ -184,26 +172,10 @@ def _dates(split: Split) -> tuple[datetime.date, ...]:
     return tuple(date for date in every if _split_of(f"date {date.isoformat()}") == split)
 
 
-def _split_of_number(n: int) -> Split:
-    # "zero" and 영 occur in no other number: if 0 were a test number, they could not be learned.
-    return "train" if n == 0 else _split_of(f"number {n}")
-
-
 def _split_of(meaning: str) -> Split:
     # Python's own hash() of a string changes from run to run; this one never does.
     digest = hashlib.blake2b(meaning.encode(), digest_size=8).digest()
     return "test" if int.from_bytes(digest, "big") % TEST_EVERY == 0 else "train"
-
-
-def _english_below_thousand(n: int) -> str:
-    hundreds, rest = divmod(n, 100)
-    if hundreds:
-        words = f"{ONES[hundreds]} hundred"
-        return f"{words} {_english_below_thousand(rest)}" if rest else words
-    if n < 20:
-        return ONES[n]
-    tens, ones = divmod(n, 10)
-    return f"{TENS[tens]}-{ONES[ones]}" if ones else TENS[tens]
 
 
 def _korean_below_myriad(n: int) -> str:
@@ -214,13 +186,6 @@ def _korean_below_myriad(n: int) -> str:
         if digit:
             text += name if digit == 1 and name else KOREAN_DIGITS[digit] + name
     return text
-
-
-def _ordinal(day: int) -> str:
-    if day in (11, 12, 13):
-        return f"{day}th"
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
-    return f"{day}{ending}"
 
 
 def _check_number(n: int) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.features import open_features
-from regard.data.pixels import open_pixels
+from regard.data.captions import open_features
+from regard.data.images import open_pixels
 from regard.errors import UserError
 from regard.explore.changes import PartName
 from regard.models.config import ModelConfig

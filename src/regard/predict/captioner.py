@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.features import open_features, pad_features
-from regard.data.pixels import open_pixels
+from regard.data.captions import open_features, pad_features
+from regard.data.images import open_pixels
 from regard.errors import UserError
 from regard.models import EncoderDecoder
 from regard.predict.beam import beam

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.pixels import open_pixels
+from regard.data.images import open_pixels
 from regard.models import Encoder
 from regard.predict.bundle import Bundle, Predictor
 from regard.predict.text_classifier import ClassPrediction, class_prediction
