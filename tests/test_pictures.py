@@ -89,7 +89,7 @@ def test_other_pictures_are_judged(here: Path, capsys: pytest.CaptureFixture[str
     (here / "moved/test/green").mkdir()
     for options, message in (
         (["--files", "moved/test"], "'green' is not a class of the training data"),
-        (["--files", "none"], "none: no such file): give two idx files"),
+        (["--files", "none"], "none: no such file; the folder contains"),
         (["--files", "moved/train/dark/0.png"], "or folders with one folder per class"),
         (["--files", "moved/train", "--test", "test"], "remove one of them"),
         (["--beam", "4"], "--beam 4: has no effect for a model of task image-classification"),
@@ -155,7 +155,7 @@ def test_pictures_that_cannot_be_read_are_named_and_can_be_left_out(
     assert not (here / "runs").exists() or not any((here / "runs").iterdir())
     assert train("folders.toml", "--skip-bad-lines") == 0
     told = capsys.readouterr().err
-    assert "left out: 2 bad lines of 27 images" in told and "note: 1 image of 9 x 9 is resized to 8 x 8" in told
+    assert "left out: 2 bad lines of 27 images" in told and "note: 1 image of 9 x 9 resized to 8 x 8" in told
     Path("photos/test/green").mkdir()
     assert train("folders.toml", "-o", "other") == 2
     assert "'green' is not a class of the training data" in capsys.readouterr().err and not Path("other").exists()

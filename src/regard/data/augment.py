@@ -25,7 +25,7 @@ from regard.data.batch import Tensors
 from regard.data.images import Images
 from regard.data.streams import Ahead, batch_rows, epoch_generator
 from regard.errors import UserError
-from regard.settings import check_types
+from regard.settings import check_at_least, check_types
 
 AREA = (0.02, 0.33)  # of a rectangle that is erased, as a fraction of the image
 SHAPE = 3.3  # its sides differ by at most this factor
@@ -40,8 +40,7 @@ class AugmentConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.crop < 0:
-            raise UserError(f"crop = {self.crop}: must be 0 or more pixels")
+        check_at_least(self, crop=0)
         for name in ("flip", "erase"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} = {getattr(self, name)}: a probability, so it must be from 0 to 1")
@@ -75,14 +74,8 @@ def sample(config: AugmentConfig, count: int, side: int, *seed: int) -> Augmenta
     grey, partner = random.random(count), random.permutation(count)
     weight = random.beta(config.mixup, config.mixup, count) if config.mixup else np.ones(count)
     weight = np.maximum(weight, 1 - weight)
-    return Augmentation(
-        torch.from_numpy(shift),
-        torch.from_numpy(mirrored),
-        torch.from_numpy(box.astype(np.int64)),
-        torch.from_numpy(grey.astype(np.float32)),
-        torch.from_numpy(partner),
-        torch.from_numpy(weight.astype(np.float32)),
-    )
+    sampled = (shift, mirrored, box.astype(np.int64), grey.astype(np.float32), partner, weight.astype(np.float32))
+    return Augmentation(*map(torch.from_numpy, sampled))
 
 
 def augment(pixels: Tensor, by: Augmentation, crop: int) -> Tensor:
@@ -97,10 +90,9 @@ def augment(pixels: Tensor, by: Augmentation, crop: int) -> Tensor:
     channel = torch.arange(channels, device=pixels.device).view(1, -1, 1, 1)
     moved = room[row, channel, down[:, None, :, None] + crop, across[:, None, None, :] + crop]
     top, bottom, left, right = by.box.T[..., None]
-    inside = ((position >= top) & (position < bottom))[:, :, None] & ((position >= left) & (position < right))[
-        :, None, :
-    ]
-    erased = torch.where(inside[:, None], by.grey.view(-1, 1, 1, 1).to(moved.dtype), moved)
+    rows, columns = (position >= top) & (position < bottom), (position >= left) & (position < right)
+    inside = rows[:, None, :, None] & columns[:, None, None, :]
+    erased = torch.where(inside, by.grey.view(-1, 1, 1, 1).to(moved.dtype), moved)
     weight = by.weight.view(-1, 1, 1, 1).to(moved.dtype)
     return weight * erased + (1 - weight) * erased[by.partner]
 
@@ -129,7 +121,8 @@ class ImageStream(Ahead):
         self, images: Images, config: AugmentConfig, rows: int, side: int, seed: int, device: torch.device
     ) -> None:
         super().__init__(chunk=1 << 62)  # a whole epoch
-        self.pixels, self.labels = images.pixels.to(device), images.labels.to(device)
+        self.pixels = images.pixels.to(device)
+        self.labels = images.labels.to(self.pixels.bytes.device)
         self.config, self.row_count, self.side, self.seed, self.device = config, rows, side, seed, device
 
     def prepare(self, epoch: int, chunk: int) -> tuple[int, tuple[Tensor, Augmentation]]:
@@ -138,16 +131,12 @@ class ImageStream(Ahead):
         joined = map(torch.cat, zip(*(vars(one).values() for one in every), strict=True))
         return len(order), (order, Augmentation(*joined))
 
-    def finish(
-        self, epoch: int, chunk: int, prepared: tuple[Tensor, Augmentation]
-    ) -> tuple[Tensor, Tensor, Augmentation]:
-        """Rows [batches, rows] on the device of the labels and on that of the pixels, and the augmentation."""
+    def finish(self, epoch: int, chunk: int, prepared: tuple[Tensor, Augmentation]) -> tuple[Tensor, Augmentation]:
+        """Rows [batches, rows] on the device of the images, and the augmentation on that of training."""
         order, augmentation = prepared
-        at = order.to(self.device)
-        return at, at if self.pixels.bytes.device == at.device else order, augmentation.to(self.device)
+        return order.to(self.labels.device), augmentation.to(self.device)
 
-    def batch(self, finished: tuple[Tensor, Tensor, Augmentation], number: int) -> ImageBatch:
-        at, pixel_rows, augmentation = finished
+    def batch(self, finished: tuple[Tensor, Augmentation], number: int) -> ImageBatch:
+        at, augmentation = finished[0][number], finished[1]
         part = augmentation.rows(slice(number * self.row_count, (number + 1) * self.row_count))
-        pixels = self.pixels[pixel_rows[number]].to(self.device, non_blocking=True)
-        return ImageBatch(**vars(part), pixels=pixels, labels=self.labels[at[number]])
+        return ImageBatch(**vars(part), pixels=self.pixels[at], labels=self.labels[at]).to(self.device)

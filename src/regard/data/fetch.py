@@ -55,17 +55,14 @@ class Dataset:
         return sum(file.size for file in self.files)
 
 
-def _catalogue() -> dict[str, Dataset]:
-    tables = tomllib.loads((resources.files("regard.data") / "datasets.toml").read_text(encoding="utf-8"))
-    datasets = {}
-    for name, table in tables.items():
-        rows = (line.split() for line in table["files"].strip().splitlines())
-        files = tuple(Remote(file, f"{table['url']}/{file}", int(size), digest) for file, size, digest in rows)
-        datasets[name] = Dataset(name, table["summary"], table["licence"], files)
-    return datasets
+def _dataset(name: str, table: dict[str, str]) -> Dataset:
+    rows = (line.split() for line in table["files"].strip().splitlines())
+    files = tuple(Remote(file, f"{table['url']}/{file}", int(size), digest) for file, size, digest in rows)
+    return Dataset(name, table["summary"], table["licence"], files)
 
 
-DATASETS = _catalogue()
+_TABLES = tomllib.loads((resources.files("regard.data") / "datasets.toml").read_text(encoding="utf-8"))
+DATASETS = {name: _dataset(name, table) for name, table in _TABLES.items()}
 
 
 def named(name: str) -> Dataset:

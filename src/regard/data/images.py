@@ -208,25 +208,23 @@ class Pixels:
     """Bytes [N, channels, side, side], in memory or mapped, or some of their rows."""
 
     def __init__(self, bytes: Tensor, rows: Tensor | None = None) -> None:
-        self.bytes, self.rows = bytes, rows
+        self.bytes = bytes
+        self.rows = torch.arange(len(bytes), device=bytes.device) if rows is None else rows
 
     def __len__(self) -> int:
-        return len(self.bytes if self.rows is None else self.rows)
+        return len(self.rows)
 
     def choose(self, rows: Tensor) -> Pixels:
-        return Pixels(self.bytes, rows if self.rows is None else self.rows[rows])
+        return Pixels(self.bytes, self.rows[rows])
 
     def to(self, device: torch.device) -> Pixels:
         """On the device if they fit there."""
-        size = len(self) * self.bytes[0].numel()
-        if device.type == "cpu" or size > RESIDENT:
-            return self
-        return Pixels(self[torch.arange(len(self))].to(device))
+        fits = len(self) * self.bytes[0].numel() <= RESIDENT
+        return Pixels(self.bytes[self.rows].to(device)) if fits and device.type != "cpu" else self
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """[B, channels, side, side] on the device of the images."""
-        at = rows if self.rows is None else self.rows[rows]
-        return self.bytes[at.to(self.bytes.device)]
+        return self.bytes[self.rows[rows.to(self.rows.device)]]
 
 
 def store_pixels(
@@ -252,20 +250,18 @@ def store_pixels(
 
         names = [f"{len(files):,} images"]
         Rows(names, scan, skip_bad=skip_bad, what="images", remedy="give some").check().print(names)
-        if resized:
-            (width, height), _ = resized.most_common(1)[0]
-            more = f" and {len(resized) - 1:,} other sizes" if len(resized) > 1 else ""
-            note = describe_resized(sum(resized.values()), f"{width} x {height}{more}", side)
-            print(f"note: {note}", file=sys.stderr)
+        _note_resized(resized, side)
 
     columns = {"pixels": Column("|u1", (channels, side, side))}
     store = prepare(folder, columns, lambda: fingerprint(files, [str(file) for file in files], skip_bad), write)
     return Pixels(store.tensor("pixels")), torch.tensor(store.index["kept"], dtype=torch.long)
 
 
-def describe_resized(count: int, sizes: str, side: int) -> str:
-    images, are = ("image", "is") if count == 1 else ("images", "are")
-    return f"{count:,} {images} of {sizes} {are} resized to {side} x {side}"
+def _note_resized(sizes: Counter[tuple[int, int]], side: int) -> None:
+    for (width, height), _ in sizes.most_common(1):
+        images = f"{sizes.total():,} image{'s' * (sizes.total() != 1)} of {width} x {height}"
+        more = f" and {len(sizes) - 1:,} other sizes" * (len(sizes) > 1)
+        print(f"note: {images}{more} resized to {side} x {side}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -291,17 +287,19 @@ def make_images(listed: Listed, folder: Path, channels: int, side: int, skip_bad
     if listed.pixels is None:
         pixels, kept = store_pixels(listed.files, folder, channels, side, skip_bad)
         return Images(pixels, listed.labels[kept])
-    return Images(Pixels(fit(listed.pixels, channels, side)), listed.labels)
+    return Images(Pixels(_fit(listed.pixels, channels, side)), listed.labels)
 
 
-def fit(pixels: Tensor, channels: int, side: int) -> Tensor:
+def _fit(pixels: Tensor, channels: int, side: int) -> Tensor:
     """Grey images [N, 1, height, width] in another size, or repeated in every channel."""
     height, width = pixels.shape[2:]
     if (height, width) != (side, side):
-        print(f"note: {describe_resized(len(pixels), f'{width} x {height}', side)}", file=sys.stderr)
-        parts = (
-            F.interpolate(part.float(), (side, side), mode="bilinear", antialias=True).round().clamp(0, 255).byte()
-            for part in pixels.split(4096)
-        )
-        pixels = torch.cat(list(parts))
+        _note_resized(Counter({(width, height): len(pixels)}), side)
+        pixels = torch.cat([resize(part, side) for part in pixels.split(4096)])
     return pixels if channels == 1 else pixels.expand(-1, channels, -1, -1)
+
+
+def resize(pixels: Tensor, side: int) -> Tensor:
+    """Bytes [N, 1, height, width] -> [N, 1, side, side]"""
+    small = F.interpolate(pixels.float(), (side, side), mode="bilinear", antialias=True)
+    return small.round().clamp(0, 255).byte()

@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.data.batch import Tensors
+from regard.data.images import resize
 from regard.errors import UserError
 
 QUARTERS = ("top left", "top right", "bottom left", "bottom right")  # quarters; number: 2 · row + column
@@ -89,12 +90,11 @@ class Phrase(NamedTuple):
 
     def nouns(self) -> list[tuple[str, str, int]]:
         """(the text before, the noun's last word, its group) of both nouns."""
-        nouns, before = [], ""
+        nouns, words = [], list[str]()
         for text, group in self.parts:
-            joined = f"{before} {text}".strip()
+            words += text.split()
             if group is not None:
-                nouns.append((joined.rpartition(" ")[0], joined.rpartition(" ")[2], group))
-            before = joined
+                nouns.append((" ".join(words[:-1]), words[-1], group))
         return nouns
 
 
@@ -165,15 +165,10 @@ class SceneMaker:
             noun, fields = split_pair(pair)
             if noun in self.nouns:
                 self.kept_out[self.nouns.index(noun), fields] = True
-        self.items = self._resized(pixels)  # [sizes, n, most, most]
-
-    def _resized(self, pixels: Tensor) -> Tensor:
-        most, tables = max(self.sides), []
-        for side in self.sides:
-            small = F.interpolate(pixels[:, None].float(), (side, side), mode="bilinear", antialias=True)
-            room = most - side
-            tables.append(F.pad(small[:, 0].round().clamp(0, 255), (0, room, 0, room)).byte())
-        return torch.stack(tables)
+        rooms = [max(self.sides) - side for side in self.sides]
+        resized = [resize(pixels[:, None], side)[:, 0] for side in self.sides]
+        padded = [F.pad(small, (0, room, 0, room)) for small, room in zip(resized, rooms, strict=True)]
+        self.items = torch.stack(padded)  # [sizes, n, most, most]
 
     def to(self, device: torch.device) -> SceneMaker:
         self.items = self.items.to(device)
@@ -256,16 +251,10 @@ class SceneMaker:
         return canvas[:, None]
 
     def phrases(self, scenes: Scenes, language: str) -> list[Phrase]:
-        columns = (scenes.noun.tolist(), scenes.count.tolist(), scenes.size.tolist(), scenes.vertical.tolist())
-        return [
-            describe(
-                Group(self.nouns[noun[0]], count[0], self.sizes[size[0]]),
-                Group(self.nouns[noun[1]], count[1], self.sizes[size[1]]),
-                vertical,
-                language,
-            )
-            for noun, count, size, vertical in zip(*columns, strict=True)
-        ]
+        numbers = torch.stack((scenes.noun, scenes.count, scenes.size), dim=2).tolist()  # [N, 2, 3]
+        groups = ([Group(self.nouns[noun], count, self.sizes[size]) for noun, count, size in two] for two in numbers)
+        vertical = scenes.vertical.tolist()
+        return [describe(*two, one, language) for two, one in zip(groups, vertical, strict=True)]
 
     def numbers(self, scenes: Scenes) -> Tensor:
         """The index of each scene's caption in `all_captions`, [N]."""
@@ -279,12 +268,10 @@ class SceneMaker:
 
     def all_captions(self, language: str) -> list[str]:
         """Every caption that the grammar can make, by `numbers`; "" where both groups would be of one kind."""
-        sizes, both = self.sizes, (False, True)
+        every = itertools.product(self.nouns, self.nouns, COUNTS, self.sizes, self.sizes, (False, True))
         return [
             describe(Group(a, count[0], first), Group(b, count[1], second), vertical, language).text if a != b else ""
-            for a, b, count, first, second, vertical in itertools.product(
-                self.nouns, self.nouns, COUNTS, sizes, sizes, both
-            )
+            for a, b, count, first, second, vertical in every
         ]
 
 
