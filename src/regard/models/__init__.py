@@ -10,28 +10,9 @@ from typing import TYPE_CHECKING
 from regard.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from regard.models.transformer import (
-        Decoder,
-        Encoder,
-        EncoderDecoder,
-        Model,
-        Recurrent,
-        SequenceToSequence,
-        State,
-        build,
-    )
+    from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model, Recurrent, SequenceToSequence, build
 
-__all__ = [
-    "Decoder",
-    "Encoder",
-    "EncoderDecoder",
-    "Model",
-    "ModelConfig",
-    "Recurrent",
-    "SequenceToSequence",
-    "State",
-    "build",
-]
+__all__ = ["Decoder", "Encoder", "EncoderDecoder", "Model", "ModelConfig", "Recurrent", "SequenceToSequence", "build"]
 
 
 def __getattr__(name: str) -> object:

@@ -74,10 +74,7 @@ def load(folder: str | Path, device: str | torch.device = "cpu", recipe: Mapping
     if len(dtypes) == 1:
         model = model.to(dtypes.pop())
     fill(model, tensors, str(path))
-    try:
-        return model.to(device).eval()
-    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without that device type
-        raise UserError(f"device = {str(device)!r} is not available: {str(error).splitlines()[0]}") from None
+    return model.to(find_device(str(device))).eval()
 
 
 def find_device(name: str | None) -> torch.device:
