@@ -21,9 +21,8 @@ from regard.errors import UserError
 from regard.explore.attend import as_text, attended, screen_width
 from regard.explore.changes import Changes
 from regard.explore.figures import draw, find_query, stage_panel
-from regard.explore.heatmap import head_panels, label_map
+from regard.explore.heatmap import head_panels, image_panels, label_map
 from regard.explore.html import text_width
-from regard.explore.images import image_panels
 from regard.explore.png import characters_without_font, to_png
 from regard.explore.report import look_page
 

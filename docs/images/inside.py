@@ -19,7 +19,7 @@ from regard.explore.examples import in_batches, read_examples
 from regard.explore.figures import draw
 from regard.explore.heads import measure, with_importance
 from regard.explore.importance import gradients, losses_when_off
-from regard.explore.png import png_file
+from regard.explore.png import to_png
 from regard.explore.report import head_maps
 
 HERE = Path(__file__).parent
@@ -28,7 +28,9 @@ SENTENCE = "The animal didn't cross the street because it was too tired."
 
 def main(demo: str, minilm: str, shapes: str) -> None:
     inside = Inside.open(demo)
-    png_file(HERE / "inside-layer.png", draw(inside.look("March 3rd, 2021"), part="cross", layer=1), zoom=1.5)
+    (HERE / "inside-layer.png").write_bytes(
+        to_png(draw(inside.look("March 3rd, 2021"), part="cross", layer=1), zoom=1.5)
+    )
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "test.tsv"
         data.write_text("".join(f"{one.source}\t{one.target}\n" for one in examples("test", 200, seed=1)))
@@ -37,7 +39,7 @@ def main(demo: str, minilm: str, shapes: str) -> None:
         look = Inside.open(shapes).look(image=Path(folder) / "shape.png")
     heads = with_importance(measure(inside, batches), losses_when_off(inside, batches), gradients(inside, batches))
     svg_file(HERE / "inside-heads.svg", head_maps(heads))
-    png_file(HERE / "inside-words.png", draw(look), zoom=1.2)
+    (HERE / "inside-words.png").write_bytes(to_png(draw(look), zoom=1.2))
     look = Inside.open(minilm).look(SENTENCE)
     svg_file(HERE / "inside-it.svg", draw(look, layer=3, head=1, query="it"))
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.errors import UserError
@@ -46,21 +47,13 @@ def attended(look: Look, part: Part, *, layer: int | None, head: int | None, top
     """One map: of a head, or the mean of a layer or of all layers; or (`each`) all of their heads."""
     if top < 1:
         raise UserError(f"top = {top}: must be 1 or more")
-    if head is not None and layer is None:
-        raise UserError(f"head = {head}: name its layer too, such as --layer 0")
-    if layer is not None:
-        look.inside.anatomy.path(part.name, layer, head)
-    if not each:
-        weights = part.mean() if layer is None else part.weights[layer].mean(dim=0)
-        if layer is not None and head is not None:
-            weights = part.weights[layer][head]
-        return [_rows(part, layer, head, weights, top)]
-    layers = range(part.layers) if layer is None else [layer]
-    return [
-        _rows(part, at, index, part.weights[at][index], top)
-        for at in layers
-        for index in (range(len(part.weights[at])) if head is None else [head])
-    ]
+    look.inside.anatomy.check(part.name, layer, head)
+    heads = [one for name, *one in look.inside.anatomy.heads if name == part.name]
+    chosen = [(at, index) for at, index in heads if layer in (None, at) and head in (None, index)]
+    if each:
+        return [_rows(part, at, index, part.weights[at][index], top) for at, index in chosen]
+    mean = torch.stack([part.weights[at][index] for at, index in chosen]).mean(dim=0)
+    return [_rows(part, layer, head, mean, top)]
 
 
 def _rows(part: Part, layer: int | None, head: int | None, weights: Tensor, top: int) -> Attended:
@@ -73,19 +66,15 @@ def _rows(part: Part, layer: int | None, head: int | None, weights: Tensor, top:
 
 def as_text(attended: Attended) -> str:
     """A line per token: the token, then what it attends to."""
-    labels = [token_label(label) for label, _ in attended.rows]
-    wide = max(map(screen_width, labels), default=0)
-    lines = [attended.title]
     positions: dict[str, set[int]] = {}  # of each key; one with several positions is printed with its position
     for _, keys in attended.rows:
         for at, key, _ in keys:
             positions.setdefault(key, set()).add(at)
-    for label, (_, keys) in zip(labels, attended.rows, strict=True):
-        keys_text = "   ".join(
-            f"{token_label(key)}{f'[{at}]' if len(positions[key]) > 1 else ''} {weight:.2f}" for at, key, weight in keys
-        )
-        lines.append(f"  {pad(label, wide)}  {keys_text}".rstrip())
-    return "\n".join(lines)
+    rows = []
+    for label, keys in attended.rows:
+        texts = [f"{token_label(key)}{f'[{at}]' * (len(positions[key]) > 1)} {weight:.2f}" for at, key, weight in keys]
+        rows.append([f"  {token_label(label)}", "   ".join(texts)])
+    return "\n".join([attended.title, *lines_of(rows, [False, False])])
 
 
 def screen_width(text: str) -> int:
@@ -94,18 +83,12 @@ def screen_width(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in visible)
 
 
-def pad(text: str, width: int) -> str:
-    return text + " " * (width - screen_width(text))
-
-
 def lines_of(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
     """Rows of cells as lines with aligned columns; `right` marks those aligned to the right."""
     widths = [max(map(screen_width, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        cells = [
-            " " * (width - screen_width(cell)) + cell if side else pad(cell, width)
-            for cell, width, side in zip(row, widths, right, strict=True)
-        ]
+        gaps = [" " * (width - screen_width(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = [gap + cell if side else cell + gap for cell, gap, side in zip(row, gaps, right, strict=True)]
         lines.append("  ".join(cells).rstrip())
     return lines

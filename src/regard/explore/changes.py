@@ -96,6 +96,13 @@ class Anatomy:
             raise UserError(f"head = {head}: layer {layer} of the {part} attention has heads 0 to {heads - 1}")
         return path
 
+    def check(self, part: PartName, layer: int | None, head: int | None) -> None:
+        """Raise for a layer or head that the model does not have; None means all of them."""
+        if layer is not None:
+            self.path(part, layer, head)
+        elif head is not None:
+            raise UserError(f"head = {head}: name its layer too, such as layer = 0")
+
 
 def edits(changes: Changes, anatomy: Anatomy) -> dict[str, Edit]:
     """The interventions that make these changes, for one pass or one generation."""

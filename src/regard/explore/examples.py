@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from regard.data.batch import Tensors
 from regard.data.documents import TextData, pieces
 from regard.data.labels import LabelData, read_labelled
 from regard.data.pairs import PairData, read_pairs
@@ -36,7 +37,7 @@ LENGTH = 128  # tokens of a chunk of text
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Tensors):
     """Rows that are computed together; `*_is_real` is None where there is no padding."""
 
     source: Tensor  # [B, S] ids, or images [B, C, H, W], or features [B, R, F]
@@ -178,22 +179,22 @@ def in_batches(examples: Sequence[Example], device: torch.device) -> list[Batch]
         if batches[-1] and (len(batches[-1]) + 1) * size(example) > TOKENS:
             batches.append([])
         batches[-1].append(example)
-    return [_pad(rows, device) for rows in batches if rows]
+    return [_pad(rows).to(device) for rows in batches if rows]
 
 
-def _pad(rows: Sequence[Example], device: torch.device) -> Batch:
+def _pad(rows: Sequence[Example]) -> Batch:
     def side(sequences: Sequence[Tensor], padding: int = 0) -> tuple[Tensor, Tensor | None]:
         lengths = torch.tensor([len(sequence) for sequence in sequences])
         table = pad_sequence(list(sequences), batch_first=True, padding_value=padding)
         is_real = torch.arange(table.shape[1]) < lengths[:, None]
-        return table.to(device), None if bool(is_real.all()) else is_real.to(device)
+        return table, None if bool(is_real.all()) else is_real
 
     sources = [row.source.cpu() for row in rows]
-    source, is_real = side(sources) if sources[0].dim() == 1 else (torch.stack(sources).to(device), None)
-    target, target_is_real, expected = None, None, None
-    if rows[0].target is not None:
-        target, target_is_real = side([row.target.cpu() for row in rows if row.target is not None])
-    labels = [row.expected.cpu() for row in rows if row.expected is not None]
-    if labels:
-        expected = torch.stack(labels).to(device) if labels[0].dim() == 0 else side(labels, IGNORE)[0]
-    return Batch(source, is_real, target, target_is_real, expected)
+    source, is_real = side(sources) if sources[0].dim() == 1 else (torch.stack(sources), None)
+    targets = [row.target.cpu() for row in rows if row.target is not None]
+    target, target_is_real = side(targets) if targets else (None, None)
+    expected = [row.expected.cpu() for row in rows if row.expected is not None]
+    if not expected:
+        return Batch(source, is_real, target, target_is_real, None)
+    labels = torch.stack(expected) if expected[0].dim() == 0 else side(expected, IGNORE)[0]
+    return Batch(source, is_real, target, target_is_real, labels)

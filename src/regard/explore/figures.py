@@ -21,14 +21,13 @@ import torch
 
 from regard.errors import UserError
 from regard.explore.changes import PARTS
-from regard.explore.heatmap import head_grid, head_panels, heat_map
+from regard.explore.heatmap import head_grid, head_panels, heat_map, image_panels
 from regard.explore.html import paragraph, table, text_width, token_label
-from regard.explore.images import image_panels
-from regard.explore.output import Choice, Output, Position, difference
+from regard.explore.output import Choice, Output, difference
 from regard.explore.svg import Tokens, empty_figure, svg_frame, svg_text
 
 if TYPE_CHECKING:
-    from regard.explore.inside import Look, Part, Steps
+    from regard.explore.inside import Look, Part
 
 MOST_LABELS = 60  # tokens per side up to which every head of a layer gets labels
 TITLES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
@@ -56,10 +55,7 @@ def draw(
     own = main_part(look, part)
     if grid and (layer is not None or head is not None):
         raise UserError("grid: shows every layer and head; remove layer and head, or remove grid")
-    if head is not None and layer is None:
-        raise UserError(f"head = {head}: name its layer too, such as layer = 0")
-    if layer is not None:
-        look.inside.anatomy.path(own.name, layer, head)
+    look.inside.anatomy.check(own.name, layer, head)
     if over_image(look, own):
         at = None if query is None else find_query(own, query)
         return _draw_image(look, own, layer, head, grid, at)
@@ -132,9 +128,10 @@ def _draw_image(look: Look, part: Part, layer: int | None, head: int | None, gri
 
 def _draw_stages(look: Look, part: Part, layer: int, head: int, query: int) -> str:
     steps = look.steps(part.name, layer, head, query)
+    biased = not torch.allclose(steps.scores * steps.scale, steps.scaled, rtol=1e-3, atol=1e-4)
     stages = [
         ("q · k", steps.scores),
-        (f"· {steps.scale:.3g}" + (" + bias" if _biased(steps) else ""), steps.scaled),
+        (f"· {steps.scale:.3g}" + " + bias" * biased, steps.scaled),
         ("masked", steps.masked),
         ("softmax", steps.weights),
         ("|weight · v|", steps.values.norm(dim=-1)),
@@ -142,10 +139,6 @@ def _draw_stages(look: Look, part: Part, layer: int, head: int, query: int) -> s
     title = f"“{part.rows[query]}” (position {query}), {TITLES[part.name].lower()}, layer {layer}, head {head}"
     note = f"The head's output is the sum of the weighted values: length {steps.output.norm():.3f}."
     return stage_panel(stages, part.columns, title=title, note=note)
-
-
-def _biased(steps: Steps) -> bool:
-    return not torch.allclose(steps.scores * steps.scale, steps.scaled, rtol=1e-3, atol=1e-4)
 
 
 def stage_panel(stages: Sequence[tuple[str, Any]], columns: Tokens, *, title: str = "", note: str = "") -> str:
@@ -185,13 +178,13 @@ def stage_panel(stages: Sequence[tuple[str, Any]], columns: Tokens, *, title: st
 
 def output_table(after: Output, before: Output | None = None) -> str:
     """The prediction at every position; with `before`, also without the changes."""
-    change = None if before is None else difference(before, after)
-    if after.kind == "vector":
-        cosine = (
-            "" if change is None else paragraph(f"1 - cosine to the unchanged vector: {change.mean_divergence:.4f}")
-        )
-        return paragraph(f"A vector of {after.logits.shape[-1]:,} numbers.") + cosine
     texts = []
+    if after.kind == "vector":
+        texts.append(f"A vector of {after.logits.shape[-1]:,} numbers.")
+        if before is not None:
+            change = difference(before, after).mean_divergence
+            texts.append(f"1 - cosine to the unchanged vector: {change:.4f}")
+        return "".join(map(paragraph, texts))
     if after.generated is not None:
         if before is not None and before.generated is not None:
             texts.append(f"Generated, unchanged: {before.generated}")
@@ -199,18 +192,15 @@ def output_table(after: Output, before: Output | None = None) -> str:
     if after.loss is not None:
         was = "" if before is None or before.loss is None else f" (unchanged: {before.loss:.4f})"
         texts.append(f"Loss: {after.loss:.4f} nats per token{was}.")
-    headers = ["position", "after", "expected", "most probable"]
-    rows = [_row(position) for position in after.positions]
+    headers, classes = ["position", "after", "expected", "most probable"], ["number", "token", "token", ""]
+    rows: list[list[object]] = []
+    for position in after.positions:
+        expected = position.expected and f"{position.expected.label} {position.expected.probability:.3f}"
+        rows.append([position.at, position.read, expected, _choices(position.top)])
     if before is not None:
-        headers.append("unchanged")
+        headers, classes = [*headers, "unchanged"], [*classes, ""]
         rows = [[*row, _choices(old.top)] for row, old in zip(rows, before.positions, strict=True)]
-    classes = ["number", "token", "token", "", ""][: len(headers)]
     return "".join(map(paragraph, texts)) + table(headers, rows, classes=classes)
-
-
-def _row(position: Position) -> list[object]:
-    expected = None if position.expected is None else f"{position.expected.label} {position.expected.probability:.3f}"
-    return [position.at, position.read, expected, _choices(position.top)]
 
 
 def _choices(top: Sequence[Choice]) -> str:

@@ -8,7 +8,7 @@ For query i of a head with weights a_ij, averaged over all queries that have a c
 
     previous, next, self     j = i - 1, i + 1, i          first, last    the first and the last visible key
     punctuation              punctuation tokens           positional     one other fixed offset j - i
-    alignment                cross-attention: the source word that IBM model 1 (`regard.explore.align`), which knows
+    alignment                cross-attention: the source word that IBM model 1 (`Lexicon`), which knows
                              nothing of the model, aligns with the word being predicted
 
 The pattern of a head is the one with the largest fraction, if that is 40 % of its attention or more; else "broad"
@@ -23,10 +23,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from regard.explore.align import Lexicon
 from regard.explore.changes import Head, PartName
 from regard.explore.examples import Batch
 from regard.explore.inputs import Grid, grid_of
@@ -34,6 +34,7 @@ from regard.explore.inside import Inside
 from regard.nn.trace import trace
 from regard.text.tokenizer import Tokenizer
 
+ROUNDS = 10  # of expectation maximisation
 REACH = 10  # largest offset of a positional head
 CLEAR = 0.4  # fraction of the attention that makes a pattern
 EVEN = 0.75  # breadth that makes a head broad
@@ -210,6 +211,60 @@ def is_punctuation(token: str) -> bool:
     return bool(bare) and all(unicodedata.category(char).startswith("P") for char in bare)
 
 
+class Lexicon:
+    """Word alignment from counts alone, IBM model 1: t(f | e) for the pairs (e, f) that occur together.
+
+        p(f_1 … f_m | e_1 … e_l)  ∝  Π_j Σ_i t(f_j | e_i)                 Brown et al. 1993, section 4.2
+
+    Words that translate each other occur in the same pairs more often than by chance. Expectation maximisation finds
+    t: distribute every target word over the source words of its pair in proportion to t, count, normalise, repeat. The
+    likelihood is concave, so any start reaches the maximum. The result is independent of the model whose
+    cross-attention is compared with it.
+
+    Subwords are aligned as the model sees them, </s> included. A subword that occurs twice in a sentence is one word
+    to this model; both positions count.
+    """
+
+    def __init__(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], rounds: int = ROUNDS
+    ) -> None:
+        e, f, pair = [], [], []  # one entry for each source word with each target word of its pair
+        at = 0
+        for source, target in zip(sources, targets, strict=True):
+            kinds = sorted(set(source))
+            e.append(np.tile(kinds, len(target)))
+            f.append(np.repeat(target, len(kinds)))
+            pair.append(at + np.repeat(np.arange(len(target)), len(kinds)))
+            at += len(target)
+        self._e, self._f = np.concatenate(e), np.concatenate(f)
+        where = np.concatenate(pair)
+        self._width = int(self._f.max(initial=0)) + 1
+        keys, self._index = np.unique(self._e * self._width + self._f, return_inverse=True)
+        self._keys = keys
+        owner = keys // self._width  # the e of every entry of t
+        t = np.ones(len(keys))
+        for _ in range(rounds):
+            fraction = t[self._index]
+            fraction = fraction / np.bincount(where, fraction, minlength=at)[where]  # sums to 1 per target word
+            counts = np.bincount(self._index, fraction, minlength=len(keys))
+            t = counts / np.bincount(owner, counts)[owner]
+        self._t = t
+
+    def probability(self, e: int, f: int) -> float:
+        """t(f | e); 0 for words that never occur together."""
+        at = int(np.searchsorted(self._keys, e * self._width + f))
+        known = f < self._width and at < len(self._keys) and self._keys[at] == e * self._width + f
+        return float(self._t[at]) if known else 0.0
+
+    def align(self, source: Sequence[int], target: Sequence[int]) -> np.ndarray:
+        """bool [len(target), len(source)]: the source positions whose word best explains each target word."""
+        kinds = sorted(set(source))
+        table = np.array([[self.probability(e, f) for e in kinds] for f in target])  # [m, kinds]
+        best = np.array(kinds)[table.argmax(axis=1)]
+        aligned: np.ndarray = (best[:, None] == np.array(source)[None]) & (table.max(axis=1) > 0)[:, None]
+        return aligned
+
+
 def _sequences(batch: Batch) -> Iterable[tuple[list[int], list[int]]]:
     """Source and target ids of every row, without padding."""
     assert batch.expected is not None
@@ -257,8 +312,6 @@ def with_importance(
     metrics: Sequence[HeadMetrics], losses: Mapping[Head, float], gradients: Mapping[Head, float]
 ) -> list[HeadMetrics]:
     """The same metrics with importance."""
-    keys = [(one.part, one.layer, one.head) for one in metrics]
-    return [
-        replace(one, loss_change=losses.get(key), gradient=gradients.get(key))
-        for one, key in zip(metrics, keys, strict=True)
-    ]
+    heads = [(one.part, one.layer, one.head) for one in metrics]
+    both = [{"loss_change": losses.get(head), "gradient": gradients.get(head)} for head in heads]
+    return [replace(one, **importance) for one, importance in zip(metrics, both, strict=True)]

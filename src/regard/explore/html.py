@@ -80,11 +80,8 @@ def paragraph(text: str) -> str:
 
 def figure(svg: str, caption: str) -> str:
     """A figure with its caption; one wider than the page scrolls, also by keyboard."""
-    return (
-        f'<figure><div class="scroll" tabindex="0" role="group" aria-label="Figure">{svg}</div>'
-        + (f"<figcaption>{escape(caption)}</figcaption>" if caption else "")
-        + "</figure>"
-    )
+    text = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f"<figure>{_scrolling(svg, 'Figure')}{text}</figure>"
 
 
 def attention_note() -> str:
@@ -147,8 +144,8 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, classes: 
     return _scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
 
-def _scrolling(inner: str) -> str:
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="Table">{inner}</div>'
+def _scrolling(inner: str, kind: str = "Table") -> str:
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{kind}">{inner}</div>'
 
 
 def _characters(text: str) -> list[str]:

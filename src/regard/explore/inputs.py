@@ -114,11 +114,12 @@ class InputReader:
                 ids = tokenizer.encode(text) or ([] if tokenizer.bos is None else [tokenizer.bos])
                 expected: list[int | None] = [*ids[1:], None]
             case "encoder":
-                ids, masked = self._with_masks(tokenizer, text)
+                ids = self._with_masks(tokenizer, text)
                 limit = self.bundle.limits.positions
                 if truncate and limit is not None and len(ids) > limit:
                     ids = [*ids[: limit - 1], ids[-1]]
-                expected = [None if at in masked else id for at, id in enumerate(ids)]
+                masked = tuple(at for at, id in enumerate(ids) if id == tokenizer.mask)
+                expected = [None if id == tokenizer.mask else id for id in ids]
             case _:
                 ids, expected = [*tokenizer.encode(text), tokenizer.special_id("eos")], []
         if not ids:
@@ -128,19 +129,14 @@ class InputReader:
         source = torch.tensor([ids], device=self.bundle.device)
         return Input(source, labels, read=labels, expected=tuple(expected), masked=masked, text=text)
 
-    def _with_masks(self, tokenizer: Tokenizer, text: str) -> tuple[list[int], tuple[int, ...]]:
+    def _with_masks(self, tokenizer: Tokenizer, text: str) -> list[int]:
         """<s> … </s>, where [MASK] in the text is the token of that name, if there is one."""
         mask = tokenizer.mask
-        pieces = [text] if mask is None else text.split(tokenizer.token(mask))
         ids = [] if tokenizer.bos is None else [tokenizer.bos]
-        masked = []
-        for index, piece in enumerate(pieces):
-            if index and mask is not None:
-                masked.append(len(ids))
-                ids.append(mask)
+        for index, piece in enumerate([text] if mask is None else text.split(tokenizer.token(mask))):
+            ids += [mask] if index and mask is not None else []
             ids += tokenizer.encode(piece)
-        ids += [] if tokenizer.eos is None else [tokenizer.eos]
-        return ids, tuple(masked)
+        return ids if tokenizer.eos is None else [*ids, tokenizer.eos]
 
     def _read_features(self, features: Any) -> Input:
         if isinstance(features, str | Path):

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,18 +61,10 @@ class Part:
     def layers(self) -> int:
         return len(self.weights)
 
-    def mean(self) -> Tensor:
-        """The mean of all heads of all layers, [Nq, Nk]."""
-        return torch.cat(self.weights).mean(dim=0)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values, rounded to 6 digits; a weight that is not finite becomes None, which JSON has."""
-        values = [layer.double().round(decimals=6).tolist() for layer in self.weights]
-        if not all(bool(layer.isfinite().all()) for layer in self.weights):
-            values = [
-                [[[value if math.isfinite(value) else None for value in row] for row in head] for head in layer]
-                for layer in values
-            ]
+        layers = (layer.double().round(decimals=6).numpy() for layer in self.weights)
+        values = [np.where(np.isfinite(layer), layer, None).tolist() for layer in layers]  # type: ignore[call-overload]
         return {"rows": list(self.rows), "columns": list(self.columns), "weights": values}
 
 

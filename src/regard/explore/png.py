@@ -7,7 +7,6 @@ labels are tried one character at a time first and a missing font is reported be
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ from pathlib import Path
 from regard.errors import MissingExtra, UserError
 from regard.explore.html import escape
 from regard.explore.svg import STYLE, svg_size
-from regard.files import write_atomically
 
 LARGEST = 16_384  # pixels per side; a larger image takes gigabytes
 FONT_SIGNATURES = (b"\0\1\0\0", b"true", b"OTTO", b"ttcf")
@@ -71,9 +69,3 @@ def _render(svg: str, zoom: float, fonts: Sequence[str]) -> bytes:
     except ImportError:
         raise MissingExtra("figure", "resvg-py", "drawing a PNG") from None
     return bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=zoom, background="#ffffff", font_files=list(fonts)))
-
-
-def png_file(path: str | os.PathLike[str], svg: str, *, zoom: float = 2.0, fonts: Sequence[str | Path] = ()) -> Path:
-    """Render a figure and save it."""
-    write_atomically(path, to_png(svg, zoom=zoom, fonts=fonts))
-    return Path(path).resolve()

@@ -19,9 +19,8 @@ from regard.explore import html
 from regard.explore.chart import line_chart
 from regard.explore.figures import TITLES, draw, main_part, output_table, over_image
 from regard.explore.heads import HeadMetrics
-from regard.explore.heatmap import heat_map, label_map
+from regard.explore.heatmap import gallery, heat_map, label_map
 from regard.explore.html import Section, figure, paragraph
-from regard.explore.images import gallery
 from regard.explore.inside import Inside, Look
 from regard.explore.svg import svg_frame, svg_size
 from regard.predict.bundle import Bundle

@@ -70,11 +70,10 @@ class Models:
                 tables = read_toml(folder / RECIPE)
             except (UserError, OSError) as error:
                 return {**facts, "error": str(error)}
-            model, data = tables.get("model"), tables.get("data")
-            if isinstance(model, dict):
-                facts.update({field: model.get(field) for field in FIELDS})
-                facts["size"] = model.get("image_size") if model.get("input") == "patches" else None
-            if isinstance(data, dict) and isinstance(data.get("generator"), dict):
+            model, data = (table if isinstance(table := tables.get(name), dict) else {} for name in ("model", "data"))
+            facts.update({field: model.get(field) for field in FIELDS})
+            facts["size"] = model.get("image_size") if model.get("input") == "patches" else None
+            if isinstance(data.get("generator"), dict):
                 facts["examples"] = _generated(data["generator"]) or facts["examples"]
         else:
             facts.update(hf_image_size(folder))  # the rest of a Hugging Face folder is known once it is loaded
