@@ -18,13 +18,12 @@ import torch
 
 from inside_models import SHAPES, given, opened
 from regard.errors import UserError
-from regard.explore.attend import as_text, attended, screen_width
 from regard.explore.changes import Changes
-from regard.explore.figures import draw, find_query, stage_panel
+from regard.explore.figures import as_text, attended, draw, find_query, screen_width, stage_panel
 from regard.explore.heatmap import head_panels, image_panels, label_map
 from regard.explore.html import text_width
-from regard.explore.png import characters_without_font, to_png
 from regard.explore.report import look_page
+from regard.explore.svg import characters_without_font, to_png
 
 NS = "{http://www.w3.org/2000/svg}"
 ODD = [

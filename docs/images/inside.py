@@ -19,8 +19,8 @@ from regard.explore.examples import in_batches, read_examples
 from regard.explore.figures import draw
 from regard.explore.heads import measure, with_importance
 from regard.explore.importance import gradients, losses_when_off
-from regard.explore.png import to_png
 from regard.explore.report import head_maps
+from regard.explore.svg import to_png
 
 HERE = Path(__file__).parent
 SENTENCE = "The animal didn't cross the street because it was too tired."

@@ -28,8 +28,7 @@ def run(args: argparse.Namespace) -> int:
     import json
     import sys
 
-    from regard.explore.attend import as_text, attended
-    from regard.explore.figures import main_part
+    from regard.explore.figures import as_text, attended, main_part
 
     look, before = open_look(args)
     part = main_part(look, args.part)

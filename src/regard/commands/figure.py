@@ -70,9 +70,8 @@ def contents(args: argparse.Namespace, path: Path, look: Look, before: Look | No
     """The files and their content."""
     from regard.errors import UserError
     from regard.explore.figures import draw, main_part
-    from regard.explore.png import to_png
     from regard.explore.report import look_page
-    from regard.explore.svg import svg_document
+    from regard.explore.svg import svg_document, to_png
 
     main_part(look, args.part)  # raises for a part that the model does not have
     ending = path.suffix.lower()

@@ -107,7 +107,7 @@ def ordered(metrics: Sequence[HeadMetrics], by: str) -> list[HeadMetrics]:
 
 
 def table_of(metrics: Sequence[HeadMetrics]) -> list[str]:
-    from regard.explore.attend import lines_of
+    from regard.explore.figures import lines_of
 
     rows = [["head", "pattern", "score", "entropy", "distance", *FRACTIONS, "at offset", "off", "gradient"]]
     for one in metrics:
@@ -123,9 +123,8 @@ def table_of(metrics: Sequence[HeadMetrics]) -> list[str]:
 
 def content(path: Path, facts: dict[str, Any], metrics: Sequence[HeadMetrics]) -> bytes:
     """The content of the output file."""
-    from regard.explore.png import to_png
     from regard.explore.report import head_maps, head_page
-    from regard.explore.svg import svg_document
+    from regard.explore.svg import svg_document, to_png
 
     match path.suffix.lower():
         case ".json":

@@ -146,10 +146,8 @@ def head_grid(weights: Any, rows: Tokens, columns: Tokens, *, title: str = "") -
         y = top + layer * (tall + 30)
         parts.append(svg_text(16, y + tall / 2 + 4, f"layer {layer}", "mute"))
         for head, grid in enumerate(maps):
-            x, tip = (
-                left + head * (wide + 12),
-                f"layer {layer}, head {head}: largest weight {peak(grid, rows, columns)}",
-            )
+            x = left + head * (wide + 12)
+            tip = f"layer {layer}, head {head}: largest weight {peak(grid, rows, columns)}"
             parts.append(
                 f"<g><title>{escape(tip)}</title>{palette_image(grid, x, y, wide, tall, side)}"
                 f'<path class="rule" d="M{x:.1f} {y:.1f}h{wide:.1f}v{tall:.1f}h-{wide:.1f}z"/>'
@@ -186,9 +184,8 @@ def head_panels(weights: Any, rows: Tokens, columns: Tokens, names: Sequence[str
     rise = max(text_width(label, size) for label in tops.values()) + 12
     left = 24 + max(text_width(label, size) for label in sides.values())
     captions = [f"{name}, max {np.fmax.reduce(grid, None):.2f}" for name, grid in zip(names, stack, strict=True)]
-    step = max(
-        m * cell + 26, *(text_width(caption) + 14 for caption in captions)
-    )  # a caption may be wider than its map
+    widest = max(map(text_width, captions)) + 14  # a map with few columns is narrower than its caption
+    step = max(m * cell + 26, widest)
     across = min(len(names), max(1, int((WIDTH - left) // step)))
     top, tall = 24 + 26 * bool(title), 22 + rise + n * cell + 26
     parts = []
