@@ -17,9 +17,9 @@ from inside_models import LINES, TEXTS, WORDS, opened
 from regard.cli import main
 from regard.errors import UserError
 from regard.explore.examples import IGNORE, Example, in_batches, read_examples
+from regard.explore.forward import Grid
 from regard.explore.heads import HeadMetrics, Lexicon, Sums, View, _metrics, add_weights, is_punctuation, measure
 from regard.explore.importance import gradients, least_important, losses_when_off, mean_loss
-from regard.explore.inputs import Grid
 from regard.explore.inside import Inside
 from regard.nn.trace import trace
 

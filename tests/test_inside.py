@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from inside_models import SHAPES, TEXTS, given, opened
 from regard.errors import UserError
 from regard.explore.changes import Changes
+from regard.explore.forward import difference
 from regard.explore.inside import Inside
-from regard.explore.output import difference
 from regard.nn.block import Stack
 from regard.nn.mask import Positions
 from regard.nn.trace import trace

@@ -89,7 +89,7 @@ def open_look(args: argparse.Namespace) -> tuple[Look, Look | None]:
 
 def describe_output(look: Look, before: Look | None) -> list[str]:
     """The output in a line or two; with `before`, how much the changes have changed it."""
-    from regard.explore.output import difference
+    from regard.explore.forward import difference
 
     lines = [
         f"{name}{_describe(one)}" for name, one in (("unchanged: ", before), ("changed:   ", look)) if one is not None

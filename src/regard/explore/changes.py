@@ -18,13 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from regard.errors import UserError, suggest
+from regard.models import Model
 from regard.nn.mask import causal
+from regard.nn.multihead import MultiHead
 from regard.nn.trace import Edit, drop, zero_heads
 from regard.settings import check_types, from_dict, to_dict
 
@@ -77,6 +79,22 @@ class Anatomy:
 
     parts: Mapping[PartName, tuple[tuple[str, int], ...]]  # part -> (trace path, heads) of each layer
     reads: str | None  # the stack whose positions can be shuffled
+
+    @classmethod
+    def of(cls, model: Model) -> Anatomy:
+        """Where the attention of a model is, in the order of computation."""
+        parts: dict[PartName, list[tuple[str, int]]] = {}
+        for name, module in model.named_modules():
+            path = name.replace("blocks.", "")
+            if isinstance(module, MultiHead):
+                part = "cross" if module.cross else cast(PartName, path.partition(".")[0])
+                parts.setdefault(part, []).append((path, module.heads))
+            elif path == "decoder.cross":  # the recurrent model's
+                parts["cross"] = [(path, 1)]
+        architecture = model.config.architecture
+        positioned = architecture != "recurrent" and model.config.position != "none"
+        reads = ("decoder" if architecture == "decoder" else "encoder") if positioned else None
+        return cls({name: tuple(parts[name]) for name in PARTS if name in parts}, reads)
 
     @property
     def heads(self) -> list[Head]:

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.explore.changes import PARTS
+from regard.explore.forward import Choice, Output, difference
 from regard.explore.heatmap import head_grid, head_panels, heat_map, image_panels
 from regard.explore.html import paragraph, table, text_width, token_label
-from regard.explore.output import Choice, Output, difference
 from regard.explore.svg import Tokens, empty_figure, svg_frame, svg_text
 
 if TYPE_CHECKING:

@@ -29,10 +29,9 @@ from torch import Tensor
 
 from regard.explore.changes import Head, PartName
 from regard.explore.examples import Batch
-from regard.explore.inputs import Grid, grid_of
+from regard.explore.forward import Grid, grid_of
 from regard.explore.inside import Inside
 from regard.nn.trace import trace
-from regard.text.tokenizer import Tokenizer
 
 ROUNDS = 10  # of expectation maximisation
 REACH = 10  # largest offset of a positional head
@@ -109,7 +108,10 @@ class View:
 @torch.inference_mode()
 def measure(inside: Inside, batches: Sequence[Batch], known: Sequence[Batch] = ()) -> list[HeadMetrics]:
     """The metrics of every head, without importance; `known` are more pairs to learn alignment from."""
-    lexicon = _lexicon(inside, known or batches)
+    lexicon = None
+    if "cross" in inside.anatomy.parts and inside.config.input == "tokens":
+        pairs = [pair for batch in known or batches for pair in _sequences(batch)]
+        lexicon = Lexicon([source for source, _ in pairs], [target for _, target in pairs])
     sums: dict[str, Sums] = {path: Sums() for layers in inside.anatomy.parts.values() for path, _ in layers}
     with inside.lock:
         for batch in batches:
@@ -145,15 +147,8 @@ def add_weights(sums: Sums, weights: Tensor, view: View) -> None:
     if view.aligned is not None:
         known = counted & view.aligned.any(dim=-1)
         sums.add("alignment", torch.einsum("bhqk,bqk->bhq", weights, view.aligned.to(weights)), known)
-    if view.within:
-        _add_offsets(sums, weights, counted, view)
-
-
-def _add_offsets(sums: Sums, weights: Tensor, counted: Tensor, view: View) -> None:
-    """Fractions at fixed offsets j - i; over an image only the patch itself."""
-    for offset in [0] if view.grid is not None else range(-REACH, REACH + 1):
-        if abs(offset) >= weights.shape[-1]:
-            continue
+    reach = 0 if view.grid is not None else min(REACH, weights.shape[-1] - 1)  # over an image only the patch itself
+    for offset in range(-reach, reach + 1) if view.within else ():  # fixed offsets j - i
         values = weights.diagonal(offset, dim1=-2, dim2=-1)  # [B, H, L]
         there = view.visible.diagonal(offset, dim1=-2, dim2=-1)
         first = max(0, -offset)  # the first query that has such a key
@@ -192,7 +187,8 @@ def _view(inside: Inside, batch: Batch, part: PartName, lexicon: Lexicon | None)
     punctuation = None
     if ids.dim() == 2:
         tokenizer = inside.bundle.target if part == "decoder" else inside.bundle.source
-        punctuation = punctuation_table(tokenizer, int(ids.max()) + 1).to(device)[ids]
+        signs = [id < len(tokenizer) and is_punctuation(tokenizer.token(id)) for id in range(int(ids.max()) + 1)]
+        punctuation = torch.tensor(signs, device=device)[ids]
     aligned = _aligned(batch, lexicon).to(device) if part == "cross" and lexicon is not None else None
     on_image = grid if part != "decoder" else None
     in_order = part == "decoder" or config.input == "tokens"
@@ -200,13 +196,8 @@ def _view(inside: Inside, batch: Batch, part: PartName, lexicon: Lexicon | None)
     return View(own, keys, every, punctuation, aligned, on_image, part != "cross", in_order)
 
 
-def punctuation_table(tokenizer: Tokenizer, size: int) -> Tensor:
-    """bool [size]: which ids are punctuation, apart from the mark of a space."""
-    known = min(size, len(tokenizer))
-    return torch.tensor([is_punctuation(tokenizer.token(id)) for id in range(known)] + [False] * (size - known))
-
-
 def is_punctuation(token: str) -> bool:
+    """Whether a token is punctuation, apart from the mark of a space."""
     bare = token.strip("▁ ").removeprefix("##")
     return bool(bare) and all(unicodedata.category(char).startswith("P") for char in bare)
 
@@ -274,13 +265,6 @@ def _sequences(batch: Batch) -> Iterable[tuple[list[int], list[int]]]:
         yield source.tolist(), expected[expected >= 0].tolist()
 
 
-def _lexicon(inside: Inside, batches: Sequence[Batch]) -> Lexicon | None:
-    if "cross" not in inside.anatomy.parts or inside.config.input != "tokens":
-        return None
-    both = [pair for batch in batches for pair in _sequences(batch)]
-    return Lexicon([source for source, _ in both], [target for _, target in both])
-
-
 def _aligned(batch: Batch, lexicon: Lexicon) -> Tensor:
     assert batch.target is not None
     table = torch.zeros(*batch.target.shape, batch.source.shape[1], dtype=torch.bool)
@@ -312,6 +296,8 @@ def with_importance(
     metrics: Sequence[HeadMetrics], losses: Mapping[Head, float], gradients: Mapping[Head, float]
 ) -> list[HeadMetrics]:
     """The same metrics with importance."""
-    heads = [(one.part, one.layer, one.head) for one in metrics]
-    both = [{"loss_change": losses.get(head), "gradient": gradients.get(head)} for head in heads]
-    return [replace(one, **importance) for one, importance in zip(metrics, both, strict=True)]
+    both = []
+    for one in metrics:
+        head = (one.part, one.layer, one.head)
+        both.append(replace(one, loss_change=losses.get(head), gradient=gradients.get(head)))
+    return both

@@ -96,7 +96,7 @@ def gradients(inside: Inside, batches: Sequence[Batch], *, off: Sequence[Head] =
         for gate, (part, layer, *_) in zip(gates, layers, strict=True):
             gate[:, [head for *where, head in off if where == [part, layer]]] = 0
             gate.requires_grad_()
-        put = {f"{path}.heads": _times(gate) for (_, _, path, _), gate in zip(layers, gates, strict=True)}
+        put = {f"{path}.heads": _times(gate) for (*_, path, _), gate in zip(layers, gates, strict=True)}
         with inside.lock, torch.enable_grad(), trace(inside.model, put, only=_smallest_stage(inside)):
             losses, counts = batch.losses(inside.model)
             by_gate = torch.autograd.grad((losses / counts.clamp_min(1)).sum(), gates)

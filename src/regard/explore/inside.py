@@ -22,7 +22,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,8 +30,7 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.explore.changes import Anatomy, Changes, PartName, edits
-from regard.explore.inputs import Input, InputReader
-from regard.explore.output import Difference, Kind, Output, difference, read_output
+from regard.explore.forward import Difference, Input, InputReader, Kind, Output, difference, read_output
 from regard.models.folder import find_device
 from regard.models.prune import key_head
 from regard.models.recipe import RECIPE
@@ -40,9 +39,6 @@ from regard.nn.trace import trace
 from regard.predict.beam import Hypothesis, Watch, beam
 from regard.predict.bundle import Bundle, load
 from regard.predict.config import SearchConfig, recipe_config
-
-if TYPE_CHECKING:
-    from regard.models import Model
 
 LARGEST = 2**28  # attention weights of one look: 1 GiB
 TOP = 8  # most probable tokens kept for each position
@@ -178,7 +174,7 @@ class Inside:
         search = search or SearchConfig()  # no sampling, so that equal looks are equal
         # the coverage penalty needs a trace of its own
         self.search = replace(search, coverage_penalty=0.0).within(bundle.limits.target)
-        self.anatomy = anatomy_of(self.model)
+        self.anatomy = Anatomy.of(self.model)
         self.lock = threading.RLock()
 
     @classmethod
@@ -301,19 +297,3 @@ class Inside:
                 raise UserError(
                     f"rows: {len(weights)} weights for {len(columns)} keys: give one per key, finite and none below 0"
                 )
-
-
-def anatomy_of(model: Model) -> Anatomy:
-    """Where the attention of a model is, in the order of computation."""
-    parts: dict[PartName, list[tuple[str, int]]] = {}
-    for name, module in model.named_modules():
-        path = name.replace("blocks.", "")
-        if isinstance(module, MultiHead):
-            part: PartName = "cross" if module.cross else cast(PartName, path.partition(".")[0])
-            parts.setdefault(part, []).append((path, module.heads))
-        elif path == "decoder.cross":  # the recurrent model's
-            parts["cross"] = [(path, 1)]
-    ordered = {name: tuple(parts[name]) for name in ("encoder", "decoder", "cross") if name in parts}
-    positioned = model.config.architecture != "recurrent" and model.config.position != "none"
-    reads = ("decoder" if model.config.architecture == "decoder" else "encoder") if positioned else None
-    return Anatomy(cast(Mapping[PartName, tuple[tuple[str, int], ...]], ordered), reads)

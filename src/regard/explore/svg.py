@@ -139,12 +139,7 @@ def colour_levels(grid: np.ndarray) -> np.ndarray:
 
 
 def png_uri(pixels: np.ndarray, palette: Sequence[str] = ()) -> str:
-    """The PNG of `png_bytes` as a data URI."""
-    return f"data:image/png;base64,{base64.b64encode(png_bytes(pixels, palette)).decode()}"
-
-
-def png_bytes(pixels: np.ndarray, palette: Sequence[str] = ()) -> bytes:
-    """A PNG file of palette indices [height, width] or RGB bytes [height, width, 3]."""
+    """A PNG of palette indices [height, width] or RGB bytes [height, width, 3], as a data URI."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -154,7 +149,8 @@ def png_bytes(pixels: np.ndarray, palette: Sequence[str] = ()) -> bytes:
     rows = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))  # each row starts with filter type 0
     colours = [(b"PLTE", bytes.fromhex("".join(palette).replace("#", "")))] if palette else []
     parts = ((b"IHDR", header), *colours, (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+    content = b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def palette_image(grid: np.ndarray, x: float, y: float, width: float, height: float, side: int) -> str:

@@ -111,7 +111,10 @@ class Models:
                 inside = self.open(run)
                 pixels = None if image is None else self._pixels(image, inside)
                 self._looks[key] = inside.look(text if image is None else None, image=pixels, target=target)
-            sizes = {key: size_of(look) for key, look in self._looks.items()}
+            sizes = {}  # bytes of the weights and logits of each look
+            for kept, look in self._looks.items():
+                weights = (layer.numel() for part in look.parts.values() for layer in part.weights)
+                sizes[kept] = 4 * (sum(weights) + look.output.logits.numel())
             for old in list(self._looks)[:-2]:
                 if sum(sizes.values()) > KEPT:
                     del self._looks[old], sizes[old]
@@ -156,12 +159,6 @@ def hf_image_size(folder: Path) -> dict[str, Any]:
     size = config.get("image_size", 224)  # the default of ViTConfig
     size = size[0] if isinstance(size, list) and size else size
     return {"input": "patches", "size": size if isinstance(size, int) else None}
-
-
-def size_of(look: Look) -> int:
-    """Bytes of the weights and logits of a look."""
-    weights = (layer.numel() for part in look.parts.values() for layer in part.weights)
-    return 4 * (sum(weights) + look.output.logits.numel())
 
 
 def find_runs(path: Path) -> dict[str, Path]:

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.explore.changes import PartName
+from regard.explore.forward import Choice, Output, difference
 from regard.explore.inside import Look, Steps
-from regard.explore.output import Choice, Output, difference
 
 WHOLE = 4_000_000  # weights that are sent at once
 SIDE = 64  # cells per side of a reduced map
