@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from regard.data.batch import Pairs, Ragged
 from regard.data.columns import INDEX, Column, Store, Writer, prepare, token_type
 from regard.data.encode import store_pairs
-from regard.data.pairs import PairData
+from regard.data.pairs import PairData, read_pairs
 from regard.data.streams import Batches
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
@@ -55,6 +55,16 @@ def write(folder: Path, rows, vocab_size: int = 100, fingerprint: str = "", chun
         writer.notes["why"] = "a test"
 
     return prepare(folder, {"source": column, "target": column}, lambda: fingerprint, fill)
+
+
+def prepared(
+    config: PairData, folder: Path, source: Tokenizer, target: Tokenizer, max_length: int | None = None
+) -> Store:
+    """The training pairs as a store."""
+    return store_pairs(
+        read_pairs(config.train, config), folder, source, target, name="t.tsv",
+        state=lambda: config.fingerprint(config.train), max_length=max_length,
+    )  # fmt: skip
 
 
 def pairs_of(store: Store) -> Pairs:
@@ -113,7 +123,7 @@ def test_values_outside_the_type(tmp_path, row) -> None:
 
 
 def test_prepare_frames_encodes_and_drops(config, tokenizer, tmp_path) -> None:
-    store = store_pairs(config.train, config, tmp_path / "s", tokenizer, tokenizer)
+    store = prepared(config, tmp_path / "s", tokenizer, tokenizer)
     assert len(store) == len(LINES) and store.index["dropped"] == 0
     for at in (0, 77, 499):
         source = store.ragged("source").pad(torch.tensor([at]))[0][0].tolist()
@@ -122,24 +132,24 @@ def test_prepare_frames_encodes_and_drops(config, tokenizer, tmp_path) -> None:
         assert target == [tokenizer.bos, *tokenizer.encode(LINES[at][1]), tokenizer.eos]
     sizes = [1 + max(len(tokenizer.encode(text)) for text in line) for line in LINES]  # a sentence and its end
     limit = sorted(sizes)[len(sizes) // 2]
-    short = store_pairs(config.train, config, tmp_path / "short", tokenizer, tokenizer, max_length=limit)
+    short = prepared(config, tmp_path / "short", tokenizer, tokenizer, max_length=limit)
     kept = sum(size <= limit for size in sizes)
     assert 0 < kept < len(LINES)
     assert (len(short), short.index["dropped"]) == (kept, len(LINES) - kept)
     batch = pairs_of(short).batch(torch.arange(kept))
     assert max(batch.source.shape[1], batch.target.shape[1]) <= limit
     with pytest.raises(UserError, match="all 500 are longer than max_length = 2"):
-        store_pairs(config.train, config, tmp_path / "none", tokenizer, tokenizer, max_length=2)
+        prepared(config, tmp_path / "none", tokenizer, tokenizer, max_length=2)
     assert not (tmp_path / "none").exists()
 
 
 def test_a_fresh_store_is_reused_and_a_stale_one_is_not(config, tokenizer, tmp_path) -> None:
     folder, table = tmp_path / "s", tmp_path / "t.tsv"
-    made = store_pairs(config.train, config, folder, tokenizer, tokenizer)
+    made = prepared(config, folder, tokenizer, tokenizer)
     stamp = (folder / INDEX).stat()
 
     def same() -> bool:
-        store_pairs(config.train, config, folder, tokenizer, tokenizer)
+        prepared(config, folder, tokenizer, tokenizer)
         return (folder / INDEX).stat().st_ino == stamp.st_ino
 
     assert same()
@@ -160,7 +170,7 @@ def test_everything_that_matters_is_in_the_fingerprint(config, tokenizer, tmp_pa
     skipping = PairData(train=config.train, folder=config.folder, skip_bad=True)
 
     def made(data: PairData, source: Tokenizer, target: Tokenizer, max_length: int | None = None) -> str:
-        store = store_pairs(data.train, data, tmp_path / "s", source, target, max_length=max_length)
+        store = prepared(data, tmp_path / "s", source, target, max_length=max_length)
         return store.index["fingerprint"]
 
     base = made(config, tokenizer, tokenizer)
@@ -174,7 +184,7 @@ def test_everything_that_matters_is_in_the_fingerprint(config, tokenizer, tmp_pa
 @pytest.mark.parametrize("damage", ["missing", "cut", "longer"])
 def test_a_damaged_store_is_refused_and_made_again(config, tokenizer, tmp_path, name, damage) -> None:
     folder = tmp_path / "s"
-    whole = rows_of(store_pairs(config.train, config, folder, tokenizer, tokenizer).ragged("target"))
+    whole = rows_of(prepared(config, folder, tokenizer, tokenizer).ragged("target"))
     content = (folder / name).read_bytes()
     (folder / name).unlink()
     if damage != "missing":
@@ -183,9 +193,9 @@ def test_a_damaged_store_is_refused_and_made_again(config, tokenizer, tmp_path, 
         Store.open(folder)
     if name == INDEX and damage == "missing":  # it could be anybody's folder
         with pytest.raises(UserError, match="not replaced"):
-            store_pairs(config.train, config, folder, tokenizer, tokenizer)
+            prepared(config, folder, tokenizer, tokenizer)
     else:
-        assert rows_of(store_pairs(config.train, config, folder, tokenizer, tokenizer).ragged("target")) == whole
+        assert rows_of(prepared(config, folder, tokenizer, tokenizer).ragged("target")) == whole
 
 
 @pytest.mark.parametrize(
@@ -246,13 +256,13 @@ def test_input_that_changes_meanwhile_is_noticed(config, tokenizer, tmp_path, mo
 
     monkeypatch.setattr(Tokenizer, "encode_batch", slow)
     with pytest.raises(UserError, match="changed while being read"):
-        store_pairs(config.train, config, tmp_path / "s", tokenizer, tokenizer)
+        prepared(config, tmp_path / "s", tokenizer, tokenizer)
     assert not (tmp_path / "s").exists()
 
 
 def test_several_at_once_end_with_one_good_store(config, tokenizer, tmp_path) -> None:
     def work(_: int) -> int:
-        return len(store_pairs(config.train, config, tmp_path / "s", tokenizer, tokenizer))
+        return len(prepared(config, tmp_path / "s", tokenizer, tokenizer))
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(work, range(8))) == [len(LINES)] * 8

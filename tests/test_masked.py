@@ -10,7 +10,7 @@ from regard.data import pack
 from regard.data.batch import PairBatch, Ragged
 from regard.data.documents import Piece
 from regard.data.encode import store_documents
-from regard.data.masked import MaskConfig, MaskedBatch, MaskedPacks, choose
+from regard.data.pack import MaskConfig, MaskedBatch, MaskedPacks, choose
 from regard.errors import UserError
 from regard.models import Encoder, ModelConfig, build
 from regard.predict.bundle import Bundle

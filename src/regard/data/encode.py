@@ -20,7 +20,7 @@ from tqdm import tqdm
 from regard.data.columns import Column, Store, Writer, prepare, token_type
 from regard.data.documents import Piece, utf8
 from regard.data.labels import LabelData, read_labelled
-from regard.data.pairs import Pair, PairData, read_pairs
+from regard.data.pairs import Pair
 from regard.data.sets import fingerprint
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
@@ -57,26 +57,6 @@ def _chunks(
 
 
 def store_pairs(
-    files: Sequence[str],
-    config: PairData,
-    folder: str | Path,
-    source: Tokenizer,
-    target: Tokenizer,
-    *,
-    max_length: int | None = None,
-) -> Store:
-    """The pairs of `files`; longer ones than `max_length` are dropped and counted (`index["dropped"]`)."""
-
-    def state() -> str:
-        return fingerprint(config.find(files), config.source, config.target, config.skip_bad)
-
-    name = ", ".join(files)
-    return encode_pairs(
-        read_pairs(files, config), folder, source, target, name=name, state=state, max_length=max_length
-    )
-
-
-def encode_pairs(
     pairs: Iterable[Pair],
     folder: str | Path,
     source: Tokenizer,
@@ -86,7 +66,10 @@ def encode_pairs(
     state: Callable[[], str],
     max_length: int | None = None,
 ) -> Store:
-    """The same for pairs from anywhere: `state` is the fingerprint of what decides them, `name` is for messages."""
+    """Sentence pairs; longer ones than `max_length` are dropped and counted (`index["dropped"]`).
+
+    `state` is the fingerprint of what decides the pairs, `name` is for messages.
+    """
 
     def write(writer: Writer) -> None:
         dropped = 0
@@ -117,10 +100,7 @@ def store_labelled(
 ) -> Store:
     """The labelled texts of `files`; `index["truncated"]` is how many were longer than `data.max_length`."""
     numbers = {name: number for number, name in enumerate(classes)}
-
-    def state() -> str:
-        how = (config.columns, config.header, config.names, config.skip_bad, config.max_length, list(classes))
-        return fingerprint(config.find(files), how, digest_of(tokenizer))
+    how = (config.columns, config.header, config.names, config.skip_bad, config.max_length, list(classes))
 
     def write(writer: Writer) -> None:
         most = config.max_length
@@ -132,7 +112,7 @@ def store_labelled(
             writer.append(text=texts, label=np.array([numbers[one.label] for one in chunk]))
 
     columns = {"text": Column(token_type(len(tokenizer)), None), "label": Column("<i4")}
-    return prepare(folder, columns, state, write)
+    return prepare(folder, columns, lambda: fingerprint(config.find(files), how, digest_of(tokenizer)), write)
 
 
 def store_documents(

@@ -25,6 +25,9 @@ from regard.data.batch import Labels, Pairs, Ragged, Sequences, Tensors, steps
 from regard.data.columns import Store
 from regard.data.streams import Ahead, epoch_generator, epoch_seed
 from regard.errors import UserError
+from regard.settings import check_types
+from regard.text.tokenizer import Tokenizer
+from regard.text.words import WordBoundaries
 
 CHUNK = 1 << 22  # tokens of the rows that are filled at once
 
@@ -80,19 +83,6 @@ class Plan(NamedTuple):
         return Plan(self.order[a:b], self.row[a:b] - begin, self.first[a:b], self.document[a:b], end - begin)
 
 
-def plan_rows(sources: Tensor, targets: Tensor, length: int, rows: int, generator: torch.Generator) -> Plan:
-    """An epoch of pairs with these lengths, in random order, in rows of `length`; as many as make whole batches."""
-    order = torch.randperm(len(sources), generator=generator)
-    row = torch.tensor(assign(sources[order].tolist(), targets[order].tolist(), length))
-    count = -(-(int(row.max()) + 1) // rows) * rows
-    row = torch.randperm(count, generator=generator)[row]
-    by_row = row.argsort(stable=True)
-    order, row = order[by_row], row[by_row]
-    first = torch.ones_like(row, dtype=torch.bool)
-    first[1:] = row[1:] != row[:-1]
-    return Plan(order, row, first, _within(torch.ones_like(row), first) + 1, count)
-
-
 def fill_rows(data: Ragged, plan: Plan, lengths: Tensor, width: int, shift: int = 0) -> tuple[Tensor, Tensor]:
     """ids and documents [rows, width]; `lengths` are in the plan's order, the first `shift` tokens are skipped."""
     start = plan.row * width + _within(lengths, plan.first)  # where each begins in the flat rows
@@ -122,8 +112,21 @@ class PackedRows(Ahead):
         self.planned: tuple[int, Plan] | None = None  # the epoch that the thread is in
 
     @abstractmethod
+    def lengths(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """The tokens of each sequence, or of the two sides of a pair."""
+
     def plan(self, epoch: int) -> Plan:
-        """Which sequence goes where."""
+        """An epoch of sequences in random order, in as many rows as make whole batches."""
+        generator, (sources, targets) = epoch_generator(self.seed, epoch), self.lengths(epoch)
+        order = torch.randperm(len(sources), generator=generator)
+        row = torch.tensor(assign(sources[order].tolist(), targets[order].tolist(), self.length))
+        count = -(-(int(row.max()) + 1) // self.row_count) * self.row_count
+        row = torch.randperm(count, generator=generator)[row]
+        by_row = row.argsort(stable=True)
+        order, row = order[by_row], row[by_row]
+        first = torch.ones_like(row, dtype=torch.bool)
+        first[1:] = row[1:] != row[:-1]
+        return Plan(order, row, first, _within(torch.ones_like(row), first) + 1, count)
 
     @abstractmethod
     def fill(self, epoch: int, plan: Plan) -> Tensors:
@@ -160,14 +163,13 @@ class Packs(PackedRows):
         super().__init__(data.longest, rows, length, seed, device)
         self.data = data
 
-    def plan(self, epoch: int) -> Plan:
+    def lengths(self, epoch: int) -> tuple[Tensor, Tensor]:
         data = self.data.at(epoch)
-        sources, targets = data.sources.lengths, data.targets.lengths - 1  # <s> … is read
-        return plan_rows(sources, targets, self.length, self.row_count, epoch_generator(self.seed, epoch))
+        return data.sources.lengths, data.targets.lengths - 1  # <s> … is read
 
     def fill(self, epoch: int, plan: Plan) -> PackedBatch:
         data, width = self.data.at(epoch), self.length
-        sources, targets = data.sources.lengths[plan.order], data.targets.lengths[plan.order] - 1
+        sources, targets = (side[plan.order] for side in self.lengths(epoch))
         source, source_document = fill_rows(data.sources, plan, sources, width)
         target, target_document = fill_rows(data.targets, plan, targets, width)
         labels, _ = fill_rows(data.targets, plan, targets, width, shift=1)
@@ -190,9 +192,8 @@ class TextPacks(PackedRows):
         super().__init__(int(texts.lengths.max()), rows, length, seed, device)
         self.texts = texts
 
-    def plan(self, epoch: int) -> Plan:
-        lengths = self.texts.lengths
-        return plan_rows(lengths, lengths, self.length, self.row_count, epoch_generator(self.seed, epoch))
+    def lengths(self, epoch: int) -> tuple[Tensor, Tensor]:
+        return self.texts.lengths, self.texts.lengths
 
     def fill(self, epoch: int, plan: Plan) -> TextRows:
         return TextRows(*fill_rows(self.texts, plan, self.texts.lengths[plan.order], self.length))
@@ -242,6 +243,98 @@ class ClassPacks(TextPacks):
         labels = torch.full((len(rows.ids), self.most), Labels.IGNORE)
         labels[plan.row, plan.document - 1] = self.labels[plan.order]
         return ClassBatch(rows.ids, labels.to(rows.ids.device), document=rows.document)
+
+
+@dataclass(frozen=True)
+class MaskConfig:
+    """The [mask] table of a recipe."""
+
+    fraction: float = 0.15  # of the tokens
+    whole_words: bool = False  # all tokens of a word or none
+    mask: float = 0.8  # of these: replaced by <mask>
+    random: float = 0.1  # replaced by another token; the rest stays
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if not 0 < self.fraction < 1:
+            raise UserError(f"fraction = {self.fraction}: must be above 0 and below 1, such as 0.15")
+        if self.mask < 0 or self.random < 0 or self.mask + self.random > 1:
+            raise UserError(f"mask = {self.mask}, random = {self.random}: are fractions, together at most 1")
+
+    def most(self, length: int) -> int:
+        """The most positions of a row that are chosen."""
+        return max(1, round(self.fraction * length))
+
+
+@dataclass(frozen=True)
+class MaskedBatch(Labels):
+    """Packed rows with masked tokens."""
+
+    ids: Tensor  # [R, L]
+    document: Tensor  # [R, L], from 1; 0: padding
+    positions: Tensor  # [R, M] of the masked tokens
+    labels: Tensor  # [R, M] the original tokens; IGNORE where fewer were chosen
+
+
+class MaskedPacks(TextPacks):
+    """Packed texts of which some tokens are masked, and the model predicts them from both sides.
+
+        text       <s> 이 영화 정말 재밌다 </s>
+        read       <s> 이 영화 <mask> 재밌다 </s>
+        labels               정말
+
+    A `fraction` of the tokens of a row is chosen (or whole words up to as many); of these 80 % become <mask>, 10 % a
+    random token and 10 % stay as they are, so the model must encode every position well (Devlin et al. 2018, section
+    3.1). Each epoch samples another choice (Liu et al. 2019), which follows from the seed and the epoch. Only the
+    chosen positions are scored: at most M = fraction · L per row, so the output matmul over the vocabulary is 1/7 of
+    what all positions would take. Documents longer than a row are split; each part is  <s> … </s>.
+    """
+
+    def __init__(
+        self,
+        texts: Ragged,
+        tokenizer: Tokenizer,
+        config: MaskConfig,
+        rows: int,
+        length: int,
+        seed: int,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(texts, rows, length, seed, device)
+        assert tokenizer.mask is not None
+        self.mask, self.config, self.words = tokenizer.mask, config, WordBoundaries(tokenizer).to(self.device)
+        self.ordinary = (~self.words.special).nonzero()[:, 0]  # what a random token may be
+
+    def label(self, rows: TextRows, plan: Plan, generator: torch.Generator) -> MaskedBatch:
+        ids, document = rows.ids, rows.document
+        alone = torch.arange(1, ids.shape[1] + 1, device=ids.device).expand_as(ids)
+        words = self.words.word_ids(ids) if self.config.whole_words else alone
+        words = torch.where((document > 0) & ~self.words.special[ids], words, 0)
+        chosen = choose(words, self.config.fraction, generator)
+        most = self.config.most(self.length)
+        positions = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+        labels = torch.where(chosen, ids, Labels.IGNORE).gather(1, positions)
+        return MaskedBatch(self._replace(ids, chosen, generator), document, positions, labels)
+
+    def _replace(self, ids: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
+        lot = torch.rand(ids.shape, generator=generator, device=ids.device)
+        other = torch.randint(len(self.ordinary), ids.shape, generator=generator, device=ids.device)
+        other = self.ordinary[other]
+        masked, moved = lot < self.config.mask, lot < self.config.mask + self.config.random
+        return torch.where(chosen, torch.where(masked, self.mask, torch.where(moved, other, ids)), ids)
+
+
+def choose(words: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
+    """Which tokens are chosen, of rows [n, L] that say to which word a token belongs, 0: to none.
+
+    Words come in random order until the next would exceed round(fraction · tokens), at least 1.
+    """
+    n, length = words.shape
+    lot = torch.rand(n, length + 1, generator=generator, device=words.device).gather(1, words)  # one for each word
+    rank = torch.where(words > 0, lot, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
+    last = words.new_zeros(n, length + 1).scatter_reduce_(1, words, rank, "amax").gather(1, words)
+    quota = ((words > 0).sum(dim=1, keepdim=True) * fraction).round().clamp_min(1)
+    return (words > 0) & (last < quota)
 
 
 def _within(sizes: Tensor, first: Tensor) -> Tensor:

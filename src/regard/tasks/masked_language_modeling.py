@@ -2,7 +2,7 @@
 
     [data]    files, folders, tables of text                               `regard.data.documents`
     [text]    one tokenizer, to which <mask> is added                      `regard.text.config`
-    [mask]    how many tokens are masked, and how                          `regard.data.masked`
+    [mask]    how many tokens are masked, and how                          `regard.data.pack`
     loss      cross-entropy of each masked token, given the others         Devlin et al. 2018
     metrics   loss and accuracy on masked tokens
 
@@ -24,7 +24,7 @@ from regard.data.batch import PairBatch
 from regard.data.columns import Store
 from regard.data.documents import TextData
 from regard.data.encode import store_documents
-from regard.data.masked import MaskConfig, MaskedBatch, MaskedPacks
+from regard.data.pack import MaskConfig, MaskedBatch, MaskedPacks
 from regard.errors import UserError
 from regard.models import Encoder, ModelConfig
 from regard.predict.mask_predictor import MaskPredictor

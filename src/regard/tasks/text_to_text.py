@@ -21,7 +21,7 @@ import torch
 from regard.data.batch import Pairs
 from regard.data.denoise import SENTINELS, Denoised, Mixture, find_sentinels
 from regard.data.documents import TextData
-from regard.data.encode import digest_of, encode_pairs, store_documents
+from regard.data.encode import digest_of, store_documents, store_pairs
 from regard.data.mixture import TextTask, fingerprint, read_tasks
 from regard.data.pack import Packs
 from regard.data.pairs import Pair
@@ -130,7 +130,7 @@ class TextToText(Translation):
         def state() -> str:
             return fingerprint(self.tasks, name, digest_of(self.source), max_length)
 
-        store = encode_pairs(
+        store = store_pairs(
             read(), self.folder / "data" / name, self.source, self.target, name=f"data.tasks, {name}",
             state=state, max_length=max_length,
         )  # fmt: skip

@@ -21,7 +21,7 @@ import torch
 
 from regard.data.batch import Pairs
 from regard.data.columns import Store
-from regard.data.encode import encode_pairs, store_pairs
+from regard.data.encode import store_pairs
 from regard.data.pack import Packs
 from regard.data.pairs import Pair, PairData, read_pairs
 from regard.data.sets import Files
@@ -97,12 +97,9 @@ class Translation(Task):
         print_dropped(store)
 
     def _store(self, name: str, files: Files, max_length: int | None = None) -> Store:
-        folder = self.folder / "data" / name
-        if self.data.generator is None:
-            return store_pairs(files, self.data, folder, self.source, self.target, max_length=max_length)
-        return encode_pairs(
-            self.lines(name), folder, self.source, self.target, name="data.generator",
-            state=lambda: str(self.data.generator), max_length=max_length,
+        return store_pairs(
+            self.lines(name), self.folder / "data" / name, self.source, self.target, max_length=max_length,
+            name=", ".join(files) or "data.generator", state=lambda: self.data.fingerprint(files),
         )  # fmt: skip
 
     def _check_lengths(self) -> None:
