@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data.batch import Pairs, Ragged
-from regard.data.denoise import SENTINELS, Denoised, Mixture, Noise, corrupt, counts, segments, surround
+from regard.data.mixture import SENTINELS, Denoised, Mixture, Noise, corrupt, counts, segments, surround
 from regard.data.pack import Packs
 from regard.data.streams import Batches
 from regard.errors import UserError

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from regard.data import documents
-from regard.data.documents import Piece, TextData, part, pieces, survey, text_fingerprint
+from regard.data.documents import Piece, TextData, part, pieces, survey
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
 
@@ -197,8 +197,8 @@ def test_a_byte_order_mark_is_left_out_and_said(tmp_path):
 def test_the_fingerprint_follows_the_files_and_the_settings(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     config = TextData(train=("a.txt",), folder=str(tmp_path))
-    before = text_fingerprint(config.train, config)
-    assert text_fingerprint(config.train, config) == before
-    assert text_fingerprint(config.train, TextData(train=("a.txt",), folder=str(tmp_path), separator="x")) != before
+    before = config.fingerprint(config.train)
+    assert config.fingerprint(config.train) == before
+    assert TextData(train=("a.txt",), folder=str(tmp_path), separator="x").fingerprint(config.train) != before
     (tmp_path / "a.txt").write_text("another text")
-    assert text_fingerprint(config.train, config) != before
+    assert config.fingerprint(config.train) != before

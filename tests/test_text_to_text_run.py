@@ -12,7 +12,7 @@ import torch
 
 from commanded import training
 from regard.cli import main
-from regard.data.denoise import SENTINELS
+from regard.data.mixture import SENTINELS
 from regard.models.folder import load_tokenizers, read_weights
 from regard.settings import read_toml
 from regard.tasks.text_to_text import TextToText

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes, undecodable, unreadable
-from regard.data.sets import DataConfig, find_files, fingerprint
+from regard.data.sets import DataConfig, find_files
 from regard.data.tables import Rows, Table, table_kind
 from regard.errors import UserError
 
@@ -74,12 +74,6 @@ class Survey:
     bytes: int
     bad: int = 0  # rows that are left out
     notes: tuple[str, ...] = ()
-
-
-def text_fingerprint(files: Sequence[str], config: TextData) -> str:
-    """A digest of what decides the text: the files and how they are read."""
-    how = (config.column, config.separator, config.skip_bad, config.table)
-    return fingerprint(config.find(files), *how)
 
 
 def pieces(files: Sequence[str], config: TextData) -> Rows[Piece]:

@@ -100,7 +100,6 @@ def store_labelled(
 ) -> Store:
     """The labelled texts of `files`; `index["truncated"]` is how many were longer than `data.max_length`."""
     numbers = {name: number for number, name in enumerate(classes)}
-    how = (config.columns, config.header, config.names, config.skip_bad, config.max_length, list(classes))
 
     def write(writer: Writer) -> None:
         most = config.max_length
@@ -112,7 +111,8 @@ def store_labelled(
             writer.append(text=texts, label=np.array([numbers[one.label] for one in chunk]))
 
     columns = {"text": Column(token_type(len(tokenizer)), None), "label": Column("<i4")}
-    return prepare(folder, columns, lambda: fingerprint(config.find(files), how, digest_of(tokenizer)), write)
+    how = (list(classes), digest_of(tokenizer))
+    return prepare(folder, columns, lambda: fingerprint((), config.fingerprint(files), *how), write)
 
 
 def store_documents(

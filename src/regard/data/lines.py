@@ -18,6 +18,7 @@ import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -102,17 +103,12 @@ def open_bytes(path: Path) -> IO[bytes]:
     return io.BufferedReader(gzip.GzipFile(path), 1 << 18)  # type: ignore[arg-type]
 
 
-def open_seekable(path: Path) -> IO[bytes]:
+@contextmanager
+def open_seekable(path: Path) -> Iterator[IO[bytes]]:
     """For random access: a gzip file is decompressed into a temporary file first."""
-    file = open_bytes(path)
-    if not (isinstance(file, io.BufferedReader) and isinstance(file.raw, gzip.GzipFile)):
-        return file
-    unpacked = tempfile.TemporaryFile()  # noqa: SIM115 -- the caller closes it
-    try:
-        with file:
+    with open_bytes(path) as file, tempfile.TemporaryFile() as unpacked:
+        zipped = isinstance(getattr(file, "raw", None), gzip.GzipFile)
+        if zipped:
             shutil.copyfileobj(file, unpacked)
-    except BaseException:
-        unpacked.close()
-        raise
-    unpacked.seek(0)
-    return unpacked
+            unpacked.seek(0)
+        yield unpacked if zipped else file

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from regard.data.korean import examples
 from regard.data.lines import Notes, Problem
-from regard.data.sets import DataConfig, find_files, find_partners, fingerprint
+from regard.data.sets import DataConfig, find_files, find_partners
 from regard.data.tables import TABLES, Row, Rows, Table, aligned_rows, table_kind
 from regard.errors import UserError
 from regard.settings import check_at_least, check_types
@@ -74,11 +74,6 @@ class PairData(DataConfig):
 
     def find(self, files: Sequence[str]) -> list[Path]:
         return [path for paths in find_pairs(files, self.folder) for path in paths]
-
-    def fingerprint(self, files: Sequence[str]) -> str:
-        """A digest of what decides the pairs: the files and how they are read, or the generator."""
-        paths = self.find(files) if files else []
-        return fingerprint(paths, self.source, self.target, self.skip_bad, str(self.generator))
 
 
 class Pair(NamedTuple):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from regard.errors import MissingFiles, UserError
-from regard.settings import check_types
+from regard.settings import check_types, to_dict
 
 Files = tuple[str, ...]
 
@@ -66,6 +66,12 @@ class DataConfig:
     def find(self, files: Sequence[str]) -> list[Path]:
         """The files on disk, in order."""
         return find_files(files, self.folder)
+
+    def fingerprint(self, files: Sequence[str]) -> str:
+        """A digest of what decides the rows of `files`, or of a generator: the files and the settings."""
+        names = ("train", "valid", "test", "folder")
+        settings = {name: value for name, value in to_dict(self).items() if name not in names}
+        return fingerprint(self.find(files) if files else [], settings)
 
     def check_valid_fraction(self, fraction: float) -> None:
         """`valid_fraction` of the training data replaces `valid`."""

@@ -22,7 +22,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -186,11 +185,11 @@ class Blocks(Stream):
                 f"the training text has {len(ids):,} tokens, less than one row of train.pack = {length} and the token "
                 "after it: give more text, or a smaller pack"
             )
-        self.ids, self.rows, self.length, self.seed = ids, rows, length, seed
-        self.device = device or torch.device("cpu")
-        resident = len(ids) <= RESIDENT.get(self.device.type, RESIDENT["cpu"])
-        self.flat = ids.int().to(self.device) if resident else None
-        self.columns = torch.arange(length + 1, device=self.device)
+        self.rows, self.length, self.seed = rows, length, seed
+        device = device or torch.device("cpu")
+        resident = len(ids) <= RESIDENT.get(device.type, RESIDENT["cpu"])
+        self.ids = ids.int().to(device) if resident else ids
+        self.columns = torch.arange(length + 1, device=self.ids.device)
 
     def starts(self, epoch: int) -> Tensor:
         """Where the rows of an epoch begin, by batch. [batches, rows]"""
@@ -201,14 +200,8 @@ class Blocks(Stream):
         return offset + batch_rows(count, self.rows, generator) * self.length
 
     def open(self, epoch: int) -> tuple[int, Callable[[int], BlockBatch]]:
-        starts = self.starts(epoch)
-        starts = starts if self.flat is None else starts.to(self.device)
-        return len(starts), lambda number: self.batch(starts[number])
-
-    def batch(self, starts: Tensor) -> BlockBatch:
-        if self.flat is None:
-            return BlockBatch(torch.stack([self.ids[at : at + self.length + 1] for at in starts.tolist()]).long())
-        return BlockBatch(self.flat[starts[:, None] + self.columns].long())
+        starts = self.starts(epoch).to(self.ids.device)
+        return len(starts), lambda number: BlockBatch(self.ids[starts[number, :, None] + self.columns].long())
 
 
 def windows(ids: Tensor, context: int, stride: int, rows: int) -> Iterator[tuple[BlockBatch, Tensor]]:
@@ -224,19 +217,12 @@ def windows(ids: Tensor, context: int, stride: int, rows: int) -> Iterator[tuple
     """
     if not 1 <= stride <= context:
         raise UserError(f"stride = {stride}: must be from 1 to the context of {context} tokens")
-    wanted = len(ids) - 1  # every token but the first
-    flat = ids.numpy()
-    starts = [0, *range(stride, max(wanted - context + stride, 0), stride)]
-    for at in range(0, len(starts), rows):
-        windows, counts = [], []
-        for start in starts[at : at + rows]:
-            row = flat[start : start + context + 1]
-            count = np.zeros(context, bool)
-            count[0 if start == 0 else context - stride : len(row) - 1] = True
-            windows.append(np.concatenate((row, np.full(context + 1 - len(row), row[0]))))
-            counts.append(count)
-        batch = BlockBatch(torch.from_numpy(np.stack(windows).astype(np.int64)))
-        yield batch, torch.from_numpy(np.stack(counts))
+    column = torch.arange(context + 1)
+    starts = torch.tensor([0, *range(stride, max(len(ids) - 1 - context + stride, 0), stride)])
+    for start in starts[:, None].split(rows):
+        at = start + column
+        counts = ((start == 0) | (column[1:] > context - stride)) & (at[:, 1:] < len(ids))
+        yield BlockBatch(ids[torch.where(at < len(ids), at, start)].long()), counts
 
 
 class Ahead(Stream):

@@ -65,22 +65,15 @@ class Report:
             print(f"left out: {lines} of {', '.join(files)}{_listed(self.bad, self.bad_count)}", file=sys.stderr)
 
 
+@dataclass(frozen=True)
 class Rows(Generic[T]):
-    """Rows of `files`: `scan` yields each or its problem. `what` and `remedy` are for messages.
+    """Rows of `files`: `scan` yields each or its problem. `what` and `remedy` are for messages."""
 
-    `skip_bad` leaves bad rows out; None: there is no such setting, so messages do not propose it.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[str],
-        scan: Callable[[Notes], Iterator[T | Problem]],
-        *,
-        skip_bad: bool | None = None,
-        what: str = "rows",
-        remedy: str = "put one in each line",
-    ) -> None:
-        self.files, self.scan, self.skip_bad, self.what, self.remedy = files, scan, skip_bad, what, remedy
+    files: Sequence[str]
+    scan: Callable[[Notes], Iterator[T | Problem]]
+    skip_bad: bool | None = None  # leave bad rows out; None: there is no such setting, so messages do not propose it
+    what: str = "rows"
+    remedy: str = "put one in each line"
 
     def __iter__(self) -> Iterator[T]:
         for item in self.scan(Counter()):
@@ -89,7 +82,7 @@ class Rows(Generic[T]):
             elif item.fatal or not self.skip_bad:
                 raise UserError(f"{item}\n{self._remedy(item.fatal)}")
 
-    def check(self, each: Callable[[T], None] | None = None) -> Report:
+    def check(self, each: Callable[[T], None] = lambda row: None) -> Report:
         """Read everything once and pass every good row to `each`; what is wrong becomes one UserError."""
         notes: Notes = Counter()
         count = bad_count = 0
@@ -103,14 +96,13 @@ class Rows(Generic[T]):
                     listed.append(item)
             else:
                 count += 1
-                if each is not None:
-                    each(item)
+                each(item)
         names = ", ".join(self.files)
         if fatal or (bad and not self.skip_bad):
             good = f"{count:,} good {self.what if count != 1 else self.what.removesuffix('s')}"
             problems = f"{bad_count:,} problem{'s' * (bad_count != 1)}"
-            listed_ = _listed((fatal + bad)[:SHOWN], bad_count)
-            raise UserError(f"{names}: {problems}, {good}{listed_}\n{self._remedy(bool(fatal))}")
+            first = _listed((fatal + bad)[:SHOWN], bad_count)
+            raise UserError(f"{names}: {problems}, {good}{first}\n{self._remedy(bool(fatal))}")
         if not count:
             skipped = f" ({bad_count:,} bad lines are left out, such as  {bad[0]})" if bad else ""
             raise UserError(f"{names}: no {self.what}{skipped}; {self.remedy}")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from regard.data.documents import Piece, Survey, TextData, part, pieces, survey, text_fingerprint
+from regard.data.documents import Piece, Survey, TextData, part, pieces, survey
 from regard.data.sets import Files
 from regard.files import make_folder, write_atomically
 from regard.models import ModelConfig
@@ -44,7 +44,7 @@ class PlainTextTask(Task):
 
     def check_data(self) -> None:
         known = self._read_surveys()
-        self.fingerprints = {name: text_fingerprint(files, self.data) for name, files in self.files.items()}
+        self.fingerprints = {name: self.data.fingerprint(files) for name, files in self.files.items()}
         self.surveys = {}
         for name, files in self.files.items():
             key = self.fingerprints[name]

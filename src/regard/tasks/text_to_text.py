@@ -1,6 +1,6 @@
 """Text to text: one encoder-decoder for several tasks, distinguished by a prefix.
 
-    [data.tasks.NAME]   pairs, labelled texts, or text for span corruption   `regard.data.mixture`, `.denoise`
+    [data.tasks.NAME]   pairs, labelled texts, or text for span corruption   `regard.data.mixture`
     loss                cross-entropy of each target token                   as in translation
     metrics             loss; BLEU, chrF and exact match of the outputs
 
@@ -19,10 +19,9 @@ from typing import Any
 import torch
 
 from regard.data.batch import Pairs
-from regard.data.denoise import SENTINELS, Denoised, Mixture, find_sentinels
 from regard.data.documents import TextData
 from regard.data.encode import digest_of, store_documents, store_pairs
-from regard.data.mixture import TextTask, fingerprint, read_tasks
+from regard.data.mixture import SENTINELS, Denoised, Mixture, TextTask, find_sentinels, fingerprint, read_tasks
 from regard.data.pack import Packs
 from regard.data.pairs import Pair
 from regard.data.streams import Batches, Stream
