@@ -214,7 +214,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     ("scenes", ["data.scenes.language=fr"], "language = 'fr'"),
     ("scenes", ["data.word_dropout=1.0"], "word_dropout = 1.0: must be at least 0"),
     ("scenes", ["model.channels=3"], "scenes are grayscale images"),
-    ("scenes", ["data.train=['x.jsonl']"], "and not both"),
+    ("scenes", ["data.train=['x.jsonl']"], "train and scenes: choose one"),
     ("scenes", ["train.pack=3"], "train.pack = 3"), ("scenes", ["data.max_length=3"], "more than data.max_length = 3"),
     ("pictures", ["model.architecture=encoder"], "image-captioning needs architecture|there are no tokens"),
     ("pictures", ["model.input=tokens"], "image-captioning needs architecture"),

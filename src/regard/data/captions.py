@@ -91,16 +91,12 @@ class CaptionData(DataConfig):
     max_length: int = 64  # most tokens of a caption, its end included
     word_dropout: float = 0.0  # probability that a training caption's token is masked
 
-    NEEDS_FILES: ClassVar[bool] = False
+    GENERATORS: ClassVar[tuple[str, ...]] = ("scenes",)
     EXAMPLE: ClassVar[str] = "captions.jsonl"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_word_dropout(self.word_dropout)
-        if bool(self.train) == (self.scenes is not None):
-            raise UserError('train: write  train = ["captions.jsonl"], or a table [data.scenes], and not both')
-        if self.scenes is not None and (self.valid or self.test):
-            raise UserError("valid and test: [data.scenes] generates its own; remove them")
         if self.max_length < 2:
             raise UserError(f"max_length = {self.max_length}: a token and its end make 2; give 2 or more")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from regard.data.lines import Notes, Problem
 from regard.data.sets import DataConfig, check_word_dropout
@@ -40,8 +40,6 @@ class LabelData(DataConfig):
     fraction: float = 1.0  # of the training labels that is used, the same of every class; sampled by train.seed
     max_length: int = 256  # tokens of a text, its two ends included; longer ones are truncated
     word_dropout: float = 0.0  # probability that a token of a training text is masked
-
-    EXAMPLE: ClassVar[str] = "train.tsv"
 
     def __post_init__(self) -> None:
         if isinstance(self.class_weights, dict):

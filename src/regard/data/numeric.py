@@ -98,12 +98,12 @@ class NumberData(DataConfig):
     mean: tuple[float, ...] = ()  # of the channels; empty: those of the training data
     std: tuple[float, ...] = ()
 
-    NEEDS_FILES: ClassVar[bool] = False
+    GENERATORS: ClassVar[tuple[str, ...]] = ("rule", "seasonal")
     EXAMPLE: ClassVar[str] = "pairs.tsv"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_origin()
+        self._check_kind()
         check_at_least(self, longest=1, context=0, horizon=1, period=1)
         if not self.tolerance > 0:
             raise UserError(f"tolerance = {self.tolerance}: must be greater than 0")
@@ -115,14 +115,8 @@ class NumberData(DataConfig):
         if len(self.mean) != len(self.std) or any(not scale > 0 for scale in self.std):
             raise UserError(f"std = {list(self.std)}: give one number above 0 for each of mean = {list(self.mean)}")
 
-    def _check_origin(self) -> None:
-        """One origin: files, a rule, or a seasonal series."""
-        origins = [name for name in ("train", "rule", "seasonal") if getattr(self, name)]
-        if len(origins) != 1:
-            raise UserError(
-                f"{' and '.join(origins) or 'train'}: {'choose one of them' if origins else 'there is no data'}; write "
-                'train = ["pairs.tsv"], or a table [data.rule] or [data.seasonal]'
-            )
+    def _check_kind(self) -> None:
+        """What a rule, a series and pairs need."""
         if self.rule is not None and self.context:
             raise UserError(f"context = {self.context}: is for a series, but [data.rule] makes pairs; remove one")
         if self.seasonal is not None and not self.context:

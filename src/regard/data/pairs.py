@@ -53,15 +53,10 @@ class PairData(DataConfig):
     max_length: int = 256  # longest sequence in training: the tokens of a sentence and one for its end
     generator: Generator | None = None  # instead of files
 
-    EXAMPLE: ClassVar[str] = "train.tsv"
-    NEEDS_FILES: ClassVar[bool] = False
+    GENERATORS: ClassVar[tuple[str, ...]] = ("generator",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.generator is not None and (self.train or self.sets):
-            raise UserError("train, valid and test: [data.generator] generates its own; remove them")
-        if self.generator is None and not self.train:
-            raise UserError(f"train = []: no files; write  train = [{self.EXAMPLE!r}]")
         if self.generator is not None:
             object.__setattr__(self, "folder", ".")  # so that the recipe does not depend on where it was read
         if (self.source is None) != (self.target is None):

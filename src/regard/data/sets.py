@@ -41,7 +41,7 @@ class DataConfig:
     folder: str = "."  # where relative names start
 
     EXAMPLE: ClassVar[str] = "train.tsv"  # of a file, for messages
-    NEEDS_FILES: ClassVar[bool] = True  # False where the data may be generated instead
+    GENERATORS: ClassVar[tuple[str, ...]] = ()  # tables that generate the data, instead of files
 
     def __post_init__(self) -> None:
         check_files("train", self.train)
@@ -55,8 +55,13 @@ class DataConfig:
         check_types(self)
         if not self.folder or "\0" in self.folder:
             raise UserError(f"folder = {self.folder!r}: not a folder name; remove it to use the recipe's folder")
-        if self.NEEDS_FILES and not self.train:
-            raise UserError(f"train = []: no files; write  train = [{self.EXAMPLE!r}]")
+        origins = [name for name in ("train", *self.GENERATORS) if getattr(self, name)]
+        if len(origins) != 1:
+            tables = "".join(f", or a table [data.{name}]" for name in self.GENERATORS)
+            what = f"{' and '.join(origins)}: choose one" if origins else "train = []: no files"
+            raise UserError(f"{what}; write  train = [{self.EXAMPLE!r}]{tables}")
+        if origins != ["train"] and self.sets:
+            raise UserError(f"valid and test: [data.{origins[0]}] generates its own; remove them")
 
     @property
     def sets(self) -> dict[str, Files]:
