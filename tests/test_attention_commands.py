@@ -114,6 +114,6 @@ def test_images_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for name, content in (("empty.png", b""), ("text.png", b"no picture")):
         (tmp_path / name).write_bytes(content)
         assert main(["figure", str(tmp_path / "vit"), str(tmp_path / name), "-o", str(tmp_path / "b.svg")]) == 2
-        assert "cannot be read as a picture" in capsys.readouterr().err
+        assert "cannot be read as an image" in capsys.readouterr().err
     look = opened("vit").look(image=tmp_path / "red.png")
     torch.testing.assert_close(look.input.image, torch.tensor([1.0, 0, 0])[:, None, None].expand(3, 16, 16))

@@ -83,7 +83,7 @@ def tied(run):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["--last", "9"], "has 4 complete checkpoints, not 9"), (["--last", "0"], "--last 0")]
+    ("arguments", "message"), [(["--last", "9"], "has 4 complete checkpoints, not 9"), (["--last", "0"], "--last: 0")]
 )
 def test_the_command_says_what_is_wrong(run, capsys, arguments, message):
     assert main(["average", str(run), *arguments]) == 2

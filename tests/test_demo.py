@@ -139,7 +139,7 @@ def test_another_model_is_one_option(tmp_path, capsys, change):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--steps", "0"], ["--steps 0", "1 or more"]),
+        (["--steps", "0"], ["--steps: 0", "1 or more"]),
         (["--steps", "many"], ["--steps", "'many'"]),
         (["--seed", "-1"], ["seed = -1", "from 0 to"]),
         (["--set", "output_head=none"], ["model.output_head = 'none'", "output_head = 'tokens'"]),

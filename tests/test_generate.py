@@ -271,8 +271,8 @@ def test_mistakes_of_the_command(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "bad.txt").write_bytes(b"ok\xff")
     for arguments, message in (
         ((run, ""), "the prompt is empty"),
-        ((run, "a", "--samples", "0"), "--samples 0: must be 1 or more"),
-        ((run, "a", "--max-tokens", "0"), "--max-tokens 0: must be 1 or more"),
+        ((run, "a", "--samples", "0"), "--samples: 0: must be 1 or more"),
+        ((run, "a", "--max-tokens", "0"), "--max-tokens: 0: must be 1 or more"),
         ((run,), "standard input: byte 1 is not UTF-8"),
         ((run, "--prompt-file", tmp_path / "bad.txt"), "byte 3 is not UTF-8"),
         ((run, "--prompt-file", tmp_path / "none.txt"), "cannot be read"),

@@ -240,7 +240,8 @@ def test_what_predict_refuses(here: Path, capsys: pytest.CaptureFixture[str], mo
     assert [len(line.split()) for line in capsys.readouterr().out.splitlines()] == [2, 0, 1]  # a line for a line
     for arguments, message in (
         (["runs/pairs", "1 x"], "NUMBERS 1: number 2 is 'x'"), (["runs/pairs", " "], "holds no numbers"),
-        (["runs/pairs", "1", "--steps", "0"], "--steps 0"), (["runs/pairs", "1", "--digits", "-1"], "--digits -1"),
+        (["runs/pairs", "1", "--steps", "0"], "--steps: 0"),
+        (["runs/pairs", "1", "--digits", "-1"], "--digits: invalid choice: -1"),
         (["runs/series", "1 2"], "reads 2 channels"), (["runs/series", "--file", "none.csv"], "no such file"),
         (["runs/pairs", "1e30"], "the prediction is not a number"),
         (["runs/pairs", "1", "--file", "load.csv"], "pass one of them"), (["nowhere", "1"], "no such folder"),

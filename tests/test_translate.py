@@ -141,7 +141,7 @@ def test_a_pipe_that_stays_open_is_answered(run: Path) -> None:
         (["--n-best", "2"], "n_best = 2: a search with beam = 1"),
         (["--top-k", "2"], "top_k = 2: has no effect on beam search; remove it, or set sample = true"),
         (["--sample", "--beam", "2"], "beam = 2: has no effect on sampling"),
-        (["--batch", "0"], "--batch 0: must be 1 or more"),
+        (["--batch", "0"], "--batch: 0: must be 1 or more"),
         (["--device", "abacus"], "device = 'abacus' is not available"),
     ],
 )

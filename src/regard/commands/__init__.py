@@ -21,7 +21,25 @@ line and an exit code. The one-line help of a command is in the table of `regard
 from __future__ import annotations
 
 import argparse
+from collections.abc import Container, Iterable, Sequence
 from typing import Protocol
+
+
+def positive(text: str) -> int:
+    """The number of an option that must be 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
+    return int(text)
+
+
+def aligned(rows: Iterable[Sequence[str]], right: Container[int]) -> list[str]:
+    """The rows of a table as lines, their columns aligned: those with a number in `right` to the right."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(f"{cell:{'>' if i in right else '<'}{widths[i]}}" for i, cell in enumerate(row)).rstrip()
+        for row in rows
+    ]
 
 
 class Command(Protocol):

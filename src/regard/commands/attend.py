@@ -11,23 +11,20 @@ examples:
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 
-from regard.commands.attention_options import NOTE, add_changes, add_choice, add_input, describe_output, open_look
+from regard.commands.attention_options import NOTE, add_input, describe_output, open_look
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser)
-    add_choice(parser)
     parser.add_argument("--top", type=int, default=3, metavar="K", help="keys per token (default: 3)")
     parser.add_argument("--each", action="store_true", help="every head by itself instead of their mean")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_changes(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    import json
-    import sys
-
     from regard.explore.figures import as_text, attended, main_part
 
     look, before = open_look(args)

@@ -1,14 +1,21 @@
-"""Options and output that `regard figure` and `regard attend` share."""
+"""Options, files and output that the commands about attention share: figure, attend, heads and prune."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.errors import MissingExtra, UserError
+
 if TYPE_CHECKING:
-    from regard.explore.changes import Changes
     from regard.explore.inside import Look
 
+MODEL = "folder of a run, an imported model or a Hugging Face model"
+ENDINGS = (".png", ".svg", ".html", ".json")
 NOTE = (
     'note: attention shows which values were mixed, not why (Jain & Wallace 2019, "Attention is not Explanation"). '
     "Switch a head off to see whether it matters:  --off PART.LAYER.HEAD"
@@ -16,44 +23,58 @@ NOTE = (
 
 
 def add_input(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of a run, an imported model or a Hugging Face model")
-    parser.add_argument(
-        "input", metavar="INPUT", help="the text, or the file of an image for a model that reads images"
-    )
-    parser.add_argument(
-        "--target", metavar="TEXT", help="target text for an encoder-decoder (default: what it generates)"
-    )
-    parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
+    """What `figure` and `attend` read: a model, its input, the attention to show and interventions."""
+    add = parser.add_argument
+    add("run", metavar="RUN", help=MODEL)
+    add("input", metavar="INPUT", help="the text, or the file of an image for a model that reads images")
+    add("--target", metavar="TEXT", help="target text for an encoder-decoder (default: what it generates)")
+    add("--device", default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
+    add("--part", choices=("encoder", "decoder", "cross"), help="which attention (default: cross, or the only one)")
+    add("--layer", type=int, metavar="N", help="which layer, from 0 on")
+    add("--head", type=int, metavar="N", help="which head of that layer, from 0 on")
+    add = parser.add_argument_group("interventions: the output is printed with and without them").add_argument
+    add("--off", nargs="+", metavar="HEAD", default=[], help="switch heads off, as PART.LAYER.HEAD: cross.1.3")
+    add("--skip", nargs="+", metavar="LAYER", default=[], help="skip layers: decoder.1")
+    add("--future", action="store_true", help="remove the causal mask")
+    text = "of the softmax: below 1 sharper, above 1 flatter (default: 1)"
+    add("--temperature", type=float, default=1.0, metavar="T", help=text)
+    add("--shuffle", type=int, metavar="SEED", help="permute the positions of the tokens")
 
 
-def add_choice(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--part", choices=("encoder", "decoder", "cross"), help="which attention (default: cross, or the only one)"
-    )
-    parser.add_argument("--layer", type=int, metavar="N", help="which layer, from 0 on")
-    parser.add_argument("--head", type=int, metavar="N", help="which head of that layer, from 0 on")
+def add_data(parser: argparse.ArgumentParser, required: bool) -> None:
+    """What `heads` and `prune` read: a model, and the data on which its heads are measured."""
+    add = parser.add_argument
+    add("run", metavar="RUN", help=MODEL)
+    add("--data", nargs="+", required=required, metavar="FILE", help="data on which the heads are measured")
+    add("--limit", type=int, default=200, metavar="N", help="number of examples (default: 200)")
+    add("--device", default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
 
 
-def add_changes(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("interventions: the output is printed with and without them")
-    group.add_argument(
-        "--off", nargs="+", metavar="HEAD", default=[], help="switch heads off, as PART.LAYER.HEAD: cross.1.3"
-    )
-    group.add_argument("--skip", nargs="+", metavar="LAYER", default=[], help="skip layers: decoder.1")
-    group.add_argument("--future", action="store_true", help="remove the causal mask")
-    group.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        metavar="T",
-        help="of the softmax: below 1 sharper, above 1 flatter (default: 1)",
-    )
-    group.add_argument("--shuffle", type=int, metavar="SEED", help="permute the positions of the tokens")
+def progress(heads: Sequence[Any]) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(heads, desc="heads", disable=not sys.stderr.isatty(), leave=False)
+
+
+def check_output(name: str) -> Path:
+    """The path of a file whose format can be written, checked before the model runs."""
+    path = Path(name)
+    if path.suffix.lower() not in ENDINGS:
+        raise UserError(f"-o {path}: the extension chooses the format; use one of {', '.join(ENDINGS)}")
+    if path.suffix.lower() == ".png" and importlib.util.find_spec("resvg_py") is None:
+        raise MissingExtra("figure", "resvg-py", "drawing a PNG")
+    return path
+
+
+def image_file(path: Path, svg: str, zoom: float = 2.0, fonts: Sequence[str] = ()) -> bytes:
+    """The content of a .png or .svg file."""
+    from regard.explore.svg import svg_document, to_png
+
+    return to_png(svg, zoom=zoom, fonts=fonts) if path.suffix.lower() == ".png" else svg_document(svg)
 
 
 def read_head(text: str, option: str, numbers: int) -> tuple[Any, ...]:
     """ "cross.1.3" -> ("cross", 1, 3)"""
-    from regard.errors import UserError
     from regard.explore.changes import PARTS
 
     part, *rest = text.split(".")
@@ -63,21 +84,15 @@ def read_head(text: str, option: str, numbers: int) -> tuple[Any, ...]:
     return part, *map(int, rest)
 
 
-def read_changes(args: argparse.Namespace) -> Changes:
-    from regard.explore.changes import Changes
-
-    heads = tuple(read_head(text, "--off", 2) for text in args.off)
-    layers = tuple(read_head(text, "--skip", 1) for text in args.skip)
-    return Changes(heads, layers, args.future, args.temperature, args.shuffle)
-
-
 def open_look(args: argparse.Namespace) -> tuple[Look, Look | None]:
     """The look with the changes of the options, and the one without, or None if there are no changes."""
-    from regard.errors import UserError
+    from regard.explore.changes import Changes
     from regard.explore.inside import Inside
 
     inside = Inside.open(args.run, args.device)
-    changes = read_changes(args)
+    heads = tuple(read_head(text, "--off", 2) for text in args.off)
+    layers = tuple(read_head(text, "--skip", 1) for text in args.skip)
+    changes = Changes(heads, layers, args.future, args.temperature, args.shuffle)
     text, image = (args.input, None) if inside.config.input == "tokens" else (None, args.input)
     if text is not None and not text.strip():
         raise UserError("INPUT: the text is empty; give at least one word")
@@ -91,11 +106,9 @@ def describe_output(look: Look, before: Look | None) -> list[str]:
     """The output in a line or two; with `before`, how much the changes have changed it."""
     from regard.explore.forward import difference
 
-    lines = [
-        f"{name}{_describe(one)}" for name, one in (("unchanged: ", before), ("changed:   ", look)) if one is not None
-    ]
     if before is None:
         return [_describe(look)]
+    lines = [f"unchanged: {_describe(before)}", f"changed:   {_describe(look)}"]
     change = difference(before.output, look.output)
     if look.output.kind == "vector":
         return [*lines, f"1 - cosine of the vectors: {change.mean_divergence:.4f}"]

@@ -38,7 +38,6 @@ def run(args: argparse.Namespace) -> int:
         for number, (file, prediction) in enumerate(zip(files, predictions, strict=True), start=at + 1):
             if prediction.note:
                 note(prediction.note)
-            json_of = {"file": file, "output": "caption"} if args.json else None
-            write_text(number, prediction, config.n_best > 1, json_of)
+            write_text(args.json, number, prediction, config.n_best > 1, "caption", file=file)
         sys.stdout.flush()
     return 0

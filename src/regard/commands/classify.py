@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 from regard.commands.inputs import GPU, add_run, open_predictor, progress, read_texts
 from regard.commands.outputs import note, opened, write_json, write_row
+from regard.errors import UserError
+from regard.files import name_some
 
 
 class Input(NamedTuple):
@@ -32,16 +34,14 @@ class Input(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, GPU, "text: text (or image), label, probabilities, file, row")
-    parser.add_argument(
-        "text", metavar="TEXT", nargs="*", help="texts to classify (default: standard input), or image files"
-    )
-    parser.add_argument("--files", nargs="+", metavar="FILE", help="read the texts from these files")
-    parser.add_argument("--column", metavar="NAME", help="column of a table with the text (default: the recipe's)")
-    parser.add_argument("-o", "--out", metavar="FILE", help="save to a file, which appears when it is complete")
+    add = parser.add_argument
+    add("text", metavar="TEXT", nargs="*", help="texts to classify (default: standard input), or image files")
+    add("--files", nargs="+", metavar="FILE", help="read the texts from these files")
+    add("--column", metavar="NAME", help="column of a table with the text (default: the recipe's)")
+    add("-o", "--out", metavar="FILE", help="save to a file, which appears when it is complete")
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.errors import UserError
     from regard.predict.image_classifier import ImageClassifier
     from regard.predict.text_classifier import TextClassifier
 
@@ -78,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
         texts = "1 text was" if truncated == 1 else f"{truncated:,} texts were"
         note(f"{texts} truncated to the model's {classifier.max_length} tokens")
     if not images and (named := [text for text in args.text if _names_file(text)]):
-        more = f" and {len(named) - 1:,} more" if len(named) > 1 else ""
-        note(f"{named[0]}{more}: the name of a file, and the name itself was classified; --files reads files")
+        note(f"{name_some(named)}: the name of a file, and the name itself was classified; --files reads files")
     return 0
 
 

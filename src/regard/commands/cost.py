@@ -15,8 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
+
+from regard.commands import aligned
+from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.cost import Cost
@@ -26,43 +30,32 @@ Row = tuple[str, str, str]  # quantity, value, remark
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a preset, a recipe file or a model folder")
-    parser.add_argument(
-        "--seq",
-        type=int,
-        metavar="N",
-        help="tokens per row, of the source if there is a target (default: max_length, or the patches of an image)",
-    )
-    parser.add_argument("--target-seq", type=int, metavar="N", help="target tokens per row (default: as --seq)")
-    parser.add_argument("--batch", type=int, default=1, metavar="B", help="rows (default: %(default)s)")
-    parser.add_argument(
-        "--dtype",
-        choices=("bf16", "fp16", "fp32", "fp64"),
-        default="bf16",
-        help="data type (default: %(default)s); training with 16 bits means mixed precision",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="override a setting of the model; may be repeated",
-    )
-    parser.add_argument("--json", action="store_true", help="print all values as JSON")
-    parser.add_argument("--list", action="store_true", help="list the presets with their parameters")
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL", help="a preset, a recipe file or a model folder")
+    text = "tokens per row, of the source if there is a target (default: max_length, or the patches of an image)"
+    add("--seq", type=int, metavar="N", help=text)
+    add("--target-seq", type=int, metavar="N", help="target tokens per row (default: as --seq)")
+    add("--batch", type=int, default=1, metavar="B", help="rows (default: 1)")
+    text = "data type (default: bf16); training with 16 bits means mixed precision"
+    add("--dtype", choices=("bf16", "fp16", "fp32", "fp64"), default="bf16", help=text)
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting of the model; repeatable")
+    add("--json", action="store_true", help="print all values as JSON")
+    add("--list", action="store_true", help="list the presets with their parameters")
 
 
 def run(args: argparse.Namespace) -> int:
     from regard.cost import cost
-    from regard.errors import UserError
     from regard.models.presets import PRESETS, preset
     from regard.models.recipe import read_changes, read_model
 
     if args.list:
         if args.model is not None:
             raise UserError(f"--list shows every preset: remove either {args.model!r} or --list")
-        sizes = {name: cost(preset(name)).to_dict()["parameters"] for name in PRESETS}
-        print(json.dumps(sizes, indent=2) if args.json else _presets_table())
+        costs = {name: cost(preset(name)) for name in PRESETS}
+        if args.json:
+            print(json.dumps({name: one.to_dict()["parameters"] for name, one in costs.items()}, indent=2))
+        else:
+            print("\n".join(aligned(_presets(costs), right=range(2, 8))))
         return 0
     if args.model is None:
         raise UserError(f"no model: pass a recipe, a folder or one of the presets: {', '.join(PRESETS)}")
@@ -75,22 +68,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _presets_table() -> str:
-    from regard.cost import cost
-    from regard.models.presets import PRESETS, preset
+def _presets(costs: dict[str, Cost]) -> Iterator[list[str]]:
+    """The rows of the table of presets."""
+    from regard.models.presets import preset
 
-    lines: list[tuple[str, ...]] = [
-        ("preset", "architecture", "layers", "dim", "heads", "ff_dim", "vocab_size", "parameters")
-    ]
-    for name in PRESETS:
+    yield ["preset", "architecture", "layers", "dim", "heads", "ff_dim", "vocab_size", "parameters"]
+    for name, cost in costs.items():
         config = preset(name)
         inside = ("-", "-") if config.architecture == "recurrent" else (config.heads, config.ff_dim)
         sizes = (_layers(config), config.dim, *inside, config.vocab_size or "-")
-        total = sum(cost(config).parameters.values())
-        lines.append((name, config.architecture, *map(str, sizes), f"{total:,}"))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ("  ".join(f"{cell:{'>' if i > 1 else '<'}{widths[i]}}" for i, cell in enumerate(line)) for line in lines)
-    return "\n".join(line.rstrip() for line in text)
+        yield [name, config.architecture, *map(str, sizes), f"{sum(cost.parameters.values()):,}"]
 
 
 def _layers(config: ModelConfig) -> str:
@@ -107,12 +94,10 @@ def _report(name: str, config: ModelConfig, cost: Cost) -> str:
         "FLOPs of training and generation": _training_rows(config, cost),
         "memory": _memory_rows(config, cost),
     }
-    rows = [row for table in tables.values() for row in table]
-    label, value = (max(len(row[column]) for row in rows) for column in (0, 1))
+    rows = iter(aligned([row for table in tables.values() for row in table], right=(1,)))
     lines = [f"{name}: {_describe(config)}", _workload(config, cost)]
     for title, table in tables.items():
-        lines += ["", title]
-        lines += [f"  {row[0]:<{label}}  {row[1]:>{value}}  {row[2]}".rstrip() for row in table]
+        lines += ["", title, *(f"  {line}" for line in islice(rows, len(table)))]
     return "\n".join([*lines, "", *_assumptions(config, cost)])
 
 
@@ -129,16 +114,14 @@ def _describe(config: ModelConfig) -> str:
 
 
 def _workload(config: ModelConfig, cost: Cost) -> str:
-    unit = {"tokens": "tokens", "patches": "patches", "features": "features"}[config.input]
     if cost.target_seq:
-        return f"batch: {cost.batch} x ({cost.seq} source {unit}, {cost.target_seq} target tokens)"
-    return f"batch: {cost.batch} x {cost.seq} {unit}"
+        return f"batch: {cost.batch} x ({cost.seq} source {config.input}, {cost.target_seq} target tokens)"
+    return f"batch: {cost.batch} x {cost.seq} {config.input}"
 
 
 def _parameter_rows(config: ModelConfig, cost: Cost) -> list[Row]:
     total = sum(cost.parameters.values())
-    rows = _parts(cost.parameters, count)
-    rows.append(("total", count(total), f"{total:,}"))
+    rows = [*_parts(cost.parameters), ("total", count(total), f"{total:,}")]
     rows.append(("without embeddings", count(total - cost.table_parameters), ""))
     if cost.active_parameters != total:
         remark = f"{config.experts_per_token} of {config.experts} experts"
@@ -148,7 +131,7 @@ def _parameter_rows(config: ModelConfig, cost: Cost) -> list[Row]:
 
 def _forward_rows(config: ModelConfig, cost: Cost) -> list[Row]:
     total = sum(cost.forward.values())
-    rows: list[Row] = [*_parts(cost.forward, count), ("total", count(total), "")]
+    rows = [*_parts(cost.forward), ("total", count(total), "")]
     rows.append((f"per {_token(config)}", count(total / cost.tokens), ""))
     if cost.masked:
         fraction = f"{cost.masked / total:.1%} of the total: computed, then masked"
@@ -157,15 +140,11 @@ def _forward_rows(config: ModelConfig, cost: Cost) -> list[Row]:
 
 
 def _training_rows(config: ModelConfig, cost: Cost) -> list[Row]:
-    rule = 6 * cost.multiplied_parameters
-    rows: list[Row] = [
+    multiplied = cost.multiplied_parameters
+    rows = [
         ("training, per batch", count(cost.train), "forward + backward"),
         (f"training, per {_token(config)}", count(cost.train / cost.tokens), ""),
-        (
-            "  rule of thumb 6·N",
-            count(rule),
-            f"N = {count(cost.multiplied_parameters)} parameters in matmuls",
-        ),
+        ("  rule of thumb 6·N", count(6 * multiplied), f"N = {count(multiplied)} parameters in matmuls"),
     ]
     if cost.recomputed:
         rows.append(("attention scores, recomputed", count(cost.recomputed), "in addition, in the backward pass"))
@@ -175,9 +154,8 @@ def _training_rows(config: ModelConfig, cost: Cost) -> list[Row]:
 
 
 def _memory_rows(config: ModelConfig, cost: Cost) -> list[Row]:
-    rows: list[Row] = [("weights", size(cost.weights), cost.dtype)]
-    cache = sum(cost.kv_cache.values())
-    if cache:
+    rows = [("weights", size(cost.weights), cost.dtype)]
+    if cache := sum(cost.kv_cache.values()):
         own = "state" if config.architecture == "recurrent" else "self"
         cross = f"{own} {size(cost.kv_cache['self'])}, cross {size(cost.kv_cache['cross'])}"
         rows.append(("key/value cache", size(cache), cross if cost.kv_cache["cross"] else ""))
@@ -194,12 +172,10 @@ def _memory_rows(config: ModelConfig, cost: Cost) -> list[Row]:
     return rows
 
 
-def _parts(parts: dict[str, int], show: Callable[[float], str]) -> list[Row]:
+def _parts(parts: dict[str, int]) -> list[Row]:
     total = sum(parts.values())
-    return [
-        (name.replace(".", " ").replace("_", " "), show(value), f"{value / total:6.1%}")
-        for name, value in parts.items()
-    ]
+    names = (name.replace(".", " ").replace("_", " ") for name in parts)
+    return [(name, count(value), f"{value / total:6.1%}") for name, value in zip(names, parts.values(), strict=True)]
 
 
 def _token(config: ModelConfig) -> str:
@@ -214,12 +190,12 @@ def _assumptions(config: ModelConfig, cost: Cost) -> list[str]:
         "reference": "all query-key pairs count, masked or not; the backward pass keeps the weights",
         "flex": "only unmasked query-key pairs count",
     }[config.attention]
+    path = f"attention = {config.attention!r}: {path}"
     if config.architecture == "recurrent":
         path = "all pairs of a target and a source token count; the weights are kept for the backward pass"
-    attention = "" if config.architecture == "recurrent" else f"attention = {config.attention!r}: "
     mixed = "; training in mixed precision" if cost.dtype in ("bf16", "fp16") else ""
     return [
-        f"assumptions: {attention}{path}.",
+        f"assumptions: {path}.",
         f"             A matmul [m, k] x [k, n] has 2·m·n·k FLOPs, everything else 0; no padding{mixed}.",
     ]
 
@@ -238,6 +214,5 @@ def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
     power = 0
     while power + 1 < len(units) and value >= base:
         value, power = value / base, power + 1
-    if value >= 1e6:
-        return f"{value:.2e}{units[power]}"
-    return f"{value:.0f}{units[power]}" if power == 0 else f"{value:.2f}{units[power]}"
+    digits = ".2e" if value >= 1e6 else ".2f" if power else ".0f"
+    return f"{value:{digits}}{units[power]}"

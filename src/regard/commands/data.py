@@ -12,9 +12,17 @@ examples:
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from regard.commands.train import data_hint
+from regard.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from regard.data.fetch import Dataset
 
 ACTIONS = ("list", "get", "check")
 
@@ -29,9 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.commands.train import data_hint
-    from regard.errors import UserError, suggest
-
     if args.action not in ACTIONS:
         raise UserError(f"regard data {args.action}: unknown action; {suggest(args.action, ACTIONS)}")
     if args.action == "list" and args.name is not None:
@@ -39,12 +44,9 @@ def run(args: argparse.Namespace) -> int:
     if args.action != "list" and args.name is None:
         missing = {"get": "name a data set, such as  regard data get multi30k", "check": "name a recipe file"}
         raise UserError(f"regard data {args.action}: {missing[args.action]}")
-    for option, used, action in (
-        ("-o", args.out is not None, "get"),
-        ("--data", args.data is not None, "check"),
-        ("--skip-bad-lines", args.skip_bad_lines, "check"),
-    ):
-        if used and args.action != action:
+    for name, action in {"out": "get", "data": "check", "skip_bad_lines": "check"}.items():
+        if getattr(args, name) not in (None, False) and args.action != action:
+            option = f"--{name.replace('_', '-')}"
             raise UserError(f"regard data {args.action} has no option {option}: it belongs to  regard data {action}")
     with data_hint(args):
         return {"list": _list, "get": _get, "check": _check}[args.action](args)
@@ -54,19 +56,16 @@ def _list(args: argparse.Namespace) -> int:
     from regard.data.fetch import DATASETS
 
     if args.json:
-        rows = [
-            {
-                "name": one.name, "summary": one.summary, "licence": one.licence, "bytes": one.size,
-                "files": [vars(file) for file in one.files],
-            }
-            for one in DATASETS.values()
-        ]  # fmt: skip
+        rows = [{**dataclasses.asdict(one), "bytes": one.size} for one in DATASETS.values()]
         print(json.dumps(rows, ensure_ascii=False))
         return 0
     for one in DATASETS.values():
-        count = f"{len(one.files)} file{'s' * (len(one.files) > 1)}"
-        print(f"{one.name}  ({count}, {one.size / 1e6:.1f} MB)\n  {one.summary}\n  licence: {one.licence}")
+        print(f"{one.name}  ({_size(one)})\n  {one.summary}\n  licence: {one.licence}")
     return 0
+
+
+def _size(dataset: Dataset) -> str:
+    return f"{len(dataset.files)} file{'s' * (len(dataset.files) > 1)}, {dataset.size / 1e6:.1f} MB"
 
 
 def _get(args: argparse.Namespace) -> int:
@@ -78,23 +77,25 @@ def _get(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"name": dataset.name, "folder": str(folder), "files": [str(path) for path in paths]}))
         return 0
-    count = f"{len(paths)} file{'s' * (len(paths) > 1)}"
-    print(f"{dataset.name}: {count}, {dataset.size / 1e6:.1f} MB in {folder}, verified by SHA-256")
-    print(f"licence: {dataset.licence}")
+    print(f"{dataset.name}: {_size(dataset)} in {folder}, verified by SHA-256\nlicence: {dataset.licence}")
     return 0
 
 
 def _check(args: argparse.Namespace) -> int:
+    import torch
+
     from regard.api import open_recipe
     from regard.settings import from_dict
     from regard.tasks.registry import task_of
+    from regard.training.run import Run
 
     tables, _ = open_recipe(args.name, args.data, skip_bad=args.skip_bad_lines)
     task = task_of(tables)
     kind = task.TABLES.get("data")
     results = {} if kind is None else _check_files(from_dict(kind, tables["data"], "data."))
     if not results:
-        _prepare(task, tables)
+        with tempfile.TemporaryDirectory() as folder:  # prepare the data there, which reads all of it once
+            Run(task(tables, Path(folder) / "run", torch.device("cpu"))).prepare()
         message = f"{args.name}: all files of [data] can be read"
         print(json.dumps({"recipe": args.name, "readable": True}) if args.json else message)
     elif args.json:
@@ -112,9 +113,9 @@ def _check_files(config: Any) -> dict[str, tuple[str, dict[str, Any], list[str]]
     from regard.data.labels import LabelData, check_examples, choose_classes
     from regard.data.pairs import PairData, read_pairs
 
-    if not isinstance(config, PairData | LabelData | TextData):
-        return {}
     results: dict[str, tuple[str, dict[str, Any], list[str]]] = {}
+    if not isinstance(config, PairData | LabelData | TextData):
+        return results
     classes = config.classes if isinstance(config, LabelData) else ()
     for name, files in {"train": config.train, **config.sets}.items():
         if isinstance(config, TextData):
@@ -136,15 +137,3 @@ def _check_files(config: Any) -> dict[str, tuple[str, dict[str, Any], list[str]]
         fields |= {"bad": report.bad_count, "first": problems, "notes": report.notes}
         results[name] = summary, fields, [*problems, *more, *report.notes]
     return results
-
-
-def _prepare(task: Any, tables: dict[str, Any]) -> None:
-    """Prepare the data in a temporary folder, which reads all of it once."""
-    import tempfile
-
-    import torch
-
-    from regard.training.run import Run
-
-    with tempfile.TemporaryDirectory() as folder:
-        Run(task(tables, Path(folder) / "run", torch.device("cpu"))).prepare()

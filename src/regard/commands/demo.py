@@ -16,43 +16,36 @@ import argparse
 import json
 import shlex
 import sys
+import webbrowser
+from pathlib import Path
 from typing import Any
 
-from regard.errors import UserError, program
+import regard
+from regard.commands import aligned, positive
+from regard.errors import program
 
 SHOWN = ("March 3rd, 2021", "three hundred forty-two thousand", "Friday, August 15th, 1947", "seven hundred five")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-o", "--out", metavar="DIR", default="runs/demo", help="folder of the run (default: runs/demo)"
-    )
-    parser.add_argument("--open", action="store_true", help="open the report in the browser")
-    parser.add_argument("--fresh", action="store_true", help="delete the earlier run in that folder first")
-    parser.add_argument("--steps", type=int, metavar="N", help="training steps (default: 1000)")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of weights and data order (default: 1)")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="change the model, as in --set heads=1; repeatable",
-    )
-    parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
+    add = parser.add_argument
+    add("-o", "--out", metavar="DIR", default="runs/demo", help="folder of the run (default: runs/demo)")
+    add("--open", action="store_true", help="open the report in the browser")
+    add("--fresh", action="store_true", help="delete the earlier run in that folder first")
+    add("--steps", type=positive, metavar="N", help="training steps (default: 1000)")
+    add("--seed", type=int, metavar="N", help="seed of weights and data order (default: 1)")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="change the model: heads=1; repeatable")
+    add("--json", action="store_true", help="print the metrics as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    from importlib import resources
-    from pathlib import Path
-
     from regard.api import open_recipe, train_run
     from regard.models.recipe import read_changes
     from regard.training.distributed import join
 
-    if args.steps is not None and args.steps < 1:
-        raise UserError(f"--steps {args.steps}: must be 1 or more")
-    changes = {"model": read_changes(args.set), "train": {n: v for n, v in _numbers(args).items() if v is not None}}
-    recipe = Path(str(resources.files("regard").joinpath("recipes", "demo.toml")))
+    train = {name: value for name in ("steps", "seed") if (value := getattr(args, name)) is not None}
+    changes = {"model": read_changes(args.set), "train": train}
+    recipe = Path(regard.__file__).parent / "recipes" / "demo.toml"
     tables, folder = open_recipe(recipe, out=args.out, changes=changes)
     if not args.json:
         recurrent = tables["model"].get("architecture") == "recurrent"
@@ -60,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"English dates and numbers -> Korean: {kind}, trained from scratch.", flush=True)
     with join("cpu") as workers:
         outcome = train_run(tables, folder, workers, fresh=args.fresh)
-    steps, command = tables["train"]["steps"], f"{program()} demo{_options(args)}"
+    steps, command = tables["train"]["steps"], f"{program()} demo"
+    options = [("out", args.out)] * (args.out != "runs/demo") + [*train.items()] + [("set", one) for one in args.set]
+    command += "".join(f" --{name} {shlex.quote(str(value))}" for name, value in options)
     if outcome.metrics is None:
         print(f"saved at step {outcome.step} of {steps}. To continue:  {command}", file=sys.stderr)
         return 130
@@ -79,24 +74,9 @@ def run(args: argparse.Namespace) -> int:
         "examples": dict(zip(SHOWN, (prediction.text for prediction in bundle.predict(SHOWN)), strict=True)),
     }
     print(json.dumps(result, ensure_ascii=False, indent=1)) if args.json else _print(result)
-    if args.open:
-        import webbrowser
-
-        if not webbrowser.open(report.as_uri()):
-            print(f"no browser found; the report is {report}", file=sys.stderr)
+    if args.open and not webbrowser.open(report.as_uri()):
+        print(f"no browser found; the report is {report}", file=sys.stderr)
     return 0
-
-
-def _numbers(args: argparse.Namespace) -> dict[str, int | None]:
-    return {"steps": args.steps, "seed": args.seed}
-
-
-def _options(args: argparse.Namespace) -> str:
-    """The options that name the same run again."""
-    options: list[tuple[str, object]] = [("out", args.out)] if args.out != "runs/demo" else []
-    options += [(name, value) for name, value in _numbers(args).items() if value is not None]
-    options += [("set", assignment) for assignment in args.set]
-    return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in options)
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -109,11 +89,9 @@ def _print(result: dict[str, Any]) -> None:
     )
     print(f"\nreport: {result['report']}\n\nthree things to try next:")
     folder = shlex.quote(result["run"])
-    hints = {
-        f'{program()} translate {folder} "July 4th, 1976"': "translate your own input",
-        f"{program()} demo --out runs/one-head --set heads=1": "one head instead of four: how much accuracy is lost?",
-        f"{program()} cost {folder} --seq 32": "parameters, operations, memory",
-    }
-    width = max(map(len, hints))
-    for command, meaning in hints.items():
-        print(f"  {command:<{width}}    {meaning}")
+    hints = [
+        (f'  {program()} translate {folder} "July 4th, 1976"', "  translate your own input"),
+        (f"  {program()} demo --out runs/one-head --set heads=1", "  one head instead of four: how much is lost?"),
+        (f"  {program()} cost {folder} --seq 32", "  parameters, operations, memory"),
+    ]
+    print("\n".join(aligned(hints, right=())))

@@ -18,33 +18,27 @@ from __future__ import annotations
 import argparse
 import json
 
+from regard.errors import UserError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a trained model")
     parser.add_argument("--test", metavar="NAME", help="only this set of the recipe's [data] test, or valid")
-    parser.add_argument(
-        "--files",
-        nargs="+",
-        metavar="FILE",
-        help="instead of the recipe's: two aligned files, or tables; text files or folders; folders with one folder "
-        "per class, or two idx files; of captions, a .jsonl table",
-    )
+    text = """instead of the recipe's: two aligned files, or tables; text files or folders; folders with one folder per
+    class, or two idx files; of captions, a .jsonl table"""
+    parser.add_argument("--files", nargs="+", metavar="FILE", help=text)
     pairs = parser.add_argument_group("translation")
     pairs.add_argument("--beam", type=int, metavar="N", help="beam size of the search (default: the recipe's)")
-    pairs.add_argument(
-        "--tokenize",
-        metavar="NAME",
-        help="how BLEU splits words: 13a, intl, zh, char, ja-mecab, ko-mecab, none (default: what fits the references)",
-    )
-    text = parser.add_argument_group("language models")
-    text.add_argument("--context", type=int, metavar="N", help="tokens of context (default: as many as in training)")
-    text.add_argument("--stride", type=int, metavar="N", help="tokens by which the context slides (default: context)")
+    text = "how BLEU splits words: 13a, intl, zh, char, ja-mecab, ko-mecab, none (default: what fits the references)"
+    pairs.add_argument("--tokenize", metavar="NAME", help=text)
+    language = parser.add_argument_group("language models")
+    language.add_argument("--context", type=int, metavar="N", help="tokens of context (default: as in training)")
+    language.add_argument("--stride", type=int, metavar="N", help="tokens by which it slides (default: context)")
     parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
     parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.errors import UserError
     from regard.models.folder import find_device
     from regard.tasks.registry import load, task_for, task_of
     from regard.training.task import evaluate_bundle

@@ -13,49 +13,35 @@ examples:
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.commands.attention_options import NOTE, add_changes, add_choice, add_input, describe_output, open_look
+from regard.commands.attention_options import NOTE, add_input, check_output, describe_output, image_file, open_look
+from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.explore.inside import Look
 
-ENDINGS = (".png", ".svg", ".html", ".json")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser)
-    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="output file: .png, .svg, .html or .json")
-    add_choice(parser)
-    parser.add_argument("--grid", action="store_true", help="every head of every layer of that part")
-    parser.add_argument("--all", action="store_true", help="every part: .png and .svg become one file per part")
-    parser.add_argument(
-        "--query", metavar="POSITION", help="stages of one query (its position or its token); over an image: the query"
-    )
-    parser.add_argument(
-        "--zoom", type=float, default=2.0, metavar="X", help="pixels of a PNG per unit of the figure (2)"
-    )
-    parser.add_argument(
-        "--font", action="append", default=[], metavar="FILE", help="a font file for a PNG, besides the system's"
-    )
-    add_changes(parser)
+    add = parser.add_argument
+    add("-o", "--out", required=True, metavar="FILE", help="output file: .png, .svg, .html or .json")
+    add("--grid", action="store_true", help="every head of every layer of that part")
+    add("--all", action="store_true", help="every part: .png and .svg become one file per part")
+    add("--query", metavar="POSITION", help="stages of one query (its position or its token); over an image: the query")
+    add("--zoom", type=float, default=2.0, metavar="X", help="pixels of a PNG per unit of the figure (2)")
+    add("--font", action="append", default=[], metavar="FILE", help="a font file for a PNG, besides the system's")
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.errors import MissingExtra, UserError
     from regard.files import write_atomically
 
-    path = Path(args.out)
-    if path.suffix.lower() not in ENDINGS:
-        raise UserError(f"-o {path}: the extension chooses the format; use one of {', '.join(ENDINGS)}")
+    path = check_output(args.out)
     if not 0.1 <= args.zoom <= 20:
         raise UserError(f"--zoom {args.zoom}: must be from 0.1 to 20")
-    if path.suffix.lower() == ".png" and importlib.util.find_spec("resvg_py") is None:  # fail before the model runs
-        raise MissingExtra("figure", "resvg-py", "drawing a PNG")
     look, before = open_look(args)
     files = contents(args, path, look, before)  # draw everything before writing anything
     print("\n".join(describe_output(look, before)))
@@ -68,10 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
 def contents(args: argparse.Namespace, path: Path, look: Look, before: Look | None) -> dict[Path, bytes]:
     """The files and their content."""
-    from regard.errors import UserError
     from regard.explore.figures import draw, main_part
     from regard.explore.report import look_page
-    from regard.explore.svg import svg_document, to_png
 
     main_part(look, args.part)  # raises for a part that the model does not have
     ending = path.suffix.lower()
@@ -92,6 +76,4 @@ def contents(args: argparse.Namespace, path: Path, look: Look, before: Look | No
     else:
         chosen = {"layer": args.layer, "head": args.head, "query": args.query}
         figures = {path: draw(look, part=args.part, grid=args.grid or args.all, **chosen)}
-    if ending == ".png":
-        return {file: to_png(svg, zoom=args.zoom, fonts=args.font) for file, svg in figures.items()}
-    return {file: svg_document(svg) for file, svg in figures.items()}
+    return {file: image_file(file, svg, args.zoom, args.font) for file, svg in figures.items()}

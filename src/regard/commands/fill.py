@@ -12,6 +12,7 @@ import argparse
 import sys
 from itertools import chain
 
+from regard.commands import positive
 from regard.commands.inputs import GPU, add_run, open_predictor, progress, read_texts
 from regard.commands.outputs import write_json, write_row
 
@@ -19,23 +20,19 @@ from regard.commands.outputs import write_json, write_row
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, GPU, "text: text, masks")
     parser.add_argument("text", metavar="TEXT", nargs="*", help="texts with <mask> in them (default: standard input)")
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="tokens for each mask (default: 5)")
+    parser.add_argument("--top", type=positive, default=5, metavar="N", help="tokens for each mask (default: 5)")
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.errors import UserError
     from regard.predict.mask_predictor import MaskPredictor
 
-    if args.top < 1:
-        raise UserError(f"--top {args.top}: must be 1 or more")
-    predictor, number = open_predictor(args, MaskPredictor), 0
+    predictor = open_predictor(args, MaskPredictor)
     with progress(args.text) as bar:
         pieces = read_texts(args.text, bar, lambda lines: [predictor.encode(text) for text in lines])
         first = next(pieces, [])  # an error comes before the header of the table
         if not args.json:
             write_row("text", "mask", "rank", "token", "probability")
-        for text in chain(first, chain.from_iterable(pieces)):
-            number += 1
+        for number, text in enumerate(chain(first, chain.from_iterable(pieces)), 1):
             prediction = predictor.predict([text], top=args.top)[0]
             if args.json:
                 write_json({"text": text, **prediction.to_dict()})

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from regard.commands.inputs import GPU, add_run, add_search, open_predictor, read_prompt, search_options
 from regard.commands.outputs import note, write_json
+from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.predict.generator import Token
@@ -24,33 +25,23 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, GPU, "sample: text, tokens with log-probabilities, why it ended")
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to continue (default: standard input)")
-    parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
-    parser.add_argument("--begin", action="store_true", help="start a new document; the prompt may then be empty")
-    parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
-    )
-    parser.add_argument("--context", type=int, metavar="N", help="tokens attended to (default: as many as in training)")
-    parser.add_argument(
-        "--overflow",
-        default="stop",
-        metavar="HOW",
-        help="when the context is full: stop, or slide: drop the older half and continue (default: stop)",
-    )
-    add_search(
-        parser, "temperature", "top_k", "top_p", "seed", "no_repeat_ngram", n_best="samples", max_length="max_tokens"
-    )
+    add = parser.add_argument
+    add("prompt", metavar="PROMPT", nargs="?", help="the text to continue (default: standard input)")
+    add("--prompt-file", metavar="FILE", help="read the prompt from a file")
+    add("--begin", action="store_true", help="start a new document; the prompt may then be empty")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    add("--context", type=int, metavar="N", help="tokens attended to (default: as many as in training)")
+    text = "when the context is full: stop, or slide: drop the older half and continue (default: stop)"
+    add("--overflow", default="stop", metavar="HOW", help=text)
+    names = ("temperature", "top_k", "top_p", "seed", "no_repeat_ngram")
+    add_search(parser, *names, n_best="samples", max_length="max_tokens")
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.errors import UserError
     from regard.predict.generator import Generator, Sample
 
     if "" in args.stop:
         raise UserError("--stop '': every text contains the empty text; pass at least one character")
-    for option, number in (("--samples", args.n_best), ("--max-tokens", args.max_length)):
-        if number is not None and number < 1:
-            raise UserError(f"{option} {number}: must be 1 or more")
     generator = open_predictor(args, Generator)
     config, tokenizer = generator.configured(**search_options(args)), generator.tokenizer
     prompt = read_prompt(args.prompt, args.prompt_file, args.begin)

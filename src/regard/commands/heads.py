@@ -14,101 +14,73 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from regard.commands import aligned
+from regard.commands.attention_options import add_data, check_output, image_file, progress
 
 if TYPE_CHECKING:
     from regard.explore.heads import HeadMetrics
 
 PAIRS = 10_000  # sentence pairs for the word alignment: more than the heads are measured on
 FRACTIONS = ("previous", "next", "self", "first", "last", "punctuation", "alignment")
-ENDINGS = (".html", ".json", ".svg", ".png")
+ORDERS: dict[str, Callable[[HeadMetrics], Any]] = {  # the keys by which --sort sorts
+    "position": lambda one: 0,
+    "loss": lambda one: -(one.loss_change or 0.0),
+    "gradient": lambda one: -(one.gradient or 0.0),
+    "pattern": lambda one: (one.pattern[0], -one.pattern[1]),
+}
 NOTE = (
     "score: fraction of its attention that follows the pattern. off: change of the {what} when the head alone is off; "
     "redundant heads all seem unimportant, so use regard prune to measure what a set of heads contributes."
 )
 
 
-def add_data(parser: argparse.ArgumentParser, required: bool) -> None:
-    parser.add_argument(
-        "--data", nargs="+", required=required, metavar="FILE", help="data on which the heads are measured"
-    )
-    parser.add_argument("--limit", type=int, default=200, metavar="N", help="number of examples (default: 200)")
-    parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of a run, an imported model or a Hugging Face model")
     add_data(parser, required=True)
-    parser.add_argument("--no-loss", action="store_true", help="do not switch heads off one by one")
-    parser.add_argument(
-        "--sort",
-        choices=("position", "loss", "gradient", "pattern"),
-        default="position",
-        help="order of the rows (position)",
-    )
-    parser.add_argument("-o", "--out", metavar="FILE", help="write .html, .json, or the maps as .svg or .png")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    add = parser.add_argument
+    add("--no-loss", action="store_true", help="do not switch heads off one by one")
+    add("--sort", choices=ORDERS, default="position", help="order of the rows (position)")
+    add("-o", "--out", metavar="FILE", help="write .html, .json, or the maps as .svg or .png")
+    add("--json", action="store_true", help="print JSON instead of the table")
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.errors import UserError
     from regard.explore.examples import in_batches, read_examples
     from regard.explore.heads import measure, with_importance
     from regard.explore.importance import gradients, losses_when_off, mean_loss
     from regard.explore.inside import Inside
     from regard.files import write_atomically
 
-    if args.out is not None and Path(args.out).suffix.lower() not in ENDINGS:
-        raise UserError(f"-o {args.out}: the extension chooses the format; use one of {', '.join(ENDINGS)}")
+    path = None if args.out is None else check_output(args.out)
     inside = Inside.open(args.run, args.device)
     aligns = "cross" in inside.anatomy.parts and inside.config.input == "tokens"
     known = read_examples(inside, args.data, max(args.limit, PAIRS) if aligns and args.limit > 0 else args.limit)
     batches = in_batches(known[: args.limit], inside.device)
     off = {} if args.no_loss else losses_when_off(inside, batches, watch=progress)
-    metrics = with_importance(
-        measure(inside, batches, in_batches(known, inside.device)), off, gradients(inside, batches)
-    )
+    measured = measure(inside, batches, in_batches(known, inside.device))
+    metrics = with_importance(measured, off, gradients(inside, batches))
+    rows = sorted(metrics, key=ORDERS[args.sort])
     loss = None if batches[0].expected is None else mean_loss(inside, batches)
     count = sum(batch.source.shape[0] for batch in batches)
     facts = {"model": inside.name, "data": args.data, "examples": count, "loss": loss}
-    if args.out is not None:
-        write_atomically(args.out, content(Path(args.out), facts, metrics))
+    if path is not None:
+        write_atomically(path, content(path, facts, metrics))
     if args.json:
-        print(
-            json.dumps({**facts, "heads": [one.to_dict() for one in ordered(metrics, args.sort)]}, ensure_ascii=False)
-        )
+        print(json.dumps({**facts, "heads": [one.to_dict() for one in rows]}, ensure_ascii=False))
         return 0
     print(f"{count:,} examples" + ("" if loss is None else f", loss {loss:.4f} nats per token"), end="\n\n")
-    print("\n".join(table_of(ordered(metrics, args.sort))))
+    print("\n".join(table_of(rows)))
     what = "output (1 - cosine)" if loss is None else "loss in nats per token"
     print(f"\n{NOTE.format(what=what)}", file=sys.stderr)
-    if args.out is not None:
-        print(f"\n{args.out}")
+    if path is not None:
+        print(f"\n{path}")
     return 0
 
 
-def progress(heads: list[Any]) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(heads, desc="heads", disable=not sys.stderr.isatty(), leave=False)
-
-
-def ordered(metrics: Sequence[HeadMetrics], by: str) -> list[HeadMetrics]:
-    match by:
-        case "loss":
-            return sorted(metrics, key=lambda one: -(one.loss_change or 0.0))
-        case "gradient":
-            return sorted(metrics, key=lambda one: -(one.gradient or 0.0))
-        case "pattern":
-            return sorted(metrics, key=lambda one: (one.pattern[0], -one.pattern[1]))
-    return list(metrics)
-
-
 def table_of(metrics: Sequence[HeadMetrics]) -> list[str]:
-    from regard.explore.figures import lines_of
-
     rows = [["head", "pattern", "score", "entropy", "distance", *FRACTIONS, "at offset", "off", "gradient"]]
     for one in metrics:
         pattern, score = one.pattern
@@ -118,13 +90,12 @@ def table_of(metrics: Sequence[HeadMetrics]) -> list[str]:
         numbers = [f"{score:.2f}", f"{one.entropy:.2f}", distance]
         far = "-" if one.offset is None else f"{one.fractions['positional']:.2f} ({one.offset:+d})"
         rows.append([one.name, pattern, *numbers, *fractions, far, *importance])
-    return lines_of(rows, [False, False] + [True] * (len(rows[0]) - 2))
+    return aligned(rows, right=range(2, len(rows[0])))
 
 
 def content(path: Path, facts: dict[str, Any], metrics: Sequence[HeadMetrics]) -> bytes:
     """The content of the output file."""
     from regard.explore.report import head_maps, head_page
-    from regard.explore.svg import svg_document, to_png
 
     match path.suffix.lower():
         case ".json":
@@ -132,6 +103,4 @@ def content(path: Path, facts: dict[str, Any], metrics: Sequence[HeadMetrics]) -
             return f"{text}\n".encode()
         case ".html":
             return head_page(facts, metrics).encode("utf-8", "replace")
-        case ".png":
-            return to_png(head_maps(metrics))
-    return svg_document(head_maps(metrics))
+    return image_file(path, head_maps(metrics))

@@ -16,6 +16,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from regard.commands import positive
+from regard.errors import UserError
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
@@ -26,9 +29,9 @@ PIECE = 2**18  # bytes of standard input that are read at most at once
 GPU = "cuda if available"
 
 # Fields of `regard.predict.config.SearchConfig`, as options: type, metavar, help
-SEARCH: dict[str, tuple[type, str, str]] = {
+SEARCH: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "beam": (int, "N", "hypotheses kept at every step (1: greedy search)"),
-    "n_best": (int, "N", "outputs for each input (1)"),
+    "n_best": (positive, "N", "outputs for each input (1)"),
     "length_penalty": (float, "A", "score = log P / ((5 + length) / 6)^A (0)"),
     "coverage_penalty": (float, "B", "weight of the penalty for source tokens with little attention (0)"),
     "early_stopping": (bool, "", "stop at the first N finished hypotheses, not when no other can rank higher"),
@@ -38,7 +41,7 @@ SEARCH: dict[str, tuple[type, str, str]] = {
     "top_p": (float, "P", "only the most probable tokens whose probabilities sum to P (1)"),
     "seed": (int, "N", "the same seed gives the same samples (1)"),
     "min_length": (int, "N", "fewest tokens of an output (0)"),
-    "max_length": (int, "N", "most tokens of an output (twice the source, plus 50)"),
+    "max_length": (positive, "N", "most tokens of an output (twice the source, plus 50)"),
     "no_repeat_ngram": (int, "N", "no N tokens in a row occur twice (0: off)"),
 }
 
@@ -70,7 +73,6 @@ def search_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def open_predictor(args: argparse.Namespace, *kinds: type[Kind]) -> Kind:
     """The predictor of the model in RUN; one of another kind is refused, with the command for it."""
-    from regard.errors import UserError
     from regard.models.folder import find_device
     from regard.tasks.registry import load
 
@@ -103,8 +105,6 @@ def read_texts(
 
 def read_lines(bar: tqdm[Any] | None) -> Iterator[list[str]]:
     """The complete lines of each read of standard input."""
-    from regard.errors import UserError
-
     stdin = cast(BufferedReader, sys.stdin.buffer)
     rest, number, taken = b"", 0, 0
     while True:
@@ -119,9 +119,8 @@ def read_lines(bar: tqdm[Any] | None) -> Iterator[list[str]]:
             texts = [line.decode("utf-8") for line in lines]
         except UnicodeDecodeError as error:
             bad = next(at for at, line in enumerate(lines, start=number + 1) if line == error.object)
-            raise UserError(
-                f"standard input: line {bad}, byte {error.start + 1} is not UTF-8 text; convert the file first"
-            ) from None
+            where = f"standard input: line {bad}, byte {error.start + 1}"
+            raise UserError(f"{where} is not UTF-8 text; convert the file first") from None
         if texts:
             yield texts
         number += len(texts)
@@ -135,8 +134,6 @@ def read_lines(bar: tqdm[Any] | None) -> Iterator[list[str]]:
 def progress(texts: Sequence[str]) -> tqdm[Any]:
     """A progress bar on standard error, if that is a terminal and the length of the input is known."""
     from tqdm import tqdm
-
-    from regard.errors import UserError
 
     if sys.stdin is None and not texts:
         raise UserError("standard input is closed: pass texts as arguments, or files")
@@ -152,8 +149,6 @@ def progress(texts: Sequence[str]) -> tqdm[Any]:
 
 def read_prompt(prompt: str | None, file: str | None, may_be_empty: bool) -> str:
     """The whole text of an argument, a file or standard input, line ends included."""
-    from regard.errors import UserError
-
     if prompt is not None and file is not None:
         raise UserError(f"--prompt-file {file}: there is a PROMPT too; pass one of them")
     if prompt is not None:

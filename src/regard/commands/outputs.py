@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from regard.errors import UserError
+
 if TYPE_CHECKING:
     from regard.predict.bundle import TextPrediction
 
@@ -24,12 +26,11 @@ def write_row(*cells: object, out: TextIO | None = None) -> None:
     print(*(" ".join(text.replace("\t", " ").splitlines()) for text in texts), sep="\t", file=out)
 
 
-def write_text(number: int, prediction: TextPrediction, several: bool, json_of: dict[str, str] | None) -> None:
-    """A translation or caption: its text, or all with their scores; `json_of`: the input and the name of the output."""
-    if json_of is not None:
-        name = json_of.pop("output")
+def write_text(as_json: bool, number: int, prediction: TextPrediction, several: bool, name: str, **input: str) -> None:
+    """A translation or caption (the `name` in JSON): its text, or `several` with their scores."""
+    if as_json:
         n_best = [{name: one.text, "score": one.score} for one in prediction.n_best]
-        write_json({**json_of, **n_best[0], "n_best": n_best})
+        write_json({**input, **n_best[0], "n_best": n_best})
     elif several:
         for one in prediction.n_best:
             write_row(number, one.score, one.text)
@@ -44,8 +45,6 @@ def note(text: str) -> None:
 @contextmanager
 def opened(name: str | None) -> Iterator[TextIO]:
     """Standard output, or a file that appears under its name only when it is complete."""
-    from regard.errors import UserError
-
     if name is None:
         yield sys.stdout
         return

@@ -17,35 +17,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard.commands import positive
 from regard.commands.inputs import add_run, open_predictor
 from regard.commands.outputs import note, write_json
+from regard.errors import UserError
+from regard.files import name_some
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from regard.predict.regressor import Regressor
-
-SHOWN = 5  # numbers in a note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, "cpu", "sequence: source, predicted")
     parser.add_argument("numbers", metavar="NUMBERS", nargs="*", help="a sequence, such as '1 2 3' (default: input)")
-    parser.add_argument(
-        "--file", metavar="FILE", help="a time series, .csv or .tsv with a header: its last steps are read"
-    )
-    parser.add_argument("--steps", type=int, metavar="N", help="how many numbers to predict")
-    parser.add_argument("--digits", type=int, default=4, metavar="N", help="digits after the decimal point (4)")
+    add = parser.add_argument
+    add("--file", metavar="FILE", help="a time series, .csv or .tsv with a header: its last steps are read")
+    add("--steps", type=positive, metavar="N", help="how many numbers to predict")
+    add("--digits", type=int, choices=range(16), default=4, metavar="N", help="digits after the decimal point (4)")
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.errors import UserError
     from regard.predict.regressor import Regressor
 
-    if args.steps is not None and args.steps < 1:
-        raise UserError(f"--steps {args.steps}: must be 1 or more")
-    if not 0 <= args.digits <= 15:
-        raise UserError(f"--digits {args.digits}: must be 0 to 15")
     if args.file is not None and args.numbers:
         raise UserError(f"--file {args.file}: there are NUMBERS too; pass one of them")
     regressor = open_predictor(args, Regressor)
@@ -74,7 +67,6 @@ def run(args: argparse.Namespace) -> int:
 
 def parse(where: str, text: str) -> list[float]:
     from regard.data.numeric import parse_numbers
-    from regard.errors import UserError
 
     try:
         numbers = parse_numbers(text)
@@ -91,36 +83,29 @@ def warn(regressor: Regressor, outside: list[list[float]], channels: Sequence[st
 
     about = "" if regressor.data.rule else f" (mean ± {DEVIATIONS} standard deviations)"
     lowest, highest = (part.tolist() for part in regressor.training_range)
+    reasons = []
     for channel, numbers, low, high in zip(channels, outside, lowest, highest, strict=True):
         if different := [f"{number:g}" for number in dict.fromkeys(numbers)]:
-            more = f" and {len(different) - SHOWN:,} more" * (len(different) > SHOWN)
-            where = f"column {channel!r}: " * bool(channel)
-            note(
-                f"{where}{', '.join(different[:SHOWN])}{more}: outside {low:g} to {high:g}{about}, the range of the "
-                "training data; the prediction is unreliable"
-            )
+            where = f"column {channel!r}: " * bool(channel) + name_some(different)
+            reasons.append(f"{where}: outside {low:g} to {high:g}{about}, the range of the training data")
     if 0 < regressor.longest < longest:
-        note(
-            f"{longest:,} numbers are read or predicted, but a sequence of the training data has at most "
-            f"{regressor.longest:,} (data.longest); the prediction is unreliable"
-        )
+        most = f"a sequence of the training data has at most {regressor.longest:,} (data.longest)"
+        reasons.append(f"{longest:,} numbers are read or predicted, but {most}")
+    for reason in reasons:
+        note(f"{reason}; the prediction is unreliable")
 
 
 def predict_table(args: argparse.Namespace, regressor: Regressor) -> int:
-
     from regard.data.numeric import read_series
-    from regard.errors import UserError
 
     if not Path(args.file).is_file():
         raise UserError(f"--file {args.file}: no such file")
     (series,), channels = read_series([Path(args.file)], regressor.data.columns)
     if len(channels) != regressor.channels:
-        raise UserError(
-            f"{args.file}: has {len(channels)} columns of numbers ({', '.join(channels)}), but the model reads "
-            f"{regressor.channels}; take the others out"
-        )
+        columns = f"{len(channels)} columns of numbers ({', '.join(channels)})"
+        raise UserError(f"{args.file}: has {columns}, but the model reads {regressor.channels}; remove the others")
     try:
-        predicted: Tensor = regressor.forecast(series, args.steps)
+        predicted = regressor.forecast(series, args.steps)
     except UserError as error:
         raise UserError(f"{args.file}: {error}") from None
     warn(regressor, regressor.out_of_range(series), channels, max(len(series), len(predicted)))

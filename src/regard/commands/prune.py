@@ -9,10 +9,12 @@ examples:
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from regard.commands.attention_options import read_head
-from regard.commands.heads import add_data, progress
+from regard.commands import positive
+from regard.commands.attention_options import add_data, progress, read_head
+from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.explore.examples import Batch
@@ -21,43 +23,29 @@ if TYPE_CHECKING:
 
 def fraction(text: str) -> float | int:
     """ "40%" -> 0.4, "12" -> 12 heads"""
-    number = text.removesuffix("%")
-    try:
-        value = float(number)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a percentage such as 40% nor a number of heads"
-        ) from None
-    if text.endswith("%") and 0 < value < 100:
-        return value / 100
-    if not text.endswith("%") and value == int(value) > 0:
-        return int(value)
+    with suppress(ValueError):
+        if not text.endswith("%") and (heads := int(text)) > 0:
+            return heads
+        if text.endswith("%") and 0 < (percent := float(text[:-1])) < 100:
+            return percent / 100
     raise argparse.ArgumentTypeError(f"{text!r}: give a percentage between 0% and 100%, or a whole number of heads")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of a run, an imported model or a Hugging Face model")
+    add_data(parser, required=False)
     parser.add_argument("-o", "--out", required=True, metavar="NEW", help="folder of the smaller model")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--heads", nargs="+", metavar="HEAD", help="heads to remove, as PART.LAYER.HEAD: cross.1.0")
-    which.add_argument(
-        "--least", type=fraction, metavar="FRACTION", help="the least important: 40%%, or a number of heads"
-    )
-    parser.add_argument(
-        "--by",
-        choices=("loss", "gradient"),
-        default="loss",
-        help="measure of importance: the loss without the head (default), or the gradient at its gate",
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=4, metavar="N", help="rounds of measuring and removing (default: 4)"
-    )
-    add_data(parser, required=False)
+    text = "the least important: 40%%, or a number of heads"
+    which.add_argument("--least", type=fraction, metavar="FRACTION", help=text)
+    text = "measure of importance: the loss without the head (default), or the gradient at its gate"
+    parser.add_argument("--by", choices=("loss", "gradient"), default="loss", help=text)
+    text = "rounds of measuring and removing (default: 4)"
+    parser.add_argument("--rounds", type=positive, default=4, metavar="N", help=text)
     parser.add_argument("--force", action="store_true", help="replace an existing folder")
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.errors import UserError
     from regard.explore.importance import mean_loss
     from regard.explore.inside import Inside
     from regard.files import staged
@@ -67,8 +55,6 @@ def run(args: argparse.Namespace) -> int:
 
     if args.least is not None and not args.data:
         raise UserError("--least: importance is measured on data; give --data FILE")
-    if args.rounds < 1:
-        raise UserError(f"--rounds {args.rounds}: must be 1 or more")
     inside = Inside.open(args.run, args.device)
     with staged(args.out, marker=RECIPE, force=args.force, keep=args.run) as folder:
         heads, batches = choose(args, inside)
@@ -93,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
 
 def choose(args: argparse.Namespace, inside: Inside) -> tuple[list[Any], list[Batch]]:
     """The heads to remove, and the batches for the loss: with --least, the half that did not choose the heads."""
-    from regard.errors import UserError
     from regard.explore.examples import in_batches, read_examples
     from regard.explore.importance import least_important
 
@@ -102,9 +87,7 @@ def choose(args: argparse.Namespace, inside: Inside) -> tuple[list[Any], list[Ba
         heads = [read_head(text, "--heads", 2) for text in dict.fromkeys(args.heads)]
         return heads, in_batches(examples, inside.device)
     if len(examples) < 2:
-        raise UserError(
-            "--least: one example is too few; half of the data measures the heads, half measures the smaller model"
-        )
+        raise UserError("--least: one example is too few; half of them measure the heads, half the smaller model")
     count = args.least if isinstance(args.least, int) else round(args.least * len(inside.anatomy.heads))
     measured = in_batches(examples[::2], inside.device)
     least = least_important(inside, measured, count, by=args.by, rounds=args.rounds, watch=progress)

@@ -8,6 +8,10 @@ examples:
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+
+from regard.commands.train import train_folder
+from regard.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,11 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from regard.api import train_run
-    from regard.commands.train import data_hint, print_outcome
-    from regard.errors import UserError
     from regard.models.folder import RECIPE, load_recipe
     from regard.settings import write_toml
     from regard.tasks.registry import task_of
@@ -36,6 +35,4 @@ def run(args: argparse.Namespace) -> int:
             tables["data"] = {**tables["data"], "folder": str(Path(args.data).resolve())}
             task_of(tables)(tables, folder, workers.device).find_files()
             workers.on_lead(lambda: write_toml(folder / RECIPE, tables))  # unchanged unless the files exist
-        with data_hint(args):
-            outcome = train_run(tables, folder, workers)
-        return print_outcome(outcome, args.json) if workers.leads else 130 * (outcome.metrics is None)
+        return train_folder(args, tables, folder, workers)

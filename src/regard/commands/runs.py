@@ -13,6 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from regard.commands import aligned
+from regard.errors import UserError
+
 HEADERS = ("run", "task", "steps", "seconds", "loss", "best", "test")
 
 
@@ -22,8 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.errors import UserError
-
     folder = Path(args.folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder; name the one that holds the runs")
@@ -34,20 +35,12 @@ def run(args: argparse.Namespace) -> int:
     if not runs:
         print(f"{folder}: no runs yet; start with  regard train RECIPE", file=sys.stderr)
         return 0
-    rows = [HEADERS, *(row(run) for run in runs)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        name, *numbers = (
-            cell.ljust(w) if i in (0, 1, 6) else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
-        )
-        print("  ".join((name, *numbers)).rstrip())
+    print("\n".join(aligned([HEADERS, *map(row, runs)], right=range(2, 6))))
     return 0
 
 
 def read(folder: Path) -> dict[str, Any] | None:
     """A summary of the files of a run; None for any other folder."""
-    from regard.errors import UserError
     from regard.models.folder import load_recipe
     from regard.tasks.registry import task_of
     from regard.training.trainer import LOSS, read_metrics

@@ -17,40 +17,36 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from regard.errors import MissingFiles, UserError, program
 
 if TYPE_CHECKING:
-    from regard.api import Outcome
+    from regard.training.distributed import Workers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="TOML file with [data], [model], [train], …")
-    parser.add_argument("-o", "--out", metavar="RUN", help="folder of the run (default: runs/NAME-OF-THE-RECIPE)")
-    parser.add_argument("--data", metavar="DIR", help="folder of the data, or sample:NAME (default: the recipe's)")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="TABLE.NAME=VALUE", help="change a setting; repeatable"
-    )
-    parser.add_argument(
-        "--smoke", action="store_true", help="the recipe's small form, on sample data: a test of a minute"
-    )
-    parser.add_argument("--skip-bad-lines", action="store_true", help="skip unusable lines of the data, with a note")
-    parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
-    parser.add_argument("--json", action="store_true", help="print the final metrics as JSON")
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="TOML file with [data], [model], [train], …")
+    add("-o", "--out", metavar="RUN", help="folder of the run (default: runs/NAME-OF-THE-RECIPE)")
+    add("--data", metavar="DIR", help="folder of the data, or sample:NAME (default: the recipe's)")
+    add("--set", action="append", default=[], metavar="TABLE.NAME=VALUE", help="change a setting; repeatable")
+    add("--smoke", action="store_true", help="the recipe's small form, on sample data: a test of a minute")
+    add("--skip-bad-lines", action="store_true", help="skip unusable lines of the data, with a note")
+    add("--device", help="cpu or cuda (default: cuda where there is one)")
+    add("--json", action="store_true", help="print the final metrics as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.api import open_recipe, train_run
+    from regard.api import open_recipe
     from regard.training.distributed import join
 
     with join(args.device) as workers:
         tables, folder = open_recipe(
             args.recipe, args.data, args.out, smoke=args.smoke, assignments=args.set, skip_bad=args.skip_bad_lines
         )
-        with data_hint(args):
-            outcome = train_run(tables, folder, workers)
-        return print_outcome(outcome, args.json) if workers.leads else 130 * (outcome.metrics is None)
+        return train_folder(args, tables, folder, workers)
 
 
 @contextmanager
@@ -67,21 +63,27 @@ def data_hint(args: argparse.Namespace) -> Iterator[None]:
         raise UserError("\n".join([str(error), *hints])) from None
 
 
-def print_outcome(outcome: Outcome, as_json: bool) -> int:
-    """Print how training ended; the exit code."""
-    run, config, folder = outcome.run, outcome.run.config, outcome.run.folder
+def train_folder(args: argparse.Namespace, tables: dict[str, Any], folder: Path, workers: Workers) -> int:
+    """Train, then print how it ended; the exit code."""
+    from regard.api import train_run
+
+    with data_hint(args):
+        outcome = train_run(tables, folder, workers)
+    config, code = outcome.run.config, 130 if outcome.metrics is None else 0
+    if not workers.leads:
+        return code
     if outcome.metrics is None:
         command = f"{program()} resume {shlex.quote(str(folder))}"
         print(f"saved at step {outcome.step} of {config.steps}. To continue:  {command}", file=sys.stderr)
-        return 130
-    if as_json:
+        return code
+    if args.json:
         content = {"run": str(folder), "steps": outcome.step, "seconds": outcome.seconds, "scores": outcome.metrics}
         print(json.dumps(content))
-        return 0
+        return code
     if outcome.step < config.steps:
         patience = f"train.patience = {config.patience}"
         print(f"stopped before step {config.steps:,}: {patience} evaluations brought no improvement")
     print(f"{outcome.step:,} steps in {outcome.seconds:.0f} s; the model is in {folder}, with a report.html")
     for name, metrics in outcome.metrics.items():
-        print(f"  {name:16} {run.task.format_metrics(metrics)[0]}")
-    return 0
+        print(f"  {name:16} {outcome.run.task.format_metrics(metrics)[0]}")
+    return code

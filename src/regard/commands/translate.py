@@ -15,23 +15,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from regard.commands import positive
 from regard.commands.inputs import SEARCH, add_run, add_search, open_predictor, progress, read_texts, search_options
 from regard.commands.outputs import write_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, "cpu", "line: source, translation, score, n_best")
-    parser.add_argument("text", metavar="TEXT", nargs="*", help="lines to translate (default: standard input)")
-    parser.add_argument("--batch", type=int, default=128, metavar="N", help="lines decoded together (default: 128)")
+    add = parser.add_argument
+    add("text", metavar="TEXT", nargs="*", help="lines to translate (default: standard input)")
+    add("--batch", type=positive, default=128, metavar="N", help="lines decoded together (default: 128)")
     add_search(parser, *SEARCH)
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.errors import UserError
     from regard.predict.translator import Translator
 
-    if args.batch < 1:
-        raise UserError(f"--batch {args.batch}: must be 1 or more lines")
     translator = open_predictor(args, Translator)
     config = translator.configured(**search_options(args))
     done = 0
@@ -43,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
             predictions = translator.predict(lines, batch=args.batch, config=config, first=done, done=count)
             for number, (line, prediction) in enumerate(zip(lines, predictions, strict=True), start=done + 1):
-                json_of = {"source": line, "output": "translation"} if args.json else None
-                write_text(number, prediction, config.n_best > 1, json_of)
+                write_text(args.json, number, prediction, config.n_best > 1, "translation", source=line)
             sys.stdout.flush()
             done += len(lines)
     return 0
