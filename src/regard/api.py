@@ -102,21 +102,16 @@ def open_recipe(
 def _read(recipe: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, Path]:
     """The tables, the name of the recipe and the folder that its relative paths start in."""
     if isinstance(recipe, Mapping):
-        return (
-            {key: dict(table) if isinstance(table, Mapping) else table for key, table in recipe.items()},
-            "run",
-            Path(),
-        )
+        tables = {key: dict(table) if isinstance(table, Mapping) else table for key, table in recipe.items()}
+        return tables, "run", Path()
     if isinstance(recipe, str) and "\n" in recipe:
         try:
             return tomllib.loads(recipe), "run", Path()
         except tomllib.TOMLDecodeError as error:
             raise UserError(f"recipe: not readable as TOML: {error}") from None
     if str(recipe) in PRESETS and not Path(recipe).exists():
-        raise UserError(
-            f"{recipe}: is a preset of a model, without data: write a recipe with  [data]  and  [model]  "
-            f'preset = "{recipe}"'
-        )
+        remedy = f'write a recipe with  [data]  and  [model]  preset = "{recipe}"'
+        raise UserError(f"{recipe}: is a preset of a model, without data: {remedy}")
     path = recipe_path(recipe)
     return read_recipe(path), str(path), path.parent
 

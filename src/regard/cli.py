@@ -144,7 +144,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     command = cast(Command, importlib.import_module(COMMANDS[name][0]))
     parser = Parser(f"regard {name}", command.__doc__ or "")
     command.add_arguments(parser)
-    return command.run(parser.parse_all(arguments[at + 1 :]))
+    return command.run(parser.parse_all(arguments[at + 1 :])) or 0
 
 
 def describe(error: BaseException) -> tuple[int, str]:

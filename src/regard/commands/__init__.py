@@ -11,7 +11,7 @@ A command module is a `Command`; its docstring is the text of `regard NAME --hel
     '''
 
     def add_arguments(parser): ...   # options, with defaults in the help texts
-    def run(args) -> int: ...        # returns the exit code
+    def run(args): ...               # returns the exit code; None is success
 
 Slow imports (torch, numpy, the rest of regard) belong inside `run`, so that `regard NAME --help` is fast. A command
 raises `UserError` for what the user can correct and does not catch other exceptions; `regard.cli` turns both into one
@@ -21,8 +21,9 @@ line and an exit code. The one-line help of a command is in the table of `regard
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Container, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 
 def positive(text: str) -> int:
@@ -30,6 +31,11 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
     return int(text)
+
+
+def show(as_json: bool, content: Any, lines: Iterable[str]) -> None:
+    """Print a result as JSON, or as text."""
+    print(json.dumps(content, ensure_ascii=False, indent=1) if as_json else "\n".join(lines))
 
 
 def aligned(rows: Iterable[Sequence[str]], right: Container[int]) -> list[str]:
@@ -49,4 +55,4 @@ class Command(Protocol):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
-    def run(self, args: argparse.Namespace) -> int: ...
+    def run(self, args: argparse.Namespace) -> int | None: ...

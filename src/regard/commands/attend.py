@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.explore.figures import as_text, attended, main_part
 
     look, before = open_look(args)
@@ -34,8 +34,7 @@ def run(args: argparse.Namespace) -> int:
         content = {**look.to_dict(parts=()), "maps": [one.to_dict() for one in maps]}
         del content["parts"]
         print(json.dumps(content, ensure_ascii=False, indent=1))
-        return 0
+        return
     print("\n".join(describe_output(look, before)), end="\n\n")
     print("\n\n".join(map(as_text, maps)))
     print(NOTE, file=sys.stderr)
-    return 0

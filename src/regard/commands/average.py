@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--last", type=positive, default=10, metavar="N", help="number of checkpoints (default: 10)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.models.folder import WEIGHTS, load_config, write_weights
     from regard.training.average import average
 
@@ -25,4 +25,3 @@ def run(args: argparse.Namespace) -> int:
     load_config(folder)
     write_weights(folder / WEIGHTS, average(folder, args.last))
     print(f"{folder / WEIGHTS} is now the mean of the last {args.last} checkpoints")
-    return 0

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_search(parser, *OPTIONS)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.predict.captioner import Captioner
 
     captioner = open_predictor(args, Captioner)
@@ -40,4 +40,3 @@ def run(args: argparse.Namespace) -> int:
                 note(prediction.note)
             write_text(args.json, number, prediction, config.n_best > 1, "caption", file=file)
         sys.stdout.flush()
-    return 0

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--out", metavar="FILE", help="save to a file, which appears when it is complete")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.predict.image_classifier import ImageClassifier
     from regard.predict.text_classifier import TextClassifier
 
@@ -79,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
         note(f"{texts} truncated to the model's {classifier.max_length} tokens")
     if not images and (named := [text for text in args.text if _names_file(text)]):
         note(f"{name_some(named)}: the name of a file, and the name itself was classified; --files reads files")
-    return 0
 
 
 def _names_file(text: str) -> bool:

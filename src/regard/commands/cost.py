@@ -14,12 +14,11 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from regard.commands import aligned
+from regard.commands import aligned, show
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--list", action="store_true", help="list the presets with their parameters")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.cost import cost
     from regard.models.presets import PRESETS, preset
     from regard.models.recipe import read_changes, read_model
@@ -52,20 +51,14 @@ def run(args: argparse.Namespace) -> int:
         if args.model is not None:
             raise UserError(f"--list shows every preset: remove either {args.model!r} or --list")
         costs = {name: cost(preset(name)) for name in PRESETS}
-        if args.json:
-            print(json.dumps({name: one.to_dict()["parameters"] for name, one in costs.items()}, indent=2))
-        else:
-            print("\n".join(aligned(_presets(costs), right=range(2, 8))))
-        return 0
+        parameters = {name: one.to_dict()["parameters"] for name, one in costs.items()}
+        show(args.json, parameters, aligned(_presets(costs), right=range(2, 8)))
+        return
     if args.model is None:
         raise UserError(f"no model: pass a recipe, a folder or one of the presets: {', '.join(PRESETS)}")
     config = read_model(args.model, read_changes(args.set))
     result = cost(config, seq=args.seq, batch=args.batch, target_seq=args.target_seq, dtype=args.dtype)
-    if args.json:
-        print(json.dumps({"model": args.model, **result.to_dict()}, indent=2))
-    else:
-        print(_report(args.model, config, result))
-    return 0
+    show(args.json, {"model": args.model, **result.to_dict()}, _report(args.model, config, result))
 
 
 def _presets(costs: dict[str, Cost]) -> Iterator[list[str]]:
@@ -86,19 +79,19 @@ def _layers(config: ModelConfig) -> str:
     return f"{config.layers}+{config.layers if config.decoder_layers is None else config.decoder_layers}"
 
 
-def _report(name: str, config: ModelConfig, cost: Cost) -> str:
+def _report(name: str, config: ModelConfig, cost: Cost) -> list[str]:
     """Four tables with aligned columns."""
     tables = {
-        "parameters": _parameter_rows(config, cost),
-        "FLOPs of a forward pass": _forward_rows(config, cost),
-        "FLOPs of training and generation": _training_rows(config, cost),
-        "memory": _memory_rows(config, cost),
+        "parameters": list(_parameter_rows(config, cost)),
+        "FLOPs of a forward pass": list(_forward_rows(config, cost)),
+        "FLOPs of training and generation": list(_training_rows(config, cost)),
+        "memory": list(_memory_rows(config, cost)),
     }
     rows = iter(aligned([row for table in tables.values() for row in table], right=(1,)))
     lines = [f"{name}: {_describe(config)}", _workload(config, cost)]
     for title, table in tables.items():
         lines += ["", title, *(f"  {line}" for line in islice(rows, len(table)))]
-    return "\n".join([*lines, "", *_assumptions(config, cost)])
+    return [*lines, "", *_assumptions(config, cost)]
 
 
 def _describe(config: ModelConfig) -> str:
@@ -119,63 +112,59 @@ def _workload(config: ModelConfig, cost: Cost) -> str:
     return f"batch: {cost.batch} x {cost.seq} {config.input}"
 
 
-def _parameter_rows(config: ModelConfig, cost: Cost) -> list[Row]:
+def _parameter_rows(config: ModelConfig, cost: Cost) -> Iterator[Row]:
     total = sum(cost.parameters.values())
-    rows = [*_parts(cost.parameters), ("total", count(total), f"{total:,}")]
-    rows.append(("without embeddings", count(total - cost.table_parameters), ""))
+    yield from _parts(cost.parameters)
+    yield "total", count(total), f"{total:,}"
+    yield "without embeddings", count(total - cost.table_parameters), ""
     if cost.active_parameters != total:
         remark = f"{config.experts_per_token} of {config.experts} experts"
-        rows.append(("active per token", count(cost.active_parameters), remark))
-    return rows
+        yield "active per token", count(cost.active_parameters), remark
 
 
-def _forward_rows(config: ModelConfig, cost: Cost) -> list[Row]:
+def _forward_rows(config: ModelConfig, cost: Cost) -> Iterator[Row]:
     total = sum(cost.forward.values())
-    rows = [*_parts(cost.forward), ("total", count(total), "")]
-    rows.append((f"per {_token(config)}", count(total / cost.tokens), ""))
+    yield from _parts(cost.forward)
+    yield "total", count(total), ""
+    yield f"per {_token(config)}", count(total / cost.tokens), ""
     if cost.masked:
         fraction = f"{cost.masked / total:.1%} of the total: computed, then masked"
-        rows.append(("masked query-key pairs", count(cost.masked), fraction))
-    return rows
+        yield "masked query-key pairs", count(cost.masked), fraction
 
 
-def _training_rows(config: ModelConfig, cost: Cost) -> list[Row]:
+def _training_rows(config: ModelConfig, cost: Cost) -> Iterator[Row]:
     multiplied = cost.multiplied_parameters
-    rows = [
-        ("training, per batch", count(cost.train), "forward + backward"),
-        (f"training, per {_token(config)}", count(cost.train / cost.tokens), ""),
-        ("  rule of thumb 6·N", count(6 * multiplied), f"N = {count(multiplied)} parameters in matmuls"),
-    ]
+    yield "training, per batch", count(cost.train), "forward + backward"
+    yield f"training, per {_token(config)}", count(cost.train / cost.tokens), ""
+    yield "  rule of thumb 6·N", count(6 * multiplied), f"N = {count(multiplied)} parameters in matmuls"
     if cost.recomputed:
-        rows.append(("attention scores, recomputed", count(cost.recomputed), "in addition, in the backward pass"))
+        yield "attention scores, recomputed", count(cost.recomputed), "in addition, in the backward pass"
     if cost.step:
-        rows.append(("generation, one token per row", count(cost.step), "with a full cache"))
-    return rows
+        yield "generation, one token per row", count(cost.step), "with a full cache"
 
 
-def _memory_rows(config: ModelConfig, cost: Cost) -> list[Row]:
-    rows = [("weights", size(cost.weights), cost.dtype)]
+def _memory_rows(config: ModelConfig, cost: Cost) -> Iterator[Row]:
+    yield "weights", size(cost.weights), cost.dtype
     if cache := sum(cost.kv_cache.values()):
         own = "state" if config.architecture == "recurrent" else "self"
         cross = f"{own} {size(cost.kv_cache['self'])}, cross {size(cost.kv_cache['cross'])}"
-        rows.append(("key/value cache", size(cache), cross if cost.kv_cache["cross"] else ""))
-    state = "fp64" if cost.dtype == "fp64" else "fp32"
-    rows.append(("training: weights, gradients, Adam", size(cost.training_state), state))
-    rows.append(("training: activations", size(sum(cost.activations.values())), ""))
-    rows += [(f"  {name.replace('_', ' ')}", size(value), "") for name, value in cost.activations.items()]
+        yield "key/value cache", size(cache), cross if cost.kv_cache["cross"] else ""
+    yield "training: weights, gradients, Adam", size(cost.training_state), "fp64" if cost.dtype == "fp64" else "fp32"
+    activations = sum(cost.activations.values())
+    yield "training: activations", size(activations), ""
+    yield from ((f"  {name.replace('_', ' ')}", size(value), "") for name, value in cost.activations.items())
     if cost.loss_gradients:
-        rows.append(("training: gradients of the loss", size(cost.loss_gradients), "at the start of backward"))
-    rows.append(("training, peak total", size(cost.training_memory), ""))
+        yield "training: gradients of the loss", size(cost.loss_gradients), "at the start of backward"
+    yield "training, peak total", size(cost.training_memory), ""
     if config.attention != "reference" and config.architecture != "recurrent":
-        written_out = cost.training_memory + cost.reference_activations - sum(cost.activations.values())
-        rows.append(("  with attention = 'reference'", size(written_out), ""))
-    return rows
+        written_out = cost.training_memory + cost.reference_activations - activations
+        yield "  with attention = 'reference'", size(written_out), ""
 
 
-def _parts(parts: dict[str, int]) -> list[Row]:
+def _parts(parts: dict[str, int]) -> Iterator[Row]:
     total = sum(parts.values())
-    names = (name.replace(".", " ").replace("_", " ") for name in parts)
-    return [(name, count(value), f"{value / total:6.1%}") for name, value in zip(names, parts.values(), strict=True)]
+    for name, value in parts.items():
+        yield name.replace(".", " ").replace("_", " "), count(value), f"{value / total:6.1%}"
 
 
 def _token(config: ModelConfig) -> str:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.commands import show
 from regard.commands.train import data_hint
 from regard.errors import UserError, suggest
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     if args.action not in ACTIONS:
         raise UserError(f"regard data {args.action}: unknown action; {suggest(args.action, ACTIONS)}")
     if args.action == "list" and args.name is not None:
@@ -49,39 +49,32 @@ def run(args: argparse.Namespace) -> int:
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"regard data {args.action} has no option {option}: it belongs to  regard data {action}")
     with data_hint(args):
-        return {"list": _list, "get": _get, "check": _check}[args.action](args)
+        {"list": _list, "get": _get, "check": _check}[args.action](args)
 
 
-def _list(args: argparse.Namespace) -> int:
+def _list(args: argparse.Namespace) -> None:
     from regard.data.fetch import DATASETS
 
-    if args.json:
-        rows = [{**dataclasses.asdict(one), "bytes": one.size} for one in DATASETS.values()]
-        print(json.dumps(rows, ensure_ascii=False))
-        return 0
-    for one in DATASETS.values():
-        print(f"{one.name}  ({_size(one)})\n  {one.summary}\n  licence: {one.licence}")
-    return 0
+    sets = DATASETS.values()
+    lines = (f"{one.name}  ({_size(one)})\n  {one.summary}\n  licence: {one.licence}" for one in sets)
+    show(args.json, [{**dataclasses.asdict(one), "bytes": one.size} for one in sets], lines)
 
 
 def _size(dataset: Dataset) -> str:
     return f"{len(dataset.files)} file{'s' * (len(dataset.files) > 1)}, {dataset.size / 1e6:.1f} MB"
 
 
-def _get(args: argparse.Namespace) -> int:
+def _get(args: argparse.Namespace) -> None:
     from regard.data.fetch import fetch, named
 
     dataset = named(args.name)
     folder = Path(args.out).expanduser() if args.out else Path("data") / dataset.name
-    paths = fetch(dataset, folder)
-    if args.json:
-        print(json.dumps({"name": dataset.name, "folder": str(folder), "files": [str(path) for path in paths]}))
-        return 0
-    print(f"{dataset.name}: {_size(dataset)} in {folder}, verified by SHA-256\nlicence: {dataset.licence}")
-    return 0
+    files = list(map(str, fetch(dataset, folder)))
+    lines = [f"{dataset.name}: {_size(dataset)} in {folder}, verified by SHA-256", f"licence: {dataset.licence}"]
+    show(args.json, {"name": dataset.name, "folder": str(folder), "files": files}, lines)
 
 
-def _check(args: argparse.Namespace) -> int:
+def _check(args: argparse.Namespace) -> None:
     import torch
 
     from regard.api import open_recipe
@@ -93,18 +86,16 @@ def _check(args: argparse.Namespace) -> int:
     task = task_of(tables)
     kind = task.TABLES.get("data")
     results = {} if kind is None else _check_files(from_dict(kind, tables["data"], "data."))
+    content: dict[str, Any] = {name: fields for name, (_, fields, _) in results.items()}
+    lines: list[str] = []
     if not results:
         with tempfile.TemporaryDirectory() as folder:  # prepare the data there, which reads all of it once
             Run(task(tables, Path(folder) / "run", torch.device("cpu"))).prepare()
-        message = f"{args.name}: all files of [data] can be read"
-        print(json.dumps({"recipe": args.name, "readable": True}) if args.json else message)
-    elif args.json:
-        print(json.dumps({name: fields for name, (_, fields, _) in results.items()}, ensure_ascii=False))
-    else:
-        for name, (summary, fields, lines) in results.items():
-            skipped = f", {fields['bad']:,} skipped" if fields["bad"] else ""
-            print("\n  ".join([f"{name}: {summary}{skipped}", *lines]))
-    return 0
+        content, lines = {"recipe": args.name, "readable": True}, [f"{args.name}: all files of [data] can be read"]
+    for name, (summary, fields, problems) in results.items():
+        skipped = f", {fields['bad']:,} skipped" if fields["bad"] else ""
+        lines.append("\n  ".join([f"{name}: {summary}{skipped}", *problems]))
+    show(args.json, content, lines)
 
 
 def _check_files(config: Any) -> dict[str, tuple[str, dict[str, Any], list[str]]]:

@@ -16,8 +16,8 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 
+from regard.commands import show
 from regard.errors import UserError
 
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.models.folder import find_device
     from regard.tasks.registry import load, task_for, task_of
     from regard.training.task import evaluate_bundle
@@ -52,11 +52,4 @@ def run(args: argparse.Namespace) -> int:
     if args.files and args.test is not None:
         raise UserError(f"--test {args.test}: is a set of the recipe, but --files names others; remove one of them")
     metrics = evaluate_bundle(task, bundle, options)
-    if args.json:
-        print(json.dumps(metrics, indent=1))
-        return 0
-    for name, one in metrics.items():
-        print(f"{name}:")
-        for line in task.format_metrics(one):
-            print(f"  {line}")
-    return 0
+    show(args.json, metrics, ("\n  ".join([f"{name}:", *task.format_metrics(one)]) for name, one in metrics.items()))

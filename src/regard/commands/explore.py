@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu or cuda (default: cpu)", default="cpu")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from regard.errors import MissingExtra, UserError
@@ -50,4 +50,3 @@ def run(args: argparse.Namespace) -> int:
     if args.link and not fragment:
         raise UserError(f"--link {args.link!r}: has no part after #, where a link keeps its state")
     serve(models, args.port, fragment, browser=not args.no_browser)
-    return 0

@@ -10,9 +10,9 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
+from regard.commands import show
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.files import staged
     from regard.interop import compare, export_folder
     from regard.models.folder import weights_of
@@ -40,17 +40,10 @@ def run(args: argparse.Namespace) -> int:
         report_check(difference)
         files = sorted(str(path.relative_to(fresh)) for path in fresh.rglob("*") if path.is_file())
     parameters = sum(tensor.numel() for tensor in weights_of(bundle.model).values())
-    if args.json:
-        result = {
-            "family": family, "parameters": parameters, "folder": args.hf, "files": files,
-            "difference": None if difference is None else difference.largest,
-        }  # fmt: skip
-        print(json.dumps(result, ensure_ascii=False))
-        return 0
-    print(f"{family}, {parameters:,} parameters: {args.folder} -> {args.hf} ({', '.join(files)})")
-    if difference is not None:
-        print(difference.summary)
-    return 0
+    result = {"family": family, "parameters": parameters, "folder": args.hf, "files": files}
+    line = f"{family}, {parameters:,} parameters: {args.folder} -> {args.hf} ({', '.join(files)})"
+    largest, summary = (difference.largest, [difference.summary]) if difference else (None, [])
+    show(args.json, {**result, "difference": largest}, [line, *summary])
 
 
 def report_check(difference: Difference | None) -> None:

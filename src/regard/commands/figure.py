@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--font", action="append", default=[], metavar="FILE", help="a font file for a PNG, besides the system's")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.files import write_atomically
 
     path = check_output(args.out)
@@ -49,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
         write_atomically(file, content)
         print(file)
     print(NOTE, file=sys.stderr)
-    return 0
 
 
 def contents(args: argparse.Namespace, path: Path, look: Look, before: Look | None) -> dict[Path, bytes]:

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="tokens for each mask (default: 5)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.predict.mask_predictor import MaskPredictor
 
     predictor = open_predictor(args, MaskPredictor)
@@ -41,4 +41,3 @@ def run(args: argparse.Namespace) -> int:
                 for rank, candidate in enumerate(candidates, 1):
                     write_row(number, mask, rank, candidate.token, candidate.probability)
             sys.stdout.flush()
-    return 0

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_search(parser, *names, n_best="samples", max_length="max_tokens")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.predict.generator import Generator, Sample
 
     if "" in args.stop:
@@ -66,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
         })  # fmt: skip
     if printer is not None and any(sample.ended == "context" for sample in samples):
         note("the context is full; --overflow slide drops the older half and continues")
-    return 0
 
 
 class Printer:

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON instead of the table")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.explore.examples import in_batches, read_examples
     from regard.explore.heads import measure, with_importance
     from regard.explore.importance import gradients, losses_when_off, mean_loss
@@ -70,14 +70,13 @@ def run(args: argparse.Namespace) -> int:
         write_atomically(path, content(path, facts, metrics))
     if args.json:
         print(json.dumps({**facts, "heads": [one.to_dict() for one in rows]}, ensure_ascii=False))
-        return 0
+        return
     print(f"{count:,} examples" + ("" if loss is None else f", loss {loss:.4f} nats per token"), end="\n\n")
     print("\n".join(table_of(rows)))
     what = "output (1 - cosine)" if loss is None else "loss in nats per token"
     print(f"\n{NOTE.format(what=what)}", file=sys.stderr)
     if path is not None:
         print(f"\n{path}")
-    return 0
 
 
 def table_of(metrics: Sequence[HeadMetrics]) -> list[str]:

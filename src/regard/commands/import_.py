@@ -10,8 +10,10 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
+
+from regard.commands import show
+from regard.commands.export import report_check
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
-    from regard.commands.export import report_check
+def run(args: argparse.Namespace) -> None:
     from regard.files import staged
     from regard.interop import compare, read_folder
     from regard.models import folder as runs
@@ -39,18 +40,12 @@ def run(args: argparse.Namespace) -> int:
         runs.save(imported.model, fresh, tokenizers=imported.tokenizers, recipe=recipe)
         files = sorted(path.name for path in fresh.iterdir())
     parameters = sum(tensor.numel() for tensor in runs.weights_of(imported.model).values())
-    if args.json:
-        result = {
-            "family": imported.family, "task": task, "parameters": parameters, "folder": str(output), "files": files,
-            "unused": imported.unused, "difference": None if difference is None else difference.largest,
-        }  # fmt: skip
-        print(json.dumps(result, ensure_ascii=False))
-        return 0
-    print(f"{imported.family}, {parameters:,} parameters: {args.folder} -> {output} ({', '.join(files)})")
-    if imported.unused:
-        print(f"skipped, since the model does not use them: {', '.join(imported.unused)}")
+    family, unused = imported.family, imported.unused
+    lines = [f"{family}, {parameters:,} parameters: {args.folder} -> {output} ({', '.join(files)})"]
+    if unused:
+        lines.append(f"skipped, since the model does not use them: {', '.join(unused)}")
     if not imported.tokenizers and imported.model.config.input == "tokens":
-        print("the folder has no tokenizer.json, so the model can only be used with token ids")
-    if difference is not None:
-        print(difference.summary)
-    return 0
+        lines.append("the folder has no tokenizer.json, so the model can only be used with token ids")
+    result = {"family": family, "task": task, "parameters": parameters, "folder": str(output), "files": files}
+    largest, summary = (difference.largest, [difference.summary]) if difference else (None, [])
+    show(args.json, {**result, "unused": unused, "difference": largest}, [*lines, *summary])

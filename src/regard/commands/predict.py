@@ -36,14 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--digits", type=int, choices=range(16), default=4, metavar="N", help="digits after the decimal point (4)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.predict.regressor import Regressor
 
     if args.file is not None and args.numbers:
         raise UserError(f"--file {args.file}: there are NUMBERS too; pass one of them")
     regressor = open_predictor(args, Regressor)
     if args.file is not None:
-        return predict_table(args, regressor)
+        predict_table(args, regressor)
+        return
     if regressor.channels != 1:
         raise UserError(f"{args.run}: reads {regressor.channels} channels; pass them as a table, with --file")
     name, outside, longest = "NUMBERS" if args.numbers else "standard input, line", list[float](), 0
@@ -62,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(" ".join(f"{value:.{args.digits}f}" for value in predicted), flush=True)
     warn(regressor, [outside], ("",), longest)
-    return 0
 
 
 def parse(where: str, text: str) -> list[float]:
@@ -95,7 +95,7 @@ def warn(regressor: Regressor, outside: list[list[float]], channels: Sequence[st
         note(f"{reason}; the prediction is unreliable")
 
 
-def predict_table(args: argparse.Namespace, regressor: Regressor) -> int:
+def predict_table(args: argparse.Namespace, regressor: Regressor) -> None:
     from regard.data.numeric import read_series
 
     if not Path(args.file).is_file():
@@ -111,8 +111,7 @@ def predict_table(args: argparse.Namespace, regressor: Regressor) -> int:
     warn(regressor, regressor.out_of_range(series), channels, max(len(series), len(predicted)))
     if args.json:
         write_json({"channels": list(channels), "predicted": predicted.tolist()})
-        return 0
+        return
     print(",".join(channels))
     for step in predicted.tolist():
         print(",".join(f"{value:.{args.digits}f}" for value in step))
-    return 0

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace an existing folder")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.explore.importance import mean_loss
     from regard.explore.inside import Inside
     from regard.files import staged
@@ -74,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
         unseen = "" if args.least is None else " that were not used to choose the heads"
         print(f"loss: {before:.4f} -> {after:.4f} nats per token, over {count:,} examples{unseen}")
     print(args.out)
-    return 0
 
 
 def choose(args: argparse.Namespace, inside: Inside) -> tuple[list[Any], list[Batch]]:

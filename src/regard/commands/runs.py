@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from regard.commands import aligned
+from regard.commands import aligned, show
 from regard.errors import UserError
 
 HEADERS = ("run", "task", "steps", "seconds", "loss", "best", "test")
@@ -24,19 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     folder = Path(args.folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder; name the one that holds the runs")
     runs = [run for path in sorted(folder.iterdir()) if (run := read(path)) is not None]
-    if args.json:
-        print(json.dumps(runs, indent=1))
-        return 0
-    if not runs:
+    if runs or args.json:
+        show(args.json, runs, aligned([HEADERS, *map(row, runs)], right=range(2, 6)))
+    else:
         print(f"{folder}: no runs yet; start with  regard train RECIPE", file=sys.stderr)
-        return 0
-    print("\n".join(aligned([HEADERS, *map(row, runs)], right=range(2, 6))))
-    return 0
 
 
 def read(folder: Path) -> dict[str, Any] | None:

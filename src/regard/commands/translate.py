@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_search(parser, *SEARCH)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from regard.predict.translator import Translator
 
     translator = open_predictor(args, Translator)
@@ -45,4 +45,3 @@ def run(args: argparse.Namespace) -> int:
                 write_text(args.json, number, prediction, config.n_best > 1, "translation", source=line)
             sys.stdout.flush()
             done += len(lines)
-    return 0

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
 Splitting = Literal["13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none"]  # sacrebleu's names
-_KANA, _HAN = (
-    re.compile(r"[\u3040-\u30ff\uff66-\uff9f]"),
-    re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]"),
-)
+_KANA = re.compile(r"[\u3040-\u30ff\uff66-\uff9f]")
+_HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]")
 _SOUTH_EAST = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # Thai, Lao, Burmese, Khmer
 
 
@@ -62,9 +60,8 @@ def score(hypotheses: Sequence[str], references: Sequence[str], splitting: Split
     from sacrebleu.metrics.chrf import CHRF
 
     if len(hypotheses) != len(references) or not references:
-        raise UserError(
-            f"{len(hypotheses)} hypotheses and {len(references)} references: pass one of each, for one line or more"
-        )
+        counts = f"{len(hypotheses)} hypotheses and {len(references)} references"
+        raise UserError(f"{counts}: pass one of each, for one line or more")
     plain = bleu_metric(splitting or natural_splitting(references))
     split = BLEU(tokenize="none", lowercase=True, force=True)
     bleu, tokenised = plain.corpus_score(hypotheses, [references]), split.corpus_score(hypotheses, [references])
@@ -88,8 +85,6 @@ def bleu_metric(splitting: str) -> BLEU:
     try:
         return BLEU(tokenize=splitting, force=True)
     except (ImportError, RuntimeError) as error:
-        language = splitting.partition("-")[0]
-        raise UserError(
-            f"tokenize = {splitting!r} needs a missing package ({str(error).strip().splitlines()[0]}): "
-            f"pip install 'sacrebleu[{language}]', or use 'char'"
-        ) from None
+        reason, language = str(error).strip().splitlines()[0], splitting.partition("-")[0]
+        remedy = f"pip install 'sacrebleu[{language}]', or use 'char'"
+        raise UserError(f"tokenize = {splitting!r} needs a missing package ({reason}): {remedy}") from None

@@ -47,13 +47,10 @@ def evaluate_classes(probabilities: Tensor, labels: Tensor, classes: Sequence[st
     """All metrics of probabilities [N, C] for examples with these `labels` [N]."""
     count = len(labels)
     if not count or probabilities.shape != (count, len(classes)):
-        raise UserError(
-            f"probabilities {list(probabilities.shape)} for {count} examples and {len(classes)} classes: give one row "
-            "for each example, at least one, and one column for each class"
-        )
+        shapes = f"probabilities {list(probabilities.shape)} for {count} examples and {len(classes)} classes"
+        raise UserError(f"{shapes}: give one row for each example, at least one, and one column for each class")
     probabilities, labels = probabilities.detach().double().cpu(), labels.cpu()
-    confidence, predicted = probabilities.max(dim=1)
-    size = len(classes)
+    (confidence, predicted), size = probabilities.max(dim=1), len(classes)
     confusion = (labels * size + predicted).bincount(minlength=size * size).view(size, size)
     hit, support, named = confusion.diagonal().double(), confusion.sum(dim=1).double(), confusion.sum(dim=0).double()
     precision, recall = hit / named.clamp_min(1), hit / support.clamp_min(1)

@@ -83,14 +83,12 @@ def format_regression(metrics: dict[str, Any]) -> list[str]:
             f"{metrics['last_mse']:.4f}; last season {metrics['seasonal_mae']:.4f}, {metrics['seasonal_mse']:.4f})",
             f"{metrics['windows']:,} windows, in units of each channel's standard deviation",
         ]
-    return [
+    lines = [
         f"MAE {metrics['mae']:.4f}  within {metrics['tolerance']:g}: {metrics['within']:.2%}  "
         f"largest error {metrics['largest']:.4f}",
         f"{metrics['sequences']:,} sequences; MAE {metrics['forced_mae']:.4f} with teacher forcing, "
         f"{metrics['naive_mae']:.4f} without a model",
-        *(
-            [f"10 20 30 40 50: largest error {metrics['largest_of_example']:.4f}"]
-            if "largest_of_example" in metrics
-            else []
-        ),
     ]
+    if "largest_of_example" in metrics:
+        lines.append(f"10 20 30 40 50: largest error {metrics['largest_of_example']:.4f}")
+    return lines
