@@ -163,7 +163,7 @@ def test_the_command(address, tmp_path, monkeypatch, capsys) -> None:
         (["get"], "name a data set"),
         (["check"], "name a recipe"),
         (["list", "multi30k"], "regard data get multi30k"),
-        (["list", "-o", "x"], "has no option -o"),
+        (["list", "-o", "x"], "has no option --out"),
         (["get", "multi30k", "--skip-bad-lines"], "belongs to  regard data check"),
         (["get", "nothing"], "unknown data set"),
         (["check", "no-such-recipe.toml"], "no such file"),

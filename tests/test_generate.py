@@ -192,7 +192,7 @@ def test_the_context_ends_or_slides():
 
 def test_a_long_prompt_is_an_error_or_loses_its_beginning():
     generator = make(position="learned", max_length=8)
-    with pytest.raises(UserError, match=r"the prompt has 9 tokens, but the context has room for 8.*--overflow slide"):
+    with pytest.raises(UserError, match=r"the prompt has 9 tokens, but the context has 8.*--overflow slide"):
         generator.generate("123456789")
     slid = generator.generate("123456789", config=LIKELIEST, overflow="slide")[0]
     assert slid.ids == generator.generate("23456789", config=LIKELIEST, overflow="slide")[0].ids
@@ -203,7 +203,7 @@ def test_other_mistakes():
     for settings, message in (
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": "a", "context": 9}, "end at max_length = 8"),
-        ({"prompt": "a", "context": 0}, "give 1 or more tokens"),
+        ({"prompt": "a", "context": 0}, "must be 1 or more tokens"),
         ({"prompt": "a", "overflow": "jump"}, "overflow = 'jump'"),
         ({"prompt": "\udcff"}, "half a surrogate pair"),
     ):

@@ -28,9 +28,9 @@ from typing import Any, Protocol
 
 def positive(text: str) -> int:
     """The number of an option that must be 1 or more."""
-    if not text.isdecimal() or int(text) < 1:
+    if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
-    return int(text)
+    return number
 
 
 def show(as_json: bool, content: Any, lines: Iterable[str]) -> None:

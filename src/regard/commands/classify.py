@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--files {args.files[0]}: there is a TEXT too; pass one of them")
     if args.column is not None and not args.files:
         raise UserError(f"--column {args.column}: is a column of --files, and there are none")
-    classifier = open_predictor(args, TextClassifier, ImageClassifier)
+    classifier: TextClassifier | ImageClassifier = open_predictor(args, TextClassifier, ImageClassifier)
     images, files = isinstance(classifier, ImageClassifier), args.text or args.files
     if images and (not files or args.column is not None):
         raise UserError(f"{args.run}: reads images; pass image files, such as  classify {args.run} image.png")
