@@ -49,34 +49,34 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--files {args.files[0]}: there is a TEXT too; pass one of them")
     if args.column is not None and not args.files:
         raise UserError(f"--column {args.column}: is a column of --files, and there are none")
-    classifier: TextClassifier | ImageClassifier = open_predictor(args, TextClassifier, ImageClassifier)
+    classifier = open_predictor(args, TextClassifier, ImageClassifier)
     images, files = isinstance(classifier, ImageClassifier), args.text or args.files
     if images and (not files or args.column is not None):
         raise UserError(f"{args.run}: reads images; pass image files, such as  classify {args.run} image.png")
-    kind, truncated = "image" if images else "text", 0
+    kind, truncated = "image" if images else "text", []
     column = classifier.bundle.table("data").get("text")
     chunks = iter([[Input(file) for file in files]]) if images else read_inputs(args, column, classifier.BATCH)
     with opened(args.out) as out:
         predicted = ((chunk, classifier.predict([one.text for one in chunk])) for chunk in chunks)
         first = next(predicted, ([], []))  # an error comes before the header of the table
         if not args.json:
-            write_row("label", *classifier.classes, kind, out=out)
+            write_row("label", *classifier.bundle.classes, kind, out=out)
         for chunk, predictions in chain([first], predicted):
             for one, prediction in zip(chunk, predictions, strict=True):
-                if images and prediction.note is not None:
+                if images and prediction.note:
                     note(f"{one.text}: {prediction.note}")
-                truncated += prediction.note is not None and not images
+                elif prediction.note:
+                    truncated.append(prediction.note)
                 if args.json:
-                    found: dict[str, Any] = {
-                        kind: one.text, "label": prediction.label, "probabilities": prediction.probabilities
-                    }  # fmt: skip
-                    write_json(found if one.file is None else {**found, "file": one.file, "row": one.row}, out)
+                    row = {} if one.file is None else {"file": one.file, "row": one.row}
+                    result = {"label": prediction.label, "probabilities": prediction.probabilities}
+                    write_json({kind: one.text, **result, **row}, out)
                 else:
                     write_row(prediction.label, *prediction.probabilities.values(), one.text, out=out)
             out.flush()
     if truncated:
-        texts = "1 text was" if truncated == 1 else f"{truncated:,} texts were"
-        note(f"{texts} truncated to the model's {classifier.max_length} tokens")
+        texts = "1 text was" if len(truncated) == 1 else f"{len(truncated):,} texts were"
+        note(f"{texts} {truncated[0]}")
     if not images and (named := [text for text in args.text if _names_file(text)]):
         note(f"{name_some(named)}: the name of a file, and the name itself was classified; --files reads files")
 
