@@ -197,11 +197,12 @@ def test_the_largest_weights_come_first() -> None:
     part = look.parts["decoder"]
     (mean,) = attended(look, part, layer=None, head=None, top=2, each=False)
     stacked = torch.cat(part.weights).mean(dim=0)
-    for row, (label, keys) in zip(stacked, mean.rows, strict=True):
+    for query, (row, token) in enumerate(zip(stacked, mean.tokens, strict=True)):
         best = row.topk(2)
-        told = [(at, weight) for at, _, weight in keys]
+        told = [(key["at"], key["weight"]) for key in token["attends_to"]]
         assert told == [(at, w) for at, w in zip(best.indices.tolist(), best.values.tolist(), strict=True) if w > 0]
-        assert label == part.rows[mean.rows.index((label, keys))]
+        assert (token["at"], token["token"]) == (query, part.rows[query])
+        assert all(key["token"] == part.columns[key["at"]] for key in token["attends_to"])
     every = attended(look, part, layer=None, head=None, top=1, each=True)
     assert [(one.layer, one.head) for one in every] == [(layer, head) for layer in (0, 1) for head in range(4)]
     assert json.dumps(every[0].to_dict())

@@ -57,7 +57,7 @@ def test_every_kind_of_part_is_rendered(tmp_path: Path) -> None:
     for words in ("Errors", "steps ahead", "Caption of the chart.", "dog 0.90", "Caption of the images."):
         assert words in text
     assert page.count(" wrong</td>") == 1  # graded examples only
-    assert len(re.findall(r'<image x="', page)) == 2  # the gallery
+    assert len(re.findall(r'<image width="96"', page)) == 2  # the gallery
     assert '<td class="number">1</td><td class="token">two  blanks</td>' in page
 
 

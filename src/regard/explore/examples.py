@@ -71,17 +71,17 @@ class Example:
     expected: Tensor | None = None  # [N], or a class []
 
 
-def read_examples(inside: Inside, files: Sequence[str], limit: int, seed: int = 1) -> list[Example]:
+def read_examples(inside: Inside, files: Sequence[str], limit: int) -> list[Example]:
     """The first `limit` examples in `files`."""
     if limit < 1:
         raise UserError(f"limit = {limit}: must be 1 or more")
-    examples = list(islice(_examples(inside, files, limit, seed), limit))
+    examples = list(islice(_examples(inside, files, limit), limit))
     if not examples:
         raise UserError(f"{', '.join(files)}: contains no example that the model can read")
     return examples
 
 
-def _examples(inside: Inside, files: Sequence[str], limit: int, seed: int) -> Iterator[Example]:
+def _examples(inside: Inside, files: Sequence[str], limit: int) -> Iterator[Example]:
     config = inside.config
     if config.input == "tokens" and config.output_head == "classes":
         for row in read_labelled(files, _columns(inside, files)):
@@ -97,7 +97,7 @@ def _examples(inside: Inside, files: Sequence[str], limit: int, seed: int) -> It
     if config.architecture == "decoder":
         yield from _pieces(inside, (piece.text for piece in texts))
         return
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     for line in "".join(piece.text + "\n" * piece.ends for piece in islice(texts, limit)).splitlines():
         if line.strip():
             yield _of_line(inside, line, generator)
@@ -113,10 +113,8 @@ def _columns(inside: Inside, files: Sequence[str]) -> LabelData:
 
 def _of_pair(inside: Inside, source: str, target: str, where: str, folder: Path = Path()) -> Example:
     """A text or an image (a file in `folder`), and its translation, caption or class."""
-    reader, (text, image) = (
-        inside.reader,
-        (source, None) if inside.config.input == "tokens" else (None, folder / source),
-    )
+    reader = inside.reader
+    text, image = (source, None) if inside.config.input == "tokens" else (None, folder / source)
     try:
         input = reader.read(text, image, truncate=not reader.writes)
         if not reader.writes:

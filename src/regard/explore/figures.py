@@ -15,9 +15,9 @@ what the weights are a mean of.
 from __future__ import annotations
 
 import math
-import unicodedata
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -214,12 +214,12 @@ def _choices(top: Sequence[Choice]) -> str:
 
 @dataclass(frozen=True)
 class Attended:
-    """The keys that the queries of one map attend to: (position, label, weight) of the largest weights of each."""
+    """The keys that the queries of one map attend to."""
 
     part: str
     layer: int | None  # None: mean of all layers
     head: int | None  # None: mean of the heads
-    rows: tuple[tuple[str, tuple[tuple[int, str, float], ...]], ...]
+    tokens: list[dict[str, Any]]  # of each query: token, at, attends_to: token, at and weight of the largest weights
 
     @property
     def title(self) -> str:
@@ -228,11 +228,7 @@ class Attended:
         return f"{TITLES[self.part]}, {layers}{heads}"
 
     def to_dict(self) -> dict[str, Any]:
-        rows = [
-            {"token": label, "at": at, "attends_to": [{"at": k, "token": key, "weight": w} for k, key, w in keys]}
-            for at, (label, keys) in enumerate(self.rows)
-        ]
-        return {"part": self.part, "layer": self.layer, "head": self.head, "tokens": rows}
+        return asdict(self)
 
 
 def attended(look: Look, part: Part, *, layer: int | None, head: int | None, top: int, each: bool) -> list[Attended]:
@@ -243,36 +239,36 @@ def attended(look: Look, part: Part, *, layer: int | None, head: int | None, top
     heads = [one for name, *one in look.inside.anatomy.heads if name == part.name]
     chosen = [(at, index) for at, index in heads if layer in (None, at) and head in (None, index)]
     if each:
-        return [_rows(part, at, index, part.weights[at][index], top) for at, index in chosen]
+        return [Attended(part.name, at, index, _largest(part, part.weights[at][index], top)) for at, index in chosen]
     mean = torch.stack([part.weights[at][index] for at, index in chosen]).mean(dim=0)
-    return [_rows(part, layer, head, mean, top)]
+    return [Attended(part.name, layer, head, _largest(part, mean, top))]
 
 
-def _rows(part: Part, layer: int | None, head: int | None, weights: Tensor, top: int) -> Attended:
-    values, keys = weights.sort(dim=-1, descending=True, stable=True)
-    rows = []
-    for label, largest, indices in zip(part.rows, values[:, :top].tolist(), keys[:, :top].tolist(), strict=True):
-        rows.append((label, tuple((at, part.columns[at], w) for at, w in zip(indices, largest, strict=True) if w > 0)))
-    return Attended(part.name, layer, head, tuple(rows))
+def _largest(part: Part, weights: Tensor, top: int) -> list[dict[str, Any]]:
+    values, keys = (side[:, :top].tolist() for side in weights.sort(dim=-1, descending=True, stable=True))
+    tokens = []
+    for query, label in enumerate(part.rows):
+        pairs = zip(keys[query], values[query], strict=True)
+        largest = [{"at": at, "token": part.columns[at], "weight": weight} for at, weight in pairs if weight > 0]
+        tokens.append({"token": label, "at": query, "attends_to": largest})
+    return tokens
 
 
 def as_text(attended: Attended) -> str:
-    """A line per token: the token, then what it attends to."""
-    positions: dict[str, set[int]] = {}  # of each key; one with several positions is printed with its position
-    for _, keys in attended.rows:
-        for at, key, _ in keys:
-            positions.setdefault(key, set()).add(at)
+    """A line per token: the token, then what it attends to; a key that occurs several times, with its position."""
+    keys = {(key["token"], key["at"]) for token in attended.tokens for key in token["attends_to"]}
+    count = Counter(label for label, _ in keys)
     rows = []
-    for label, keys in attended.rows:
-        texts = [f"{token_label(key)}{f'[{at}]' * (len(positions[key]) > 1)} {weight:.2f}" for at, key, weight in keys]
-        rows.append([f"  {token_label(label)}", "   ".join(texts)])
+    for token in attended.tokens:
+        largest = [(key["token"], key["at"], key["weight"]) for key in token["attends_to"]]
+        texts = [f"{token_label(key)}{f'[{at}]' * (count[key] > 1)} {weight:.2f}" for key, at, weight in largest]
+        rows.append([f"  {token_label(token['token'])}", "   ".join(texts)])
     return "\n".join([attended.title, *lines_of(rows, [False, False])])
 
 
 def screen_width(text: str) -> int:
     """Terminal columns of a text: two per wide character, none for marks."""
-    visible = (char for char in text if unicodedata.category(char) not in ("Mn", "Me", "Cf"))
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in visible)
+    return round(text_width(text, 2, narrow=0.5))
 
 
 def lines_of(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:

@@ -240,27 +240,32 @@ def image_panels(
     stack, name = as_array(weights, (len(names), down * across)), "Attention over the image"
     if not stack.size:
         return empty_figure(title or name, "There is nothing to show.")
-    per_row = columns or min(len(names) + 1, ACROSS)
-    top, step, tall = 24 + 26 * bool(title), PANEL + 14, PANEL + 44
-    size = f'width="{PANEL}" height="{PANEL}"'
-    grey = _element(_grey(pixels), size)
+    grey = _element(_grey(pixels), PANEL)
     mark = f"image-{zlib.crc32(grey.encode()):08x}"  # a page may hold several figures, each with its image
-    parts = [f'<defs><g id="{mark}">{grey}</g></defs>']
-    panels = [] if columns else [("the image", "", _element(_rgb(pixels), size))]
+    frame = f'<path class="rule" d="M0 0h{PANEL}v{PANEL}H0z"/>'
+    panels = [] if columns else [(_element(_rgb(pixels), PANEL) + frame, ["the image"])]
     for label, row in zip(names, stack, strict=True):
-        overlay = f'<use href="#{mark}"/>{_overlay(row, down, across, label)}'
-        panels.append((token_label(label, PANEL), f"max {np.fmax.reduce(row, None):.2f}", overlay))
-    for index, (caption, largest, content) in enumerate(panels):
-        x, y = 16 + index % per_row * step, top + index // per_row * tall
-        frame = f'<path class="rule" d="M0 0h{PANEL}v{PANEL}H0z"/>'
-        parts.append(f'<g transform="translate({x} {y})">{content}{frame}</g>')
-        parts.append(svg_text(x, y + PANEL + 17, caption) + svg_text(x, y + PANEL + 32, largest, "mute small"))
-    bottom = top + math.ceil(len(panels) / per_row) * tall
+        overlay = f'<use href="#{mark}"/>{_overlay(row, down, across, label)}{frame}'
+        panels.append((overlay, [token_label(label, PANEL), f"max {np.fmax.reduce(row, None):.2f}"]))
+    parts, width, bottom = _in_rows(panels, columns or ACROSS, PANEL, 14, 24 + 26 * bool(title))
+    parts.append(f'<defs><g id="{mark}">{grey}</g></defs>')
     notes = notes_on(stack, "Orange: attention, each panel up to its own largest weight.")
     parts += [svg_text(16, bottom + 18 + 20 * i, note, "mute") for i, note in enumerate(notes)]
-    width = max(32 + min(len(panels), per_row) * step, 440)
     about = f"{len(names)} panels over an image of {down} by {across} patches. {' '.join(notes)}"
-    return svg_frame(width, bottom + 10 + 20 * len(notes), title, about, "".join(parts), name=name)
+    return svg_frame(max(width, 440), bottom + 10 + 20 * len(notes), title, about, "".join(parts), name=name)
+
+
+def _in_rows(
+    panels: Sequence[tuple[str, Sequence[str]]], across: int, side: int, gap: int, top: int
+) -> tuple[list[str], int, int]:
+    """Panels (content, lines of the caption below it), `across` per row; and the width and the end of all rows."""
+    lines = max((len(caption) for _, caption in panels), default=0)
+    step, tall, parts = side + gap, side + 18 + 17 * lines, []
+    for index, (content, caption) in enumerate(panels):
+        x, y = 16 + index % across * step, top + index // across * tall
+        parts.append(f'<g transform="translate({x} {y})">{content}</g>')
+        parts += [svg_text(x, y + side + 16 + 17 * at, text, "mute" * (at > 0)) for at, text in enumerate(caption)]
+    return parts, 32 + min(len(panels), across) * step, top + math.ceil(len(panels) / across) * tall
 
 
 def _overlay(row: np.ndarray, down: int, across: int, name: str) -> str:
@@ -287,23 +292,18 @@ def _rgb(pixels: np.ndarray) -> np.ndarray:
     return pixels[:3] if pixels.shape[0] in (3, 4) else _grey(pixels)
 
 
-def _element(rgb: np.ndarray, box: str) -> str:
+def _element(rgb: np.ndarray, side: int) -> str:
     """[3, height, width] between 0 and 1 as an <image>."""
     data = png_uri(np.rint(rgb * 255).astype(np.uint8).transpose(1, 2, 0))
-    return f'<image {box} preserveAspectRatio="none" href="{data}"/>'
+    return f'<image width="{side}" height="{side}" preserveAspectRatio="none" href="{data}"/>'
 
 
 def gallery(images: Any, captions: Sequence[str], *, title: str = "Images") -> str:
     """Images [n, channels, height, width] between 0 and 1 in rows, with the lines of its caption below each."""
-    lines = max((caption.count("\n") + bool(caption) for caption in captions), default=0)
-    step, tall, parts = THUMBNAIL + 40, THUMBNAIL + 18 + 17 * lines, []
-    for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
-        x, y = 16 + index % ACROSS * step, 16 + index // ACROSS * tall
-        pixels = np.clip(np.asarray(image, dtype=np.float64), 0, 1)
-        parts.append(_element(_rgb(pixels), f'x="{x}" y="{y}" width="{THUMBNAIL}" height="{THUMBNAIL}"'))
-        for line, text in enumerate(caption.split("\n") if caption else ()):
-            label = token_label(text, THUMBNAIL + 34)
-            parts.append(svg_text(x, y + THUMBNAIL + 16 + 17 * line, label, "mute" * (line > 0)))
-    rows = math.ceil(len(captions) / ACROSS)
+    panels = []
+    for image, caption in zip(images, captions, strict=True):
+        content = _element(_rgb(np.clip(np.asarray(image, dtype=np.float64), 0, 1)), THUMBNAIL)
+        panels.append((content, [token_label(text, THUMBNAIL + 34) for text in caption.splitlines()]))
+    parts, width, bottom = _in_rows(panels, ACROSS, THUMBNAIL, 40, 16)
     about = f"{len(captions)} images. {'; '.join(caption.replace(chr(10), ' ') for caption in captions if caption)}"
-    return svg_frame(16 + min(len(captions), ACROSS) * step, 16 + rows * tall, "", about, "".join(parts), name=title)
+    return svg_frame(width, bottom, "", about, "".join(parts), name=title)

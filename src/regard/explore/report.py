@@ -131,9 +131,8 @@ def _value(one: HeadMetrics) -> float:
 
 def head_maps(metrics: Sequence[HeadMetrics]) -> str:
     """All parts in one figure, one below the other."""
-    figures = [head_map(metrics, part) for part in dict.fromkeys(one.part for one in metrics)]
     body, wide, top = "", 0.0, 0.0
-    for svg in figures:
+    for svg in (head_map(metrics, part) for part in dict.fromkeys(one.part for one in metrics)):
         width, height = svg_size(svg)
         body += f'<g transform="translate(0 {top:.0f})">{svg}</g>'
         wide, top = max(wide, width), top + height

@@ -204,12 +204,11 @@ def to_png(svg: str, *, zoom: float = 2.0, fonts: Sequence[str | Path] = ()) -> 
             f"the image would have {width * zoom:.0f} x {height * zoom:.0f} pixels, more than {LARGEST} per side: "
             "lower --zoom, show fewer layers, or write .svg"
         )
-    for font in fonts:
-        if not Path(font).is_file():
+    for font in map(Path, fonts):
+        if not font.is_file():
             raise UserError(f"--font {font}: there is no such file")
-        with open(font, "rb") as file:
-            if file.read(4) not in FONT_SIGNATURES:
-                raise UserError(f"--font {font}: is not a font file; give a .ttf, .otf or .ttc file")
+        if not font.read_bytes().startswith(FONT_SIGNATURES):
+            raise UserError(f"--font {font}: is not a font file; give a .ttf, .otf or .ttc file")
     files = [str(font) for font in fonts]
     missing = characters_without_font(unescape("".join(_LABEL.findall(svg))), files)
     if missing:
@@ -223,9 +222,7 @@ def characters_without_font(text: str, fonts: Sequence[str] = ()) -> list[str]:
     """The characters of `text` that are rendered like one that no font has, although they are visible."""
 
     def alone(char: str) -> bytes:
-        label = f'<text x="8" y="24">{escape(char)}</text>'
-        head = '<svg xmlns="http://www.w3.org/2000/svg" class="rg" width="40" height="40">'
-        return _render(f"{head}<style>{STYLE}</style>{label}</svg>", 1.0, fonts)
+        return _render(svg_frame(40, 40, "", "", svg_text(8, 24, char)), 1.0, fonts)
 
     box = alone(NO_CHARACTER)
     visible = {char for char in text if unicodedata.category(char) not in ("Zs", "Zl", "Zp", "Cc", "Cf", "Mn")}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
 from regard.models.recipe import RECIPE
-from regard.settings import read_toml
+from regard.settings import from_dict, read_toml
 
 if TYPE_CHECKING:
     from regard.explore.changes import Changes
@@ -183,7 +183,6 @@ def is_run(folder: Path) -> bool:
 def _generated(table: dict[str, Any]) -> list[str]:
     """Inputs for a model whose data come from a generator."""
     from regard.data.pairs import Generator
-    from regard.settings import from_dict
 
     try:
         return [pair.source for pair in from_dict(Generator, {**table, "test": 3}, "data.generator.").pairs("test")]
