@@ -104,5 +104,5 @@ def test_perfect_answers():
 
 @pytest.mark.parametrize(("answers", "references"), [(["a"], ["a", "b"]), ([], []), (["a"], [])])
 def test_a_mismatch_is_an_error_with_both_numbers(answers, references):
-    with pytest.raises(UserError, match=rf"{len(answers)} answers and {len(references)} references"):
+    with pytest.raises(UserError, match=rf"{len(answers)} hypotheses and {len(references)} references"):
         score(answers, references)
