@@ -43,6 +43,13 @@ def check_at_least(settings: object, **least: float) -> None:
             raise UserError(f"{name} = {getattr(settings, name)}: must be {bound} or more")
 
 
+def check_fractions(settings: object, *names: str) -> None:
+    """Check fractions and probabilities: at least 0 and below 1."""
+    for name in names:
+        if not 0 <= getattr(settings, name) < 1:
+            raise UserError(f"{name} = {getattr(settings, name)}: must be at least 0 and below 1, such as 0.1")
+
+
 def _widened(kind: Any, value: Any) -> Any:
     """An integer as a float where the annotation is float, also in a tuple."""
     if get_origin(kind) is tuple and isinstance(value, tuple):

@@ -40,11 +40,11 @@ from regard.data.batch import PairBatch, Tensors, pad_rows
 from regard.data.images import ImageData, list_set, store_pixels
 from regard.data.lines import Notes, Problem
 from regard.data.scenes import HELD_OUT, NOUNS, SIZES, Phrase, SceneMaker, Scenes, split_pair
-from regard.data.sets import DataConfig, Files, check_files, check_word_dropout, find_files
+from regard.data.sets import DataConfig, Files
 from regard.data.streams import Ahead
 from regard.data.tables import TABLES, Row, Rows, Table, column_names, table_kind, text
 from regard.errors import UserError, suggest
-from regard.settings import check_at_least, check_types
+from regard.settings import check_at_least, check_fractions, check_types
 from regard.text.tokenizer import Tokenizer
 
 ENDINGS = (".npy", ".safetensors")  # of features
@@ -68,8 +68,6 @@ class ScenesData:
     sizes: Files = tuple(SIZES)
 
     def __post_init__(self) -> None:
-        for name in ("items", "test_items", "held_out", "nouns", "sizes"):
-            check_files(name, getattr(self, name))
         check_types(self)
         check_at_least(self, train=1, valid=1, test=1, common=0)
         for name, words, known, least in (("nouns", self.nouns, NOUNS, 2), ("sizes", self.sizes, SIZES, 1)):
@@ -96,7 +94,7 @@ class CaptionData(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word_dropout(self.word_dropout)
+        check_fractions(self, "word_dropout")
         if self.max_length < 2:
             raise UserError(f"max_length = {self.max_length}: a token and its end make 2; give 2 or more")
 
@@ -123,7 +121,7 @@ def read_captions(
     sizes = [size]
 
     def scan(notes: Notes) -> Iterator[Captioned | Problem]:
-        for path in find_files(files, config.folder):
+        for path in config.find(files):
             check_columns(path)
             columns, convert = (column, "caption", "key"), {"caption": _caption, "key": _key}
             for row in Table(path, columns, notes, optional=("key",), convert=convert, remedy=f"Write  {example}"):

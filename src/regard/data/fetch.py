@@ -84,7 +84,8 @@ def fetch(dataset: Dataset, folder: str | Path, timeout: float = TIMEOUT) -> lis
             try:
                 _download(file, folder / file.name, timeout, bar)
             except (ValueError, OSError, http.client.HTTPException) as error:  # ValueError: ours, or a bad URL
-                raise UserError(_by_hand(dataset, missing[at:], folder, file, _reason(error, timeout))) from None
+                reason = str(error) or type(error).__name__
+                raise UserError(_by_hand(dataset, missing[at:], folder, file, reason)) from None
     return [folder / file.name for file in dataset.files]
 
 
@@ -122,15 +123,6 @@ def _download(file: Remote, path: Path, timeout: float, bar: tqdm) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _reason(error: Exception, timeout: float) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"the server responded {error.code} {error.reason}"
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(cause, TimeoutError):
-        return f"no response within {timeout:g} s"
-    return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
 
 
 def _by_hand(dataset: Dataset, missing: Sequence[Remote], folder: Path, failed: Remote, reason: str) -> str:

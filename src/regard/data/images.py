@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from regard.data.columns import Column, Writer, prepare
 from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes
-from regard.data.sets import DataConfig, Files, find_files, fingerprint, home
+from regard.data.sets import DataConfig, Files, fingerprint, home
 from regard.data.tables import Rows
 from regard.errors import MissingExtra, UserError, suggest
 
@@ -58,6 +58,11 @@ class ImageData(DataConfig):
         if len(set(self.classes)) < len(self.classes):
             raise UserError(f"classes = {list(self.classes)}: names one twice")
 
+    def find(self, files: Sequence[str]) -> list[Path]:
+        """All of them folders, or files."""
+        folders = [home(self.folder) / home(name) for name in files]
+        return folders if all(folder.is_dir() for folder in folders) else super().find(files)
+
 
 @dataclass(frozen=True)
 class Listed:
@@ -68,15 +73,9 @@ class Listed:
     labels: Tensor  # [N]
 
 
-def find_set(files: Sequence[str], config: ImageData) -> list[Path]:
-    """All of them folders, or files; a UserError unless they exist."""
-    folders = [home(config.folder) / home(name) for name in files]
-    return folders if all(folder.is_dir() for folder in folders) else find_files(files, config.folder)
-
-
 def list_set(files: Sequence[str], config: ImageData, classes: Sequence[str]) -> Listed:
     """Find the images of a set; `classes` are known, or empty where idx labels only count them."""
-    paths = find_set(files, config)
+    paths = config.find(files)
     if paths[0].is_dir():
         return _list_folders(paths, classes)
     if len(paths) != 2:
@@ -124,7 +123,7 @@ def read_idx(path: Path) -> Tensor:
 
 def folder_classes(files: Sequence[str], config: ImageData) -> tuple[str, ...]:
     """The classes that the folders of a set have, in order of name; () for idx files."""
-    folders = find_set(files, config)
+    folders = config.find(files)
     if not folders[0].is_dir():
         return ()
     names = {entry.name for folder in folders for entry in folder.iterdir() if _is_class(entry)}

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from regard.data.lines import Notes, Problem
-from regard.data.sets import DataConfig, check_word_dropout
+from regard.data.sets import DataConfig
 from regard.data.tables import Report, Row, Rows, Table, label
 from regard.errors import UserError, suggest
+from regard.settings import check_fractions
 
 MOST = 1000  # classes that are taken from the data; with more of them, the column is probably the wrong one
 REMEDY = "Set text and label in [data] to the names of the columns; header = false if the first line is data"
@@ -47,7 +48,7 @@ class LabelData(DataConfig):
             object.__setattr__(self, "class_weights", floats)
         super().__post_init__()
         self.check_valid_fraction(self.valid_fraction)
-        check_word_dropout(self.word_dropout)
+        check_fractions(self, "word_dropout")
         if self.text == self.label:
             raise UserError(f"text = label = {self.text!r}: name two different columns")
         if not self.header and not (self.text.isdecimal() and self.label.isdecimal() and "0" not in self.columns):

@@ -35,10 +35,10 @@ from torch import Tensor
 
 from regard.data.batch import Tensors, pad_rows
 from regard.data.lines import Notes, Problem
-from regard.data.sets import DataConfig, Files, find_files
+from regard.data.sets import DataConfig, Files
 from regard.data.tables import Row, Rows, Table, column_names, read_rows, table_kind
 from regard.errors import UserError
-from regard.settings import check_at_least, check_types
+from regard.settings import check_at_least, check_fractions, check_types
 
 Pair = tuple[list[float], list[float]]
 DAY, WEEK = 24, 168  # the two periods of a seasonal series
@@ -107,9 +107,7 @@ class NumberData(DataConfig):
         check_at_least(self, longest=1, context=0, horizon=1, period=1)
         if not self.tolerance > 0:
             raise UserError(f"tolerance = {self.tolerance}: must be greater than 0")
-        for name in ("valid_fraction", "test_fraction"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)}: must be at least 0 and below 1, such as 0.1")
+        check_fractions(self, "valid_fraction", "test_fraction")
         if (held := self.valid_fraction + self.test_fraction) >= 1:
             raise UserError(f"valid_fraction + test_fraction = {held}: leaves nothing to learn from")
         if len(self.mean) != len(self.std) or any(not scale > 0 for scale in self.std):
@@ -220,7 +218,7 @@ def _series(data: NumberData) -> NumberSets:
         series = [seasonal_series(data.seasonal)]
         channels = tuple(f"channel {number}" for number in range(1, data.seasonal.channels + 1))
     else:
-        series, channels = read_series(find_files(data.train, data.folder), data.columns)
+        series, channels = read_series(data.find(data.train), data.columns)
         print(f"note: channels: {', '.join(channels)}", file=sys.stderr)
     border, last = 1 - data.valid_fraction - data.test_fraction, 1 - data.test_fraction
     data = _with_scale(data, torch.cat([one[: int(border * len(one))] for one in series]), channels)
@@ -228,16 +226,13 @@ def _series(data: NumberData) -> NumberSets:
     windows = Windows([scale.normalize(one) for one in series], data.context, data.horizon)
     parts = {"train": (0.0, border), "valid": (border, last), "test": (last, 1.0)}
     starts = {name: windows.starts(*part) for name, part in parts.items() if part[0] < part[1]}
-    for name, at in starts.items():
-        if not len(at):
-            lengths = ", ".join(f"{len(one):,}" for one in series)
-            raise UserError(
-                f"data.{name}: no window of {data.context} + {data.horizon} steps fits into its part of {lengths} "
-                "steps; give a longer series, or lower context or horizon"
-            )
-    train = starts.pop("train")
-    rows = {name: windows.batch(at) for name, at in starts.items()}
-    return NumberSets(data, channels, rows, windows, train)
+    if empty := [name for name, at in starts.items() if not len(at)]:
+        raise UserError(
+            f"data.{empty[0]}: no window of {data.context} + {data.horizon} steps fits into its part of "
+            f"{', '.join(f'{len(one):,}' for one in series)} steps; give a longer series, or lower context or horizon"
+        )
+    rows = {name: windows.batch(at) for name, at in starts.items() if name != "train"}
+    return NumberSets(data, channels, rows, windows, starts["train"])
 
 
 def _pairs(data: NumberData) -> NumberSets:
@@ -327,7 +322,7 @@ def read_number_pairs(files: Sequence[str], config: NumberData) -> list[Pair]:
         return numbers
 
     def scan(notes: Notes) -> Iterator[Pair | Problem]:
-        for path in find_files(files, config.folder):
+        for path in config.find(files):
             columns = ("source", "target") if table_kind(path) in ("jsonl", "parquet") else ("1", "2")
             convert = dict.fromkeys(columns, sequence)
             for row in Table(path, columns, notes, header=False, convert=convert):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from regard.errors import MissingFiles, UserError
-from regard.settings import check_types, to_dict
+from regard.settings import check_fractions, check_types, to_dict
 
 Files = tuple[str, ...]
 
@@ -80,8 +80,7 @@ class DataConfig:
 
     def check_valid_fraction(self, fraction: float) -> None:
         """`valid_fraction` of the training data replaces `valid`."""
-        if not 0 <= fraction < 1:
-            raise UserError(f"valid_fraction = {fraction}: must be at least 0 and below 1, such as 0.05")
+        check_fractions(self, "valid_fraction")
         if fraction and self.valid:
             raise UserError(f"valid_fraction = {fraction} and valid = {list(self.valid)}: choose one")
 
@@ -91,11 +90,6 @@ def check_files(name: str, files: Any) -> None:
         raise UserError(f"{name} = {files!r}: write a list, {name} = [{files!r}]")
     if not isinstance(files, tuple) or not all(isinstance(file, str) and file and "\0" not in file for file in files):
         raise UserError(f'{name} = {files!r}: expected a list of file names, such as ["train.en", "train.de"]')
-
-
-def check_word_dropout(word_dropout: float) -> None:
-    if not 0 <= word_dropout < 1:
-        raise UserError(f"word_dropout = {word_dropout}: must be at least 0 and below 1, such as 0.1")
 
 
 def fingerprint(paths: Iterable[Path], *parts: object) -> str:

@@ -45,7 +45,6 @@ from regard.data.captions import (
     scene_sets,
 )
 from regard.data.scenes import SceneMaker, coverage
-from regard.data.sets import find_files
 from regard.errors import UserError
 from regard.files import make_folder, write_atomically
 from regard.metrics.bleu import score
@@ -157,7 +156,7 @@ class ImageCaptioning(Task):
     def find_files(self) -> None:
         scenes = self.data.scenes
         for files in self.files.values() if scenes is None else (scenes.items, scenes.test_items):
-            find_files(files, self.data.folder)
+            self.data.find(files)
 
     def check_data(self) -> None:
         """All tables and features; images are decoded, and refused, in `prepare_data`."""

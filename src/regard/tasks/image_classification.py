@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageStream, augment
-from regard.data.images import ImageData, Images, Listed, find_set, folder_classes, list_set, make_images
+from regard.data.images import ImageData, Images, Listed, folder_classes, list_set, make_images
 from regard.errors import UserError
 from regard.models import Encoder, ModelConfig
 from regard.models.recipe import with_preset
@@ -103,10 +103,6 @@ class ImageClassification(ClassificationTask):
             raise UserError(f"augment.crop = {self.augment.crop}: must be below model.image_size = {config.image_size}")
 
     # --- data
-
-    def find_files(self) -> None:
-        for files in self.files.values():
-            find_set(files, self.data)
 
     def check_data(self) -> None:
         """Which images there are; they are decoded, and refused, in `prepare_data`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regard.errors import UserError
-from regard.settings import check_at_least, check_types
+from regard.settings import check_at_least, check_fractions, check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,7 @@ class TrainConfig:
         for name in ("lr", "eps", "clip"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} = {getattr(self, name)}: must be greater than 0")
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(f"label_smoothing = {self.label_smoothing}: must be at least 0 and below 1")
+        check_fractions(self, "label_smoothing", "ema")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"betas = {list(self.betas)}: must be two numbers from 0 to below 1, such as [0.9, 0.98]")
         if not 0 <= self.seed < 2**32:
@@ -61,8 +60,6 @@ class TrainConfig:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
-        if not 0 <= self.ema < 1:
-            raise UserError(f"ema = {self.ema}: must be at least 0 and below 1, such as 0.999")
         if self.ema and self.average > 1:
             raise UserError(
                 f"average = {self.average}: ema = {self.ema} is also a mean of the weights; choose one of them"
