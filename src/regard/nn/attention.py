@@ -103,7 +103,9 @@ def attend(
         case "fused":
             mask, is_causal = attention_mask.fused()
             if bias is not None:
-                mask, is_causal = _add_mask(bias.dense(q), attention_mask), False
+                mask, is_causal = bias.dense(q), False
+                if attention_mask.kind != "everything":
+                    mask = mask.masked_fill(~attention_mask.dense(), float("-inf"))
             elif mask is not None and q.is_cuda:
                 mask = attention_mask.additive(q.dtype)  # cuDNN takes an all-False boolean row for an all-True one
             return F.scaled_dot_product_attention(
@@ -117,12 +119,6 @@ def attend(
             if q.is_cuda and not torch.compiler.is_compiling():
                 run = _compiled_flex()
             return run(q, k, v, score_mod, block_mask, scale=scale, enable_gqa=grouped)
-
-
-def _add_mask(bias: Tensor, attention_mask: AttentionMask) -> Tensor:
-    if attention_mask.kind == "everything":
-        return bias
-    return bias.masked_fill(~attention_mask.dense(), float("-inf"))
 
 
 def _check_flex(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:

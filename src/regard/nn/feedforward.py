@@ -11,6 +11,7 @@ to the few that a router selects: more parameters at the same compute per token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,27 +21,20 @@ from torch import Tensor, nn
 from regard.nn.config import Activation, StackConfig
 from regard.nn.trace import Traceable
 
-
-def gated(activation: Activation) -> bool:
-    return activation in ("swiglu", "geglu")
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+GATES = {"swiglu": "silu", "geglu": "gelu-tanh"}  # the function of the gate
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    match activation:
-        case "relu":
-            return F.relu(x)
-        case "gelu":
-            return F.gelu(x)
-        case "gelu-tanh":
-            return F.gelu(x, approximate="tanh")
-        case "silu":
-            return F.silu(x)
-        case "swiglu":
-            gate, value = x.chunk(2, dim=-1)
-            return F.silu(gate) * value
-        case "geglu":
-            gate, value = x.chunk(2, dim=-1)
-            return F.gelu(gate, approximate="tanh") * value
+    if activation not in GATES:
+        return FUNCTIONS[activation](x)
+    gate, value = x.chunk(2, dim=-1)
+    return FUNCTIONS[GATES[activation]](gate) * value
 
 
 class FeedForward(Traceable):
@@ -49,7 +43,7 @@ class FeedForward(Traceable):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        width = 2 * config.ff_dim if gated(config.activation) else config.ff_dim  # gate and value in one matmul
+        width = 2 * config.ff_dim if config.activation in GATES else config.ff_dim  # gate and value in one matmul
         self.up = nn.Linear(config.dim, width, bias=config.bias)
         self.down = nn.Linear(config.ff_dim, config.dim, bias=config.bias)
 

@@ -58,15 +58,14 @@ class Positions:
     def rows(self) -> int:
         return max(x.shape[0] for x in (self.pos, self.is_real, self.document) if x is not None)
 
+    def apply(self, f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """`f` of pos, is_real and document."""
+        is_real = None if self.is_real is None else f(self.is_real)
+        return f(self.pos), is_real, None if self.document is None else f(self.document)
+
     def reorder(self, rows: Tensor) -> Positions:
         """Keep these rows in this order; a tensor with one row for the whole batch stays as it is."""
-
-        def pick(x: Tensor) -> Tensor:
-            return x if x.shape[0] == 1 else x.index_select(0, rows)
-
-        is_real = None if self.is_real is None else pick(self.is_real)
-        document = None if self.document is None else pick(self.document)
-        return Positions(pick(self.pos), is_real, document, self.start)
+        return Positions(*self.apply(lambda x: x if x.shape[0] == 1 else x.index_select(0, rows)), self.start)
 
     @classmethod
     def of(
@@ -327,17 +326,9 @@ def _spread(positions: Positions, rows: int, axis: int, first: int = 0) -> Token
     device = positions.pos.device
     batch = torch.arange(max(rows, positions.rows), device=device).view(-1, 1, 1, 1)
     index = along(torch.arange(first, first + positions.length, device=device)[None])
-    is_real = None if positions.is_real is None else along(positions.is_real)
-    document = None if positions.document is None else along(positions.document)
-    return Token(batch, index, along(positions.pos), is_real, document)
+    return Token(batch, index, *positions.apply(along))
 
 
 def _pick(positions: Positions, b: Tensor, i: Tensor, first: int = 0) -> Token:
     """Token `i` of row `b`, as FlexAttention reads it."""
-
-    def at(x: Tensor) -> Tensor:
-        return x[b, i] if x.shape[0] > 1 else x[0, i]
-
-    is_real = None if positions.is_real is None else at(positions.is_real)
-    document = None if positions.document is None else at(positions.document)
-    return Token(b, i + first, at(positions.pos), is_real, document)
+    return Token(b, i + first, *positions.apply(lambda x: x[b, i] if x.shape[0] > 1 else x[0, i]))

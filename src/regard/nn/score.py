@@ -42,6 +42,9 @@ def concat(q: Tensor, k: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhqka,ha->bhqk", torch.tanh(torch.einsum("bhqkd,hda->bhqka", pairs, w)), v)
 
 
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {"multiplicative": multiplicative, "additive": additive, "concat": concat}
+
+
 class LearnedScore(nn.Module):
     """A score with parameters, for `heads` heads of size `dim`."""
 
@@ -56,9 +59,4 @@ class LearnedScore(nn.Module):
         self.weights = nn.ParameterList(nn.Parameter(torch.randn(heads, *shape) * dim**-0.5) for shape in shapes[kind])
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        compute: dict[str, Callable[..., Tensor]] = {
-            "multiplicative": multiplicative,
-            "additive": additive,
-            "concat": concat,
-        }
-        return compute[self.kind](q, k, *self.weights)
+        return FUNCTIONS[self.kind](q, k, *self.weights)
