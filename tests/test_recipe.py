@@ -81,7 +81,7 @@ def test_a_wrong_change_is_not_blamed_on_the_file(recipe):
 
 
 def test_names_that_mean_nothing(tmp_path):
-    with pytest.raises(UserError, match=r"'gtp2' is neither .* did you mean 'gpt2'\? The presets are: tiny, "):
+    with pytest.raises(UserError, match=r"'gtp2' is neither .* did you mean 'gpt2'\? Choose one of: base, "):
         read_model("gtp2")
     with pytest.raises(UserError, match="no such file or folder"):
         read_model(tmp_path / "missing.toml")

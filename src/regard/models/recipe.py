@@ -14,7 +14,6 @@ and so on.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
@@ -75,11 +74,7 @@ def recipe_path(recipe: str | Path) -> Path:
         return path
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise UserError(f"{path}: no such file or folder; pass a recipe, a model folder or a preset")
-    near = difflib.get_close_matches(str(recipe), PRESETS, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UserError(
-        f"{str(recipe)!r} is neither a preset nor a file or folder; {hint}The presets are: {', '.join(PRESETS)}"
-    )
+    raise UserError(f"{str(recipe)!r} is neither a preset nor a file or folder; {suggest(str(recipe), PRESETS)}")
 
 
 def read_changes(assignments: Iterable[str]) -> dict[str, Any]:

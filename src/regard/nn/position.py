@@ -61,7 +61,16 @@ class Bias:
 
 
 class Position(nn.Module):
-    """No position encoding, and the interface of all others."""
+    """No position encoding, and the interface of all others; `causal`: of a stack that is."""
+
+    def __init__(self, config: StackConfig, causal: bool = False) -> None:
+        super().__init__()
+        self.config, self.causal = config, causal
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Of rows and columns that are encoded: only the encoder of an image model has two axes."""
+        return self.config.grid if self.config.position_axes == 2 and not self.causal else None
 
     def embed(self, pos: Tensor) -> Tensor | None:
         return None
@@ -87,35 +96,25 @@ def join_pairs(first: Tensor, second: Tensor, pairs: str) -> Tensor:
     return torch.stack((first, second), -1).flatten(-2) if pairs == "interleaved" else torch.cat((first, second), -1)
 
 
-class Angles:
-    """The angles of `size` / 2 pairs at each position; with a grid, from the row and the column of a patch."""
-
-    def __init__(self, size: int, base: float, grid: tuple[int, int] | None) -> None:
-        self.size, self.base, self.grid = size, base, grid
-
-    def __call__(self, pos: Tensor) -> Tensor:
-        """[B|1, N] -> [B|1, N, size / 2]"""
-        if self.grid is None:
-            return pos[..., None] * frequencies(self.size, self.base, pos.device)
-        first = self.grid[1]  # [CLS] is at row 0, column 0; after it rows and columns count from 1
-        axes = (torch.where(pos < first, 0, axis + first) for axis in rows_and_columns(pos, self.grid))
-        half = frequencies(self.size // 2, self.base, pos.device)
-        return torch.cat([axis[..., None] * half for axis in axes], dim=-1)
+def angles(pos: Tensor, size: int, base: float, grid: tuple[int, int] | None) -> Tensor:
+    """[B|1, N] -> [B|1, N, size / 2], the angle of each pair; with a grid, from the row and the column of a patch."""
+    if grid is None:
+        return pos[..., None] * frequencies(size, base, pos.device)
+    first = grid[1]  # [CLS] is at row 0, column 0; after it rows and columns count from 1
+    axes = (torch.where(pos < first, 0, axis + first) for axis in rows_and_columns(pos, grid))
+    half = frequencies(size // 2, base, pos.device)
+    return torch.cat([axis[..., None] * half for axis in axes], dim=-1)
 
 
 class Sinusoidal(Position):
-    def __init__(self, config: StackConfig, grid: tuple[int, int] | None = None) -> None:
-        super().__init__()
-        self.angles, self.pairs = Angles(config.dim, 10000.0, grid), config.pairs
-
     def embed(self, pos: Tensor) -> Tensor:
-        angle = self.angles(pos)
-        return join_pairs(angle.sin(), angle.cos(), self.pairs)
+        angle = angles(pos, self.config.dim, 10000.0, self.grid)
+        return join_pairs(angle.sin(), angle.cos(), self.config.pairs)
 
 
 class Learned(Position):
-    def __init__(self, config: StackConfig) -> None:
-        super().__init__()
+    def __init__(self, config: StackConfig, causal: bool = False) -> None:
+        super().__init__(config, causal)
         self.embedding = nn.Embedding(config.max_length, config.dim)
         self.checks_length = True  # False while no tensor may be read, as in the recording of a CUDA graph
 
@@ -138,13 +137,9 @@ class Learned(Position):
 
 
 class Rotary(Position):
-    def __init__(self, config: StackConfig, grid: tuple[int, int] | None = None) -> None:
-        super().__init__()
-        self.angles, self.pairs = Angles(config.key_dim, config.rope_base, grid), config.pairs
-
     def rotation(self, pos: Tensor) -> Rotation:
-        angle = self.angles(pos)[:, None]
-        return join_pairs(angle.cos(), angle.cos(), self.pairs), join_pairs(-angle.sin(), angle.sin(), self.pairs)
+        angle, pairs = angles(pos, self.config.key_dim, self.config.rope_base, self.grid)[:, None], self.config.pairs
+        return join_pairs(angle.cos(), angle.cos(), pairs), join_pairs(-angle.sin(), angle.sin(), pairs)
 
 
 def rotate(x: Tensor, rotation: Rotation, pairs: str) -> Tensor:
@@ -159,34 +154,33 @@ def rotate(x: Tensor, rotation: Rotation, pairs: str) -> Tensor:
 class Relative(Position):
     """Shaw et al. 2018; one embedding shared by heads and layers."""
 
-    def __init__(self, config: StackConfig) -> None:
-        super().__init__()
-        self.max_distance, self.heads, self.scale = config.position_distance, config.heads, config.scale
-        self.embedding = nn.Embedding(2 * self.max_distance + 1, config.key_dim)
+    def __init__(self, config: StackConfig, causal: bool = False) -> None:
+        super().__init__(config, causal)
+        self.embedding = nn.Embedding(2 * config.position_distance + 1, config.key_dim)
 
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Bias:
+        farthest = self.config.position_distance
+
         def at(q: Tensor) -> At:
-            content = q @ self.embedding.weight.T * self.scale  # [B, H, Nq, 2 max_distance + 1]
+            content = q @ self.embedding.weight.T * self.config.scale  # [B, H, Nq, 2 farthest + 1]
 
             def value(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
                 distance = _at(k_pos, b, j) - _at(q_pos, b, i)
-                return content[b, h, i, distance.clamp(-self.max_distance, self.max_distance) + self.max_distance]
+                return content[b, h, i, distance.clamp(-farthest, farthest) + farthest]
 
             return value
 
-        return Bias(at, self.heads, q_pos, k_pos, content=True)
+        return Bias(at, self.config.heads, q_pos, k_pos, content=True)
 
 
 class T5(Position):
-    def __init__(self, config: StackConfig, causal: bool) -> None:
-        super().__init__()
-        self.heads, self.causal = config.heads, causal
-        self.buckets, self.max_distance = config.position_buckets, config.position_distance
-        self.embedding = nn.Embedding(self.buckets, config.heads)
+    def __init__(self, config: StackConfig, causal: bool = False) -> None:
+        super().__init__(config, causal)
+        self.embedding = nn.Embedding(config.position_buckets, config.heads)
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Small distances have a bucket each, large ones logarithmic buckets; bidirectional stacks split by sign."""
-        buckets = self.buckets
+        buckets = self.config.position_buckets
         offset = torch.zeros_like(distance)
         if self.causal:
             distance = (-distance).clamp_min(0)
@@ -194,7 +188,7 @@ class T5(Position):
             buckets //= 2
             offset, distance = (distance > 0).long() * buckets, distance.abs()
         exact = buckets // 2
-        ratio = (distance.clamp_min(1).float() / exact).log() / math.log(self.max_distance / exact)
+        ratio = (distance.clamp_min(1).float() / exact).log() / math.log(self.config.position_distance / exact)
         logarithmic = (exact + (ratio * (buckets - exact)).long()).clamp_max(buckets - 1)
         return offset + torch.where(distance < exact, distance, logarithmic)
 
@@ -202,22 +196,18 @@ class T5(Position):
         def value(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return self.embedding.weight[self.bucket(_at(k_pos, b, j) - _at(q_pos, b, i)), h]
 
-        return Bias(lambda q: value, self.heads, q_pos, k_pos, content=False)
+        return Bias(lambda q: value, self.config.heads, q_pos, k_pos, content=False)
 
 
 class ALiBi(Position):
-    def __init__(self, config: StackConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Bias:
         # not a buffer: a model on the meta device would lose it, and one in half precision would round it
-        slopes = torch.tensor(alibi_slopes(self.heads), device=q_pos.device)
+        slopes = torch.tensor(alibi_slopes(self.config.heads), device=q_pos.device)
 
         def value(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return -slopes[h] * (_at(k_pos, b, j) - _at(q_pos, b, i)).abs()
 
-        return Bias(lambda q: value, self.heads, q_pos, k_pos, content=False)
+        return Bias(lambda q: value, self.config.heads, q_pos, k_pos, content=False)
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -231,21 +221,17 @@ def _at(pos: Tensor, b: Tensor, i: Tensor) -> Tensor:
     return pos[0, i] if pos.shape[0] == 1 else pos[b, i]
 
 
+KINDS: dict[str, type[Position]] = {
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "relative": Relative,
+    "t5": T5,
+    "rope": Rotary,
+    "alibi": ALiBi,
+    "none": Position,
+}
+
+
 def make_position(config: StackConfig, *, causal: bool) -> Position:
-    """The scheme of `config.position`; only the encoder of an image model has two axes."""
-    grid = config.grid if config.position_axes == 2 and not causal else None
-    match config.position:
-        case "sinusoidal":
-            return Sinusoidal(config, grid)
-        case "learned":
-            return Learned(config)
-        case "relative":
-            return Relative(config)
-        case "t5":
-            return T5(config, causal)
-        case "rope":
-            return Rotary(config, grid)
-        case "alibi":
-            return ALiBi(config)
-        case "none":
-            return Position()
+    """The scheme of `config.position`."""
+    return KINDS[config.position](config, causal)
