@@ -112,15 +112,9 @@ def _attention(config: ModelConfig, batch: int, queries: int, keys: int, size: i
     # q, k and v as the matmuls of the reference implementation read them, k and v once per head
     own, other = {"dot": (1, 1), "multiplicative": (2, 1), "additive": (1, 1), "concat": (0, 0)}[config.attention_score]
     kept += size * (queries * own * q + keys * config.heads * (other * config.key_dim + config.val_dim))
-    return kept + projected * config.qk_norm + _score_weights(config, batch, size)
-
-
-def _score_weights(config: ModelConfig, batch: int, size: int) -> int:
-    """The matrices of a learned score, expanded to the rows of the batch."""
-    if batch == 1:
-        return 0
-    count = {"multiplicative": 1, "additive": 2}.get(config.attention_score, 0)
-    return count * batch * config.heads * config.key_dim**2 * size
+    # the matrices of a learned score, expanded to the rows of the batch
+    matrices = {"multiplicative": 1, "additive": 2}.get(config.attention_score, 0) if batch > 1 else 0
+    return kept + projected * config.qk_norm + matrices * batch * config.heads * config.key_dim**2 * size
 
 
 def _scores(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
