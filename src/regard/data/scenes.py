@@ -254,7 +254,7 @@ class SceneMaker:
         numbers = torch.stack((scenes.noun, scenes.count, scenes.size), dim=2).tolist()  # [N, 2, 3]
         groups = ([Group(self.nouns[noun], count, self.sizes[size]) for noun, count, size in two] for two in numbers)
         vertical = scenes.vertical.tolist()
-        return [describe(*two, one, language) for two, one in zip(groups, vertical, strict=True)]
+        return [describe(a, b, above, language) for (a, b), above in zip(groups, vertical, strict=True)]
 
     def numbers(self, scenes: Scenes) -> Tensor:
         """The index of each scene's caption in `all_captions`, [N]."""
