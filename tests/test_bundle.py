@@ -17,11 +17,10 @@ from regard.errors import UserError
 from regard.models import ModelConfig
 from regard.predict.bundle import Bundle
 from regard.predict.captioner import Captioner
+from regard.predict.classifier import ImageClassifier, TextClassifier
 from regard.predict.generator import Generator
-from regard.predict.image_classifier import ImageClassifier
 from regard.predict.mask_predictor import MaskPredictor
 from regard.predict.regressor import Regressor
-from regard.predict.text_classifier import TextClassifier
 from regard.predict.translator import Translator
 from regard.text.tokenizer import MASK_NAMES, Tokenizer
 

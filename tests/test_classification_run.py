@@ -247,7 +247,7 @@ def test_classify_gives_a_table_of_probabilities(run, capsys):
 
 
 def test_classify_reads_files_and_writes_one(run, capsys, monkeypatch):
-    from regard.predict.text_classifier import TextClassifier
+    from regard.predict.classifier import TextClassifier
 
     monkeypatch.setattr(TextClassifier, "BATCH", 16)
     capsys.readouterr()
@@ -270,7 +270,7 @@ def test_classify_reads_files_and_writes_one(run, capsys, monkeypatch):
 @pytest.mark.parametrize("place", [0, 20, 39])
 def test_classify_writes_nothing_before_a_mistake(run, capsys, monkeypatch, place):
     from regard.commands import inputs
-    from regard.predict.text_classifier import TextClassifier
+    from regard.predict.classifier import TextClassifier
 
     monkeypatch.setattr(TextClassifier, "BATCH", 4)
     monkeypatch.setattr(inputs, "PIECE", 64)

@@ -12,7 +12,7 @@ from regard.nn.position import Sinusoidal
 from regard.predict import SearchConfig, beam
 from regard.predict.engine import lean
 from regard.predict.lean import Lean, LeanDecoder
-from regard.predict.recording import recordable
+from regard.predict.recorded import recordable
 from test_beam import BOS, EOS, padded
 from test_decode import slow_greedy
 

@@ -15,8 +15,7 @@ from regard.models import EncoderDecoder
 from regard.nn.cache import Cache
 from regard.predict import Hypothesis, SearchConfig, beam
 from regard.predict.beam import foremost
-from regard.predict.recorded import LANES, SHAPES, RecordedSearch, RecordedSearches
-from regard.predict.recording import TURN, FixedCache
+from regard.predict.recorded import LANES, SHAPES, TURN, FixedCache, RecordedSearch, RecordedSearches
 from test_beam import BOS, EOS, padded, transformer
 
 CONFIGS = [

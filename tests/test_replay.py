@@ -17,7 +17,7 @@ from regard.nn.trace import trace
 from regard.predict import SearchConfig
 from regard.predict.bundle import Bundle
 from regard.predict.generator import Generator, Sample, Sampler, lay_columns
-from regard.predict.recording import TURN, FixedCache, together
+from regard.predict.recorded import TURN, FixedCache, together
 from regard.predict.replay import FixedSampler, FixedStep, reach
 from regard.predict.sampling import Uniform, sample_token
 from test_generate import BYTES, certain, make, uncached

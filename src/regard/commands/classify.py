@@ -42,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from regard.predict.image_classifier import ImageClassifier
-    from regard.predict.text_classifier import TextClassifier
+    from regard.predict.classifier import ImageClassifier, TextClassifier
 
     if args.text and args.files:
         raise UserError(f"--files {args.files[0]}: there is a TEXT too; pass one of them")

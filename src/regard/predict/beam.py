@@ -75,13 +75,14 @@ def beam(
         with nullcontext() if cross is None else trace(cross, only="weights") as traced:
             logits = engine.step(tokens, state)[:, -1]  # [rows, vocab_size]
         if live is None:
-            live = make_hypotheses(config, len(limits), max(limits), eos, logits, plain=watch is None and cross is None)
+            rule = Greedy if config.beam == 1 and watch is None and cross is None else Beams
+            live = rule(config, len(limits), max(limits), eos, logits)
             live.watch = watch
             live.start(torch.tensor(limits, device=source.device))
         if traced is not None:
             live.cover(traced["weights"], is_real)
         rows = live.advance(logits)
-        check_scores(live.best().tolist())
+        check_scores(live.totals.view(len(sentences), -1)[:, 0].tolist())
         closed = live.closed.nonzero()[:, 0]
         kept = torch.arange(len(sentences), device=source.device)
         if len(closed) and live.LEAVES * len(closed) >= len(sentences):
@@ -104,17 +105,10 @@ def greedy(model: Engine, source: Tensor, is_real: Tensor | None, *, bos: int, e
     return [some[0].tokens for some in beam(model, source, is_real, config, bos, eos)]
 
 
-def make_hypotheses(
-    config: SearchConfig, sentences: int, capacity: int, eos: int, like: Tensor, plain: bool = True,
-    recorded: bool = False,
-) -> Hypotheses:  # fmt: skip
-    """The rule for a search; `like` has the device and the type of the model's logits."""
-    return (Greedy if config.beam == 1 and plain else Beams)(config, sentences, capacity, eos, like, recorded)
-
-
 class Hypotheses(ABC):
     """The live hypotheses of n sentences, `beam` rows each, and the rule that extends them.
 
+    `like` has the device and the type of the model's logits.
     No shape depends on a value and, if `recorded`, none is read back: then a step can be replayed as a CUDA graph.
     """
 
@@ -123,7 +117,7 @@ class Hypotheses(ABC):
     OF_SENTENCES: ClassVar[tuple[str, ...]] = ("limits", "closed", "totals")  # tables with a row per sentence
 
     def __init__(
-        self, config: SearchConfig, sentences: int, capacity: int, eos: int, like: Tensor, recorded: bool
+        self, config: SearchConfig, sentences: int, capacity: int, eos: int, like: Tensor, recorded: bool = False
     ) -> None:
         self.config, self.eos, self.recorded, self.watch = config, eos, recorded, None
         self.exact = torch.promote_types(like.dtype, torch.float32)
@@ -136,6 +130,7 @@ class Hypotheses(ABC):
         self.closed = torch.zeros(sentences, dtype=torch.bool, device=device)
 
     watch: Watch | None
+    totals: Tensor  # [n] or [n, beam], best first: log P of the live hypotheses, not a number where the logits are not
 
     def start(self, limits: Tensor) -> None:
         """Begin with empty hypotheses of sentences with these limits [<= n]; further rows have no sentence."""
@@ -156,10 +151,6 @@ class Hypotheses(ABC):
 
         Gives the row that each of them extends; None: its own.
         """
-
-    @abstractmethod
-    def best(self) -> Tensor:
-        """The best live total of each sentence; not a number where the logits are not."""
 
     @abstractmethod
     def results(self, sentences: Tensor) -> list[list[Hypothesis]]:
@@ -194,8 +185,8 @@ class Greedy(Hypotheses):
     LEAVES = 8
     OF_SENTENCES = (*Hypotheses.OF_SENTENCES, "length")
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.totals = torch.zeros(len(self.limits), dtype=self.exact, device=self.limits.device)
         self.length = torch.zeros_like(self.limits)  # </s> included
 
@@ -216,9 +207,6 @@ class Greedy(Hypotheses):
         self.steps += 1
         self.closed |= (tokens[:, 0] == self.eos) | (self.limits == self.t) | (self.totals == -INFINITY)
 
-    def best(self) -> Tensor:
-        return self.totals
-
     def results(self, sentences: Tensor) -> list[list[Hypothesis]]:
         results = []
         columns = (table[sentences].tolist() for table in (self.totals, self.length, self.written))
@@ -237,8 +225,8 @@ class Beams(Hypotheses):
         *Hypotheses.OF_SENTENCES, "found_score", "found_total", "found_length", "found_ended", "found_tokens"
     )  # fmt: skip
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         shape, device, capacity = (len(self.limits), self.config.beam), self.limits.device, self.written.shape[1]
         self.totals, self.found_total = torch.zeros(2, *shape, dtype=self.exact, device=device)
         self.found_score = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -255,9 +243,6 @@ class Beams(Hypotheses):
         self.found_score.fill_(-INFINITY)
         self.totals[:, 0] = 0.0
 
-    def best(self) -> Tensor:
-        return self.totals[:, 0]
-
     def advance(self, logits: Tensor) -> Tensor:
         size, length = self.config.beam, self.t + 1
         totals, tokens, rows = self._extend(logits)  # [n, 2 · beam] each, best first
@@ -268,7 +253,13 @@ class Beams(Hypotheses):
         # The first `beam` that continue; where </s> is among them for want of others, that beam is dead.
         order = ends.int().sort(dim=1, stable=True).indices[:, :size]
         totals = totals.masked_fill(ends, -INFINITY).gather(1, order)
-        self._close(totals[:, 0], length)
+        # Sentences are closed whose best live total can no longer pass the worst of the finished.
+        best, worst = totals[:, 0], self.found_score[:, -1]
+        settled = worst > -INFINITY
+        if not (self.config.early_stopping or size == 1):  # beam 1 is greedy search: the first </s> is the end
+            longest = self.limits if self.config.length_penalty >= 0 else length + 1
+            settled &= best.double() / self.penalties[longest] <= worst
+        self.closed |= (self.limits == length) | (best == -INFINITY) | settled
         rows, tokens = rows.gather(1, order).flatten(), tokens.gather(1, order).view(-1, 1)
         self.totals.copy_(totals)
         self.tokens.copy_(tokens)
@@ -291,7 +282,16 @@ class Beams(Hypotheses):
         ]
         values, tokens = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
         width = len(logits) // len(self.limits)  # 1 in the first step of an engine that reads <s> once per sentence
-        totals, tokens, rows = extensions(values, tokens, self.totals[:, :width], count, self.eos)
+        (sentences, each), before = (len(self.limits), values.shape[1]), self.totals[:, :width]
+        totals, index = (values + before.reshape(-1, 1)).view(sentences, -1).sort(dim=1, descending=True, stable=True)
+        totals, index = totals[:, :count], index[:, :count]
+        tokens = tokens.view(sentences, -1).gather(1, index)
+        rows = index // each + torch.arange(sentences, device=totals.device)[:, None] * width
+        short = count - totals.shape[1]  # a vocabulary smaller than the beam has no more to offer
+        if short > 0:
+            totals = F.pad(totals, (0, short), value=-INFINITY)
+            tokens = F.pad(tokens, (0, short), value=self.eos)
+            rows = torch.cat((rows, rows[:, :1].expand(-1, short)), dim=1)
         if self.watch is not None:
             self.watch(totals, tokens, rows)
         return totals, tokens, rows
@@ -315,15 +315,6 @@ class Beams(Hypotheses):
             table.copy_(torch.cat((table, new), dim=1).gather(1, order))
         both = torch.cat((self.found_tokens, text), dim=1)
         self.found_tokens.copy_(both.gather(1, order[..., None].expand(-1, -1, both.shape[2])))
-
-    def _close(self, best: Tensor, length: Tensor) -> None:
-        """Close the sentences whose best live total can no longer pass the worst of the finished."""
-        config, worst = self.config, self.found_score[:, -1]
-        settled = worst > -INFINITY
-        if not (config.early_stopping or config.beam == 1):  # beam 1 is greedy search: the first </s> is the end
-            longest = self.limits if config.length_penalty >= 0 else length + 1
-            settled &= best.double() / self.penalties[longest] <= worst
-        self.closed |= (self.limits == length) | (best == -INFINITY) | settled
 
     def results(self, sentences: Tensor) -> list[list[Hypothesis]]:
         tables = (self.found_score, self.found_total, self.found_length, self.found_ended, self.found_tokens)
@@ -349,21 +340,6 @@ class Beams(Hypotheses):
         assert self.covered is not None
         sums = self.covered[rows].clamp(1e-12, 1.0)  # a weight may round to 0, whose logarithm is -inf
         return (sums if self.padding is None else sums.masked_fill(self.padding[rows], 1.0)).log().sum(dim=-1)
-
-
-def extensions(values: Tensor, tokens: Tensor, totals: Tensor, count: int, eos: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row's best tokens [n · width, each] the `count` best of each sentence: total, token, row, [n, count]."""
-    (sentences, width), each = totals.shape, values.shape[1]
-    best, index = (values + totals.reshape(-1, 1)).view(sentences, -1).sort(dim=1, descending=True, stable=True)
-    best, index = best[:, :count], index[:, :count]
-    tokens = tokens.view(sentences, -1).gather(1, index)
-    rows = index // each + torch.arange(sentences, device=totals.device)[:, None] * width
-    short = count - best.shape[1]  # a vocabulary smaller than the beam has no more to offer
-    if short > 0:
-        best = F.pad(best, (0, short), value=float("-inf"))
-        tokens = F.pad(tokens, (0, short), value=eos)
-        rows = torch.cat((rows, rows[:, :1].expand(-1, short)), dim=1)
-    return best, tokens, rows
 
 
 def leading(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

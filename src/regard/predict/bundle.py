@@ -61,17 +61,9 @@ class Bundle:
         self.model, self.config = model.eval(), model.config
         self.tokenizers, self.recipe = dict(tokenizers or {}), dict(recipe or {})
         self.path = None if path is None else Path(path)
-        self.predictor_class = predictor
+        self.name, self.where = ("model", RECIPE) if path is None else (str(path), str(Path(path) / RECIPE))  # messages
+        self.predictor_class, self.device = predictor, next(model.parameters()).device
         self.own = False  # whether nothing else uses the model, so that its weights may be stored in another order
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    @property
-    def name(self) -> str:
-        """How messages refer to it."""
-        return "model" if self.path is None else str(self.path)
 
     def table(self, name: str) -> dict[str, Any]:
         """A table of the recipe; empty where there is none."""
@@ -84,24 +76,20 @@ class Bundle:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of a model that has one."""
         if "tokenizer" not in self.tokenizers:
-            raise UserError(f"{self.name}: has no tokenizer.json; copy the folder again, or add the file")
+            raise UserError(
+                f"{self.name}: has no tokenizer.json (or source.json and target.json); copy the folder again"
+            )
         return self.tokenizers["tokenizer"]
 
     @property
     def source(self) -> Tokenizer:
         """The tokenizer of the inputs."""
-        return self._side("source")
+        return self.tokenizers.get("source") or self.tokenizer
 
     @property
     def target(self) -> Tokenizer:
         """The tokenizer of the outputs."""
-        return self._side("target")
-
-    def _side(self, side: str) -> Tokenizer:
-        tokenizer = self.tokenizers.get(side, self.tokenizers.get("tokenizer"))
-        if tokenizer is None:
-            raise UserError(f"{self.name}: needs tokenizer.json, or both source.json and target.json")
-        return tokenizer
+        return self.tokenizers.get("target") or self.tokenizer
 
     @property
     def target_frame(self) -> tuple[int, int]:
@@ -134,11 +122,6 @@ class Bundle:
                 f"{self.where}: data.classes names {len(names)} classes, but the model has {count}; correct the recipe"
             )
         return tuple(map(str, names))
-
-    @property
-    def where(self) -> str:
-        """The recipe, as a message names it."""
-        return RECIPE if self.path is None else str(self.path / RECIPE)
 
     # --- predictions
 
@@ -183,6 +166,7 @@ class Predictor(ABC, Generic[Input, Output]):
 
     NEEDS: ClassVar[str]  # the kind of model, for a message where it is another
     COMMAND: ClassVar[str]  # the command that uses it
+    model: Any  # that of the bundle, of a kind that `accepts` has checked
     BATCH: ClassVar[int] = 64  # inputs between two predictions of a stream
 
     def __init__(self, bundle: Bundle) -> None:
@@ -192,7 +176,7 @@ class Predictor(ABC, Generic[Input, Output]):
                 f"{bundle.name}: architecture = {config.architecture!r}, input = {config.input!r}, output_head = "
                 f"{config.output_head!r}, {len(bundle.tokenizers)} tokenizers: {self.NEEDS} is needed here"
             )
-        self.bundle, self.device = bundle, bundle.device
+        self.bundle, self.model, self.device = bundle, bundle.model, bundle.device
 
     @staticmethod
     @abstractmethod
@@ -242,6 +226,7 @@ class SearchPredictor(Predictor[Input, Output]):
     """A predictor whose outputs are sequences: [decode] of the recipe says how they are found."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}  # of [decode]
+    SLIDES: ClassVar[bool] = False  # whether outputs may be longer than the model's positions
 
     def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
         super().__init__(bundle)
@@ -252,4 +237,4 @@ class SearchPredictor(Predictor[Input, Output]):
         config = config or self.config
         if changes:
             config = read_config(to_dict(config), changes)
-        return config.within(self.bundle.limits.target)
+        return config if self.SLIDES else config.within(self.bundle.limits.target)

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.data.captions import open_features, pad_features
 from regard.data.images import open_pixels
 from regard.errors import UserError
-from regard.models import EncoderDecoder
+from regard.models.transformer import EncoderDecoder
 from regard.predict.beam import beam
 from regard.predict.bundle import Bundle, ScoredText, SearchPredictor, TextPrediction
 from regard.predict.config import SearchConfig
@@ -27,11 +27,11 @@ class Captioner(SearchPredictor["str | Path", TextPrediction]):
     """An encoder-decoder from images or features to text."""
 
     NEEDS = "an encoder-decoder from images or features to text, with its tokenizer"
+    model: EncoderDecoder
     COMMAND = "caption"
 
     def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
         super().__init__(bundle, config)
-        self.model: EncoderDecoder = bundle.model  # type: ignore[assignment]
         self.tokenizer = bundle.tokenizer
 
     @staticmethod

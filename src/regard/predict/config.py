@@ -62,19 +62,15 @@ class SearchConfig:
             raise UserError(f"temperature = {self.temperature}: must be greater than 0; top_k = 1 is greedy")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p = {self.top_p}: must be greater than 0 and at most 1")
-        self._check_kind()
-
-    def _check_kind(self) -> None:
-        """A setting without effect in the chosen kind of search is refused."""
         for name in BEAM_ONLY if self.sample else SAMPLE_ONLY:
             value = getattr(self, name)
             if value != type(self).__dataclass_fields__[name].default:
                 remedy = "remove it, or set sample = false" if self.sample else "remove it, or set sample = true"
                 kind = "sampling" if self.sample else "beam search"
                 raise UserError(f"{name} = {value}: has no effect on {kind}; {remedy}")
-        for name in () if self.sample else ("beam", "n_best"):
-            if (value := getattr(self, name)) > WIDEST:
-                raise UserError(f"{name} = {value}: must be {WIDEST:,} or less; a beam of 4 to 10 is usual")
+        if not self.sample and (value := max(self.beam, self.n_best)) > WIDEST:
+            name = "beam" if value == self.beam else "n_best"
+            raise UserError(f"{name} = {value}: must be {WIDEST:,} or less; a beam of 4 to 10 is usual")
         if not self.sample and self.n_best > self.beam:
             raise UserError(
                 f"n_best = {self.n_best}: a search with beam = {self.beam} finds no more than {self.beam}; "
@@ -117,6 +113,6 @@ def recipe_config(recipe: Mapping[str, Any], where: str, **defaults: Any) -> Sea
     if not isinstance(table, dict):
         raise UserError(f"{where}: decode = {table!r}: write a table [decode], such as  [decode]  with  beam = 5")
     try:
-        return read_config({**defaults, **table})
+        return from_dict(SearchConfig, {**defaults, **table}, "decode.")
     except UserError as error:
         raise UserError(f"{where}: {error}") from None

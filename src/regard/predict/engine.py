@@ -2,7 +2,7 @@
 
     eager      the model itself: everything that PyTorch can run
     lean       tensors alone, for the short steps of a small model on a CPU      `regard.predict.lean`
-    recorded   fixed shapes, replayed as a CUDA graph                            `regard.predict.recording`
+    recorded   fixed shapes, replayed as a CUDA graph                            `regard.predict.recorded`
 
 `start` reads the source, `step` reads one more token of each row and gives the logits of the next one; the state in
 between is the engine's own, as long as its rows can be reordered. An engine that does not run the model's own code
@@ -79,20 +79,19 @@ def known(model: nn.Module) -> bool:
 
 def lean(model: Engine) -> Engine:
     """The lean engine where it computes what the model does, else the model."""
-    if type(model) is EncoderDecoder and _lean_knows(model, ("sinusoidal", "learned", "none")):
-        weight = model.output_head.project.weight
-        is_exact = weight.dtype in (torch.float32, torch.float64) and not model.config.qk_norm
-        return Lean(model) if is_exact and isinstance(model.target_embedding, Tokens) else model
-    if type(model) is Decoder and _lean_knows(model, ("sinusoidal", "learned", "rope", "none")):
-        return LeanDecoder(model)
-    return model
-
-
-def _lean_knows(model: EncoderDecoder | Decoder, positions: tuple[str, ...]) -> bool:
-    """Rotation, biases, windows, experts, learned scores, uneven groups, traces and autocast are the model's own."""
-    config = model.decoder.config
-    return (
-        (config.attention_score, config.attention) == ("dot", "fused")
+    if not isinstance(model, EncoderDecoder | Decoder) or type(model) not in KNOWN:
+        return model
+    # Rotation, biases, windows, experts, learned scores, uneven groups, traces and autocast are the model's own.
+    config, positions = model.decoder.config, ["sinusoidal", "learned", "none"]
+    is_exact = True
+    if isinstance(model, Decoder):
+        positions.append("rope")
+    else:
+        exact = model.output_head.project.weight.dtype in (torch.float32, torch.float64) and not config.qk_norm
+        is_exact = exact and isinstance(model.target_embedding, Tokens)
+    is_known = (
+        is_exact
+        and (config.attention_score, config.attention) == ("dot", "fused")
         and config.window is None
         and config.experts == 0
         and config.position in positions
@@ -102,3 +101,6 @@ def _lean_knows(model: EncoderDecoder | Decoder, positions: tuple[str, ...]) -> 
         and known(model.decoder)
         and known(model.output_head)
     )
+    if not is_known:
+        return model
+    return LeanDecoder(model) if isinstance(model, Decoder) else Lean(model)

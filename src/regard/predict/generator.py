@@ -21,14 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import UserError, suggest
-from regard.models import Decoder, ModelConfig
+from regard.models.config import ModelConfig
+from regard.models.transformer import Decoder
 from regard.predict.bundle import Bundle, Prediction, SearchPredictor
-from regard.predict.config import SearchConfig, read_config
+from regard.predict.config import SearchConfig
 from regard.predict.engine import lean
 from regard.predict.replay import FixedSampler, Replays
 from regard.predict.sampling import Uniform, sample_token
 from regard.predict.search import check_scores, forbid, log_probabilities
-from regard.settings import to_dict
 from regard.text.stream import StopStrings, StreamDecoder
 from regard.text.tokenizer import Tokenizer
 
@@ -84,12 +84,13 @@ class Generator(SearchPredictor[str, Generation]):
     """A decoder with its tokenizer; `context` is how many tokens it attends to at most."""
 
     NEEDS = "a decoder (a language model) with its tokenizer"
+    model: Decoder
     COMMAND = "generate"
     DEFAULTS: ClassVar = {"sample": True}
+    SLIDES = True
 
     def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
         super().__init__(bundle, config)
-        self.model: Decoder = bundle.model  # type: ignore[assignment]
         self.tokenizer, self.context = bundle.tokenizer, bundle.limits.context
         try:
             check_vocabulary(self.model.config, self.tokenizer, "model.")
@@ -101,10 +102,6 @@ class Generator(SearchPredictor[str, Generation]):
     @staticmethod
     def accepts(bundle: Bundle) -> bool:
         return bundle.config.architecture == "decoder"
-
-    def configured(self, config: SearchConfig | None = None, **changes: Any) -> SearchConfig:
-        """As for others, but the context may slide over a text of any length."""
-        return read_config(to_dict(config or self.config), changes) if changes else config or self.config
 
     def predict(self, inputs: Sequence[str], **options: Any) -> list[Generation]:
         """The continuations of each prompt; the options are those of `stream`."""
@@ -134,13 +131,11 @@ class Generator(SearchPredictor[str, Generation]):
         """
         context, config = self.context if context is None else context, self.configured(config, **options)
         prompts = [self.read(prompt, overflow, begin, context) for prompt in inputs]
-        return self._all(prompts, config, stops, overflow, context)
-
-    def _all(
-        self, prompts: list[list[int]], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int
-    ) -> Iterator[Token]:
-        for number, ids in enumerate(prompts):
-            yield from self._stream(ids, config, stops, overflow, context, number)
+        return (
+            token
+            for number, ids in enumerate(prompts)
+            for token in self._stream(ids, config, stops, overflow, context, number)
+        )
 
     @torch.inference_mode()
     def _stream(

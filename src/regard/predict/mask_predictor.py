@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from regard.errors import UserError
-from regard.models import Encoder
+from regard.models.transformer import Encoder
 from regard.predict.bundle import Bundle, Prediction, Predictor
 from regard.text.tokenizer import MASK_NAMES
 
@@ -36,11 +36,11 @@ class MaskPredictor(Predictor[str, MaskPrediction]):
     """An encoder with an output head over tokens, and its tokenizer, which has a <mask> token."""
 
     NEEDS = "a masked language model (an encoder with output_head = 'tokens' and a tokenizer with <mask>)"
+    model: Encoder
     COMMAND = "fill"
 
     def __init__(self, bundle: Bundle) -> None:
         super().__init__(bundle)
-        self.model: Encoder = bundle.model  # type: ignore[assignment]
         self.tokenizer, self.max_length = bundle.tokenizer, bundle.limits.context
         self.mask = self.tokenizer.special_id("mask")
         pieces = (self.tokenizer.token(id) for id in range(len(self.tokenizer)))

@@ -9,11 +9,13 @@ closed sentences are carried along, and one step,
 
 is recorded as a CUDA graph and replayed, and so is the encoder. The kernels of a small model do not fill a GPU: a few
 batches are in progress at once, each in a stream of its own, and whether all sentences of one are closed is looked up
-when the others have been given work. The rules are those of `regard.predict.beam`.
+when the others have been given work. The rules are those of `regard.predict.beam`; `regard.predict.replay` records
+generation in the same way.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -22,21 +24,121 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from regard.models.transformer import EncoderDecoder, State
+from regard.models.transformer import Decoder, EncoderDecoder, State
 from regard.nn.block import Memory
+from regard.nn.cache import Cache, Pair
 from regard.nn.mask import Positions
-from regard.predict.beam import make_hypotheses
+from regard.predict.beam import Beams, Greedy
 from regard.predict.config import SearchConfig
-from regard.predict.recording import TURN, FixedCache, keep_ready, recordable
+from regard.predict.engine import known, traced
 from regard.predict.search import Hypothesis, check_scores, length_limits
 
+# Held while work that may be recorded as a graph is launched: a recording fails if another thread launches then.
+TURN = threading.RLock()
+POSITIONS = ("sinusoidal", "learned", "relative", "t5", "rope", "none")
 Name = TypeVar("Name")
+Shape = TypeVar("Shape")
+Recorded = TypeVar("Recorded")
 Key = tuple[SearchConfig, int, int, int, int, int]  # what a search is made for: see `_taken`
 ASK = 4  # steps between two questions whether all sentences are closed
 LANES = 4  # batches in progress at once
 SHAPES = 12  # searches kept ready, each with its memory
 REACH = 32  # slots of the cache that a step attends to are a multiple of this
 LONGEST = 512  # tokens of an output; longer ones are better searched step by step
+
+
+def recordable(model: EncoderDecoder | Decoder) -> bool:
+    """Whether a step does the same work for all values and reads none back; what is not known is not recorded."""
+    config = model.config
+    return (
+        config.position in POSITIONS
+        and config.attention in ("fused", "reference")
+        and config.experts == 0
+        and not config.pruned
+        and not traced(model)
+        and known(model)
+    )
+
+
+def keep_ready(ready: OrderedDict[Shape, Recorded], key: Shape, one: Recorded, most: int) -> None:
+    """Keep what was recorded for the next use of its shape; beyond `most` the least recently used is dropped."""
+    ready[key] = one
+    if len(ready) > most:
+        ready.popitem(last=False)
+
+
+class FixedCache(Cache):
+    """All slots exist from the start, and the number of tokens read is a tensor: every step has the same shapes.
+
+    Slots that are not yet written have positions in the future, so the causal mask excludes them; those beyond
+    `reach` are left out, so that a short text does not attend to space for a long one.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        super().__init__(capacity)
+        self.reach = capacity
+        self.read = torch.zeros((), dtype=torch.long, device=device)  # tokens read so far
+        self.slots = torch.arange(capacity, device=device)[None]
+
+    def next_positions(self, count: int, device: torch.device, is_real: Tensor | None = None) -> Positions:
+        return Positions(self.read + self.slots[:, :count])
+
+    def add(self, new: Positions) -> Positions:
+        self.coming = new.pos[0]
+        self.read += new.length
+        return Positions(self.slots[:, : self.reach])
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> Pair:
+        if layer not in self._layers:
+            self._layers[layer] = self._allocate(k, v, k.shape[0])
+        keys, values = self._layers[layer]
+        slots, new = together(keys, values), together(k, v)
+        if slots is not None and new is not None:  # one kernel instead of two
+            slots.index_copy_(3, self.coming, new)
+        else:
+            keys.index_copy_(2, self.coming, k)
+            values.index_copy_(2, self.coming, v)
+        return keys.narrow(2, 0, self.reach), values.narrow(2, 0, self.reach)
+
+    def _allocate(self, k: Tensor, v: Tensor, rows: int) -> Pair:
+        shapes = [(rows, x.shape[1], self.capacity, x.shape[3]) for x in (k, v)]
+        if shapes[0] == shapes[1]:
+            both = k.new_zeros(2, *shapes[0])
+            return both[0], both[1]
+        return k.new_zeros(shapes[0]), v.new_zeros(shapes[1])
+
+    def take(self, read: Cache, rows: int) -> None:
+        """Restart with the contents of a growing cache; if that has one row, all `rows` get a copy."""
+        length = len(read)
+        for layer, pair in read._layers.items():
+            if layer not in self._layers:
+                self._layers[layer] = self._allocate(*pair, rows)
+            for slots, stored in zip(self._layers[layer], pair, strict=True):
+                slots[:, :, :length] = stored[:, :, :length]
+                slots[:, :, length:] = 0  # masked, but NaN times a weight of 0 would still be NaN
+        self.read.fill_(length)
+
+    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep these rows in this order, in place; the memory stays, because rows stay with their source."""
+        for keys, values in self._layers.values():
+            both = together(keys, values)
+            for buffer in (keys[None], values[None]) if both is None else (both,):
+                part = _words(buffer).narrow(3, 0, self.reach)
+                part.copy_(part.index_select(1, rows))
+
+
+def together(k: Tensor, v: Tensor) -> Tensor | None:
+    """Both as one tensor [2, …], if they have the same layout in one storage, as slices of one projection do."""
+    alike = k.shape == v.shape and k.stride() == v.stride()
+    if not alike or k.untyped_storage()._cdata != v.untyped_storage()._cdata:
+        return None
+    apart = v.storage_offset() - k.storage_offset()
+    return k.as_strided((2, *k.shape), (apart, *k.stride()), k.storage_offset()) if apart > 0 else None
+
+
+def _words(x: Tensor) -> Tensor:
+    """The same memory [..., D] in words of 16 bytes, if D fills them: fewer and larger elements to copy."""
+    return x.view(torch.complex128) if x.shape[-1] * x.element_size() % 16 == 0 else x
 
 
 class RecordedSearches:
@@ -122,7 +224,7 @@ class RecordedSearch:
         self.model, self.bos, self.stream, self.capacity = model, bos, stream, capacity
         like = next(model.parameters())
         self.device = device = like.device
-        self.live = make_hypotheses(config, sentences, capacity, eos, like, recorded=True)
+        self.live = (Greedy if config.beam == 1 else Beams)(config, sentences, capacity, eos, like, recorded=True)
         self.cache = FixedCache(capacity, device)
         self.source = torch.zeros(sentences, length, dtype=torch.long, device=device)
         self.is_real = torch.zeros(sentences, length, dtype=torch.bool, device=device)
@@ -207,5 +309,5 @@ class RecordedSearch:
         """The `n_best` best hypotheses of each sentence."""
         with self._here():
             sentences = torch.arange(self.count, device=self.device)
-            check_scores(self.live.best()[: self.count].tolist())
+            check_scores(self.live.totals.view(len(self.source), -1)[: self.count, 0].tolist())
             return self.live.results(sentences)

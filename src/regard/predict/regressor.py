@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.data.numeric import NumberData, Scale
 from regard.errors import UserError
-from regard.models import EncoderDecoder
+from regard.models.transformer import EncoderDecoder
 from regard.predict.bundle import Bundle, Prediction, Predictor
 from regard.settings import from_dict
 
@@ -53,11 +53,11 @@ class Regressor(Predictor["Sequence[float] | Tensor", Forecast]):
     """A trained model of numbers with the scale that it was trained in."""
 
     NEEDS = "a trained encoder-decoder with output_head = 'values', and [data] with its scale"
+    model: EncoderDecoder
     COMMAND = "predict"
 
     def __init__(self, bundle: Bundle) -> None:
         super().__init__(bundle)
-        self.model: EncoderDecoder = bundle.model  # type: ignore[assignment]
         try:
             self.data = from_dict(NumberData, bundle.table("data"), "data.")
         except UserError as error:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from regard.models.transformer import Decoder, State
 from regard.predict.config import SearchConfig
-from regard.predict.recording import TURN, FixedCache, keep_ready, recordable
+from regard.predict.recorded import TURN, FixedCache, keep_ready, recordable
 from regard.predict.sampling import Uniform, sample_token
 from regard.predict.search import check_scores, forbid, log_probabilities
 

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from regard.data.batch import Ragged
 from regard.errors import UserError
-from regard.models import EncoderDecoder, SequenceToSequence
+from regard.models.transformer import EncoderDecoder, SequenceToSequence
 from regard.predict.beam import beam
 from regard.predict.bundle import Bundle, ScoredText, SearchPredictor, TextPrediction
 from regard.predict.config import SearchConfig
 from regard.predict.engine import traced
-from regard.predict.recorded import RecordedSearches
-from regard.predict.recording import TURN
+from regard.predict.recorded import TURN, RecordedSearches
 from regard.predict.sampling import sample
 from regard.predict.search import Hypothesis, length_limits
 from regard.predict.workers import side_by_side
@@ -33,11 +32,11 @@ class Translator(SearchPredictor[str, TextPrediction]):
     """An encoder-decoder, Transformer or recurrent, with the tokenizers of its two sides."""
 
     NEEDS = "an encoder-decoder from text to text, with its tokenizers"
+    model: SequenceToSequence
     COMMAND = "translate"
 
     def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
         super().__init__(bundle, config)
-        self.model: SequenceToSequence = bundle.model  # type: ignore[assignment]
         self.source, self.target = bundle.source, bundle.target
         self._recorded: RecordedSearches | None = None
 
@@ -63,7 +62,13 @@ class Translator(SearchPredictor[str, TextPrediction]):
         """
         config = self.configured(config, **options)
         ids = self.source.encode_batch(inputs, add_eos=True)
-        self._check_lengths(ids, first)
+        limit = self.bundle.limits.source
+        for number, line in enumerate(ids, start=first + 1):  # before any line is translated
+            if limit is not None and len(line) > limit:
+                raise UserError(
+                    f"line {number} has {len(line)} tokens, its end included, but the model's learned positions end at "
+                    f"max_length = {limit}: split the line"
+                )
         predictions = [TextPrediction((ScoredText("", 0.0, 0.0),)) for _ in ids]
         for rows, results in self._search(ids, batch, config, first):
             texts = iter(self.target.decode_batch(one.tokens for some in results for one in some))
@@ -126,13 +131,3 @@ class Translator(SearchPredictor[str, TextPrediction]):
             rows.append(row)
         if rows:
             yield rows
-
-    def _check_lengths(self, ids: Sequence[Sequence[int]], first: int) -> None:
-        """A line beyond the model's positions is named before any is translated."""
-        limit = self.bundle.limits.source
-        for number, line in enumerate(ids, start=first + 1):
-            if limit is not None and len(line) > limit:
-                raise UserError(
-                    f"line {number} has {len(line)} tokens, its end included, but the model's learned positions end at "
-                    f"max_length = {limit}: split the line"
-                )

@@ -27,7 +27,7 @@ from regard.data.images import ImageData, Images, Listed, folder_classes, list_s
 from regard.errors import UserError
 from regard.models import Encoder, ModelConfig
 from regard.models.recipe import with_preset
-from regard.predict.image_classifier import ImageClassifier
+from regard.predict.classifier import ImageClassifier
 from regard.settings import from_dict
 from regard.tasks.classes import ClassificationTask, class_sections
 from regard.training import results

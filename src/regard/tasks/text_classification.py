@@ -28,7 +28,7 @@ from regard.data.pack import ClassBatch, ClassPacks, Labelled
 from regard.data.streams import Batches, Stream, sample_rows
 from regard.errors import UserError, suggest
 from regard.models import Encoder, ModelConfig
-from regard.predict.text_classifier import TextClassifier
+from regard.predict.classifier import TextClassifier
 from regard.tasks.classes import ClassificationTask, class_sections
 from regard.tasks.word_dropout import WordDropout
 from regard.text.config import TextConfig

@@ -1,6 +1,7 @@
-"""Text classification: texts in, a probability for every class out.
+"""Classification: texts or images in, a probability for every class out.
 
     p = softmax(W · pool(encoder(<s> text </s>)) + b)         [N, classes]
+    p = softmax(W · pool(encoder(patches)) + b)               [N, classes]          Dosovitskiy et al. 2021
 
 Texts of similar length are computed together; the predictions are returned in the order of the inputs. A text longer
 than the model was trained on is truncated, as in training.
@@ -8,15 +9,17 @@ than the model was trained on is truncated, as in training.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.data.batch import Ragged
-from regard.models import Encoder
+from regard.data.images import open_pixels
+from regard.models.transformer import Encoder
 from regard.predict.bundle import Bundle, Prediction, Predictor
 
 TOKENS = 2**14  # of a batch, padding included
@@ -35,12 +38,12 @@ class TextClassifier(Predictor[str, ClassPrediction]):
     """An encoder with an output head over classes, and its tokenizer."""
 
     NEEDS = "an encoder of text with output_head = 'classes', with its tokenizer"
+    model: Encoder
     COMMAND = "classify"
     BATCH = 4096
 
     def __init__(self, bundle: Bundle) -> None:
         super().__init__(bundle)
-        self.model: Encoder = bundle.model  # type: ignore[assignment]
         self.tokenizer, self.classes = bundle.tokenizer, bundle.classes
         self.max_length = bundle.limits.source or bundle.limits.context
 
@@ -68,16 +71,57 @@ class TextClassifier(Predictor[str, ClassPrediction]):
 
     @torch.inference_mode()
     def _probabilities(self, ids: list[list[int]], tokens: int) -> Tensor:
-        table, results = Ragged.of([self.truncate(text) for text in ids]), torch.empty(len(ids), len(self.classes))
+        most = self.max_length  # of a longer text the first tokens and </s>
+        table = Ragged.of([text if len(text) <= most else [*text[: most - 1], text[-1]] for text in ids])
+        results = torch.empty(len(ids), len(self.classes))
         for rows in _batches(table.lengths, tokens):
             text, is_real = table.pad(rows)
             real = None if bool(is_real.all()) else is_real.to(self.device)
             results[rows] = self.model(text.to(self.device), real).float().softmax(dim=-1).cpu()
         return results
 
-    def truncate(self, ids: list[int]) -> list[int]:
-        """The first tokens and </s>, as many as the model was trained on."""
-        return ids if len(ids) <= self.max_length else [*ids[: self.max_length - 1], ids[-1]]
+
+class ImageClassifier(Predictor["str | Path", ClassPrediction]):
+    """An encoder over patches with an output head over classes."""
+
+    NEEDS = "an encoder of image patches with output_head = 'classes'"
+    model: Encoder
+    COMMAND = "classify"
+    BATCH = 500
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle)
+        self.classes = bundle.classes
+
+    @staticmethod
+    def accepts(bundle: Bundle) -> bool:
+        config = bundle.config
+        return (config.architecture, config.input, config.output_head) == ("encoder", "patches", "classes")
+
+    def predict(self, inputs: Sequence[str | Path], **options: Any) -> list[ClassPrediction]:
+        """The class of each image file."""
+        config = self.model.config
+        opened = [open_pixels(path, config.channels, config.image_size) for path in inputs]
+        if not opened:
+            return []
+        pixels, side = torch.stack([one for one, _ in opened]), config.image_size
+        rows = self.probabilities(lambda begin, end: pixels[begin:end], len(inputs)).tolist()
+        return [
+            class_prediction(
+                self.classes, row,
+                None if size == (side, side) else f"{size[0]} x {size[1]} pixels are resized to {side} x {side}",
+            )
+            for row, (_, size) in zip(rows, opened, strict=True)
+        ]  # fmt: skip
+
+    @torch.inference_mode()
+    def probabilities(self, pixels: Callable[[int, int], Tensor], count: int) -> Tensor:
+        """[count, classes] in float32 on the CPU; `pixels(begin, end)` gives bytes [n, channels, side, side]."""
+        results = []
+        for at in range(0, count, self.BATCH):
+            part = pixels(at, min(at + self.BATCH, count)).to(self.device)
+            results.append(self.model(part.float() / 255).float().softmax(dim=-1).cpu())
+        return torch.cat(results)
 
 
 def class_prediction(classes: Sequence[str], probabilities: Sequence[float], note: str | None) -> ClassPrediction:
