@@ -82,11 +82,9 @@ def run(args: argparse.Namespace) -> int:
 def _print(result: dict[str, Any]) -> None:
     for source, translation in result["examples"].items():
         print(f"  {source}  ->  {translation}")
-    print(
-        f"\n{result['correct']:,} of {result['tested']:,} unseen examples are exactly correct: "
-        f"{result['exact_match']:.2%} ({result['parameters']:,} parameters, {result['training_seconds']:.0f} s of "
-        "training)"
-    )
+    correct = f"{result['correct']:,} of {result['tested']:,} unseen examples are exactly correct"
+    size = f"{result['parameters']:,} parameters, {result['training_seconds']:.0f} s of training"
+    print(f"\n{correct}: {result['exact_match']:.2%} ({size})")
     print(f"\nreport: {result['report']}\n\nthree things to try next:")
     folder = shlex.quote(result["run"])
     hints = [

@@ -13,6 +13,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from regard.commands.inputs import GPU, add_run, add_search, open_predictor, read_prompt, search_options
@@ -20,7 +21,7 @@ from regard.commands.outputs import note, write_json
 from regard.errors import UserError
 
 if TYPE_CHECKING:
-    from regard.predict.generator import Token
+    from regard.predict.generator import Sample, Token
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,49 +53,38 @@ def run(args: argparse.Namespace) -> None:
         [prompt], config=config, stops=args.stop, overflow=args.overflow, begin=args.begin, context=args.context
     )
     samples = [Sample() for _ in range(config.n_best)]
-    printer = None if args.json else Printer(prompt, config.n_best)
+    if not args.json:
+        print_samples(prompt, samples, stream)
+        if any(sample.ended == "context" for sample in samples):
+            note("the context is full; --overflow slide drops the older half and continues")
+        return
     for token in stream:
         samples[token.sample].take(token)
-        if printer is not None:
-            printer.take(token)
-    for number, sample in enumerate(samples if args.json else (), 1):
+    for number, sample in enumerate(samples, 1):
         rows = zip(sample.ids, sample.log_probabilities, strict=True)
         tokens_of = [{"id": id, "token": tokenizer.token(id), "log_probability": value} for id, value in rows]
         write_json({
             "sample": number, "prompt": prompt, "text": sample.text, "ended": sample.ended,
             "log_probability": sum(sample.log_probabilities), "tokens": tokens_of,
         })  # fmt: skip
-    if printer is not None and any(sample.ended == "context" for sample in samples):
-        note("the context is full; --overflow slide drops the older half and continues")
 
 
-class Printer:
-    """Tokens on standard output as they are sampled.
+def print_samples(prompt: str, samples: Sequence[Sample], stream: Iterable[Token]) -> None:
+    """Print tokens as they are sampled.
 
     Several samples are generated together: the first is shown while it grows, the others follow, and whatever of them
     is ready by then appears at once.
     """
-
-    def __init__(self, prompt: str, count: int) -> None:
-        self.prompt, self.count, self.current = prompt, count, 0
-        self.waiting = [""] * count
-        self.ended = [False] * count
-        self._begin()
-
-    def _begin(self) -> None:
-        if self.count > 1:
-            print(f"--- sample {self.current + 1} of {self.count}")
-        print(self.prompt, end="", flush=True)
-
-    def take(self, token: Token) -> None:
-        self.waiting[token.sample] += token.text
-        self.ended[token.sample] = token.ended is not None
-        while self.current < self.count:
-            print(self.waiting[self.current], end="", flush=True)
-            self.waiting[self.current] = ""
-            if not self.ended[self.current]:
-                return
-            print(flush=True)
-            self.current += 1
-            if self.current < self.count:
-                self._begin()
+    count = len(samples)
+    headings = [f"--- sample {number} of {count}\n" * (count > 1) + prompt for number in range(1, count + 1)]
+    print(headings[0], end="", flush=True)
+    current = printed = 0  # the sample that is shown, and how many characters of it
+    for token in stream:
+        samples[token.sample].take(token)
+        while current < count:
+            print(samples[current].text[printed:], end="", flush=True)
+            printed = len(samples[current].text)
+            if samples[current].ended is None:
+                break
+            current, printed = current + 1, 0
+            print("\n" + "".join(headings[current : current + 1]), end="", flush=True)

@@ -50,17 +50,20 @@ def read(folder: Path) -> dict[str, Any] | None:
     if not isinstance(train, dict):
         return None
     metric = task.METRICS.get(str(train.get("metric")), LOSS)
-    values = [line[metric.key] for line in lines if _number(line.get(metric.key))]
-    losses = [line["loss"] for line in lines if _number(line.get("loss"))]
+
+    def values(key: str) -> list[Any]:
+        return [line[key] for line in lines if isinstance(line.get(key), int | float)]
+
+    losses = values("loss")
     return {
         "run": folder.name,
         "task": task.NAME,
-        "step": max((line["step"] for line in lines if _number(line["step"])), default=0),
+        "step": max(values("step"), default=0),
         "steps": train.get("steps"),
-        "seconds": max((line["seconds"] for line in lines if _number(line["seconds"])), default=0.0),
+        "seconds": max(values("seconds"), default=0.0),
         "loss": losses[-1] if losses else None,
         "metric": metric.key,
-        "best": (max if metric.higher else min)(values, default=None),
+        "best": (max if metric.higher else min)(values(metric.key), default=None),
         "headline": task.HEADLINE[1],
         "test": _scores(folder / "scores.json", task.HEADLINE[0]),
     }
@@ -87,7 +90,3 @@ def _scores(path: Path, metric: str) -> dict[str, float]:
         return {name: float(metrics[metric]) for name, metrics in content.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
