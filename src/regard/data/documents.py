@@ -20,14 +20,14 @@ The text is not changed, line ends of Windows included; only a byte order mark a
 
 from __future__ import annotations
 
-import codecs
+import io
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
-from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes, undecodable, unreadable
+from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes, read_lines, unreadable
 from regard.data.sets import DataConfig, find_files
 from regard.data.tables import Rows, Table, table_kind
 from regard.errors import UserError
@@ -183,30 +183,22 @@ def _plain(path: Path, separator: str | None, notes: Notes) -> Iterator[Piece | 
 
 def _decoded(path: Path, notes: Notes) -> Iterator[str | Problem]:
     """The text of a file, block by block."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    name, read, line = str(path), 0, 1
+    name, line, begun = str(path), 1, False
     try:
         with open_bytes(path) as file:
-            while True:
-                block = file.read(BLOCK)
-                pending = len(decoder.getstate()[0])  # bytes of a character that the last block began
-                try:
-                    text = decoder.decode(block, final=not block)
-                except UnicodeDecodeError as error:
-                    line += error.object[: error.start].count(b"\n")
-                    what = undecodable(error, first=not read, before=read - pending)
-                    yield Problem(name, line, what, fatal=True)
-                    return
-                if not read and text.startswith("\ufeff"):
+            decoded = io.TextIOWrapper(file, "utf-8", newline="")  # line ends stay as they are
+            while text := decoded.read(BLOCK):
+                if not begun and text.startswith("\ufeff"):
                     text = text[1:]
                     notes[name, "a byte order mark at the start, removed"] += 1
-                read, line = read + len(block), line + text.count("\n")
+                line, begun = line + text.count("\n"), True
                 if "\0" in text:
                     yield Problem(name, None, "contains a NUL character; is this a text file?", fatal=True)
                     return
-                if text:
-                    yield text
-                if not block:
-                    return
+                yield text
+    except UnicodeDecodeError:  # found again by lines, which says where
+        yield replace(
+            next(item for item in read_lines(path, Notes(), 1 << 40) if isinstance(item, Problem)), fatal=True
+        )
     except UNREADABLE as error:
         yield unreadable(error, name, line)

@@ -65,7 +65,7 @@ def read_lines(path: Path, notes: Notes, longest: int = LONGEST) -> Iterator[str
                 try:
                     item: str | Problem = raw.decode()
                 except UnicodeDecodeError as error:
-                    item = Problem(name, number, undecodable(error, first=number == 1))
+                    item = Problem(name, number, undecodable(error, number == 1))
                 yield item
     except UNREADABLE as error:
         yield unreadable(error, name, number)
@@ -84,11 +84,11 @@ def unreadable(error: Exception, name: str, line: int) -> Problem:
     return Problem(name, line, what, fatal=True)
 
 
-def undecodable(error: UnicodeDecodeError, *, first: bool = False, before: int = 0) -> str:
-    """What is wrong with bytes, the `first` of a file or those after `before` others, that are not UTF-8."""
+def undecodable(error: UnicodeDecodeError, first: bool = False) -> str:
+    """What is wrong with bytes, perhaps the `first` of a file, that are not UTF-8."""
     utf16 = first and error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
     hint = "; the file looks like UTF-16: convert it with  iconv -f UTF-16 -t UTF-8" * utf16
-    return f"is not UTF-8: byte {error.object[error.start]:#04x} at position {before + error.start + 1:,}{hint}"
+    return f"is not UTF-8: byte {error.object[error.start]:#04x} at position {error.start + 1:,}{hint}"
 
 
 def open_bytes(path: Path) -> IO[bytes]:
