@@ -138,8 +138,8 @@ def padded(pair: Pair, slots: int) -> Pair:
 class Layer:
     """One block of an encoder-decoder: attention to the tokens so far, attention to the memory, feed-forward."""
 
-    def __init__(self, block: Block) -> None:
-        self.block: Any = block
+    def __init__(self, block: Any) -> None:
+        self.block = block  # a Block with cross-attention
         norms = (block.attention_norm, block.cross_norm, block.feedforward_norm)
         self.add_attention, self.add_cross, self.add_feedforward = (residual(block, norm) for norm in norms)
         self.work = partial(work, block.feedforward)
