@@ -30,8 +30,8 @@ from regard.data.batch import PairBatch
 from regard.data.pack import Packs
 from regard.data.streams import Batches
 from regard.models import ModelConfig, build
-from regard.tasks.translation import make_objective
 from regard.training.config import TrainConfig
+from regard.training.objective import make_objective, translation
 from regard.training.trainer import Trainer
 
 SMOOTHING, CLIP, RATE, BETAS, SEED = 0.1, 1.0, 1e-4, (0.9, 0.98), 1
@@ -145,7 +145,7 @@ class Ours:
             self.stream = Packs(data, config.batch_tokens // config.pack, config.pack, config.seed, device)
         else:
             self.stream = Batches(data, config.batch_tokens, config.seed)
-        self.trainer = Trainer(model, self.stream, make_objective(config), config, task.folder)
+        self.trainer = Trainer(model, self.stream, make_objective(translation, config), config, task.folder)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.packed = iter(self.stream) if config.pack else None
         self.rows = [] if config.pack else task.rows()

@@ -17,8 +17,8 @@ from regard.data.pack import ClassBatch, ClassPacks, Labelled
 from regard.data.streams import Batches, sample_rows
 from regard.models import Encoder, ModelConfig, build
 from regard.tasks.text_classification import class_logits, classification
-from regard.tasks.word_dropout import WordDropout
 from regard.text import Tokenizer
+from regard.training.objective import WordDropout
 
 TINY = {
     "architecture": "encoder",

@@ -130,7 +130,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     (["model.patch_size=3"], "patch_size = 3 does not divide"),
     (["augment.crop=8"], "augment.crop = 8: must be below"), (["augment.flip=2"], "augment.flip = 2"),
     (["augment.mixup=-1"], "augment.mixup = -1"), (["augment.erse=1"], "did you mean 'erase'"),
-    (["train.pack=9"], "train.pack = 9: an image has 17 patches"), (["train.r_drop=1.0"], "train.r_drop = 1.0"),
+    (["train.pack=9"], r"train.pack = 9: the data decides this \(17\)"), (["train.r_drop=1.0"], "train.r_drop = 1.0"),
     (["train.batch_tokens=5"], "pack = 17: must be at most batch_tokens = 5"),
     (["train.cuda_graph=true"], "a CUDA graph needs an NVIDIA GPU"),
     (["train.cuda_graph=true", "model.position_axes=2", "model.position=learned"], "'rope', or set position_axes = 1"),

@@ -18,8 +18,8 @@ from regard.models import ModelConfig, build
 from regard.predict.bundle import Bundle
 from regard.predict.captioner import Captioner
 from regard.tasks.image_captioning import captioning, noun_attention
-from regard.tasks.word_dropout import WordDropout
 from regard.text.tokenizer import Tokenizer
+from regard.training.objective import WordDropout
 
 SAMPLE = Path(__file__).parent.parent / "src/regard/samples/fashion-mnist"
 

@@ -67,9 +67,9 @@ def test_denoised_reviews(tmp_path):
     run.model_config = run.settle_model()
     run.prepare_data()
     assert run.valid_pairs is not None
-    size = len(run.target)
+    size, train = len(run.target), run.train_pairs.at(0)
     counts = torch.ones(size).index_add(
-        0, run.train_pairs.targets.joined().long(), torch.ones(int(run.train_pairs.targets.lengths.sum()))
+        0, train.targets.joined().long(), torch.ones(int(train.targets.lengths.sum()))
     )
     wanted = run.valid_pairs.targets.joined().long()
     wanted = wanted[wanted != run.target.bos]

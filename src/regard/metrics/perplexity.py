@@ -43,10 +43,8 @@ class Perplexity:
 
 
 @torch.inference_mode()
-def perplexity(
-    model: Any, text: Store, context: int, stride: int | None = None, half: torch.dtype | None = None
-) -> Perplexity:
-    """All metrics of a decoder in eval mode; `half` is the precision of its matmuls, if not that of the weights."""
+def perplexity(model: Any, text: Store, context: int, stride: int | None = None) -> Perplexity:
+    """All metrics of a decoder in eval mode."""
     if len(text) < 2:
         raise UserError(f"the text has {len(text)} token: at least 2 are needed, because the first is not predicted")
     stride, device = context if stride is None else stride, next(model.parameters()).device
@@ -55,8 +53,7 @@ def perplexity(
     counts = torch.zeros(context, dtype=torch.int64, device=device)
     for batch, counted in windows(text.tensor("ids"), context, stride, rows):
         batch, counted = batch.to(device), counted.to(device)
-        with torch.autocast(device.type, half, enabled=half is not None):
-            logits = model(batch.read)
+        logits = model(batch.read)
         losses = F.cross_entropy(logits.float().flatten(0, 1), batch.labels.flatten(), reduction="none")
         sums += torch.where(counted, losses.view_as(counted).double(), 0.0).sum(dim=0)
         counts += counted.sum(dim=0)

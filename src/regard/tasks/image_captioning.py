@@ -49,13 +49,10 @@ from regard.errors import UserError
 from regard.files import make_folder, write_atomically
 from regard.metrics.bleu import score
 from regard.models import EncoderDecoder, ModelConfig
-from regard.models.recipe import with_preset
 from regard.predict.captioner import Captioner, as_input
 from regard.predict.config import SearchConfig
-from regard.settings import from_dict
-from regard.tasks.word_dropout import WordDropout
 from regard.text.config import TextConfig
-from regard.training.objective import translation
+from regard.training.objective import WordDropout, translation
 from regard.training.results import AttentionInput, Examples, Images, Section
 from regard.training.task import Evaluation, Metrics, Task
 from regard.training.trainer import LOSS, Metric, Objective
@@ -109,23 +106,12 @@ class ImageCaptioning(Task):
     makers: tuple[SceneMaker, SceneMaker]
     feature_dim: int | None = None
 
-    @classmethod
-    def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Images are rows of as many patches; features may have any number of regions."""
-        complete = super().complete(tables)
-        with suppress(UserError):  # `make_model_config` reports a mistake in [model]
-            config = from_dict(ModelConfig, {**with_preset(complete["model"]), **cls.PLACEHOLDERS}, "model.")
-            if config.input == "patches":
-                complete["train"].setdefault("pack", config.source_length)
-        return complete
-
     # --- model
 
     @property
     def draft(self) -> ModelConfig:
         """[model] before the tokenizer is known."""
-        fields = with_preset({**self.model_defaults(), **self.model_fields})
-        return from_dict(ModelConfig, {**fields, **self.PLACEHOLDERS}, "model.")
+        return self.make_model_config(self.PLACEHOLDERS)
 
     def model_sizes(self) -> dict[str, int | None]:
         sizes = {"vocab_size": len(self.tokenizer), "target_vocab_size": None}
@@ -143,9 +129,6 @@ class ImageCaptioning(Task):
                 f"model.input = {config.input!r}, model.channels = {config.channels}: scenes are grayscale images; set "
                 "input = 'patches' and channels = 1"
             )
-        length = config.source_length if config.input == "patches" else 0
-        if self.config.pack != length:
-            raise UserError(f"train.pack = {self.config.pack}: the images decide this ({length} patches); remove it")
 
     # --- data
 
@@ -252,11 +235,10 @@ class ImageCaptioning(Task):
     @torch.inference_mode()
     def evaluate(self, model: Any) -> dict[str, float]:
         """The loss; the exact matches of greedy search if `train.metric` is "exact"."""
-        valid, loss, tokens = self.captioned["valid"], 0.0, 0
+        valid = self.captioned["valid"]
         targets = Targets.of(self.tokenizer, valid.captions, self.data.max_length)
-        for rows in torch.arange(len(valid)).split(BATCH):
-            part, count = captioning(model, targets.batch(rows, *valid.sources(rows)).to(self.device))
-            loss, tokens = loss + part.item(), tokens + int(count)
+        parts = (targets.batch(rows, *valid.sources(rows)) for rows in torch.arange(len(valid)).split(BATCH))
+        loss, tokens = self.sum_loss(captioning, model, parts)
         metrics = {"valid_loss": loss / tokens}
         if self.config.metric == "exact":
             metrics["exact"] = self.score(Captioner(self.bundle(model), SearchConfig()), valid)[0]["exact"]

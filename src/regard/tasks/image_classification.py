@@ -26,9 +26,7 @@ from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageSt
 from regard.data.images import ImageData, Images, Listed, folder_classes, list_set, make_images
 from regard.errors import UserError
 from regard.models import Encoder, ModelConfig
-from regard.models.recipe import with_preset
 from regard.predict.classifier import ImageClassifier
-from regard.settings import from_dict
 from regard.tasks.classes import ClassificationTask, class_sections
 from regard.training import results
 from regard.training.objective import balance
@@ -82,23 +80,7 @@ class ImageClassification(ClassificationTask):
     listed: dict[str, Listed]
     images: dict[str, Images]  # "train" and `sets`
 
-    @classmethod
-    def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """An image is a row of `train.pack` patches."""
-        complete = super().complete(tables)
-        try:
-            config = from_dict(ModelConfig, {**with_preset(complete["model"]), "classes": 2}, "model.")
-            complete["train"].setdefault("pack", config.source_length)
-        except UserError:  # `make_model_config` reports a mistake in [model]
-            complete["train"].setdefault("pack", 1)
-        return complete
-
     def check_model(self, config: ModelConfig) -> None:
-        if self.config.pack != config.source_length:
-            raise UserError(
-                f"train.pack = {self.config.pack}: an image has {config.source_length} patches, which decide this; "
-                "remove it"
-            )
         if self.augment.crop >= config.image_size:
             raise UserError(f"augment.crop = {self.augment.crop}: must be below model.image_size = {config.image_size}")
 

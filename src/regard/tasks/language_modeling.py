@@ -12,9 +12,12 @@ Its default is the model's `max_length`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+import sys
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -23,20 +26,21 @@ import torch
 from torch import Tensor
 
 from regard.data.columns import Store
-from regard.data.documents import TextData, pieces, survey
+from regard.data.documents import Piece, Survey, TextData, part, pieces, survey
 from regard.data.encode import store_tokens
+from regard.data.sets import Files
 from regard.data.streams import BlockBatch, Blocks
 from regard.errors import UserError
+from regard.files import make_folder, write_atomically
 from regard.metrics.perplexity import perplexity
 from regard.models import Decoder, ModelConfig
+from regard.models.recipe import with_preset
 from regard.predict.config import SearchConfig
 from regard.predict.generator import Generator, check_vocabulary
-from regard.tasks.plain_text import PlainTextTask, print_notes
 from regard.text.config import TextConfig
-from regard.training.objective import Loss, balance, token_loss, unchunked
-from regard.training.parallel import HALF
+from regard.training.objective import Loss, balance, make_objective, unchunked
 from regard.training.results import AttentionInput, Chart, Section, Table
-from regard.training.task import Evaluation, Metrics
+from regard.training.task import Evaluation, Metrics, Task
 from regard.training.trainer import Objective
 
 SAMPLES, SAMPLE_TOKENS = 2, 150  # in the report
@@ -51,6 +55,107 @@ def next_token(
     rows = BlockBatch(torch.cat((batch.ids, batch.ids))) if r_drop else batch  # two dropout masks: see `objective`
     total = loss(model.states(rows.read), model.output_head, rows.labels, label_smoothing, r_drop)
     return total + balance(model, batch.tokens), batch.tokens
+
+
+class PlainTextTask(Task):
+    """A task that learns from plain text: [data] is a `TextData`, and rows have `train.pack` tokens.
+
+        files -> survey (one pass: are they readable? how many characters?) -> pieces of each set
+
+    The surveys are kept in RUN/data/survey.json, so that a resumed run need not read all files again.
+    """
+
+    data: TextData
+    surveys: dict[str, Survey]
+    fingerprints: dict[str, str]  # of the sets
+
+    @classmethod
+    def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """`train.pack` is the context length, by default the longest that the model can have."""
+        complete = super().complete(tables)
+        if not complete["train"].get("pack"):
+            complete["train"]["pack"] = with_preset(complete["model"]).get("max_length", ModelConfig.max_length)
+        return complete
+
+    @property
+    def files(self) -> dict[str, Files]:
+        """The files of each set; a validation fraction is part of the training files."""
+        held_out = {"valid": self.data.train} if self.data.valid_fraction else {}
+        return {"train": self.data.train, **held_out, **self.data.sets}
+
+    def check_data(self) -> None:
+        known = self._read_surveys()
+        self.fingerprints = {name: self.data.fingerprint(files) for name, files in self.files.items()}
+        self.surveys = {}
+        for name, files in self.files.items():
+            key = self.fingerprints[name]
+            if key not in known:
+                known[key] = survey(files, self.data)
+                print_notes(known[key])
+            self.surveys[name] = known[key]
+
+    def prepare_data(self) -> None:
+        make_folder(self.folder / "data")
+        if not {*self.fingerprints.values()} <= self._read_surveys().keys():
+            content = {self.fingerprints[name]: dataclasses.asdict(one) for name, one in self.surveys.items()}
+            write_atomically(self._survey_file, json.dumps(content, indent=1).encode())
+        self.train_text, self.valid_text  # noqa: B018 - tokenise them now
+
+    def prepare_evaluation(self) -> None:
+        self.check_data()
+
+    @cached_property
+    def train_text(self) -> Store:
+        return self.examples("train")
+
+    @cached_property
+    def valid_text(self) -> Store | None:
+        return self.examples("valid") if "valid" in self.sets else None
+
+    def examples(self, name: str) -> Store:
+        begin, end = self.span(name)
+        fingerprint = f"{self.fingerprints[name]} {begin} {end}"
+        return self.store(self.pieces(name), self.folder / "data" / name, fingerprint, end - begin)
+
+    @abstractmethod
+    def store(self, pieces: Iterator[Piece], folder: Path, fingerprint: str, characters: int) -> Store:
+        """Tokenise a set and store it in `folder`."""
+
+    @property
+    def _survey_file(self) -> Path:
+        return self.folder / "data" / "survey.json"
+
+    def _read_surveys(self) -> dict[str, Survey]:
+        try:
+            content = json.loads(self._survey_file.read_bytes())
+            return {key: Survey(**fields) for key, fields in content.items()}
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return {}
+
+    def span(self, name: str) -> tuple[int, int]:
+        """Which characters of its files a set has."""
+        count = self.surveys[name].characters
+        border = int(count * (1 - self.data.valid_fraction))
+        match name:
+            case "train":
+                return 0, border
+            case "valid" if self.data.valid_fraction:
+                return border, count
+        return 0, count
+
+    def pieces(self, name: str) -> Iterator[Piece]:
+        return part(pieces(self.files[name], self.data), *self.span(name))
+
+    def training_texts(self) -> Iterable[str]:
+        return (piece.text for piece in self.pieces("train"))
+
+    def check_model(self, config: ModelConfig) -> None:
+        self.check_positions(config, self.config.pack, "train.pack")
+
+
+def print_notes(survey: Survey) -> None:
+    for note in survey.notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
 class LanguageModeling(PlainTextTask):
@@ -75,23 +180,13 @@ class LanguageModeling(PlainTextTask):
     predictor = Generator
 
     decode: SearchConfig
-    train_text: Store
-    valid_text: Store | None
 
     # --- data and model
 
-    def prepare_data(self) -> None:
-        self.keep_surveys()
-        self.train_text = self.examples("train")
-        self.valid_text = self.examples("valid") if "valid" in self.sets else None
-
-    def examples(self, name: str) -> Store:
-        """The tokens of a set, stored in the run's folder."""
-        begin, end = self.span(name)
-        folder, print = self.folder / "data" / name, f"{self.fingerprints[name]} {begin} {end}"
-        store = store_tokens(self.pieces(name), folder, self.tokenizer, text_fingerprint=print, characters=end - begin)
+    def store(self, pieces: Iterator[Piece], folder: Path, fingerprint: str, characters: int) -> Store:
+        store = store_tokens(pieces, folder, self.tokenizer, text_fingerprint=fingerprint, characters=characters)
         if len(store) < 2:
-            raise UserError(f"data.{name}: has {len(store)} token; give text of at least 2, or remove the set")
+            raise UserError(f"data.{folder.name}: has {len(store)} token; give text of at least 2, or remove the set")
         return store
 
     def read_files(self, files: Sequence[str]) -> Store:
@@ -99,10 +194,7 @@ class LanguageModeling(PlainTextTask):
         surveyed = survey(data.train, data)
         print_notes(surveyed)
         self.temporary = TemporaryDirectory()  # exists as long as the task
-        return store_tokens(
-            iter(pieces(data.train, data)), Path(self.temporary.name) / "text", self.tokenizer,
-            text_fingerprint="", characters=surveyed.characters,
-        )  # fmt: skip
+        return self.store(iter(pieces(data.train, data)), Path(self.temporary.name) / "text", "", surveyed.characters)
 
     def model_sizes(self) -> dict[str, int | None]:
         """The tokenizer's size, unless [model] has a larger vocabulary on purpose."""
@@ -120,18 +212,15 @@ class LanguageModeling(PlainTextTask):
         return Blocks(ids, config.batch_tokens // config.pack, config.pack, config.seed, self.device)
 
     def objective(self) -> Objective:
-        config = self.config
-        return partial(
-            next_token, label_smoothing=config.label_smoothing, r_drop=config.r_drop, loss=token_loss(config.loss_chunk)
-        )
+        return make_objective(next_token, self.config)
 
     def evaluate(self, model: Any) -> dict[str, float]:
         """The loss over the whole validation text, in the precision of training."""
         assert self.valid_text is not None
-        half = HALF.get(self.config.precision) if next(model.parameters()).is_cuda else None
         # Compiled code is specialized to the shapes of training: compiling for these would cost more than it saves.
-        with torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext():
-            return {"valid_loss": perplexity(model, self.valid_text, self.config.pack, half=half).loss}
+        eager = torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
+        with self.autocast(model), eager:
+            return {"valid_loss": perplexity(model, self.valid_text, self.config.pack).loss}
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
         context = options.get("context") or predictor.bundle.limits.context

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -22,17 +23,16 @@ from torch import Tensor
 
 from regard.data.batch import PairBatch
 from regard.data.columns import Store
-from regard.data.documents import TextData
+from regard.data.documents import Piece, TextData
 from regard.data.encode import store_documents
 from regard.data.pack import MaskConfig, MaskedBatch, MaskedPacks
 from regard.errors import UserError
 from regard.models import Encoder, ModelConfig
 from regard.predict.mask_predictor import MaskPredictor
-from regard.tasks.plain_text import PlainTextTask
+from regard.tasks.language_modeling import PlainTextTask
 from regard.text.config import TextConfig
 from regard.text.tokenizer import MASK_NAMES, Tokenizer
 from regard.training.objective import Loss, balance, cross_entropy, token_loss, unchunked
-from regard.training.parallel import HALF
 from regard.training.results import AttentionInput, Section, Table
 from regard.training.task import Evaluation, Metrics
 from regard.training.trainer import LOSS, Metric, Objective
@@ -81,27 +81,14 @@ class MaskedLanguageModeling(PlainTextTask):
     predictor = MaskPredictor
 
     mask: MaskConfig
-    train_text: Store
-    valid_text: Store | None
 
     # --- data, tokenizer and model
 
-    def prepare_data(self) -> None:
-        self.keep_surveys()
-        self.train_text = self.examples("train")
-        self.valid_text = self.examples("valid") if "valid" in self.sets else None
-
-    def prepare_evaluation(self) -> None:
-        self.check_data()
-        self.train_text = self.examples("train")
-
-    def examples(self, name: str) -> Store:
-        """A set, tokenised and stored in the run's folder."""
-        begin, end = self.span(name)
+    def store(self, pieces: Iterator[Piece], folder: Path, fingerprint: str, characters: int) -> Store:
+        length = self.config.pack
         return store_documents(
-            self.pieces(name), self.folder / "data" / name, self.tokenizer, self.config.pack,
-            text_fingerprint=f"{self.fingerprints[name]} {begin} {end}", characters=end - begin,
-        )  # fmt: skip
+            pieces, folder, self.tokenizer, length, text_fingerprint=fingerprint, characters=characters
+        )
 
     def make_tokenizers(self) -> dict[str, Tokenizer]:
         tokenizer = super().make_tokenizers()["tokenizer"]
@@ -137,17 +124,15 @@ class MaskedLanguageModeling(PlainTextTask):
     def evaluate(self, model: Any) -> dict[str, float]:
         """Loss and accuracy over the validation text, in the precision of training."""
         assert self.valid_text is not None
-        half = HALF.get(self.config.precision) if next(model.parameters()).is_cuda else None
-        metrics = self._measure(model, self.valid_text, half=half)
+        with self.autocast(model):
+            metrics = self._measure(model, self.valid_text)
         return {"valid_loss": metrics["loss"], "accuracy": metrics["accuracy"]}
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
         return self._measure(predictor.bundle.model, examples, self._unigram), None
 
     @torch.inference_mode()
-    def _measure(
-        self, model: Any, text: Store, unigram: Tensor | None = None, half: torch.dtype | None = None
-    ) -> Metrics:
+    def _measure(self, model: Any, text: Store, unigram: Tensor | None = None) -> Metrics:
         """With `unigram` log-probabilities [vocab_size], also the loss of a unigram model on the same tokens."""
         device = next(model.parameters()).device
         count, make = self._packs(text, EVALUATION_SEED, device).open(0)
@@ -156,8 +141,7 @@ class MaskedLanguageModeling(PlainTextTask):
         for number in range(count):
             batch = make(number)
             assert isinstance(batch, MaskedBatch)
-            with torch.autocast(device.type, half, enabled=half is not None):
-                logits = model.output_head(masked_states(model, batch))
+            logits = model.output_head(masked_states(model, batch))
             known = batch.labels != PairBatch.IGNORE
             sums[0] += cross_entropy(logits, batch.labels)
             sums[1] += (logits.argmax(dim=-1) == batch.labels)[known].sum()

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from regard.data.numeric import NumberBatch, NumberData, NumberSets, Scale, make_sets
 from regard.data.streams import Examples
-from regard.errors import UserError
 from regard.metrics.regression import TOGETHER, evaluate_regression, format_regression
 from regard.models import EncoderDecoder, ModelConfig
 from regard.predict.regressor import Regressor
@@ -63,13 +62,10 @@ class Regression(Task):
     numbers: NumberSets
 
     @classmethod
-    def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        complete = super().complete(tables)
-        data = complete.get("data", {})
+    def row_length(cls, tables: Mapping[str, Any]) -> int | None:
+        data = tables.get("data", {})
         length = data.get("context") or data.get("longest", NumberData.longest)
-        if not complete["train"].get("pack") and isinstance(length, int):
-            complete["train"]["pack"] = length
-        return complete
+        return length if isinstance(length, int) else None
 
     # --- data and model
 
@@ -91,10 +87,8 @@ class Regression(Task):
         return {"feature_dim": len(self.numbers.channels)}
 
     def check_model(self, config: ModelConfig) -> None:
-        length = self.data.context or self.data.longest
-        if self.config.pack != length:
-            raise UserError(f"train.pack = {self.config.pack}: the data decides this ({length} steps); remove it")
-        self.check_positions(config, max(length, self.data.horizon if self.data.context else 0), "steps of a sequence")
+        horizon = self.data.horizon if self.data.context else 0
+        self.check_positions(config, max(self.config.pack, horizon), "steps of a sequence")
 
     # --- training and evaluation
 
@@ -113,10 +107,9 @@ class Regression(Task):
     @torch.inference_mode()
     def evaluate(self, model: Any) -> dict[str, float]:
         """The squared error under teacher forcing; the MAE of autoregressive predictions if `train.metric` is "mae"."""
-        loss, count, batch = 0.0, 0, self.numbers.rows["valid"]
-        for at in range(0, len(batch.source), TOGETHER):
-            total, numbers = squared_error(model, batch.rows(slice(at, at + TOGETHER)).to(self.device))
-            loss, count = loss + total.item(), count + int(numbers)
+        valid = self.numbers.rows["valid"]
+        parts = (valid.rows(slice(at, at + TOGETHER)) for at in range(0, len(valid.source), TOGETHER))
+        loss, count = self.sum_loss(squared_error, model, parts)
         metrics = {"valid_loss": loss / count}
         if self.config.metric == "mae":
             metrics["mae"] = self.score(self.bundle(model).predictor, self.examples("valid"))[0]["mae"]

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from regard.data.columns import Store
 from regard.data.encode import store_labelled
 from regard.data.labels import Example, LabelData, balanced_weights, check_examples, choose_classes, read_labelled
 from regard.data.pack import ClassBatch, ClassPacks, Labelled
@@ -30,10 +31,8 @@ from regard.errors import UserError, suggest
 from regard.models import Encoder, ModelConfig
 from regard.predict.classifier import TextClassifier
 from regard.tasks.classes import ClassificationTask, class_sections
-from regard.tasks.word_dropout import WordDropout
 from regard.text.config import TextConfig
-from regard.training.objective import balance, cross_entropy, repeat_batch
-from regard.training.parallel import HALF
+from regard.training.objective import WordDropout, balance, cross_entropy, repeat_batch
 from regard.training.results import AttentionInput, Section, Table
 from regard.training.task import Evaluation, Metrics
 from regard.training.trainer import Objective
@@ -110,59 +109,47 @@ class TextClassification(ClassificationTask):
             if label not in self.data.classes:
                 raise UserError(f"data.class_weights: {label!r} is not a class; {suggest(label, self.data.classes)}")
 
-    def rows(self, files: Sequence[str]) -> list[Example]:
-        return list(read_labelled(files, self.data, self.data.classes))
+    def _store(self, name: str) -> Store:
+        folder = self.folder / "data" / name
+        return store_labelled(self.files[name], self.data, folder, self.tokenizer, self.data.classes)
 
     def prepare_data(self) -> None:
-        store = store_labelled(
-            self.data.train, self.data, self.folder / "data" / "train", self.tokenizer, self.data.classes
-        )
+        store = self._store("train")
         if cut := store.index["truncated"]:
             texts = f"{cut:,} text{'s' * (cut != 1)}"
             print(f"truncated: {texts} longer than data.max_length = {self.data.max_length}", file=sys.stderr)
         everything = Labelled.of(store)
-        held_out = self._held_out(everything.labels)
-        self.valid_texts = None
+        chosen, held_out = self._split(everything.labels, self.config.seed)
+        self.train_texts, self.valid_texts = everything.choose(chosen), None
         if self.data.valid:
-            folder = self.folder / "data" / "valid"
-            self.valid_texts = Labelled.of(
-                store_labelled(self.data.valid, self.data, folder, self.tokenizer, self.data.classes)
-            )
-        elif self.data.valid_fraction:
+            self.valid_texts = Labelled.of(self._store("valid"))
+        elif fraction := self.data.valid_fraction:
             if not len(held_out):
-                raise UserError(
-                    f"data.valid_fraction = {self.data.valid_fraction}: holds out none of {len(everything):,} texts"
-                )
+                raise UserError(f"data.valid_fraction = {fraction}: holds out none of {len(everything):,} texts")
             self.valid_texts = everything.choose(held_out)
-        self.train_texts = everything.choose(self._chosen(everything.labels, self.config.seed))
 
-    def _held_out(self, labels: Tensor) -> Tensor:
-        """The rows of the training files that are held out for validation."""
-        return sample_rows(labels, self.data.valid_fraction, HOLD_OUT, keep=True).nonzero()[:, 0]
-
-    def _chosen(self, labels: Tensor, seed: int) -> Tensor:
-        """The rows of the training files that are trained on."""
-        rest = torch.ones(len(labels), dtype=torch.bool)
-        rest[self._held_out(labels)] = False
-        rows = rest.nonzero()[:, 0]
-        return rows[sample_rows(labels[rows], self.data.fraction, seed, keep=False)]
+    def _split(self, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """The rows of the training files that are trained on, and those held out for validation."""
+        held_out = sample_rows(labels, self.data.valid_fraction, HOLD_OUT, keep=True)
+        rest = (~held_out).nonzero()[:, 0]
+        return rest[sample_rows(labels[rest], self.data.fraction, seed, keep=False)], held_out.nonzero()[:, 0]
 
     def _numbers(self, rows: Sequence[Example]) -> Tensor:
         return torch.tensor([self.data.classes.index(one.label) for one in rows])
 
     def examples(self, name: str) -> list[Example]:
         if name != "valid" or self.data.valid:
-            return self.rows(self.data.sets[name])
-        rows = self.rows(self.data.train)
-        return [rows[i] for i in self._held_out(self._numbers(rows)).tolist()]
+            return self.read_files(self.data.sets[name])
+        rows = self.read_files(self.data.train)
+        return [rows[i] for i in self._split(self._numbers(rows), self.config.seed)[1].tolist()]
 
     def read_files(self, files: Sequence[str]) -> list[Example]:
-        return self.rows(files)
+        return list(read_labelled(files, self.data, self.data.classes))
 
     def training_examples(self, seed: int) -> list[Example]:
         """The rows that are trained on: without those held out, and the sampled fraction of the rest."""
-        rows = self.rows(self.data.train)
-        return [rows[i] for i in self._chosen(self._numbers(rows), seed).tolist()]
+        rows = self.read_files(self.data.train)
+        return [rows[i] for i in self._split(self._numbers(rows), seed)[0].tolist()]
 
     def stream(self) -> Stream:
         config, data = self.config, self.train_texts
@@ -208,12 +195,11 @@ class TextClassification(ClassificationTask):
         """Loss, accuracy and macro-F1 on the validation texts, in the precision of training."""
         assert self.valid_texts is not None
         device = next(model.parameters()).device
-        half = HALF.get(self.config.precision) if device.type == "cuda" else None
         probabilities, labels = [], []
         batches = Batches(self.valid_texts, max(self.config.batch_tokens, self.valid_texts.longest_row), seed=0)
         for rows in batches.plan(0):
             batch = self.valid_texts.batch(rows).to(device)
-            with torch.autocast(device.type, half, enabled=half is not None):
+            with self.autocast(model):
                 logits = class_logits(model, batch)
             probabilities.append(logits[:, 0].float().softmax(dim=-1).cpu())
             labels.append(self.valid_texts.labels[rows])

@@ -19,17 +19,16 @@ from typing import Any
 import torch
 
 from regard.data.batch import Pairs
+from regard.data.columns import Store
 from regard.data.documents import TextData
 from regard.data.encode import digest_of, store_documents, store_pairs
 from regard.data.mixture import SENTINELS, Denoised, Mixture, TextTask, find_sentinels, fingerprint, read_tasks
-from regard.data.pack import Packs
 from regard.data.pairs import Pair
-from regard.data.streams import Batches, Stream
 from regard.errors import UserError
 from regard.files import make_folder
 from regard.predict.config import SearchConfig
 from regard.settings import from_dict, to_dict
-from regard.tasks.translation import Translation, print_dropped
+from regard.tasks.translation import Translation
 from regard.text.config import TextConfig
 from regard.text.tokenizer import Tokenizer
 from regard.training.results import Examples, Section
@@ -94,12 +93,16 @@ class TextToText(Translation):
         for one in self.tasks.values():
             one.check()
 
-    def lines(self, name: str) -> Iterator[Pair]:
-        """Of a set "TASK.SET"; "train" and "valid" are those of all tasks together."""
-        if name in ("train", "valid"):
-            return chain.from_iterable(one.lines(name) for one in self.paired if name == "train" or "valid" in one.sets)
+    def lines(self, name: str, repeated: bool = False) -> Iterator[Pair]:
+        """Of a set "TASK.SET"; "train" and "valid" are those of all tasks together, `repeated` as in an epoch."""
         task, _, part = name.partition(".")
-        return self.tasks[task].lines(part)
+        if part:
+            yield from self.tasks[task].lines(part)
+            return
+        for one in self.paired:
+            if name == "train" or "valid" in one.sets:
+                for _ in range(one.options.repeat if repeated and name == "train" else 1):
+                    yield from one.lines(name)
 
     def make_tokenizers(self) -> dict[str, Tokenizer]:
         pairs = (side for pair in self.lines("train") for side in (pair.source, pair.target))
@@ -112,29 +115,18 @@ class TextToText(Translation):
             find_sentinels(self.source)
         make_folder(self.folder / "data")
         pairs = self._pairs("train", self.data.max_length) if self.paired else None
-        self.mixture = Mixture(pairs, [self._denoised(one, "train", self.config.seed) for one in self.denoising])
+        self.train_pairs = Mixture(pairs, [self._denoised(one, "train", self.config.seed) for one in self.denoising])
         valid = self._pairs("valid") if any("valid" in one.sets for one in self.paired) else None
         held_out = [self._denoised(one, "valid", EVALUATION_SEED) for one in self.denoising if "valid" in one.sets]
-        self.train_pairs = self.mixture.at(0)
         self.valid_pairs = Mixture(valid, held_out).at(0) if valid is not None or held_out else None
         self._check_lengths()
 
-    def _pairs(self, name: str, max_length: int | None = None) -> Pairs:
-        def read() -> Iterator[Pair]:
-            for one in self.paired:
-                if name == "train" or "valid" in one.sets:
-                    for _ in range(one.options.repeat if name == "train" else 1):
-                        yield from one.lines(name)
-
-        def state() -> str:
-            return fingerprint(self.tasks, name, digest_of(self.source), max_length)
-
-        store = store_pairs(
-            read(), self.folder / "data" / name, self.source, self.target, name=f"data.tasks, {name}",
-            state=state, max_length=max_length,
+    def _store(self, name: str, max_length: int | None) -> Store:
+        return store_pairs(
+            self.lines(name, repeated=True), self.folder / "data" / name, self.source, self.target,
+            name=f"data.tasks, {name}", max_length=max_length,
+            state=lambda: fingerprint(self.tasks, name, digest_of(self.source), max_length),
         )  # fmt: skip
-        print_dropped(store)
-        return Pairs(store.ragged("source"), store.ragged("target"))
 
     def _denoised(self, one: TextTask, name: str, seed: int) -> Denoised:
         prefix = self.source.encode(one.options.prefix)
@@ -146,12 +138,6 @@ class TextToText(Translation):
         texts = store_documents(one.texts(name), folder, self.source, length, text_fingerprint=print).ragged("text")
         rows = torch.arange(len(texts)).repeat(one.options.repeat if name == "train" else 1)
         return Denoised(texts.choose(rows), self.source, one.options, prefix, seed)
-
-    def stream(self) -> Stream:
-        config = self.config
-        if not config.pack:
-            return Batches(self.mixture, config.batch_tokens, config.seed)
-        return Packs(self.mixture, config.batch_tokens // config.pack, config.pack, config.seed, self.device)
 
     # --- evaluation
 

@@ -22,9 +22,9 @@ import torch
 from regard.data.batch import Pairs
 from regard.data.columns import Store
 from regard.data.encode import store_pairs
+from regard.data.mixture import Mixture
 from regard.data.pack import Packs
 from regard.data.pairs import Pair, PairData, read_pairs
-from regard.data.sets import Files
 from regard.data.streams import Batches, Stream
 from regard.errors import UserError
 from regard.metrics.bleu import bleu_metric, score
@@ -33,21 +33,13 @@ from regard.predict.config import SearchConfig
 from regard.predict.translator import Translator
 from regard.text.config import TextConfig
 from regard.text.tokenizer import Tokenizer
-from regard.training.config import TrainConfig
-from regard.training.objective import token_loss, translation
+from regard.training.objective import make_objective, translation
 from regard.training.results import AttentionInput, Examples, Section
 from regard.training.task import Evaluation, Metrics, Task
 from regard.training.trainer import LOSS, Metric, Objective
 
 DRAWN = 60  # characters of a text whose attention is drawn: a longer one makes the figure too large to read
 LISTED = 12  # examples in the report
-
-
-def make_objective(config: TrainConfig) -> Objective:
-    """The loss of sentence pairs as [train] describes it."""
-    return partial(
-        translation, label_smoothing=config.label_smoothing, r_drop=config.r_drop, loss=token_loss(config.loss_chunk)
-    )
 
 
 class Translation(Task):
@@ -66,7 +58,7 @@ class Translation(Task):
     predictor = Translator
 
     decode: SearchConfig
-    train_pairs: Pairs
+    train_pairs: Pairs | Mixture
     valid_pairs: Pairs | None
 
     # --- data
@@ -87,20 +79,25 @@ class Translation(Task):
         return iter(read_pairs(self.files[name], self.data))
 
     def prepare_data(self) -> None:
-        store = self._store("train", self.data.train, self.data.max_length)
-        self.train_pairs = Pairs(store.ragged("source"), store.ragged("target"))
-        self.valid_pairs = None
-        if self.data.valid:
-            valid = self._store("valid", self.data.valid)
-            self.valid_pairs = Pairs(valid.ragged("source"), valid.ragged("target"))
+        self.train_pairs = self._pairs("train", self.data.max_length)
+        self.valid_pairs = self._pairs("valid") if self.data.valid else None
         self._check_lengths()
-        print_dropped(store)
 
-    def _store(self, name: str, files: Files, max_length: int | None = None) -> Store:
+    def _store(self, name: str, max_length: int | None) -> Store:
+        files = self.files.get(name, ())
         return store_pairs(
             self.lines(name), self.folder / "data" / name, self.source, self.target, max_length=max_length,
             name=", ".join(files) or "data.generator", state=lambda: self.data.fingerprint(files),
         )  # fmt: skip
+
+    def _pairs(self, name: str, max_length: int | None = None) -> Pairs:
+        """The tokens of a set, stored in the run's folder; pairs longer than `max_length` are left out."""
+        store = self._store(name, max_length)
+        if dropped := store.index["dropped"]:
+            count = f"{dropped:,} pair{'s' * (dropped != 1)}"
+            first = f", the first in {store.index['first_dropped']}" if "first_dropped" in store.index else ""
+            print(f"left out: {count} longer than data.max_length = {max_length}{first}", file=sys.stderr)
+        return Pairs(store.ragged("source"), store.ragged("target"))
 
     def _check_lengths(self) -> None:
         for name, stored in (("train", self.train_pairs), ("valid", self.valid_pairs)):
@@ -148,7 +145,7 @@ class Translation(Task):
     # --- training and evaluation
 
     def objective(self) -> Objective:
-        return make_objective(self.config)
+        return make_objective(translation, self.config)
 
     @torch.inference_mode()
     def evaluate(self, model: Any) -> dict[str, float]:
@@ -158,20 +155,15 @@ class Translation(Task):
         metrics = {"valid_loss": loss / tokens}
         if self.config.metric in ("bleu", "chrf"):
             greedy = Translator(self.bundle(model), SearchConfig())
-            _, hypotheses, references = self._translated(greedy, list(self.lines("valid")))
-            result = score(hypotheses, references)
-            spaced = "tok:13a" in result.signature  # else only sacrebleu can split the text into words
-            metrics |= {"bleu": result.tokenised_bleu if spaced else result.bleu, "chrf": result.chrf}
+            result, _ = Translation.score(self, greedy, list(self.lines("valid")))
+            spaced = "tok:13a" in result["signature"]  # else only sacrebleu can split the text into words
+            metrics |= {"bleu": result["tokenised_bleu" if spaced else "bleu"], "chrf": result["chrf"]}
         return metrics
 
-    @torch.inference_mode()
     def loss_of(self, model: Any, data: Pairs) -> tuple[float, int]:
         """(summed loss without label smoothing, target tokens)."""
-        loss, tokens = 0.0, 0
-        for rows in Batches(data, max(self.config.batch_tokens, data.longest_row), seed=0).plan(0):
-            part, count = translation(model, data.batch(rows).to(self.device))
-            loss, tokens = loss + part.item(), tokens + int(count)
-        return loss, tokens
+        batches = Batches(data, max(self.config.batch_tokens, data.longest_row), seed=0).plan(0)
+        return self.sum_loss(translation, model, map(data.batch, batches))
 
     def examples(self, name: str) -> list[Pair]:
         return list(self.lines(name))
@@ -183,18 +175,10 @@ class Translation(Task):
         tokenize = options.pop("tokenize", None)
         if tokenize is not None:
             bleu_metric(tokenize)  # a mistake shows before everything is translated
-        sources, hypotheses, references = self._translated(predictor, examples, **options)
+        sources, references = [pair.source for pair in examples], [pair.target for pair in examples]
+        hypotheses = [prediction.text for prediction in predictor.predict(sources, **options)]
         metrics = dataclasses.asdict(score(hypotheses, references, tokenize))
         return metrics, list(zip(sources, references, hypotheses, strict=True))
-
-    @staticmethod
-    def _translated(
-        translator: Translator, examples: Sequence[Pair], **options: Any
-    ) -> tuple[list[str], list[str], list[str]]:
-        """(sources, hypotheses, references)."""
-        sources = [pair.source for pair in examples]
-        hypotheses = [prediction.text for prediction in translator.predict(sources, **options)]
-        return sources, hypotheses, [pair.target for pair in examples]
 
     @staticmethod
     def format_metrics(metrics: Metrics) -> list[str]:
@@ -228,10 +212,3 @@ class Translation(Task):
             return []
         short = next((source for source in sources if len(source) <= DRAWN), min(sources, key=len))
         return [AttentionInput(short, predictor.predict([short])[0].text)]
-
-
-def print_dropped(store: Store) -> None:
-    if dropped := store.index["dropped"]:
-        count = f"{dropped:,} pair{'s' * (dropped != 1)}"
-        first = f", the first in {store.index['first_dropped']}" if "first_dropped" in store.index else ""
-        print(f"left out: {count} longer than data.max_length = {store.index['max_length']}{first}", file=sys.stderr)

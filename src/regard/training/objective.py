@@ -14,6 +14,7 @@ correctly.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -22,9 +23,13 @@ from torch import Tensor, nn
 
 from regard.data.batch import PairBatch, Tensors
 from regard.data.pack import PackedBatch
+from regard.errors import UserError
 from regard.models import SequenceToSequence
 from regard.models.output_head import OutputHead
 from regard.nn.feedforward import Experts
+from regard.text.tokenizer import Tokenizer
+from regard.training.config import TrainConfig
+from regard.training.parallel import Objective
 from regard.training.vocabulary import chunked
 
 Batch = TypeVar("Batch", bound=Tensors)
@@ -51,6 +56,13 @@ def target_states(model: SequenceToSequence, batch: PairBatch | PackedBatch) -> 
         source, target = batch.source_document, batch.target_document  # 0 is padding
         return model.states(batch.target, model.encode(batch.source, source > 0, source), target > 0, target)
     return model.states(batch.target, model.encode(batch.source, batch.source_is_real))
+
+
+def make_objective(objective: Callable[..., tuple[Tensor, Tensor]], config: TrainConfig) -> Objective:
+    """An objective over a vocabulary with the settings of [train]."""
+    return partial(
+        objective, label_smoothing=config.label_smoothing, r_drop=config.r_drop, loss=token_loss(config.loss_chunk)
+    )
 
 
 def token_loss(chunk: int) -> Loss:
@@ -99,3 +111,35 @@ def cross_entropy(
 def repeat_batch(batch: Batch) -> Batch:
     """Every row a second time, for a second dropout mask."""
     return batch.each(lambda part: torch.cat((part, part)))
+
+
+@dataclass(frozen=True)
+class WordDropout:
+    """In training, a random fraction of the tokens, except <s> and </s>, is replaced by one without meaning.
+
+        input      <s> a large bag above two coats </s>
+        replaced   <s> a <unk> bag above <unk> coats </s>
+
+    A classifier then cannot rely on single words (Iyyer et al. 2015), and a decoder cannot rely on the previous tokens
+    alone: it has to attend to its source (Bowman et al. 2016). The random numbers come from torch's generator on the
+    device of the tokens, so a recorded step (`train.cuda_graph`) samples new ones each time.
+    """
+
+    fraction: float
+    replacement: int
+    kept: tuple[int, int]
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        bos, eos = self.kept
+        dropped = (torch.rand(ids.shape, device=ids.device) < self.fraction) & (ids != bos) & (ids != eos)
+        return torch.where(dropped, self.replacement, ids)
+
+    @classmethod
+    def of(cls, fraction: float, tokenizer: Tokenizer) -> WordDropout | None:
+        """For `data.word_dropout`: by <mask> where the tokenizer has it (a pretrained encoder knows it), else <unk>."""
+        if not fraction:
+            return None
+        replacement = tokenizer.unk if tokenizer.mask is None else tokenizer.mask
+        if replacement is None:
+            raise UserError(f"data.word_dropout = {fraction}: the tokenizer has neither <mask> nor <unk>; remove it")
+        return cls(fraction, replacement, (tokenizer.special_id("bos"), tokenizer.special_id("eos")))

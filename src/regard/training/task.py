@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,6 +33,7 @@ from regard.text.sentencepiece import load_tokenizer
 from regard.text.tokenizer import Tokenizer
 from regard.training.config import TrainConfig
 from regard.training.initialize import complete_from
+from regard.training.parallel import HALF
 from regard.training.results import AttentionInput, Results, Section, Table
 from regard.training.trainer import LOSS, Metric, Objective, read_metrics
 
@@ -93,7 +95,18 @@ class Task(ABC):
     @classmethod
     def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """The tables with this task's defaults in them."""
-        return {name: {**cls.DEFAULTS.get(name, {}), **tables.get(name, {})} for name in {**tables, **cls.DEFAULTS}}
+        names = {"model", "train", *tables, *cls.DEFAULTS}
+        complete = {name: {**cls.DEFAULTS.get(name, {}), **tables.get(name, {})} for name in names}
+        length = cls.row_length(complete)
+        if length is not None and complete["train"].setdefault("pack", length) != length:
+            raise UserError(f"train.pack = {complete['train']['pack']}: the data decides this ({length}); remove it")
+        return complete
+
+    @classmethod
+    def row_length(cls, tables: Mapping[str, Any]) -> int | None:
+        """`train.pack` where it is not for the recipe to choose: an image is a row of as many patches."""
+        config = from_dict(ModelConfig, {**with_preset(tables["model"]), **cls.PLACEHOLDERS}, "model.")
+        return {"patches": config.source_length, "features": 0}.get(config.input)
 
     def read_tables(self, tables: Mapping[str, Any]) -> None:
         """Each table becomes an attribute: [data] is `self.data`."""
@@ -232,6 +245,21 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: Any) -> dict[str, float]:
         """Validation metrics during training: "valid_loss", and what METRICS names."""
+
+    @torch.inference_mode()
+    def sum_loss(self, objective: Objective, model: Any, batches: Iterable[Any]) -> tuple[float, int]:
+        """(summed loss, what it is a sum over) of all batches."""
+        total, count = 0.0, 0
+        for batch in batches:
+            loss, tokens = objective(model, batch.to(self.device))
+            total, count = total + loss.item(), count + int(tokens)
+        return total, count
+
+    def autocast(self, model: Any) -> AbstractContextManager[object]:
+        """The precision of training, for evaluation on a GPU."""
+        device = next(model.parameters()).device.type
+        half = HALF.get(self.config.precision) if device == "cuda" else None
+        return torch.autocast(device, half, enabled=half is not None)
 
     @abstractmethod
     def examples(self, name: str) -> Any:
