@@ -13,7 +13,7 @@ from regard.cli import main
 from regard.errors import UserError
 from regard.models.folder import RECIPE, WEIGHTS, load
 from regard.settings import to_dict, write_toml
-from regard.training.average import average
+from regard.training.checkpoint import average
 from reversal import MODEL, TRAIN, make_trainer
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from regard.errors import MissingExtra
-from regard.training import board
+from regard.training.progress import Board
 from regard.training.trainer import read_metrics
 from reversal import TRAIN, make_trainer
 
@@ -34,4 +34,4 @@ def test_events_are_the_lines_of_the_log(tmp_path):
 def test_without_the_package_it_says_which_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingExtra, match=r"train.tensorboard = true needs .* pip install 'regard\[tensorboard\]'"):
-        board.Board(tmp_path)
+        Board(tmp_path)

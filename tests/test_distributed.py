@@ -23,7 +23,7 @@ from regard.cli import main
 from regard.errors import UserError
 from regard.models.folder import WEIGHTS, read_weights
 from regard.training import checkpoint, distributed, shards
-from regard.training.average import average
+from regard.training.checkpoint import average
 from regard.training.trainer import read_metrics
 from workers import BASE, CASES, ENGINES, STILL, go_on, make
 

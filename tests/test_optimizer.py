@@ -11,8 +11,7 @@ import torch
 from regard.errors import UserError
 from regard.models import build
 from regard.training.config import TrainConfig
-from regard.training.optimizer import Muon, block_matrices, make_optimizer
-from regard.training.schedule import rate
+from regard.training.optimizer import Muon, block_matrices, make_optimizer, rate
 from reversal import MODEL, TRAIN, make_trainer
 
 MUON = replace(TRAIN, optimizer="muon", weight_decay=0.05, steps=8, save_every=4)

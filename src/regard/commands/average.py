@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from regard.models.folder import WEIGHTS, load_config, write_weights
-    from regard.training.average import average
+    from regard.training.checkpoint import average
 
     folder = Path(args.run)
     load_config(folder)

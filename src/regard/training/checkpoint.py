@@ -10,6 +10,9 @@ Where the weights are sharded over processes (`parallel = "fsdp"`), each process
 
 A checkpoint is complete or absent: it is written into a hidden folder, flushed to disk and renamed. If one is damaged
 later (its checksums do not match), a warning names it and the one before is used.
+
+The mean of the last checkpoints, θ = (θ_1 + … + θ_k) / k, is often better than each of them (Vaswani et al. 2017,
+section 6.1; why it works: Izmailov et al. 2018).
 """
 
 from __future__ import annotations
@@ -190,6 +193,20 @@ def _read(path: Path) -> dict[str, Any]:
 def read_model(path: Path) -> dict[str, Tensor]:
     """The weights of a checkpoint of either kind."""
     return read_weights(path / FILES[0]) if (path / FILES[0]).exists() else shards.read(path)
+
+
+def average(folder: Path, last: int) -> dict[str, Tensor]:
+    """The mean weights of the newest `last` complete checkpoints of a run."""
+    paths = complete_checkpoints(folder / "checkpoints")[-last:]
+    if len(paths) < last:
+        raise UserError(
+            f"{folder}: has {len(paths)} complete checkpoints, not {last}: use fewer, or train with keep = {last}"
+        )
+    total: dict[str, Tensor] = {}
+    for path in paths:
+        for name, tensor in read_model(path).items():
+            total[name] = total[name] + tensor.double() if name in total else tensor.double()
+    return {name: (tensor / last).to(torch.float32) for name, tensor in total.items()}
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, mean: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -76,8 +76,7 @@ class TrainConfig:
         if self.cuda_graph and not one_shape:
             raise UserError(
                 f"cuda_graph = true records one step of one shape: it needs pack > 0 (pack = {self.pack}), "
-                "gradient_accumulation = 1, "
-                "precision fp32 or bf16, and nonfinite = 'stop'"
+                "gradient_accumulation = 1, precision fp32 or bf16, and nonfinite = 'stop'"
             )
         if self.optimizer == "muon" and self.parallel == "fsdp":
             raise UserError(

@@ -1,4 +1,4 @@
-"""Optimizers: AdamW for every parameter, or Muon for the weight matrices of the blocks and AdamW for the rest.
+"""Optimizers (AdamW, or Muon for the weight matrices of the blocks and AdamW for the rest) and learning rates.
 
     adamw   θ ← (1 - lr λ) θ - lr · m̂ / (sqrt(v̂) + ε)        element by element: Loshchilov & Hutter 2019
     muon    θ ← (1 - lr λ) θ - lr' · U Vᵀ                     a matrix as a whole, momentum = U S Vᵀ: Jordan et al. 2024
@@ -9,6 +9,15 @@ Muon replaces the singular values of a matrix's momentum by 1 (approximately, wi
 that rare directions get updates as large as common ones. It is meant for the matrices inside the blocks; embeddings,
 the output layer, norms and biases stay with AdamW. lr' = 0.2 · lr · sqrt(larger side) matches the RMS of AdamW's update
 (Liu et al. 2025, arXiv 2502.16982), so one `lr` and one schedule serve both.
+
+The schedules give the learning rate over the steps, as a fraction of its peak, each after a linear warmup:
+
+    inverse-sqrt   min(step / warmup, sqrt(warmup / step))                     Vaswani et al. 2017, eq. 3
+    cosine         (1 + cos(π (step - warmup) / (steps - warmup))) / 2         Loshchilov & Hutter 2017
+    linear         1 - (step - warmup) / (steps - warmup)                      down to 0: Bergsma et al. 2025
+    constant       1
+
+The paper writes  d^-0.5 · min(step^-0.5, step · warmup^-1.5);  its peak, at step = warmup, is lr = (d · warmup)^-0.5.
 """
 
 from __future__ import annotations
@@ -118,3 +127,28 @@ class Combined(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         for part in self.parts:
             part.step()
+
+
+def rate(step: int, config: TrainConfig) -> float:
+    """The learning rate of update number `step`, counted from 1."""
+    if step < config.warmup:
+        return config.lr * step / config.warmup
+    match config.schedule:
+        case "inverse-sqrt":
+            return config.lr * math.sqrt(max(config.warmup, 1) / step)
+        case "cosine":
+            return config.lr * (1 + math.cos(math.pi * _done(step, config))) / 2
+        case "linear":
+            return config.lr * (1 - _done(step, config))
+        case "constant":
+            return config.lr
+
+
+def _done(step: int, config: TrainConfig) -> float:
+    """The fraction of the steps after the warmup that are done."""
+    return min((step - config.warmup) / max(config.steps - config.warmup, 1), 1.0)
+
+
+def paper_rate(dim: int, warmup: int) -> float:
+    """The peak of the paper's schedule for a model of width `dim`."""
+    return float((dim * warmup) ** -0.5)

@@ -1,13 +1,20 @@
-"""The progress of training: a bar in a terminal, a line every few seconds in a log."""
+"""The progress of training: a bar in a terminal, a line every few seconds in a log, events for TensorBoard.
+
+tensorboard --logdir runs        http://localhost:6006, all runs side by side
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tqdm import tqdm
+
+from regard.errors import MissingExtra
 
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 
@@ -46,3 +53,33 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.bar is not None:
             self.bar.close()
+
+
+class Board:
+    """TensorBoard events in `folder`, which is created with the first line.
+
+    Events are only ever appended. A resumed run opens a new file that first discards whatever was logged after its
+    checkpoint (`purge_step`), so the curves are those of an uninterrupted run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingExtra("tensorboard", "tensorboard", "train.tensorboard = true") from None
+        self.folder, self.open = folder, SummaryWriter
+        self.writer: Any = None
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """A line of metrics.jsonl: every metric under its name, at its step."""
+        if self.writer is None:
+            self.writer = self.open(str(self.folder), purge_step=line["step"])
+        for name, value in line.items():
+            if name != "step":
+                self.writer.add_scalar(name, value, line["step"])
+        self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = None

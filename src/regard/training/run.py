@@ -33,8 +33,7 @@ from regard.models import ModelConfig, build
 from regard.models.folder import WEIGHTS, fill, load_tokenizers, read_weights, weights_of, write_weights
 from regard.models.recipe import RECIPE
 from regard.settings import from_dict, read_toml, write_toml
-from regard.training.average import average
-from regard.training.checkpoint import complete_checkpoints
+from regard.training.checkpoint import average, complete_checkpoints
 from regard.training.distributed import current
 from regard.training.initialize import initialize_tokenizers, initialize_weights
 from regard.training.task import Evaluation, Task

@@ -9,19 +9,23 @@ finish, saves a checkpoint, and returns; a second Ctrl-C stops at once.
     RUN/metrics.jsonl       a line every `log_every` steps (loss, lr, speed) and one per evaluation
     RUN/checkpoints/        see `regard.training.checkpoint`
     RUN/model.safetensors   the best weights so far, where there is validation data
-    RUN/tensorboard/        see `regard.training.board`
+    RUN/tensorboard/        see `regard.training.progress`
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import random
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,16 +37,13 @@ from regard.files import write_atomically
 from regard.models.folder import WEIGHTS, weights_of, write_weights
 from regard.nn.block import Stack, run_block
 from regard.training import checkpoint
-from regard.training.board import Board
 from regard.training.config import TrainConfig
 from regard.training.cuda_graph import Graph, Update
 from regard.training.distributed import current
-from regard.training.interrupt import interruptible
 from regard.training.lock import hold
-from regard.training.optimizer import make_optimizer
+from regard.training.optimizer import make_optimizer, rate
 from regard.training.parallel import HALF, Objective, Sharded, Single, distribute, full
-from regard.training.progress import Progress
-from regard.training.schedule import rate
+from regard.training.progress import Board, Progress
 
 Evaluate = Callable[[Any], dict[str, float]]  # model in eval mode -> "valid_loss" and other metrics by name
 LEAST_SCALE = 2.0**-14  # of an fp16 loss: infinite gradients have halved it 30 times, starting from 2^16
@@ -176,7 +177,8 @@ class Trainer:
                 last, stopped = self.step == config.steps, stop()
                 log = last or self.step % config.log_every == 0
                 save = last or stopped or self.step % config.save_every == 0
-                evaluate = self.evaluate is not None and (last or self._due(config.evaluate_every))
+                due = config.evaluate_every > 0 and self.step % config.evaluate_every == 0
+                evaluate = self.evaluate is not None and (last or due)
                 if log or save or evaluate:
                     self._check_finite()
                     now = time.monotonic()
@@ -207,9 +209,6 @@ class Trainer:
         """All steps are done, or the validation metric has not improved for `patience` evaluations."""
         patience = self.config.patience
         return self.step >= self.config.steps or bool(patience and self.best["stale"] >= patience)
-
-    def _due(self, every: int) -> bool:
-        return every > 0 and self.step % every == 0
 
     def _next(self, stream: Iterator[Any]) -> Any:
         """One batch for a step recorded as a CUDA graph, else `gradient_accumulation` of them."""
@@ -350,3 +349,34 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             if isinstance(line, dict) and {"step", "seconds"} <= line.keys():
                 lines.append(line)
     return lines
+
+
+@contextmanager
+def interruptible(quiet: bool = False) -> Iterator[Callable[[], bool]]:
+    """Inside, the first Ctrl-C or SIGTERM only sets a flag; a second one interrupts at once.
+
+    A signal that is ignored stays ignored, as Ctrl-C in the background jobs of a shell script. Signals can only be
+    handled in the main thread; in another one nothing changes.
+    """
+    requested = False
+
+    def request(number: int, frame: FrameType | None) -> None:
+        nonlocal requested
+        if requested:
+            raise KeyboardInterrupt
+        requested = True
+        if quiet:
+            return
+        with suppress(OSError):  # not print: its buffer may be in the middle of another line
+            os.write(2, b"\nstopping after this step; Ctrl-C again to stop at once\n")
+
+    main = threading.current_thread() is threading.main_thread()
+    handled = [
+        number for number in (signal.SIGINT, signal.SIGTERM) if main and signal.getsignal(number) != signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, request) for number in handled}
+    try:
+        yield lambda: requested
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
