@@ -53,8 +53,8 @@ from regard.models import ModelConfig, build
 from regard.models.presets import preset
 from regard.tasks.language_modeling import next_token
 from regard.training.config import TrainConfig
+from regard.training.objective import chunked
 from regard.training.trainer import Trainer
-from regard.training.vocabulary import chunked
 
 SHEET = 989e12  # FLOP/s, dense bf16
 RATE, BETAS, EPS, DECAY, CLIP, SEED = 1e-4, (0.9, 0.95), 1e-8, 0.1, 1.0, 1

@@ -10,7 +10,7 @@ import torch
 
 from regard.errors import UserError
 from regard.metrics.classification import BINS, evaluate_classes, format_classes
-from regard.tasks.classes import class_sections
+from regard.tasks.text_classification import class_sections
 from regard.training.task import Evaluation
 
 CLASSES = ["bad", "fair", "good", "never"]

@@ -22,7 +22,7 @@ from corpus import SMALL, write_corpus
 from regard.cli import main
 from regard.errors import UserError
 from regard.models.folder import WEIGHTS, read_weights
-from regard.training import checkpoint, distributed, shards
+from regard.training import checkpoint, distributed
 from regard.training.checkpoint import average
 from regard.training.trainer import read_metrics
 from workers import BASE, CASES, ENGINES, STILL, go_on, make
@@ -198,10 +198,10 @@ def test_pieces_that_do_not_make_a_whole_are_noticed(folder, tmp_path):
     source = folder / "plain-fsdp" / "checkpoints" / "step-00000012" / "shard-00002-model-00001-of-00001.safetensors"
     shutil.copy(source, tmp_path)
     with pytest.raises(UserError, match="is incomplete"):
-        shards.read(tmp_path)
+        checkpoint.read_shards(tmp_path)
     (tmp_path / source.name).write_bytes(b"no safetensors")
     with pytest.raises(UserError, match="cannot be read"):
-        shards.read(tmp_path)
+        checkpoint.read_shards(tmp_path)
 
 
 # --- ends that all share

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from regard.data.streams import BlockBatch
 from regard.models import Decoder, ModelConfig
 from regard.tasks.language_modeling import next_token
-from regard.training.objective import cross_entropy
-from regard.training.vocabulary import chunked, score
+from regard.training.objective import chunked, cross_entropy, score
 
 CONFIG = ModelConfig(
     architecture="decoder", vocab_size=50, dim=16, layers=2, heads=2, ff_dim=32, norm_order="pre", position="rope",

@@ -27,7 +27,7 @@ from regard.data.images import ImageData, Images, Listed, folder_classes, list_s
 from regard.errors import UserError
 from regard.models import Encoder, ModelConfig
 from regard.predict.classifier import ImageClassifier
-from regard.tasks.classes import ClassificationTask, class_sections
+from regard.tasks.text_classification import ClassificationTask, class_sections
 from regard.training import results
 from regard.training.objective import balance
 from regard.training.results import AttentionInput, Section

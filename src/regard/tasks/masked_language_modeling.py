@@ -164,9 +164,8 @@ class MaskedLanguageModeling(PlainTextTask):
 
     @staticmethod
     def format_metrics(metrics: Metrics) -> list[str]:
-        loss, accuracy = metrics["loss"], metrics["accuracy"]
         return [
-            f"loss {loss:.4f}  perplexity {metrics['perplexity']:.3f}  accuracy {accuracy:.2%}",
+            "loss {loss:.4f}  perplexity {perplexity:.3f}  accuracy {accuracy:.2%}".format_map(metrics),
             f"{metrics['tokens']:,} masked tokens; a unigram model has a loss of {metrics['unigram_loss']:.4f}",
         ]
 

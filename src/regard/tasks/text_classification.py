@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -28,17 +28,19 @@ from regard.data.labels import Example, LabelData, balanced_weights, check_examp
 from regard.data.pack import ClassBatch, ClassPacks, Labelled
 from regard.data.streams import Batches, Stream, sample_rows
 from regard.errors import UserError, suggest
+from regard.metrics.classification import evaluate_classes, format_classes
 from regard.models import Encoder, ModelConfig
+from regard.predict.bundle import Bundle
 from regard.predict.classifier import TextClassifier
-from regard.tasks.classes import ClassificationTask, class_sections
 from regard.text.config import TextConfig
 from regard.training.objective import WordDropout, balance, cross_entropy, repeat_batch
-from regard.training.results import AttentionInput, Section, Table
-from regard.training.task import Evaluation, Metrics
-from regard.training.trainer import Objective
+from regard.training.results import AttentionInput, Chart, Matrix, Section, Table
+from regard.training.task import Evaluation, Metrics, Task
+from regard.training.trainer import LOSS, Metric, Objective
 
 HOLD_OUT = 0  # seed of what `data.valid_fraction` holds out: the same for every train.seed
 LISTED = 20  # errors in the report
+MATRIX = 40  # classes of a confusion matrix; more cannot be read
 DRAWN = (4, 80)  # characters of a text whose attention is drawn
 
 
@@ -66,6 +68,70 @@ def classification(
     read = replace(read, text=word_dropout(read.text)) if word_dropout is not None and model.training else read
     total = cross_entropy(class_logits(model, read), read.labels, label_smoothing, r_drop, weight)
     return total + balance(model, batch.tokens), batch.tokens
+
+
+class ClassificationTask(Task):
+    """A classifier of texts or of images: [data] has `classes` and `valid_fraction`."""
+
+    METRICS: ClassVar = {
+        "loss": LOSS, "accuracy": Metric("accuracy", higher=True), "f1": Metric("macro_f1", higher=True)
+    }  # fmt: skip
+    HEADLINE = ("accuracy", "accuracy", ".2%")
+    COLUMNS: ClassVar = {
+        "accuracy": "accuracy", "macro_f1": "macro-F1", "loss": "loss", "calibration_error": "calibration error",
+        "majority": "most frequent class", "examples": "examples",
+    }  # fmt: skip
+    OPTIONS = ("test", "files")
+
+    @property
+    def sets(self) -> Sequence[str]:
+        return [*(["valid"] if self.data.valid_fraction else []), *super().sets]
+
+    def use(self, bundle: Bundle) -> None:
+        super().use(bundle)
+        self.data = replace(self.data, classes=bundle.classes)
+
+    def measure(self, probabilities: Tensor, labels: Tensor) -> Metrics:
+        """Metrics of probabilities [N, classes] with the correct classes [N]."""
+        return asdict(evaluate_classes(probabilities, labels, self.data.classes))
+
+    @staticmethod
+    def validation(metrics: Metrics) -> dict[str, float]:
+        return {"valid_loss": metrics["loss"], "accuracy": metrics["accuracy"], "macro_f1": metrics["macro_f1"]}
+
+    @staticmethod
+    def format_metrics(metrics: Metrics) -> list[str]:
+        return format_classes(metrics)
+
+
+def class_sections(evaluations: Mapping[str, Evaluation]) -> list[Section]:
+    """The last set by class, its confusion matrix and its reliability diagram.
+
+    A reliability diagram (Guo et al. 2017) plots accuracy over the predicted probability. On the diagonal the
+    probability is calibrated; below it the model is overconfident.
+    """
+    if not evaluations:
+        return []
+    name, metrics = [(name, one.metrics) for name, one in evaluations.items()][-1]
+    classes, counts = metrics["classes"], metrics["confusion"]
+    sums = [sum(row) for row in counts]
+    rows = list(zip(classes, metrics["precision"], metrics["recall"], metrics["f1"], sums, strict=True))
+    sections = [Section(f"Classes of {name}", [Table(["class", "precision", "recall", "F1", "examples"], rows)])]
+    if len(classes) <= MATRIX:
+        fractions = [[count / max(total, 1) for count in row] for row, total in zip(counts, sums, strict=True)]
+        matrix = Matrix(
+            f"Confusion matrix on {name}", fractions, classes, classes, "class", "predicted class",
+            "Each row is a class; its cells are the fraction of it that was predicted as each class.",
+        )  # fmt: skip
+        table = Table(["class", *classes], [[label, *row] for label, row in zip(classes, counts, strict=True)])
+        sections.append(Section("Confusion matrix", [matrix, table]))
+    points = [(one["confidence"], one["accuracy"]) for one in metrics["bins"]]
+    low = min(1 / len(classes), *(min(point) for point in points))
+    chart = Chart(
+        "Reliability", {name: points, "calibrated": [(low, low), (1.0, 1.0)]}, "predicted probability", "accuracy",
+        f"Expected calibration error {metrics['calibration_error']:.4f} over {metrics['examples']:,} examples.",
+    )  # fmt: skip
+    return [*sections, Section("Calibration", [chart])]
 
 
 class TextClassification(ClassificationTask):

@@ -5,8 +5,14 @@
         optimizer.safetensors   Adam's two moments and step counts, the mean weights, the random generators
         state.json              step, position in the data, training time, and the SHA-256 of all three
 
-Where the weights are sharded over processes (`parallel = "fsdp"`), each process writes its shards of both as one file
-(`regard.training.shards`). Either kind can be read by any number of processes, sharded or not.
+Where the weights are sharded over processes (`parallel = "fsdp"`), each process writes its shards of both as one file:
+
+    shard-00001-model-00001-of-00001.safetensors      what rank 0 holds of every weight, moment and mean, …
+
+`torch.distributed.checkpoint` plans which process writes what and finds, when reading, the overlapping pieces. Its own
+format stores that plan as a pickle, which can run code when it is opened; so the files have its Hugging Face format, in
+which each shard is a safetensors file with the offsets of its pieces as JSON in the header. Either kind can be read by
+any number of processes, sharded or not: the tensors of an unsharded checkpoint are pieces with offset 0.
 
 A checkpoint is complete or absent: it is written into a hidden folder, flushed to disk and renamed. If one is damaged
 later (its checksums do not match), a warning names it and the one before is used.
@@ -22,22 +28,22 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.files import make_folder, write_atomically
+from regard.files import make_folder, name_some, write_atomically
 from regard.models.folder import fill, read_weights, weights_of, write_weights
-from regard.training import shards
-from regard.training.distributed import PeerError, current
+from regard.training.distributed import PeerError, Workers, current
 from regard.training.parallel import is_sharded
-from regard.training.shards import digest
 
 FILES = ("model.safetensors", "optimizer.safetensors")
 STATE = "state.json"
@@ -61,9 +67,9 @@ class Checkpoint:
             tensors = read_weights(self.path / FILES[1])
         else:
             tensors = _blank(parameters, mean)
-            saved = shards.names(self.path)
+            saved = _known(self.path)
             tensors |= {name: state for name, state in _generators(model, rank).items() if name in saved}
-            shards.fill(self.path, {**weights_of(model), **tensors})
+            _fill_shards(self.path, {**weights_of(model), **tensors})
         _set_generators(model, rank, tensors)
         for name, running in zip(parameters, mean, strict=False):
             if f"{name}/mean" not in tensors:
@@ -98,7 +104,7 @@ def write(
     try:
         tensors = _optimizer_tensors(model, optimizer, mean)
         if _is_sharded(model):
-            files = shards.write(fresh, {**weights_of(model), **tensors}, workers)
+            files = _write_shards(fresh, {**weights_of(model), **tensors}, workers)
         else:
             generators = workers.gather(_generators(model, workers.rank))
             tensors |= {name: generator for part in generators[1:] for name, generator in part.items()}
@@ -130,7 +136,7 @@ def _begin(folder: Path, fresh: Path) -> None:
 def _write_files(fresh: Path, model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, str]:
     write_weights(fresh / FILES[0], weights_of(model))
     write_weights(fresh / FILES[1], tensors)
-    return {name: digest(fresh / name) for name in FILES}
+    return {name: _digest(fresh / name) for name in FILES}
 
 
 def _complete(fresh: Path, target: Path, content: dict[str, Any]) -> None:
@@ -183,7 +189,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{STATE} is damaged")
     files = content.pop("files")
     for name, known in files.items():
-        if digest(path / name) != known:
+        if _digest(path / name) != known:
             raise ValueError(f"{name} is damaged")
     if extra := [file.name for file in path.glob("*.safetensors") if file.name not in files]:
         raise ValueError(f"{extra[0]} does not belong to it")
@@ -192,7 +198,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def read_model(path: Path) -> dict[str, Tensor]:
     """The weights of a checkpoint of either kind."""
-    return read_weights(path / FILES[0]) if (path / FILES[0]).exists() else shards.read(path)
+    return read_weights(path / FILES[0]) if (path / FILES[0]).exists() else read_shards(path)
 
 
 def average(folder: Path, last: int) -> dict[str, Tensor]:
@@ -246,6 +252,11 @@ def _set_generators(model: nn.Module, rank: int, tensors: dict[str, Tensor]) -> 
             torch.cuda.set_rng_state(tensors[name], _device(model))
 
 
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _is_sharded(model: nn.Module) -> bool:
     return any(is_sharded(parameter) for parameter in model.parameters())
 
@@ -280,3 +291,90 @@ def _flush(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# --- shards
+
+
+def _is_weight(name: str) -> bool:
+    """Whether a tensor of a checkpoint is the model's: moments and means are NAME/exp_avg and so on."""
+    return "/" not in name and not name.startswith("rng.")
+
+
+def _write_shards(folder: Path, tensors: Mapping[str, Tensor], workers: Workers) -> dict[str, str]:
+    """Save what each rank holds in a file of its own, flushed to disk; returns the SHA-256 of every file."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    try:
+        dcp.save(dict(tensors), storage_writer=writer, process_group=workers.control)
+    except CheckpointException as error:  # the same on all ranks
+        raise UserError(_reason(error)) from None
+    own = {path.name: _digest(path) for path in folder.glob(f"shard-{workers.rank + 1:05d}-*.safetensors")}
+    files = {name: value for part in workers.gather(own) for name, value in part.items()}
+    workers.on_lead(lambda: _check_seen(folder, files))
+    return files
+
+
+def _check_seen(folder: Path, files: Mapping[str, str]) -> None:
+    if missing := [name for name in files if not (folder / name).exists()]:
+        raise UserError(
+            f"this machine cannot see {name_some(missing)}: put the run on a file system that all machines share"
+        )
+
+
+def _fill_shards(path: Path, wanted: Mapping[str, Tensor]) -> None:
+    """Fill the tensors of `wanted` from a checkpoint; a shard is filled with its part."""
+    known = _known(path)
+    if missing := [name for name in wanted if name not in known]:
+        raise UserError(f"{path}: lacks {name_some(missing)}; the checkpoint belongs to another [model] or [train]")
+    if extra := [name for name in known if _is_weight(name) and name not in wanted]:
+        raise UserError(f"{path}: the model has no {name_some(extra)}; the checkpoint belongs to another [model]")
+    for name, tensor in wanted.items():
+        if (shape := tuple(known[name].size)) != tuple(tensor.shape):
+            raise UserError(f"{path}: {name} has shape {shape}, but [model] requires {tuple(tensor.shape)}")
+    _load_shards(path, dict(wanted))
+
+
+def read_shards(path: Path) -> dict[str, Tensor]:
+    """The unsharded weights of a checkpoint."""
+    known = {name: entry for name, entry in _known(path).items() if _is_weight(name)}
+    try:
+        tensors = {name: torch.zeros(entry.size, dtype=entry.properties.dtype) for name, entry in known.items()}
+    except RuntimeError as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    _load_shards(path, tensors)
+    return tensors
+
+
+def _known(path: Path) -> dict[str, Any]:
+    """Name, size and pieces of every tensor; the pieces must be complete."""
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    try:
+        known: dict[str, Any] = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+        for name, entry in known.items():
+            if sum(piece.sizes.numel() for piece in entry.chunks) != entry.size.numel():
+                raise ValueError(f"{name} is incomplete")
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    return known
+
+
+def _load_shards(path: Path, tensors: dict[str, Any]) -> None:
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        with warnings.catch_warnings():  # every rank reads on its own, which causes a warning
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=True)
+    except CheckpointException as error:
+        raise UserError(f"{path}: cannot be read: {_reason(error)}") from None
+
+
+def _reason(error: Any) -> str:
+    """The first failure, as the operating system describes it."""
+    rank, (cause, _) = next(iter(sorted(error.failures.items())))
+    return f"rank {rank}: {getattr(cause, 'strerror', None) or cause}"

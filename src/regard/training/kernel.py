@@ -1,4 +1,4 @@
-"""The loss of `regard.training.vocabulary.score` and its gradient on a GPU: each row of logits is loaded once.
+"""The loss of `regard.training.objective.score` and its gradient on a GPU: each row of logits is loaded once.
 
 Written as tensor operations the gradient takes some twenty passes over the logits, and with 10,000 to 50,000 of them
 per token its cost is memory traffic. Here one program handles one row (with R-Drop: both rows of one token):
@@ -8,7 +8,7 @@ per token its cost is memory traffic. Here one program handles one row (with R-D
     3. the gradient, which overwrites the logits
 
 2 and 3 read the row again from the cache. The running maximum: Milakov & Gimelshein 2018 (arXiv 1805.02867); Triton:
-Tillet et al. 2019. The formulas are those of `vocabulary`.
+Tillet et al. 2019. The formulas are those of `objective`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _double(scores, labels, losses, rows, size: tl.constexpr, smoothing, weight,
 
 
 def score(logits: Tensor, labels: Tensor, label_smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
-    """As `vocabulary.score`; the gradient overwrites the logits [n, V]."""
+    """As `objective.score`; the gradient overwrites the logits [n, V]."""
     count, size = logits.shape
     rows = count // 2 if r_drop else count
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)

@@ -9,16 +9,38 @@
 
 The sum over tokens and their number are returned separately, so that batches of different sizes are averaged
 correctly.
+
+Over a large vocabulary the logits of only a few tokens are in memory at a time, never of all (`chunked`). A batch of
+32 x 1024 tokens has 1.6 billion logits over GPT-2's vocabulary: 6.6 GB in float32, and the same again for their
+gradients; the states that they are computed from are 0.1 GB. But the loss is a sum over tokens, and the gradient of a
+token's logits is known as soon as they are (y is the correct token):
+
+    z = W h          loss = Σ_t  logsumexp(z_t) - (1 - ε) z_t[y] - ε mean(z_t)
+    ∂loss/∂z_t = softmax(z_t) - (1 - ε) onehot(y) - ε / V
+
+So the tokens are processed in chunks: logits, loss, gradient of the logits, and from it their part of ∂loss/∂h and
+∂loss/∂W; then the logits are discarded. The matrix multiplications are the usual ones, only earlier: the backward pass
+merely scales the result (as in Liger Kernel's fused linear cross-entropy, Hsu et al. 2024, arXiv 2410.10989). On a CPU
+a chunk stays in the cache, so that the element-wise operations on it are nearly free.
+
+R-Drop adds, for two rows of logits y, z of the same token with P = softmax(y), Q = softmax(z) and a = log P - log Q,
+
+    divergence = KL(P‖Q) + KL(Q‖P) = Σ (P - Q) a
+    ∂divergence/∂y = P (a - KL(P‖Q)) + P - Q          ∂divergence/∂z = -Q (a + KL(Q‖P)) - P + Q
+
+    states [N, dim]   weight [V, dim]   labels [N]   ->   a scalar; memory: chunk x V
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
+from functools import cache, partial
+from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.data.batch import PairBatch, Tensors
@@ -30,10 +52,12 @@ from regard.nn.feedforward import Experts
 from regard.text.tokenizer import Tokenizer
 from regard.training.config import TrainConfig
 from regard.training.parallel import Objective
-from regard.training.vocabulary import chunked
 
 Batch = TypeVar("Batch", bound=Tensors)
+Score = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 Loss = Callable[[Tensor, OutputHead, Tensor, float, float], Tensor]
+CHUNK = {"cpu": 256, "cuda": 16384}  # tokens: they fit in the cache; they keep a GPU busy in little memory
+LARGE = 1024  # vocabulary from which the Triton kernel is worth its compilation
 BALANCE = 0.01  # weight of a mixture of experts' load-balancing loss (Fedus et al. 2021)
 
 
@@ -44,7 +68,7 @@ def translation(
     r_drop: float = 0.0,
     loss: Loss | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(summed loss, number of target tokens) under teacher forcing; `loss` is `unchunked`, or `vocabulary.chunked`."""
+    """(summed loss, number of target tokens) under teacher forcing; `loss` is `unchunked`, or `chunked`."""
     read = repeat_batch(batch) if r_drop else batch
     total = (loss or unchunked)(target_states(model, read), model.output_head, read.labels, label_smoothing, r_drop)
     return total + balance(model, batch.tokens), batch.tokens
@@ -143,3 +167,104 @@ class WordDropout:
         if replacement is None:
             raise UserError(f"data.word_dropout = {fraction}: the tokenizer has neither <mask> nor <unk>; remove it")
         return cls(fraction, replacement, (tokenizer.special_id("bos"), tokenizer.special_id("eos")))
+
+
+# --- a large vocabulary
+
+
+def chunked(
+    states: Tensor,
+    head: OutputHead,
+    labels: Tensor,
+    label_smoothing: float = 0.0,
+    r_drop: float = 0.0,
+    *,
+    chunk: int = 0,
+) -> Tensor:
+    """The summed loss (`cross_entropy`) of `head`'s logits for states [R, T, dim], `chunk` tokens at a time.
+
+    chunk = 0: a default for the device.
+    """
+    ready, kind = head.transform(states).flatten(0, 1), states.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else ready.dtype
+    chunk = chunk or CHUNK.get(kind, CHUNK["cuda"])
+    arguments = (labels.flatten(), label_smoothing, r_drop, chunk, dtype)
+    return _Chunked.apply(ready, head.project.weight, head.bias, *arguments)  # type: ignore[no-any-return]
+
+
+def score(logits: Tensor, labels: Tensor, label_smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
+    """The summed loss of logits [n, V], and its gradient with respect to them; the logits are overwritten.
+
+    With `r_drop` the second half of the rows repeats the tokens of the first.
+    """
+    counted, floor = labels != PairBatch.IGNORE, label_smoothing / logits.shape[1]
+    correct = torch.where(counted, labels, 0)[:, None]
+    z = logits if logits.dtype == torch.float64 else logits.float()
+    total = z.logsumexp(dim=1, keepdim=True)
+    each = total - (1 - label_smoothing) * z.gather(1, correct)
+    if label_smoothing:
+        each = each - label_smoothing * z.mean(dim=1, keepdim=True)
+    log_probabilities = z.sub_(total)
+    minus = torch.full_like(correct, label_smoothing - 1, dtype=z.dtype)
+    if not r_drop:
+        gradient = log_probabilities.exp_().sub_(floor).scatter_add_(1, correct, minus)
+        return torch.where(counted[:, None], each, 0.0).sum(), gradient.mul_(counted[:, None]).to(logits.dtype)
+    ratio = torch.sub(*log_probabilities.chunk(2))  # log P - log Q
+    gradient = log_probabilities.exp_()
+    p, q = gradient.chunk(2)
+    p_to_q, q_to_p = (p * ratio).sum(dim=1, keepdim=True), -(q * ratio).sum(dim=1, keepdim=True)  # KL(P‖Q), KL(Q‖P)
+    each = each / 2 + torch.cat((p_to_q + q_to_p, torch.zeros_like(q_to_p))) * (r_drop / 4)
+    difference = (p - q) * (r_drop / 4)
+    of_p = p * ((ratio - p_to_q) * (r_drop / 4) + 0.5) + difference
+    of_q = q * (0.5 - (ratio + q_to_p) * (r_drop / 4)) - difference
+    gradient = torch.cat((of_p, of_q)).sub_(floor / 2).scatter_add_(1, correct, minus / 2)
+    return torch.where(counted[:, None], each, 0.0).sum(), gradient.mul_(counted[:, None]).to(logits.dtype)
+
+
+@cache
+def score_on_gpu() -> Score:
+    """`score` as one kernel, where Triton is installed, as with PyTorch for NVIDIA GPUs on Linux."""
+    if importlib.util.find_spec("triton") is None:
+        return score
+    from regard.training import kernel
+
+    return kernel.score
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, label_smoothing: float,
+        r_drop: float, chunk: int, dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        large = len(weight) >= LARGE and dtype != torch.float64
+        run = score_on_gpu() if states.is_cuda and large else score
+        wide = weight.dtype  # gradients are summed in the precision of the weights
+        loss = torch.zeros((), dtype=torch.promote_types(wide, torch.float32), device=states.device)
+        to_states, to_weight = torch.empty_like(states), torch.zeros_like(weight)
+        to_bias = None if bias is None else torch.zeros_like(bias)
+        narrow, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
+        half = len(states) // 2
+        with torch.autocast(states.device.type, enabled=False):
+            for begin in range(0, half if r_drop else len(states), chunk):
+                end = min(begin + chunk, half) if r_drop else begin + chunk
+                at = [slice(begin, end)] + [slice(half + begin, half + end)] * bool(r_drop)
+                part = torch.cat([states[piece] for piece in at]).to(dtype)
+                named = torch.cat([labels[piece] for piece in at])
+                some, gradient = run(F.linear(part, narrow, shift), named, label_smoothing, r_drop)
+                loss += some
+                for piece, new in zip(at, F.linear(gradient, narrow.T).chunk(len(at)), strict=True):
+                    to_states[piece] = new
+                if dtype == wide:
+                    to_weight.addmm_(gradient.T, part)
+                else:
+                    to_weight += (gradient.T @ part).to(wide)
+                if to_bias is not None:
+                    to_bias += gradient.sum(dim=0, dtype=wide)
+        ctx.save_for_backward(to_states, to_weight, *([] if to_bias is None else [to_bias]))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = [gradient * outer[0].to(gradient.dtype) for gradient in ctx.saved_tensors]
+        return (*scaled, *[None] * (8 - len(scaled)))

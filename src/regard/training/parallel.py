@@ -1,4 +1,4 @@
-"""One model on several processes, with PyTorch's engines.
+"""How a step is computed: one model on several processes with PyTorch's engines, or recorded as a CUDA graph.
 
 Every rank r has a part of the batch, with the loss L_r summed over its tokens; all ranks together have n = Σ_r n_r:
 
@@ -30,10 +30,12 @@ from torch import Tensor, nn
 
 from regard.models.folder import weights_of
 from regard.nn.block import Block
+from regard.nn.position import Learned
 from regard.training.config import TrainConfig
 from regard.training.distributed import Workers
 
 Objective = Callable[[Any, Any], tuple[Tensor, Tensor]]  # (model, batch) -> (summed loss, number of tokens)
+Update = Callable[[Any], tuple[Tensor, Tensor]]
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -149,3 +151,43 @@ def distribute(
     if config.parallel == "ddp":
         return Replicated(model.to(device), objective)
     return Sharded(model, objective, workers, HALF.get(config.precision))  # block by block: it may not fit as a whole
+
+
+class Graph:
+    """`update(batch)` for batches of one shape, recorded once, then replayed; the next call overwrites the result.
+
+    The step of a small model is a thousand kernels of a few microseconds each, and Python needs longer to launch a
+    kernel than the GPU to run it. A graph launches all of them at once. In return every tensor keeps its shape and its
+    address, so batches must have one shape (`train.pack`) and are copied into the recorded ones.
+    """
+
+    WARM_UP = 3  # calls before recording, for allocator and libraries; they are real steps
+
+    def __init__(self, update: Update, model: nn.Module) -> None:
+        self.update, self.calls = update, 0
+        self.learned = [part for part in model.modules() if isinstance(part, Learned)]
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        if self.calls <= self.WARM_UP:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                result = self.update(batch)
+            torch.cuda.current_stream().wait_stream(stream)
+            return result
+        if self.graph is None:
+            self.batch = batch.clone()
+            self.graph = torch.cuda.CUDAGraph()
+            self._check_lengths(False)  # that would read a tensor; the warm-up steps were checked
+            with torch.cuda.graph(self.graph):  # records without running
+                self.result = self.update(self.batch)
+            self._check_lengths(True)
+        self.batch.copy_(batch)
+        self.graph.replay()
+        return self.result
+
+    def _check_lengths(self, checks: bool) -> None:
+        for position in self.learned:
+            position.checks_length = checks

@@ -36,9 +36,9 @@ from regard.settings import from_dict, read_toml, write_toml
 from regard.training.checkpoint import average, complete_checkpoints
 from regard.training.distributed import current
 from regard.training.initialize import initialize_tokenizers, initialize_weights
+from regard.training.objective import score_on_gpu
 from regard.training.task import Evaluation, Task
 from regard.training.trainer import Trainer
-from regard.training.vocabulary import score_on_gpu
 
 CONTENTS = (
     "tokenizer.json", "source.json", "target.json", WEIGHTS, "metrics.jsonl", "scores.json", "report.html",

@@ -38,11 +38,10 @@ from regard.models.folder import WEIGHTS, weights_of, write_weights
 from regard.nn.block import Stack, run_block
 from regard.training import checkpoint
 from regard.training.config import TrainConfig
-from regard.training.cuda_graph import Graph, Update
 from regard.training.distributed import current
 from regard.training.lock import hold
 from regard.training.optimizer import make_optimizer, rate
-from regard.training.parallel import HALF, Objective, Sharded, Single, distribute, full
+from regard.training.parallel import HALF, Graph, Objective, Sharded, Single, Update, distribute, full
 from regard.training.progress import Board, Progress
 
 Evaluate = Callable[[Any], dict[str, float]]  # model in eval mode -> "valid_loss" and other metrics by name
