@@ -57,6 +57,7 @@ class Regression(Task):
     LOSS_UNIT = "squared error, scaled"
     EXAMPLE = 'train = ["pairs.tsv"]'
     predictor = Regressor
+    format_metrics = staticmethod(format_regression)
 
     data: NumberData
     numbers: NumberSets
@@ -122,10 +123,6 @@ class Regression(Task):
             _, expected, predicted = self._rule_example(predictor)
             metrics["largest_of_example"] = max(abs(a - b) for a, b in zip(expected, predicted, strict=True))
         return metrics, None
-
-    @staticmethod
-    def format_metrics(metrics: Metrics) -> list[str]:
-        return format_regression(metrics)
 
     # --- report
 

@@ -82,6 +82,7 @@ class ClassificationTask(Task):
         "majority": "most frequent class", "examples": "examples",
     }  # fmt: skip
     OPTIONS = ("test", "files")
+    format_metrics = staticmethod(format_classes)
 
     @property
     def sets(self) -> Sequence[str]:
@@ -98,10 +99,6 @@ class ClassificationTask(Task):
     @staticmethod
     def validation(metrics: Metrics) -> dict[str, float]:
         return {"valid_loss": metrics["loss"], "accuracy": metrics["accuracy"], "macro_f1": metrics["macro_f1"]}
-
-    @staticmethod
-    def format_metrics(metrics: Metrics) -> list[str]:
-        return format_classes(metrics)
 
 
 def class_sections(evaluations: Mapping[str, Evaluation]) -> list[Section]:

@@ -58,9 +58,7 @@ class Checkpoint:
     def step(self) -> int:
         return int(self.state["step"])
 
-    def restore(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, mean: Sequence[Tensor] = (), rank: int = 0
-    ) -> None:
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, mean: Sequence[Tensor] = ()) -> None:
         parameters = dict(model.named_parameters())
         if (self.path / FILES[0]).exists() and not _is_sharded(model):
             fill(model, read_weights(self.path / FILES[0]), str(self.path / FILES[0]))
@@ -68,9 +66,13 @@ class Checkpoint:
         else:
             tensors = _blank(parameters, mean)
             saved = _known(self.path)
-            tensors |= {name: state for name, state in _generators(model, rank).items() if name in saved}
+            tensors |= {name: state for name, state in _generators(model).items() if name in saved}
             _fill_shards(self.path, {**weights_of(model), **tensors})
-        _set_generators(model, rank, tensors)
+        for name in _generators(model).keys() & tensors.keys():  # a rank without a saved state keeps its own
+            if name.startswith("rng.cpu"):
+                torch.set_rng_state(tensors[name])
+            else:
+                torch.cuda.set_rng_state(tensors[name], _device(model))
         for name, running in zip(parameters, mean, strict=False):
             if f"{name}/mean" not in tensors:
                 raise UserError(f"{self.path}: has no mean weights: it was saved with train.ema = 0; keep that setting")
@@ -106,7 +108,7 @@ def write(
         if _is_sharded(model):
             files = _write_shards(fresh, {**weights_of(model), **tensors}, workers)
         else:
-            generators = workers.gather(_generators(model, workers.rank))
+            generators = workers.gather(_generators(model))
             tensors |= {name: generator for part in generators[1:] for name, generator in part.items()}
             files = workers.on_lead(lambda: _write_files(fresh, model, tensors))
         workers.on_lead(lambda: _complete(fresh, target, {**state, "files": files}))
@@ -223,7 +225,7 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, mean:
     }
     names = (name for name, _ in model.named_parameters())
     tensors |= {f"{name}/mean": running for name, running in zip(names, mean, strict=False)}
-    return tensors | _generators(model, current().rank)
+    return tensors | _generators(model)
 
 
 def _blank(parameters: dict[str, nn.Parameter], mean: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -235,21 +237,13 @@ def _blank(parameters: dict[str, nn.Parameter], mean: Sequence[Tensor]) -> dict[
     return tensors
 
 
-def _generators(model: nn.Module, rank: int) -> dict[str, Tensor]:
+def _generators(model: nn.Module) -> dict[str, Tensor]:
     """The state of this rank's random generators: rng.cpu, rng.cuda on rank 0, rng.cpu.1, … on the others."""
     states = {"rng.cpu": torch.get_rng_state()}
     if _device(model).type == "cuda":
         states["rng.cuda"] = torch.cuda.get_rng_state(_device(model))
+    rank = current().rank
     return {f"{name}.{rank}" if rank else name: state for name, state in states.items()}
-
-
-def _set_generators(model: nn.Module, rank: int, tensors: dict[str, Tensor]) -> None:
-    """Restore the generators; a rank without a saved state keeps its own."""
-    for name in _generators(model, rank):
-        if name in tensors and name.startswith("rng.cpu"):
-            torch.set_rng_state(tensors[name])
-        elif name in tensors:
-            torch.cuda.set_rng_state(tensors[name], _device(model))
 
 
 def _digest(path: Path) -> str:

@@ -149,7 +149,7 @@ def join(device: str | None = None) -> Iterator[Workers]:
         _wait_for_cleanup(store, rank)
         if not reports:
             raise SystemExit(2) from None
-        if _is_lost_connection(error):
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower()):
             raise UserError(
                 f"rank {rank} of {world}: another process of this run has ended without a message (killed, or "
                 "its machine failed). Restart it: it resumes from the last checkpoint"
@@ -186,7 +186,3 @@ def _wait_for_cleanup(store: dist.Store, rank: int) -> None:
     """Once a process has ended, torchrun kills the others: so the other ranks wait until rank 0 has cleaned up."""
     with suppress(RuntimeError):  # rank 0 waits elsewhere, or has ended
         store.set("cleanup", "done") if rank == 0 else store.wait(["cleanup"], CLEANUP)
-
-
-def _is_lost_connection(error: BaseException) -> bool:
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())

@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -117,7 +117,7 @@ class Trainer:
             return False
         state, self.step = newest.state, newest.step
         self._seed_rank()
-        newest.restore(self.model, self.optimizer, self.mean, self.workers.rank)
+        newest.restore(self.model, self.optimizer, self.mean)
         self.batches.seek(state["data"])
         self.seconds, self.best = float(state["seconds"]), state["best"]
         self.scaler.load_state_dict(state["scaler"])
@@ -160,11 +160,11 @@ class Trainer:
 
     def run(self) -> bool:
         """Train to the end; False if it was interrupted (then there is a checkpoint)."""
-        config, workers, mark = self.config, self.workers, time.monotonic()
+        config, workers, mark, on_gpu = self.config, self.workers, time.monotonic(), self.device.type == "cuda"
         self.model.train()
         with (
             workers.leading(hold(self.folder)),
-            closing(self._stream()) as stream,
+            closing(iter(self.batches) if config.pack else prefetch(self.batches, on_gpu)) as stream,  # packs are ready
             interruptible(quiet=not workers.leads) as interrupted,
             workers.agreement(interrupted) as stop,
             Progress(config.steps, self.step, show=workers.leads, unit=self.unit) as progress,
@@ -198,10 +198,6 @@ class Trainer:
         if self.board is not None:
             self.board.close()
         return self.finished
-
-    def _stream(self) -> Generator[Any]:
-        """The batches, prefetched; those of a packed epoch are prepared already."""
-        return iter(self.batches) if self.config.pack else prefetch(self.batches, self.device.type == "cuda")
 
     @property
     def finished(self) -> bool:
