@@ -194,7 +194,8 @@ class LanguageModeling(PlainTextTask):
         surveyed = survey(data.train, data)
         print_notes(surveyed)
         self.temporary = TemporaryDirectory()  # exists as long as the task
-        return self.store(iter(pieces(data.train, data)), Path(self.temporary.name) / "text", "", surveyed.characters)
+        folder, text = Path(self.temporary.name) / "text", iter(pieces(data.train, data))
+        return store_tokens(text, folder, self.tokenizer, text_fingerprint="", characters=surveyed.characters)
 
     def model_sizes(self) -> dict[str, int | None]:
         """The tokenizer's size, unless [model] has a larger vocabulary on purpose."""

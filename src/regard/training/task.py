@@ -95,7 +95,7 @@ class Task(ABC):
     @classmethod
     def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """The tables with this task's defaults in them."""
-        names = {"model", "train", *tables, *cls.DEFAULTS}
+        names = dict.fromkeys(("model", "train", *tables, *cls.DEFAULTS))
         complete = {name: {**cls.DEFAULTS.get(name, {}), **tables.get(name, {})} for name in names}
         length = cls.row_length(complete)
         if length is not None and complete["train"].setdefault("pack", length) != length:
@@ -105,8 +105,11 @@ class Task(ABC):
     @classmethod
     def row_length(cls, tables: Mapping[str, Any]) -> int | None:
         """`train.pack` where it is not for the recipe to choose: an image is a row of as many patches."""
-        config = from_dict(ModelConfig, {**with_preset(tables["model"]), **cls.PLACEHOLDERS}, "model.")
-        return {"patches": config.source_length, "features": 0}.get(config.input)
+        model = with_preset(tables["model"])
+        if model.get("input", "tokens") == "tokens":
+            return None
+        config = from_dict(ModelConfig, {**model, **cls.PLACEHOLDERS}, "model.")
+        return config.source_length if config.input == "patches" else 0
 
     def read_tables(self, tables: Mapping[str, Any]) -> None:
         """Each table becomes an attribute: [data] is `self.data`."""
