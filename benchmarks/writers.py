@@ -22,9 +22,9 @@ import torch
 import regard
 from regard.models import ModelConfig
 from regard.predict.config import SearchConfig
-from regard.text.bytes import bytes_to_unicode
 from regard.text.gpt2 import read_gpt2
 from regard.text.tokenizer import Tokenizer
+from regard.text.train import bytes_to_unicode
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from regard.nn.embedding import Tokens
 from regard.predict import SearchConfig
 from regard.predict.bundle import Bundle
 from regard.predict.generator import Generator
-from regard.text.bytes import bytes_to_unicode
 from regard.text.tokenizer import Tokenizer
+from regard.text.train import bytes_to_unicode
 
 LINES = ["To be, or not to be, that is the question.\n", "한국어 텍스트와 😀 이모지\n"]
 BYTES = Tokenizer.train(LINES, "byte")

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import UserError
-from regard.text.bytes import bytes_to_unicode
 from regard.text.gpt2 import read_gpt2
 from regard.text.stream import StopStrings, StreamDecoder
 from regard.text.tokenizer import Tokenizer
+from regard.text.train import bytes_to_unicode
 
 REAL = os.environ.get("REGARD_GPT2_BPE")
 END = "<|endoftext|>"

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from regard.errors import UserError
-from regard.text.bytes import bytes_to_unicode
 from regard.text.tokenizer import Tokenizer
+from regard.text.train import bytes_to_unicode
 
 END = "<|endoftext|>"
 VOCABULARIES = ("vocab.json", "encoder.json")

@@ -32,9 +32,8 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from regard.errors import MissingExtra, UserError
 from regard.files import write_atomically
-from regard.text.bytes import bytes_to_unicode
 from regard.text.normalizer import sentencepiece_normalizer
-from regard.text.train import Kind, check_text, split_specials, train_tokenizer
+from regard.text.train import Kind, bytes_to_unicode, check_text, split_specials, train_tokenizer
 
 # Names of special tokens in well-known models; the first one in the vocabulary is used.
 PAD_NAMES = ("<pad>", "[PAD]")

@@ -1,14 +1,19 @@
 """Training a tokenizer: the vocabulary, and the order of merges or the log-probability of its tokens.
 
     word, char   every word or character that occurs at least `min_count` times
+    byte         the 256 bytes of UTF-8: "é" -> c3 a9 -> ids 4 + 0xc3, 4 + 0xa9 (ByT5: Xue et al. 2021)
     bpe          bytes; then, repeatedly, the most frequent adjacent pair becomes a new token
     unigram      many candidates, from which those that reduce the likelihood of the text least are removed
+
+The `tokenizers` library works on strings, so each byte is represented by a printable character, as in GPT-2 (Radford et
+al. 2019): printable Latin-1 bytes by themselves, the other 68 by U+0100 onwards.
 
 The same lines give the same vocabulary, byte for byte. `regard.text.tokenizer` describes the kinds.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import reprlib
@@ -20,7 +25,6 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as RawTokenizer
 
 from regard.errors import UserError, suggest
-from regard.text.bytes import byte_tokenizer
 
 Kind = Literal["word", "char", "byte", "bpe", "unigram"]
 
@@ -41,11 +45,28 @@ def train_tokenizer(lines: Iterable[str], kind: Kind, vocab_size: int | None, mi
         case "word" | "char":
             return _train_words(kind, lines, vocab_size, min_count)
         case "byte":
-            return byte_tokenizer(SPECIALS)
+            return _byte_tokenizer()
         case "bpe":
             return _train_bpe(lines, vocab_size or SUBWORD_VOCAB_SIZE, min_count)
         case "unigram":
             return _train_unigram(lines, vocab_size or SUBWORD_VOCAB_SIZE)
+
+
+@functools.cache
+def bytes_to_unicode() -> tuple[str, ...]:
+    """The character that represents each byte, 0 to 255."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    return tuple(chr(byte if byte in printable else next(others)) for byte in range(256))
+
+
+def _byte_tokenizer() -> RawTokenizer:
+    """The special tokens first, then byte b with id  len(SPECIALS) + b."""
+    raw = RawTokenizer(models.BPE({token: id for id, token in enumerate((*SPECIALS, *bytes_to_unicode()))}, []))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens(list(SPECIALS))
+    return raw
 
 
 def _train_words(
