@@ -28,14 +28,14 @@ def here(tmp_path, monkeypatch) -> Path:
         ("model.dmi=8", "model.dmi: unknown setting; did you mean 'dim'?"),
         ("model.preset=tny", "model.preset = 'tny': unknown preset; did you mean 'tiny'?"),
         ("model.architecture=decoder", "model.architecture = 'decoder'"),
-        ("model.vocab_size=7", "model.vocab_size = 7: the tokenizer has 300 pieces"),
+        ("model.vocab_size=7", "model.vocab_size = 7: the data decides this, and requires 300"),
         ("model.heads=3", "model."),
         ("text.kind=bpee", "text.kind = 'bpee': did you mean 'bpe'?"),
         ("text.vocab_size=99", "text.vocab_size = 99: too small"),
         ("text.joint=maybe", "text.joint = 'maybe': expected true or false"),
         ("data.trian=1", "data.trian: unknown setting; did you mean 'train'?"),
         ("data.train=1", "data.train = 1: expected a list"),
-        ("data.folder=1", "data.folder = 1: expected text"),
+        ("data.folder=1", "data.folder = 1: expected a string"),
         ("decode.beem=1", "decode.beem: unknown setting; did you mean 'beam'?"),
         ("decode.beam=0", "decode.beam = 0"),
         ("train.batch_tokens=9", "train.batch_tokens = 9 is too small for a sequence of"),
@@ -58,7 +58,7 @@ def test_learned_positions_that_end_too_early(here, capsys):
 
 def test_packing_a_recurrent_model_is_refused(here, capsys):
     assert train("mine.toml", "--set=model.architecture=recurrent", "--set=train.pack=64") == 2
-    assert "train.pack = 64: a recurrent model reads one sentence a row" in capsys.readouterr().err
+    assert "train.pack = 64: a recurrent model reads one sentence per row" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_packing_a_recurrent_model_is_refused(here, capsys):
     [
         ("[train]\nsteps = 2\n", "has no table [data]"),
         ("data = 3\n", "has no table [data]"),
-        ("[data]\nvalid = ['a', 'b']\n", "data.train = []: names no file"),
-        ("train = 3\n[data]\ntrain = ['train.en', 'train.ko']\n", "train = 3: write a table [train]"),
+        ("[data]\nvalid = ['a', 'b']\n", "data.train = []: no files"),
+        ("train = 3\n[data]\ntrain = ['train.en', 'train.ko']\n", "train = 3: must be a table [train]"),
         ("[data]\ntrain = ['train.en', 'train.kr']\n", "did you mean 'train.ko'"),
-        ("[data]\ntrain = ['train.en', 'train.ko']\ntest = { x = ['no.en', 'no.ko'] }\n", "no.en: there is no such"),
+        ("[data]\ntrain = ['train.en', 'train.ko']\ntest = { x = ['no.en', 'no.ko'] }\n", "no.en: no such file"),
         ("[data\n", "not readable as TOML"),
     ],
 )
@@ -124,7 +124,7 @@ def test_long_pairs_are_left_out_and_counted(here, capsys):
 def test_enough_evaluations_without_progress_are_told(here, capsys):
     lazy = ("train.lr=1e-12", "train.patience=1", "train.evaluate_every=1", "train.steps=9")
     assert train("mine.toml", *(f"--set={setting}" for setting in lazy)) == 0
-    assert "stopped before step 9: train.patience = 1 evaluations brought no better figure" in capsys.readouterr().out
+    assert "stopped before step 9: train.patience = 1 evaluations brought no improvement" in capsys.readouterr().out
 
 
 def test_a_folder_of_something_else_is_left_alone(here, capsys):
