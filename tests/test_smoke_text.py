@@ -68,9 +68,7 @@ def test_denoised_reviews(tmp_path):
     run.prepare_data()
     assert run.valid_pairs is not None
     size, train = len(run.target), run.train_pairs.at(0)
-    counts = torch.ones(size).index_add(
-        0, train.targets.joined().long(), torch.ones(int(train.targets.lengths.sum()))
-    )
+    counts = torch.ones(size).index_add(0, train.targets.joined().long(), torch.ones(int(train.targets.lengths.sum())))
     wanted = run.valid_pairs.targets.joined().long()
     wanted = wanted[wanted != run.target.bos]
     unigram = -(counts / counts.sum()).log()[wanted].mean().item()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -39,7 +40,7 @@ COMMON: Json = {
 }  # fmt: skip
 
 
-class Family:
+class Family(ABC):
     model_type: ClassVar[str]  # in config.json
     name: ClassVar[str]
     architectures: ClassVar[tuple[str, ...]]  # the first one is exported
@@ -51,8 +52,9 @@ class Family:
     unprefixed: tuple[str, ...] = ()
     unused = "(?!)"  # pattern of tensors that the model does not use
 
+    @abstractmethod
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
-        raise NotImplementedError
+        """The weight map of a model."""
 
     def infer(self, hf: Json, tensors: Tensors | None, architecture: str) -> Json:
         """Our values that need code; `tensors` if they are known."""
@@ -78,7 +80,7 @@ class Family:
         """Tensors that only theirs has, which are zero: {name: shape}."""
         return {}
 
-    def check(self, config: ModelConfig, tensors: Tensors) -> None:
+    def check(self, config: ModelConfig, tensors: Tensors) -> None:  # noqa: B027 -- most families have nothing to check
         """Check the tensors before importing."""
 
     def reorder(self, config: ModelConfig, tensors: Tensors) -> Tensors:

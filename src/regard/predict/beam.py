@@ -79,7 +79,7 @@ def beam(
             live = rule(config, len(limits), max(limits), eos, logits)
             live.watch = watch
             live.start(torch.tensor(limits, device=source.device))
-        if traced is not None:
+        if traced is not None and isinstance(live, Beams):  # coverage is a term of beam search
             live.cover(traced["weights"], is_real)
         rows = live.advance(logits)
         check_scores(live.totals.view(len(sentences), -1)[:, 0].tolist())
@@ -164,9 +164,6 @@ class Hypotheses(ABC):
             for name in names:
                 if (table := getattr(self, name)) is not None:
                     setattr(self, name, table.index_select(0, kept))
-
-    def cover(self, weights: Tensor, is_real: Tensor | None) -> None:
-        raise NotImplementedError
 
     def scores(self, logits: Tensor, written: Tensor) -> Tensor:
         """log p of every next token, -inf where it is forbidden."""

@@ -270,7 +270,7 @@ class Task(ABC):
 
     def read_files(self, files: Sequence[str]) -> Any:
         """The same for the files of `regard evaluate --files`."""
-        raise NotImplementedError
+        raise UserError(f"--files: task = {self.NAME!r} evaluates the sets of its recipe; remove --files")
 
     @abstractmethod
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
