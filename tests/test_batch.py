@@ -51,7 +51,7 @@ def test_padding_gives_each_sequence_back(sequences, data):
 # --- Pairs
 
 
-def test_target_is_shifted_by_one_and_filler_is_never_expected():
+def test_target_is_shifted_by_one_and_padding_is_never_expected():
     batch = Pairs([[5, 6, 3], [7, 3]], [[2, 8, 3], [2, 9, 10, 11, 3]]).batch(torch.tensor([0, 1]))
     ignore = PairBatch.IGNORE
     assert batch.source.tolist() == [[5, 6, 3], [7, 3, 0]]
@@ -62,7 +62,7 @@ def test_target_is_shifted_by_one_and_filler_is_never_expected():
     assert batch.target.shape == batch.labels.shape
 
 
-def test_no_mask_where_there_is_no_filler():
+def test_no_mask_where_there_is_no_padding():
     pairs = Pairs([[5, 3], [6, 3], [5, 6, 3]], [[2, 3]] * 3)
     assert pairs.batch(torch.tensor([1, 0])).source_is_real is None
     assert pairs.batch(torch.tensor([0, 2])).source_is_real is not None
@@ -106,7 +106,7 @@ def test_every_row_once_an_epoch_and_never_over_budget(budget):
         assert len(batches.plan(0)) == 1
 
 
-def test_filler_stays_small_because_lengths_are_grouped():
+def test_padding_stays_small_because_lengths_are_grouped():
     pairs = make_pairs(2000, longest=40)
     plan = Batches(pairs, 1024, seed=1).plan(0)
     real = int(pairs.sizes.sum())

@@ -96,7 +96,7 @@ def test_decoding_runs_and_the_tools_agree(monkeypatch: pytest.MonkeyPatch, tmp_
             assert name == "huggingface" or tool["same"] == 1.0
 
 
-def test_target_tokens_are_pieces_and_ends_without_filler() -> None:
+def test_target_tokens_are_pieces_and_ends_without_padding() -> None:
     data = Pairs([[9, 3], [9, 9, 9, 3], [9, 3]], [[2, 9, 9, 3], [2, 9, 3], [2, 9, 9, 9, 3]])
     assert sentences.target_tokens(data) == 3 + 2 + 4
     assert sentences.target_tokens(data, torch.tensor([0, 2])) == 3 + 4
@@ -142,7 +142,7 @@ def test_the_batches_of_a_sample_reach_from_short_to_long() -> None:
 
 
 @pytest.mark.parametrize("name", peer_models.MODELS)
-def test_a_peer_sees_neither_filler_nor_the_future(name: str) -> None:
+def test_a_peer_sees_neither_padding_nor_the_future(name: str) -> None:
     if name == "x-transformers":
         pytest.importorskip("x_transformers", reason="pip install 'regard[bench]'")
     model = peer_models.MODELS[name](CONFIG).eval()

@@ -71,7 +71,7 @@ masks = st.recursive(
 
 @settings(max_examples=80, deadline=None)
 @given(masks)
-def test_no_mask_shows_filler_or_another_document(mask: Mask) -> None:
+def test_no_mask_shows_padding_or_another_document(mask: Mask) -> None:
     """And apart from these two it shows what it says."""
     positions = Positions.of(6, CPU, IS_REAL, DOCUMENT)
     allowed = (IS_REAL[:, None] & (DOCUMENT[:, :, None] == DOCUMENT[:, None]))[:, None]
@@ -110,13 +110,13 @@ def test_a_part_is_added_only_where_it_is_missing(part: Mask) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("mask", WIDENED, ids=str)
 @pytest.mark.parametrize("architecture", ["encoder", "decoder"])
-def test_weights_on_filler_are_exactly_zero(architecture: str, mask: Mask) -> None:
+def test_weights_on_padding_are_exactly_zero(architecture: str, mask: Mask) -> None:
     made, tokens = model(architecture), torch.randint(11, (2, 6))
     with trace(made) as seen:
         out = made(tokens, IS_REAL, mask=mask)
     weights = seen.stack("*.attention.weights")  # [layers, B, H, Nq, Nk]
     assert (weights.movedim(-1, 2)[:, ~IS_REAL] == 0).all()
-    other = torch.where(IS_REAL, tokens, (tokens + 3) % 11)  # other filler, same numbers; also untraced
+    other = torch.where(IS_REAL, tokens, (tokens + 3) % 11)  # other padding, same numbers; also untraced
     torch.testing.assert_close(made(other, IS_REAL, mask=mask)[IS_REAL], out[IS_REAL], atol=1e-10, rtol=0.0)
 
 
@@ -144,14 +144,14 @@ def check(made: nn.Module, edit: Callable[[Mask], Mask], run: Callable[[], objec
 @torch.no_grad()
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 @pytest.mark.parametrize("architecture", ["encoder", "decoder"])
-def test_no_intervention_shows_filler(architecture: str, edit: Callable[[Mask], Mask]) -> None:
+def test_no_intervention_shows_padding(architecture: str, edit: Callable[[Mask], Mask]) -> None:
     made, tokens = model(architecture), torch.randint(11, (2, 6))
     check(made, edit, lambda: made(tokens, IS_REAL), {"attention": IS_REAL})
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_no_intervention_shows_filler_of_a_source(edit: Callable[[Mask], Mask]) -> None:
+def test_no_intervention_shows_padding_of_a_source(edit: Callable[[Mask], Mask]) -> None:
     """Encoder, decoder and cross attention, at once and in cached steps."""
     made, source, target = model("encoder-decoder"), torch.randint(11, (2, 6)), torch.randint(11, (2, 6))
     is_real = {"encoder": IS_REAL, "cross": IS_REAL, "decoder": IS_REAL.flip(0)}
@@ -163,7 +163,7 @@ def test_no_intervention_shows_filler_of_a_source(edit: Callable[[Mask], Mask]) 
 
 @torch.no_grad()
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_no_intervention_shows_filler_to_a_recurrent_decoder(edit: Callable[[Mask], Mask]) -> None:
+def test_no_intervention_shows_padding_to_a_recurrent_decoder(edit: Callable[[Mask], Mask]) -> None:
     made, source, target = model("recurrent"), torch.randint(11, (2, 6)), torch.randint(11, (2, 3))
     check(made, edit, lambda: made(source, target, IS_REAL), {"": IS_REAL})
 

@@ -191,11 +191,11 @@ def test_gaps_are_filled_with_what_the_model_holds_likely(tokenizer):
     torch.manual_seed(0)
     model = build(ModelConfig(architecture="encoder", vocab_size=len(tokenizer), dim=16, layers=1, heads=2, ff_dim=32))
     assert isinstance(model, Encoder)
-    filler = MaskPredictor(Bundle(model, {"tokenizer": tokenizer}, {"train": {"pack": 64}}))
-    ids = filler.encode("이 영화 <mask> 재밌다 [MASK]")
+    predictor = MaskPredictor(Bundle(model, {"tokenizer": tokenizer}, {"train": {"pack": 64}}))
+    ids = predictor.encode("이 영화 <mask> 재밌다 [MASK]")
     assert ids.count(tokenizer.mask) == 2
     assert tokenizer.decode([id for id in ids if id != tokenizer.mask]) == "이 영화 재밌다"
-    gaps = filler.predict(["이 영화 <mask> 재밌다 [MASK]"], top=len(tokenizer))[0].masks
+    gaps = predictor.predict(["이 영화 <mask> 재밌다 [MASK]"], top=len(tokenizer))[0].masks
     chance = model(torch.tensor([ids])).softmax(dim=-1)[0, ids.index(tokenizer.mask)]
     assert len(gaps) == 2 and len(gaps[0]) == len(tokenizer) - len(tokenizer.specials)
     assert [one.probability for one in gaps[0]] == sorted((one.probability for one in gaps[0]), reverse=True)
@@ -203,7 +203,7 @@ def test_gaps_are_filled_with_what_the_model_holds_likely(tokenizer):
     assert gaps[0][0].token == tokenizer.token(best[1]) and gaps[0][0].probability == pytest.approx(best[0])
     for text, said in (("없다", "has no mask"), ("<mask>" * 70, "shorten it")):
         with pytest.raises(UserError, match=said):
-            filler.predict([text])
+            predictor.predict([text])
 
 
 @pytest.mark.parametrize(

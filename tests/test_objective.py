@@ -54,13 +54,13 @@ def test_r_drop_is_its_formula(smoothing, alpha):
     assert int(count) == int((batch.labels != -100).sum())
 
 
-def test_what_stands_on_filler_does_not_matter():
+def test_what_stands_on_padding_does_not_matter():
     batch = reversal_pairs().batch(torch.arange(6))
     first, second = torch.randn(2, *batch.target.shape, 12)
     loss, _ = translation(Scripted(first, second), batch, 0.1, 2.0)
-    filler = batch.labels == -100
-    assert filler.any()
-    other = [torch.where(filler[..., None], torch.randn_like(x) * 9, x) for x in (first, second)]
+    padding = batch.labels == -100
+    assert padding.any()
+    other = [torch.where(padding[..., None], torch.randn_like(x) * 9, x) for x in (first, second)]
     torch.testing.assert_close(translation(Scripted(*other), batch, 0.1, 2.0)[0], loss)
 
 

@@ -83,13 +83,13 @@ def test_every_pair_is_there_exactly_once_an_epoch(rows):
         assert sorted(unpack(layout)) == wanted
 
 
-def test_documents_stand_together_and_filler_comes_last():
+def test_documents_stand_together_and_padding_comes_last():
     layout = Packs(some_pairs(60), 4, 24, seed=5).layout(0)
     for documents in (*layout.source_document.tolist(), *layout.target_document.tolist()):
         real = [number for number in documents if number]
         assert documents == real + [0] * (24 - len(real)) and real == sorted(real)
-    filler = layout.target_document == 0
-    assert (layout.labels[filler] == PairBatch.IGNORE).all() and (layout.labels[~filler] > 0).all()
+    padding = layout.target_document == 0
+    assert (layout.labels[padding] == PairBatch.IGNORE).all() and (layout.labels[~padding] > 0).all()
 
 
 def test_rows_are_filled_to_nine_tenths_and_more():
@@ -153,7 +153,7 @@ def test_a_packed_sentence_has_the_logits_it_has_alone(small, position):
     network = model(position)
     layout = Packs(small, 4, 16, seed=1).layout(0)
     logits = network.output_head(target_states(network, layout))
-    assert logits.isfinite().all()  # on filler, too
+    assert logits.isfinite().all()  # on padding, too
     for row in range(len(layout.source)):
         for number in range(1, int(layout.source_document[row].max()) + 1):
             source = layout.source[row][layout.source_document[row] == number]
@@ -172,8 +172,8 @@ def test_the_loss_of_an_epoch_is_that_of_padded_batches(small, position):
     torch.testing.assert_close(packed, torch.stack([loss for loss, _ in padded]).sum(), rtol=1e-5, atol=1e-4)
 
 
-def test_rows_of_pure_filler_count_nothing_and_poison_nothing(small):
-    """An epoch of 24 pairs in steps of 50 rows: most of the step is filler."""
+def test_rows_of_pure_padding_count_nothing_and_poison_nothing(small):
+    """An epoch of 24 pairs in steps of 50 rows: most of the step is padding."""
     network = model("rope").train()
     step = next(iter(Packs(small, 50, 16, seed=1)))
     assert len(step.source) == 50 and int((step.source_document.amax(dim=1) == 0).sum()) > 25

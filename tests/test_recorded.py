@@ -56,7 +56,7 @@ def test_the_answers_are_those_of_beam_search(changes, position):
     assert len(searches.ready) == 1
 
 
-def test_no_filler_is_no_difference():
+def test_no_padding_is_no_difference():
     model, source = transformer(), torch.randint(4, 20, (3, 7))
     config = SearchConfig(beam=3)
     same(RecordedSearches(model, BOS, EOS).search(source, None, config), beam(model, source, None, config, BOS, EOS))

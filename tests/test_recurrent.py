@@ -162,7 +162,7 @@ def test_stepping_equals_teacher_forcing(cell: str, score: str) -> None:
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("side", PADDINGS)
-def test_filler_changes_nothing(cell: str, side: str) -> None:
+def test_padding_changes_nothing(cell: str, side: str) -> None:
     model = make(cell=cell)
     source, target, is_real = tokens(3, 5), tokens(3, 4), torch.tensor(PADDINGS[side], dtype=torch.bool)
     with trace(model) as seen:
@@ -178,7 +178,7 @@ def test_filler_changes_nothing(cell: str, side: str) -> None:
     torch.testing.assert_close(model(other, target, is_real), together, rtol=0, atol=0)
 
 
-def test_filler_in_the_target_is_passed_over() -> None:
+def test_padding_in_the_target_is_passed_over() -> None:
     model, source, target = make(), tokens(3, 4), tokens(3, 5)
     is_real = torch.tensor(PADDINGS["left"], dtype=torch.bool)
     logits = model(source, target, target_is_real=is_real)
@@ -187,10 +187,10 @@ def test_filler_in_the_target_is_passed_over() -> None:
         torch.testing.assert_close(logits[row, is_real[row]][None], alone)
 
 
-def test_a_source_of_filler_alone_gives_finite_numbers_that_ignore_it() -> None:
+def test_a_source_of_padding_alone_gives_finite_numbers_that_ignore_it() -> None:
     model, target = make(), tokens(2, 3)
     is_real = torch.tensor([[True, True], [False, False]])
-    first, second = (model(torch.stack((torch.tensor([1, 2]), filler)), target, is_real) for filler in tokens(2, 2))
+    first, second = (model(torch.stack((torch.tensor([1, 2]), padding)), target, is_real) for padding in tokens(2, 2))
     assert first.isfinite().all()
     assert torch.equal(first, second)
 

@@ -127,8 +127,8 @@ def test_loss_is_label_smoothed_cross_entropy_written_out(smoothing):
     torch.testing.assert_close(loss, theirs)
 
 
-def test_filler_changes_neither_loss_nor_gradient():
-    """A batch of rows of different length is the sum of its rows alone, where there is no filler."""
+def test_padding_changes_neither_loss_nor_gradient():
+    """A batch of rows of different length is the sum of its rows alone, where there is no padding."""
     pairs = Pairs(
         [[5, 6, 7, 8, 9, EOS], [10, EOS], [4, 4, EOS]], [[BOS, 5, EOS], [BOS, 6, 7, 8, 9, EOS], [BOS, 4, EOS]]
     )
