@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ import sentences
 import table
 import training
 import translators
+import versions
 
 from regard.data.batch import PairBatch, Pairs
 from regard.data.pack import Packs
@@ -223,3 +225,21 @@ def test_a_peer_gets_a_mask_in_any_case() -> None:
     assert whole.source_is_real is None
     masked = learners.with_mask(whole)
     assert isinstance(masked, PairBatch) and masked.source_is_real is not None and bool(masked.source_is_real.all())
+
+
+def test_two_versions_take_turns(tmp_path: Path) -> None:
+    """A version beside itself: one row per measurement of ours, both with speeds above zero."""
+    root, out = Path(versions.__file__).parent.parent, tmp_path / "versions.json"
+    benchmark = ["generation.py", "--smoke", "--peers", "regard", "--batches", "1", "2"]
+    command = [sys.executable, versions.__file__, str(root), "--rounds", "2", "-o", str(out), "--", *benchmark]
+    subprocess.run(command, check=True)
+    result = json.loads(out.read_text())
+    assert [(row["row"], row["tool"]) for row in result["rows"]] == [(i, "regard") for i in range(4)]
+    for row in result["rows"]:
+        assert min(row[side][value] for side in ("before", "after", "ratio") for value in ("low", "median")) > 0
+
+
+def test_a_failing_version_is_reported(tmp_path: Path) -> None:
+    command = [sys.executable, versions.__file__, str(tmp_path), "--", "generation.py", "--smoke"]
+    outcome = subprocess.run(command, capture_output=True, text=True)
+    assert outcome.returncode == 1 and "error: the benchmark ended with exit codes" in outcome.stderr
