@@ -17,9 +17,11 @@ import pytest
 import torch
 
 from inside_models import SHAPES, given, opened
+from regard.commands import screen_width
+from regard.commands.attend import as_text
 from regard.errors import UserError
 from regard.explore.changes import Changes
-from regard.explore.figures import as_text, attended, draw, find_query, screen_width, stage_panel
+from regard.explore.figures import attended, draw, stage_panel
 from regard.explore.heatmap import head_panels, image_panels, label_map
 from regard.explore.html import text_width
 from regard.explore.report import look_page
@@ -118,7 +120,8 @@ def test_images_are_grey_and_attention_is_orange_by_its_weight() -> None:
 
 
 def test_stages_show_their_numbers_and_masked_keys() -> None:
-    root = parse(stage_panel([("scores", [1.5, -2.0, 0.0]), ("masked", [1.5, -np.inf, np.nan])], ["a", "b", "c"]))
+    stages = [("scores", [1.5, -2.0, 0.0]), ("masked", [1.5, -np.inf, np.nan])]
+    root = parse(stage_panel(stages, ["a", "b", "c"], title="t", note="n"))
     shown = words(root)
     assert [shown.count(text) for text in ("1.500", "-2.000", "0.000", "masked", "not a number")] == [2, 1, 1, 2, 1]
 
@@ -184,9 +187,9 @@ def test_invalid_options_are_reported() -> None:
     ):
         with pytest.raises(UserError, match=message):
             draw(look, **which)
-    assert find_query(look.parts["decoder"], "b") == 1
+    assert look.parts["decoder"].position("b") == 1
     with pytest.raises(UserError, match="positions 0, 2"):
-        find_query(look.parts["decoder"], "a")
+        look.parts["decoder"].position("a")
 
 
 # In words
@@ -197,15 +200,15 @@ def test_the_largest_weights_come_first() -> None:
     part = look.parts["decoder"]
     (mean,) = attended(look, part, layer=None, head=None, top=2, each=False)
     stacked = torch.cat(part.weights).mean(dim=0)
-    for query, (row, token) in enumerate(zip(stacked, mean.tokens, strict=True)):
+    for query, (row, token) in enumerate(zip(stacked, mean["tokens"], strict=True)):
         best = row.topk(2)
         told = [(key["at"], key["weight"]) for key in token["attends_to"]]
         assert told == [(at, w) for at, w in zip(best.indices.tolist(), best.values.tolist(), strict=True) if w > 0]
         assert (token["at"], token["token"]) == (query, part.rows[query])
         assert all(key["token"] == part.columns[key["at"]] for key in token["attends_to"])
     every = attended(look, part, layer=None, head=None, top=1, each=True)
-    assert [(one.layer, one.head) for one in every] == [(layer, head) for layer in (0, 1) for head in range(4)]
-    assert json.dumps(every[0].to_dict())
+    assert [(one["layer"], one["head"]) for one in every] == [(layer, head) for layer in (0, 1) for head in range(4)]
+    assert json.dumps(every[0])
 
 
 def test_columns_of_text_are_aligned_in_any_script() -> None:

@@ -13,7 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
+from typing import Any
 
+from regard.commands import aligned
 from regard.commands.attention_options import NOTE, add_input, describe_output, open_look
 
 
@@ -25,16 +28,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from regard.explore.figures import as_text, attended, main_part
+    from regard.explore.figures import attended, main_part
 
     look, before = open_look(args)
     part = main_part(look, args.part)
     maps = attended(look, part, layer=args.layer, head=args.head, top=args.top, each=args.each)
     if args.json:
-        content = {**look.to_dict(parts=()), "maps": [one.to_dict() for one in maps]}
+        content = {**look.to_dict(parts=()), "maps": maps}
         del content["parts"]
         print(json.dumps(content, ensure_ascii=False, indent=1))
         return
     print("\n".join(describe_output(look, before)), end="\n\n")
     print("\n\n".join(map(as_text, maps)))
     print(NOTE, file=sys.stderr)
+
+
+def as_text(attended: dict[str, Any]) -> str:
+    """A line per token: the token, then what it attends to; a key that occurs several times, with its position."""
+    from regard.explore.figures import map_title
+    from regard.explore.html import token_label
+
+    keys = {(key["token"], key["at"]) for token in attended["tokens"] for key in token["attends_to"]}
+    count = Counter(label for label, _ in keys)
+    rows = []
+    for token in attended["tokens"]:
+        largest = [(key["token"], key["at"], key["weight"]) for key in token["attends_to"]]
+        texts = [f"{token_label(key)}{f'[{at}]' * (count[key] > 1)} {weight:.2f}" for key, at, weight in largest]
+        rows.append([f"  {token_label(token['token'])}", "   ".join(texts)])
+    return "\n".join([map_title(attended["part"], attended["layer"], attended["head"]), *aligned(rows)])

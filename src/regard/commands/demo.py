@@ -92,4 +92,4 @@ def _print(result: dict[str, Any]) -> None:
         (f"  {program()} demo --out runs/one-head --set heads=1", "  one head instead of four: how much is lost?"),
         (f"  {program()} cost {folder} --seq 32", "  parameters, operations, memory"),
     ]
-    print("\n".join(aligned(hints, right=())))
+    print("\n".join(aligned(hints)))

@@ -15,9 +15,7 @@ what the weights are a mean of.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,14 +27,13 @@ from regard.explore.changes import PARTS
 from regard.explore.forward import Choice, Output, difference
 from regard.explore.heatmap import head_grid, head_panels, heat_map, image_panels
 from regard.explore.html import paragraph, table, text_width, token_label
-from regard.explore.svg import Tokens, empty_figure, svg_frame, svg_text
+from regard.explore.svg import Tokens, svg_frame, svg_text
 
 if TYPE_CHECKING:
     from regard.explore.inside import Look, Part
 
 MOST_LABELS = 60  # tokens per side up to which every head of a layer gets labels
 TITLES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
-SIDES = {"encoder": ("query", "key"), "decoder": ("query", "key"), "cross": ("output", "source")}
 
 
 def main_part(look: Look, name: str | None = None) -> Part:
@@ -45,6 +42,12 @@ def main_part(look: Look, name: str | None = None) -> Part:
         return look.parts[next(part for part in reversed(PARTS) if part in look.parts)]
     look.inside.anatomy.path(name, 0)  # type: ignore[arg-type]  # raises for a part that the model does not have
     return look.parts[name]  # type: ignore[index]
+
+
+def map_title(part: str, layer: int | None, head: int | None) -> str:
+    """What a map shows; None is a mean."""
+    heads = "mean of its heads" if head is None else f"head {head}"
+    return f"{TITLES[part]}, " + ("mean of all layers and heads" if layer is None else f"layer {layer}, {heads}")
 
 
 def draw(
@@ -62,12 +65,11 @@ def draw(
         raise UserError("grid: shows every layer and head; remove layer and head, or remove grid")
     look.inside.anatomy.check(own.name, layer, head)
     if over_image(look, own):
-        at = None if query is None else find_query(own, query)
-        return _draw_image(look, own, layer, head, grid, at)
+        return _draw_image(look, own, layer, head, grid, None if query is None else own.position(query))
     if query is not None:
         if layer is None or head is None:
             raise UserError(f"query = {query!r}: the stages are those of one head; name it, as in layer = 0, head = 0")
-        return _draw_stages(look, own, layer, head, find_query(own, query))
+        return _draw_stages(look, own, layer, head, own.position(query))
     return _draw_map(own, layer, head, grid)
 
 
@@ -76,50 +78,36 @@ def over_image(look: Look, part: Part) -> bool:
     return look.input.grid is not None and part.name != "decoder"
 
 
-def find_query(part: Part, query: str | int) -> int:
-    """The position with that index, or with that label if the label occurs once."""
-    if isinstance(query, int) or query.isdecimal():
-        at = int(query)
-        if not 0 <= at < len(part.rows):
-            raise UserError(f"query = {query}: {part.name} attention has queries 0 to {len(part.rows) - 1}")
-        return at
-    matches = [at for at, label in enumerate(part.rows) if query in (label, label.removeprefix("▁"))]
-    if len(matches) != 1:
-        where = f"at positions {', '.join(map(str, matches))}" if matches else f"none of {' '.join(part.rows[:40])}"
-        raise UserError(f"query = {query!r} is {where}; give one position as a number, from 0 on")
-    return matches[0]
-
-
 def _draw_map(part: Part, layer: int | None, head: int | None, grid: bool) -> str:
-    row_label, column_label = SIDES[part.name]
+    tokens = (part.rows, part.columns)
     if grid:
-        return head_grid(part.weights, part.rows, part.columns, title=f"{TITLES[part.name]}, every layer and head")
+        return head_grid(part.weights, *tokens, title=f"{TITLES[part.name]}, every layer and head")
     if layer is not None and head is None:
         weights, title = part.weights[layer], f"{TITLES[part.name]}, layer {layer}"
-        if max(len(part.rows), len(part.columns)) > MOST_LABELS:
-            return head_grid(weights, part.rows, part.columns, title=title)
-        names = [f"head {index}" for index in range(len(weights))]
-        return head_panels(weights, part.rows, part.columns, names, title=title)
-    if layer is not None and head is not None:
-        weights, where = part.weights[layer][head], f"layer {layer}, head {head}"
-    else:
-        weights, where = part.weights[-1].mean(dim=0), f"layer {part.layers - 1}, mean of its heads"
-    title = f"{TITLES[part.name]}, {where}"
-    return heat_map(weights, part.rows, part.columns, title=title, row_label=row_label, column_label=column_label)
+        if max(map(len, tokens)) > MOST_LABELS:
+            return head_grid(weights, *tokens, title=title)
+        return head_panels(weights, *tokens, [f"head {index}" for index in range(len(weights))], title=title)
+    title, weights = _one_map(part, layer, head)
+    row_label, column_label = ("output", "source") if part.name == "cross" else ("query", "key")
+    return heat_map(weights, *tokens, title=title, row_label=row_label, column_label=column_label)
+
+
+def _one_map(part: Part, layer: int | None, head: int | None) -> tuple[str, Tensor]:
+    """The title and the weights of a head, or of the mean of a layer's heads: by default the last one's."""
+    layer = len(part.weights) - 1 if layer is None else layer
+    weights = part.weights[layer].mean(dim=0) if head is None else part.weights[layer][head]
+    return map_title(part.name, layer, head), weights
 
 
 def _draw_image(look: Look, part: Part, layer: int | None, head: int | None, grid: bool, query: int | None) -> str:
-    input, last = look.input, part.layers - 1
-    assert input.grid is not None and input.image is not None
-    size, first = (input.grid.down, input.grid.across), input.grid.first
+    image, patches = look.input.image, look.input.grid
+    assert image is not None and patches is not None
+    size, first, last = (patches.down, patches.across), patches.first, len(part.weights) - 1
     if part.name == "cross" and not grid and query is None:  # a panel for each word
-        chosen = part.weights[last if layer is None else layer]  # [heads, words, patches]
-        weights = chosen.mean(dim=0) if head is None else chosen[head]
-        whose = f"layer {last if layer is None else layer}, " + ("mean of heads" if head is None else f"head {head}")
-        return image_panels(input.image, *size, weights, part.rows, title=f"{TITLES['cross']}, {whose}")
+        title, weights = _one_map(part, layer, head)
+        return image_panels(image, *size, weights, part.rows, title=title)
     rows, names = [], []  # a panel for each head
-    layers = list(range(part.layers)) if grid else [last if layer is None else layer]
-    for at in layers:
+    for at in range(last + 1) if grid else [last if layer is None else layer]:
         maps = part.weights[at]  # [heads, queries, keys]
         weights = maps[:, query] if query is not None else maps[:, 0] if first else maps.mean(dim=1)
         for index in range(len(maps)) if head is None else [head]:
@@ -128,7 +116,7 @@ def _draw_image(look: Look, part: Part, layer: int | None, head: int | None, gri
     whose = f"“{part.rows[query]}”" if query is not None else "[CLS]" if first else "all patches, mean"
     wide = max(map(len, part.weights)) if grid else None
     title = f"{TITLES[part.name]} of {whose}"
-    return image_panels(input.image, *size, torch.stack(rows), names, title=title, columns=wide)
+    return image_panels(image, *size, torch.stack(rows), names, title=title, columns=wide)
 
 
 def _draw_stages(look: Look, part: Part, layer: int, head: int, query: int) -> str:
@@ -146,14 +134,11 @@ def _draw_stages(look: Look, part: Part, layer: int, head: int, query: int) -> s
     return stage_panel(stages, part.columns, title=title, note=note)
 
 
-def stage_panel(stages: Sequence[tuple[str, Any]], columns: Tokens, *, title: str = "", note: str = "") -> str:
+def stage_panel(stages: Sequence[tuple[str, Any]], columns: Tokens, *, title: str, note: str) -> str:
     """A line per key: each stage is (name, numbers [len(columns)]), drawn as bars with numbers; -inf is masked."""
-    name, count = "One query, stage by stage", len(columns)
-    if not count:
-        return empty_figure(title or name, "There are no tokens to show.")
     labels = [token_label(token, 150) for token in columns]
-    left, step, tall, bar = 28 + max(map(text_width, labels)), 150, 21, 82
-    top = 62 + 26 * bool(title)
+    left, step, tall, bar, top = 28 + max(map(text_width, labels)), 150, 21, 82, 88
+    bottom = top + len(labels) * tall
     parts = [svg_text(left - 10, top + i * tall + 15, label, anchor="end") for i, label in enumerate(labels)]
     for at, (stage, numbers) in enumerate(stages):
         values = np.asarray(numbers, dtype=np.float64)
@@ -162,9 +147,8 @@ def stage_panel(stages: Sequence[tuple[str, Any]], columns: Tokens, *, title: st
         unit = bar / ((high - low) or 1.0)
         x = left + at * step
         parts.append(svg_text(x, top - 10, stage, "mute"))
-        parts.append(f'<path class="rule" d="M{x - low * unit:.1f} {top}v{count * tall}"/>')
-        for i, value in enumerate(values):
-            y = top + i * tall
+        parts.append(f'<path class="rule" d="M{x - low * unit:.1f} {top}v{bottom - top}"/>')
+        for y, value in zip(range(top, bottom, tall), values, strict=True):
             if not math.isfinite(value):
                 text = "masked" if value < 0 else "not a number"
                 parts.append(svg_text(x - low * unit + 6, y + 15, text, "mute small"))
@@ -174,11 +158,10 @@ def stage_panel(stages: Sequence[tuple[str, Any]], columns: Tokens, *, title: st
                 f'<rect x="{start:.1f}" y="{y + 4}" width="{max(abs(value) * unit, 0.5):.1f}" height="{tall - 8}" '
                 f'class="k{level}"/>' + svg_text(x + bar + 6, y + 15, f"{value:.3f}", "mute small")
             )
-    bottom = top + count * tall
     parts.append(svg_text(16, bottom + 26, note, "mute"))
     width = max(left + len(stages) * step, 32 + text_width(note))
-    about = f"{count} keys, stages: {', '.join(stage for stage, _ in stages)}. {note}"
-    return svg_frame(width, bottom + (44 if note else 20), title, about, "".join(parts), name=name)
+    about = f"{len(labels)} keys, stages: {', '.join(stage for stage, _ in stages)}. {note}"
+    return svg_frame(width, bottom + 44, title, about, "".join(parts))
 
 
 def output_table(after: Output, before: Output | None = None) -> str:
@@ -212,39 +195,27 @@ def _choices(top: Sequence[Choice]) -> str:
     return " · ".join(f"{choice.label} {choice.probability:.3f}" for choice in top[:3])
 
 
-@dataclass(frozen=True)
-class Attended:
-    """The keys that the queries of one map attend to."""
-
-    part: str
-    layer: int | None  # None: mean of all layers
-    head: int | None  # None: mean of the heads
-    tokens: list[dict[str, Any]]  # of each query: token, at, attends_to: token, at and weight of the largest weights
-
-    @property
-    def title(self) -> str:
-        layers = "mean of all layers and heads" if self.layer is None else f"layer {self.layer}, "
-        heads = "" if self.layer is None else "mean of its heads" if self.head is None else f"head {self.head}"
-        return f"{TITLES[self.part]}, {layers}{heads}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def attended(look: Look, part: Part, *, layer: int | None, head: int | None, top: int, each: bool) -> list[Attended]:
-    """One map: of a head, or the mean of a layer or of all layers; or (`each`) all of their heads."""
+def attended(
+    look: Look, part: Part, *, layer: int | None, head: int | None, top: int, each: bool
+) -> list[dict[str, Any]]:
+    """The `top` keys of every query in one map: of a head, or the mean of a layer or of all layers; or (`each`) in the
+    maps of all of their heads. Plain values: part, layer, head (None: a mean) and tokens."""
     if top < 1:
         raise UserError(f"top = {top}: must be 1 or more")
     look.inside.anatomy.check(part.name, layer, head)
     heads = [one for name, *one in look.inside.anatomy.heads if name == part.name]
-    chosen = [(at, index) for at, index in heads if layer in (None, at) and head in (None, index)]
-    if each:
-        return [Attended(part.name, at, index, _largest(part, part.weights[at][index], top)) for at, index in chosen]
-    mean = torch.stack([part.weights[at][index] for at, index in chosen]).mean(dim=0)
-    return [Attended(part.name, layer, head, _largest(part, mean, top))]
+    maps = {
+        (at, index): part.weights[at][index] for at, index in heads if layer in (None, at) and head in (None, index)
+    }
+    chosen: dict[tuple[int | None, int | None], Tensor] = {(layer, head): torch.stack([*maps.values()]).mean(dim=0)}
+    return [
+        {"part": part.name, "layer": at, "head": index, "tokens": _largest(part, weights, top)}
+        for (at, index), weights in (maps if each else chosen).items()
+    ]
 
 
 def _largest(part: Part, weights: Tensor, top: int) -> list[dict[str, Any]]:
+    """For each query token, at and attends_to: token, at and weight of its largest weights."""
     values, keys = (side[:, :top].tolist() for side in weights.sort(dim=-1, descending=True, stable=True))
     tokens = []
     for query, label in enumerate(part.rows):
@@ -252,31 +223,3 @@ def _largest(part: Part, weights: Tensor, top: int) -> list[dict[str, Any]]:
         largest = [{"at": at, "token": part.columns[at], "weight": weight} for at, weight in pairs if weight > 0]
         tokens.append({"token": label, "at": query, "attends_to": largest})
     return tokens
-
-
-def as_text(attended: Attended) -> str:
-    """A line per token: the token, then what it attends to; a key that occurs several times, with its position."""
-    keys = {(key["token"], key["at"]) for token in attended.tokens for key in token["attends_to"]}
-    count = Counter(label for label, _ in keys)
-    rows = []
-    for token in attended.tokens:
-        largest = [(key["token"], key["at"], key["weight"]) for key in token["attends_to"]]
-        texts = [f"{token_label(key)}{f'[{at}]' * (count[key] > 1)} {weight:.2f}" for key, at, weight in largest]
-        rows.append([f"  {token_label(token['token'])}", "   ".join(texts)])
-    return "\n".join([attended.title, *lines_of(rows, [False, False])])
-
-
-def screen_width(text: str) -> int:
-    """Terminal columns of a text: two per wide character, none for marks."""
-    return round(text_width(text, 2, narrow=0.5))
-
-
-def lines_of(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
-    """Rows of cells as lines with aligned columns; `right` marks those aligned to the right."""
-    widths = [max(map(screen_width, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        gaps = [" " * (width - screen_width(cell)) for cell, width in zip(row, widths, strict=True)]
-        cells = [gap + cell if side else cell + gap for cell, gap, side in zip(row, gaps, right, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return lines

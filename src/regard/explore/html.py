@@ -48,10 +48,10 @@ def escape(text: object) -> str:
     return markup.escape(_INVALID.sub(lambda m: chr(0x2400 + ord(m[0])) if m[0] < " " else "\ufffd", str(text)))
 
 
-def text_width(text: str, size: float = 13, narrow: float = 0.58) -> float:
-    """Estimated width of a text: 1 em per wide character or emoji, `narrow` em per other, nothing for marks."""
+def text_width(text: str, size: float = 13) -> float:
+    """Estimated width of a text: 1 em per wide character or emoji, 0.58 em per other, nothing for marks."""
     visible = (c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf"))
-    return size * sum(1.0 if unicodedata.east_asian_width(c) in "WF" else narrow for c in visible)
+    return size * sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.58 for c in visible)
 
 
 def token_label(token: str, limit: float = 150.0) -> str:

@@ -53,9 +53,17 @@ class Part:
     columns: tuple[str, ...]
     weights: tuple[Tensor, ...]
 
-    @property
-    def layers(self) -> int:
-        return len(self.weights)
+    def position(self, query: str | int) -> int:
+        """The query at that position, or the one with that label if the label occurs once."""
+        if isinstance(query, int) or query.isdecimal():
+            if not 0 <= int(query) < len(self.rows):
+                raise UserError(f"query = {query}: {self.name} attention has queries 0 to {len(self.rows) - 1}")
+            return int(query)
+        matches = [at for at, label in enumerate(self.rows) if query in (label, label.removeprefix("▁"))]
+        if len(matches) != 1:
+            where = f"at positions {', '.join(map(str, matches))}" if matches else f"none of {' '.join(self.rows[:40])}"
+            raise UserError(f"query = {query!r} is {where}; give one position as a number, from 0 on")
+        return matches[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, rounded to 6 digits; a weight that is not finite becomes None, which JSON has."""
@@ -94,8 +102,7 @@ class Look:
     def steps(self, part: PartName, layer: int, head: int, query: int) -> Steps:
         """The stages of one query, from a second pass: the first keeps nothing but the weights."""
         inside, path = self.inside, self.inside.anatomy.path(part, layer, head)
-        if not 0 <= query < len(self.parts[part].rows):
-            raise UserError(f"query = {query}: {part} attention has queries 0 to {len(self.parts[part].rows) - 1}")
+        query = self.parts[part].position(query)
         with inside.lock, trace(inside.model, edits(self.changes, inside.anatomy), only=f"{path}.*") as seen:
             inside.forward(self.input)
         stage = {name: seen[f"{path}.{name}"][0].float().cpu() for name in _STAGES}

@@ -106,7 +106,7 @@ def look_page(look: Look, before: Look | None = None) -> str:
     for part in (main, *(part for part in look.parts.values() if part is not main)):
         caption = f"Rows: {len(part.rows)} queries. Columns: {len(part.columns)} keys."
         body = figure(draw(look, part=part.name), caption)
-        if part.layers * max(len(weights) for weights in part.weights) > 1:
+        if sum(map(len, part.weights)) > 1:
             body += figure(draw(look, part=part.name, grid=True), "Every layer and head, each with its own scale.")
         sections.append(Section(TITLES[part.name], body + (html.attention_note() if part is main else "")))
     return html.page(title, summary, sections, created=datetime.now(), version=regard.__version__)
