@@ -16,7 +16,7 @@ link and compared. `edits` turns it into interventions of `regard.nn.trace`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -124,56 +124,48 @@ class Anatomy:
 
 def edits(changes: Changes, anatomy: Anatomy) -> dict[str, Edit]:
     """The interventions that make these changes, for one pass or one generation."""
-    by_stage: dict[str, list[Edit]] = {}
+    by_stage: dict[str, Edit] = {}
+
+    def add(stage: str, edit: Edit) -> None:
+        """After the edits that the stage already has."""
+        first = by_stage.get(stage, lambda value: value)
+        by_stage[stage] = lambda value: edit(first(value))
+
     off: dict[str, list[int]] = {}
     for part, layer, head in changes.heads:
         off.setdefault(anatomy.path(part, layer, head), []).append(head)
     for path, heads in off.items():
-        by_stage[f"{path}.heads"] = [zero_heads(*heads)]
+        add(f"{path}.heads", zero_heads(*heads))
     for stack, layer in sorted(set(changes.layers)):
-        _skip(by_stage, stack, layer, anatomy)
+        _skip(add, stack, layer, anatomy)
     for row in changes.rows:
-        by_stage.setdefault(f"{anatomy.path(*row[:3])}.weights", []).append(_Rewrite(row))
-    joined = {name: _in_turn(some) for name, some in by_stage.items()}
+        add(f"{anatomy.path(*row[:3])}.weights", _Rewrite(row))
     if changes.future and "decoder" in anatomy.parts:
-        joined["decoder.*.attention.mask"] = drop(causal)
+        add("decoder.*.attention.mask", drop(causal))
     if changes.temperature != 1.0:
         if not changes.temperature > 0:
             raise UserError(f"temperature = {changes.temperature}: must be greater than 0")
-        joined["*.masked"] = lambda scores: scores / changes.temperature
-    if changes.shuffle is not None:
+        add("*.masked", lambda scores: scores / changes.temperature)
+    if (seed := changes.shuffle) is not None:
         if anatomy.reads is None:
             raise UserError("shuffle: this model has no position information that could be shuffled")
-        joined[f"{anatomy.reads}.positions"] = shuffled(changes.shuffle)
-    return joined
+        add(f"{anatomy.reads}.positions", lambda pos: _shuffled(pos, seed))
+    return by_stage
 
 
-def _in_turn(some: Iterable[Edit]) -> Edit:
-    def edit(value: Any) -> Any:
-        for one in some:
-            value = one(value)
-        return value
-
-    return edit
-
-
-def _skip(by_stage: dict[str, list[Edit]], stack: PartName, layer: int, anatomy: Anatomy) -> None:
+def _skip(add: Callable[[str, Edit], None], stack: PartName, layer: int, anatomy: Anatomy) -> None:
     """Block `layer` returns its input x, kept from the stage before it."""
     if stack == "cross":
         raise UserError("layers: 'cross' is part of the decoder's layers; name 'decoder', or switch its heads off")
-    path = anatomy.path(stack, layer)
-    block = path.removesuffix(".attention")
-    if block == path or not block[-1].isdigit():
-        raise UserError("layers: a recurrent model has no blocks that could be skipped")
+    anatomy.path(stack, layer)  # raises for a layer that the model does not have
     kept: list[Tensor] = []
 
     def remember(value: Tensor) -> Tensor:
         kept[:] = [value]
         return value
 
-    before = f"{stack}.{layer - 1}.output" if layer else f"{stack}.embedded"
-    by_stage.setdefault(before, []).append(remember)
-    by_stage.setdefault(f"{block}.output", []).append(lambda value: kept[0])
+    add(f"{stack}.{layer - 1}.output" if layer else f"{stack}.embedded", remember)
+    add(f"{stack}.{layer}.output", lambda value: kept[0])
 
 
 class _Rewrite:
@@ -210,11 +202,7 @@ class _Rewrite:
         return changed
 
 
-def shuffled(seed: int) -> Edit:
-    """For `….positions` [B|1, N]: the same positions in another order."""
-
-    def edit(pos: Tensor) -> Tensor:
-        order = torch.randperm(pos.shape[-1], generator=torch.Generator().manual_seed(seed % 2**63))
-        return pos[:, order.to(pos.device)]
-
-    return edit
+def _shuffled(pos: Tensor, seed: int) -> Tensor:
+    """The same positions [B|1, N] in another order."""
+    order = torch.randperm(pos.shape[-1], generator=torch.Generator().manual_seed(seed % 2**63))
+    return pos[:, order.to(pos.device)]
