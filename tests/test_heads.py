@@ -18,7 +18,17 @@ from regard.cli import main
 from regard.errors import UserError
 from regard.explore.examples import IGNORE, Example, in_batches, read_examples
 from regard.explore.forward import Grid
-from regard.explore.heads import HeadMetrics, Lexicon, Sums, View, _metrics, add_weights, is_punctuation, measure
+from regard.explore.heads import (
+    HeadMetrics,
+    Sums,
+    View,
+    add_weights,
+    align,
+    is_punctuation,
+    learn_lexicon,
+    measure,
+    summarise,
+)
 from regard.explore.importance import gradients, least_important, losses_when_off, mean_loss
 from regard.explore.inside import Inside
 from regard.nn.trace import trace
@@ -35,12 +45,10 @@ def figures_of(weights: torch.Tensor, causal: bool = False, **known: object) -> 
     """Of one head whose weights [Q, K] are given."""
     queries, keys = weights.shape
     visible = torch.ones(1, queries, keys, dtype=torch.bool)
-    view = View(
-        torch.ones(1, queries).bool(), torch.ones(1, keys).bool(), visible.tril() if causal else visible, **known
-    )
+    view = View(torch.ones(1, queries).bool(), torch.ones(1, keys).bool(), **known)
     sums = Sums()
-    add_weights(sums, weights[None, None].double(), view)
-    return _metrics(sums, "encoder", 0, 0)
+    add_weights(sums, weights[None, None].double(), visible.tril() if causal else visible, view)
+    return summarise(sums, "encoder", 0, 0)
 
 
 def shifted(count: int, offset: int) -> torch.Tensor:
@@ -144,22 +152,22 @@ def test_counts_alone_find_the_translation() -> None:
     das, haus, buch, ein = range(4)
     the, house, book, a = range(4)
     pairs = [([das, haus], [the, house]), ([das, buch], [the, book]), ([ein, buch], [a, book])]
-    lexicon = Lexicon(*zip(*pairs, strict=True), rounds=10)
+    lexicon = learn_lexicon(pairs, rounds=10)
     wanted = brute_model_1(pairs, 10)
     for e in range(4):
         for f in range(4):
-            assert lexicon.probability(e, f) == pytest.approx(wanted[e, f])
-    assert lexicon.align([das, buch], [the, book]).tolist() == [[True, False], [False, True]]
-    assert lexicon.align([haus, das, haus], [house]).tolist() == [[True, False, True]]  # both positions of a word
-    assert not lexicon.align([das], [99]).any()  # never seen
+            assert lexicon.get((e, f), 0.0) == pytest.approx(wanted[e, f])
+    assert align(lexicon, [das, buch], [the, book]).tolist() == [[True, False], [False, True]]
+    assert align(lexicon, [haus, das, haus], [house]).tolist() == [[True, False, True]]  # both positions of a word
+    assert not align(lexicon, [das], [99]).any()  # never seen
 
 
 def test_the_lexicon_is_the_textbook_on_random_pairs() -> None:
     generator = np.random.default_rng(1)
     pairs = [(generator.integers(0, 6, 4).tolist(), generator.integers(0, 7, 5).tolist()) for _ in range(30)]
-    lexicon, wanted = Lexicon(*zip(*pairs, strict=True), rounds=4), brute_model_1(pairs, 4)
+    lexicon, wanted = learn_lexicon(pairs, rounds=4), brute_model_1(pairs, 4)
     for (e, f), value in wanted.items():
-        assert lexicon.probability(e, f) == pytest.approx(value)
+        assert lexicon[e, f] == pytest.approx(value)
 
 
 # Over examples

@@ -17,7 +17,7 @@ from regard.data.korean import examples
 from regard.explore import Inside, svg_file
 from regard.explore.examples import in_batches, read_examples
 from regard.explore.figures import draw
-from regard.explore.heads import measure, with_importance
+from regard.explore.heads import measure
 from regard.explore.importance import gradients, losses_when_off
 from regard.explore.report import head_maps
 from regard.explore.svg import to_png
@@ -37,8 +37,8 @@ def main(demo: str, minilm: str, shapes: str) -> None:
         batches = in_batches(read_examples(inside, [str(data)], 200), inside.device)
         (Path(folder) / "shape.png").write_bytes(example_image(5))
         look = Inside.open(shapes).look(image=Path(folder) / "shape.png")
-    heads = with_importance(measure(inside, batches), losses_when_off(inside, batches), gradients(inside, batches))
-    svg_file(HERE / "inside-heads.svg", head_maps(heads))
+    importance = {"loss_changes": losses_when_off(inside, batches), "gradients": gradients(inside, batches)}
+    svg_file(HERE / "inside-heads.svg", head_maps(measure(inside, batches, **importance)))
     (HERE / "inside-words.png").write_bytes(to_png(draw(look), zoom=1.2))
     look = Inside.open(minilm).look(SENTENCE)
     svg_file(HERE / "inside-it.svg", draw(look, layer=3, head=1, query="it"))

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from regard.explore.examples import in_batches, read_examples
-    from regard.explore.heads import measure, with_importance
+    from regard.explore.heads import measure
     from regard.explore.importance import gradients, losses_when_off, mean_loss
     from regard.explore.inside import Inside
     from regard.files import write_atomically
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> None:
     known = read_examples(inside, args.data, max(args.limit, PAIRS) if aligns and args.limit > 0 else args.limit)
     batches = in_batches(known[: args.limit], inside.device)
     off = {} if args.no_loss else losses_when_off(inside, batches, watch=progress)
-    measured = measure(inside, batches, in_batches(known, inside.device))
-    metrics = with_importance(measured, off, gradients(inside, batches))
+    importance = {"loss_changes": off, "gradients": gradients(inside, batches)}
+    metrics = measure(inside, batches, in_batches(known, inside.device), **importance)
     rows = sorted(metrics, key=ORDERS[args.sort])
     loss = None if batches[0].expected is None else mean_loss(inside, batches)
     count = sum(batch.source.shape[0] for batch in batches)

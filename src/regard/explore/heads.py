@@ -19,8 +19,8 @@ what a head attends to. Whether it matters is another question: `regard.explore.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ REACH = 10  # largest offset of a positional head
 CLEAR = 0.4  # fraction of the attention that makes a pattern
 EVEN = 0.75  # breadth that makes a head broad
 STAGES = "*.[wm][ea][is][gk]*"  # weights and masked
+Lexicon = dict[tuple[int, int], float]  # t(f | e) by (e, f), the ids of a source and a target token
 NAMES = {"previous": "previous token", "next": "next token", "first": "first token", "last": "last token"}
 
 
@@ -74,30 +75,22 @@ class HeadMetrics:
         return {"name": self.name, "pattern": pattern, "score": score, **asdict(self)}
 
 
-@dataclass
-class Sums:
-    """Running sums over queries, one number per head."""
-
-    totals: dict[str, Tensor] = field(default_factory=dict)
-    counts: dict[str, float] = field(default_factory=dict)
+class Sums(dict[str, tuple[Tensor, float]]):
+    """Running sums over queries by name: a total per head, and the number of queries."""
 
     def add(self, name: str, values: Tensor, counted: Tensor) -> None:
         """values [B, H, Q] where counted [B, Q] is True."""
-        total = (values.double() * counted[:, None]).sum(dim=(0, 2)).cpu()
-        self.totals[name] = self.totals.get(name, torch.zeros_like(total)) + total
-        self.counts[name] = self.counts.get(name, 0.0) + float(counted.sum())
-
-    def mean(self, name: str) -> Tensor:
-        return self.totals[name] / max(self.counts[name], 1.0)
+        more = (values.double() * counted[:, None]).sum(dim=(0, 2)).cpu()
+        total, count = self.get(name, (torch.zeros_like(more), 0.0))
+        self[name] = total + more, count + float(counted.sum())
 
 
 @dataclass(frozen=True)
 class View:
-    """What is known about the queries and keys of one attention over a batch."""
+    """What is known about the queries and keys of one part over a batch."""
 
     queries: Tensor  # bool [B, Q] real ones
     keys: Tensor  # bool [B, K]
-    visible: Tensor  # bool [B, Q, K]
     punctuation: Tensor | None = None  # bool [B, K]
     aligned: Tensor | None = None  # bool [B, Q, K]
     grid: Grid | None = None  # the keys are patches of an image
@@ -106,29 +99,36 @@ class View:
 
 
 @torch.inference_mode()
-def measure(inside: Inside, batches: Sequence[Batch], known: Sequence[Batch] = ()) -> list[HeadMetrics]:
-    """The metrics of every head, without importance; `known` are more pairs to learn alignment from."""
-    lexicon = None
-    if "cross" in inside.anatomy.parts and inside.config.input == "tokens":
-        pairs = [pair for batch in known or batches for pair in _sequences(batch)]
-        lexicon = Lexicon([source for source, _ in pairs], [target for _, target in pairs])
-    sums: dict[str, Sums] = {path: Sums() for layers in inside.anatomy.parts.values() for path, _ in layers}
+def measure(
+    inside: Inside,
+    batches: Sequence[Batch],
+    known: Sequence[Batch] = (),
+    *,
+    loss_changes: Mapping[Head, float] | None = None,
+    gradients: Mapping[Head, float] | None = None,
+) -> list[HeadMetrics]:
+    """The metrics of every head. `known` are more pairs to learn alignment from; `loss_changes` and `gradients` are
+    its importance, measured before."""
+    parts, lexicon = inside.anatomy.parts, None
+    if "cross" in parts and inside.config.input == "tokens":
+        lexicon = learn_lexicon([pair for batch in known or batches for pair in _sequences(batch)])
+    sums = {path: Sums() for layers in parts.values() for path, _ in layers}
     with inside.lock:
         for batch in batches:
             with trace(inside.model, only=STAGES) as seen:
                 batch.output(inside.model)
-            for part, layers in inside.anatomy.parts.items():
+            for part, layers in parts.items():
                 view = _view(inside, batch, part, lexicon)
                 for path, _ in layers:
                     visible = seen[f"{path}.masked"][:, 0] > float("-inf")  # [B, Q, K]
-                    add_weights(sums[path], seen[f"{path}.weights"].float(), replace(view, visible=visible))
-    anatomy = inside.anatomy
-    return [_metrics(sums[anatomy.path(part, layer)], part, layer, head) for part, layer, head in anatomy.heads]
+                    add_weights(sums[path], seen[f"{path}.weights"].float(), visible, view)
+    changes, slopes, path = loss_changes or {}, gradients or {}, inside.anatomy.path
+    return [summarise(sums[path(*one)], *one, changes.get(one), slopes.get(one)) for one in inside.anatomy.heads]
 
 
-def add_weights(sums: Sums, weights: Tensor, view: View) -> None:
-    """Add weights [B, H, Q, K]."""
-    sees = view.visible.sum(dim=-1)  # [B, Q]
+def add_weights(sums: Sums, weights: Tensor, visible: Tensor, view: View) -> None:
+    """Add weights [B, H, Q, K], of which visible [B, Q, K] are not masked."""
+    sees = visible.sum(dim=-1)  # [B, Q]
     counted = view.queries & (sees >= 2)
     log = torch.where(weights > 0, weights, 1.0).log()
     entropy = -(weights * log).sum(dim=-1)  # [B, H, Q]
@@ -137,8 +137,8 @@ def add_weights(sums: Sums, weights: Tensor, view: View) -> None:
     if view.within or view.in_order:
         sums.add("distance", torch.einsum("bhqk,bqk->bhq", weights, _distances(view).to(weights)), counted)
     if view.grid is None or view.grid.first:
-        sums.add("first", weights[..., 0], counted & view.visible[..., 0])
-    if view.grid is None and (not view.within or bool(view.visible[:, 0].sum(dim=-1).gt(1).any())):
+        sums.add("first", weights[..., 0], counted & visible[..., 0])
+    if view.grid is None and (not view.within or bool(visible[:, 0].sum(dim=-1).gt(1).any())):
         last = view.keys.long().sum(dim=1) - 1  # of causal attention the last key is the query itself: `self`
         at = last[:, None, None, None].expand(*weights.shape[:3], 1)
         sums.add("last", weights.gather(3, at)[..., 0], counted)
@@ -150,39 +150,40 @@ def add_weights(sums: Sums, weights: Tensor, view: View) -> None:
     reach = 0 if view.grid is not None else min(REACH, weights.shape[-1] - 1)  # over an image only the patch itself
     for offset in range(-reach, reach + 1) if view.within else ():  # fixed offsets j - i
         values = weights.diagonal(offset, dim1=-2, dim2=-1)  # [B, H, L]
-        there = view.visible.diagonal(offset, dim1=-2, dim2=-1)
+        there = visible.diagonal(offset, dim1=-2, dim2=-1)
         first = max(0, -offset)  # the first query that has such a key
         sums.add(f"offset{offset}", values, counted[:, first : first + values.shape[-1]] & there)
 
 
 def _distances(view: View) -> Tensor:
     """[B, Q, K] the distance of a key from its query."""
-    rows, (queries, keys) = view.visible.shape[0], view.visible.shape[1:]
+    (rows, queries), keys = view.queries.shape, view.keys.shape[1]
     i = torch.arange(queries, device=view.keys.device)[:, None]
     j = torch.arange(keys, device=view.keys.device)[None]
-    if view.grid is not None and view.within:
+    if not view.within:
+        lengths = [side.sum(dim=1).clamp_min(2)[:, None, None] - 1 for side in (view.queries, view.keys)]
+        return (j[None] - i[None] * lengths[1] / lengths[0]).abs()
+    apart = (i - j).abs().float()
+    if view.grid is not None:
         across, first = view.grid.across, view.grid.first
         down_i, down_j = (i - first).div(across, rounding_mode="floor"), (j - first).div(across, rounding_mode="floor")
         apart = ((down_i - down_j) ** 2 + ((i - first) % across - (j - first) % across) ** 2).float().sqrt()
-        outside = (i < first) | (j < first)  # [CLS] has no location
-        return apart.masked_fill(outside, 0.0).expand(rows, -1, -1)
-    if view.within:
-        return (i - j).abs().float().expand(rows, -1, -1)
-    lengths = [side.sum(dim=1).clamp_min(2)[:, None, None] - 1 for side in (view.queries, view.keys)]
-    return (j[None] - i[None] * lengths[1] / lengths[0]).abs()
+        apart = apart.masked_fill((i < first) | (j < first), 0.0)  # [CLS] has no location
+    return apart.expand(rows, -1, -1)
 
 
 def _view(inside: Inside, batch: Batch, part: PartName, lexicon: Lexicon | None) -> View:
     config, device = inside.config, inside.device
     grid = grid_of(config) if config.input == "patches" else None
-    rows = batch.source.shape[0]
-    positions = config.source_length if grid is not None else batch.source.shape[1]
-    source = torch.ones(rows, positions, dtype=torch.bool, device=device)
-    source = source if batch.source_is_real is None else batch.source_is_real
-    own = source
-    if batch.target is not None and part != "encoder":
-        own = torch.ones_like(batch.target, dtype=torch.bool) if batch.target_is_real is None else batch.target_is_real
-    keys = source if part == "cross" else own
+    keys, queries = batch.source_is_real, batch.target_is_real
+    if keys is None:
+        positions = config.source_length if grid is not None else batch.source.shape[1]
+        keys = torch.ones(len(batch.source), positions, dtype=torch.bool, device=device)
+    if batch.target is None or part == "encoder":
+        queries = keys
+    elif queries is None:
+        queries = torch.ones_like(batch.target, dtype=torch.bool)
+    keys = queries if part == "decoder" else keys
     ids = batch.target if part == "decoder" and batch.target is not None else batch.source
     punctuation = None
     if ids.dim() == 2:
@@ -192,8 +193,7 @@ def _view(inside: Inside, batch: Batch, part: PartName, lexicon: Lexicon | None)
     aligned = _aligned(batch, lexicon).to(device) if part == "cross" and lexicon is not None else None
     on_image = grid if part != "decoder" else None
     in_order = part == "decoder" or config.input == "tokens"
-    every = keys[:, None].expand(-1, own.shape[1], -1)  # each layer's mask comes from the trace
-    return View(own, keys, every, punctuation, aligned, on_image, part != "cross", in_order)
+    return View(queries, keys, punctuation, aligned, on_image, part != "cross", in_order)
 
 
 def is_punctuation(token: str) -> bool:
@@ -202,8 +202,8 @@ def is_punctuation(token: str) -> bool:
     return bool(bare) and all(unicodedata.category(char).startswith("P") for char in bare)
 
 
-class Lexicon:
-    """Word alignment from counts alone, IBM model 1: t(f | e) for the pairs (e, f) that occur together.
+def learn_lexicon(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], rounds: int = ROUNDS) -> Lexicon:
+    """Word alignment from counts alone, IBM model 1: t(f | e) for the words (e, f) that occur in the same pair.
 
         p(f_1 … f_m | e_1 … e_l)  ∝  Π_j Σ_i t(f_j | e_i)                 Brown et al. 1993, section 4.2
 
@@ -215,48 +215,36 @@ class Lexicon:
     Subwords are aligned as the model sees them, </s> included. A subword that occurs twice in a sentence is one word
     to this model; both positions count.
     """
-
-    def __init__(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], rounds: int = ROUNDS
-    ) -> None:
-        e, f, pair = [], [], []  # one entry for each source word with each target word of its pair
-        at = 0
-        for source, target in zip(sources, targets, strict=True):
-            kinds = sorted(set(source))
-            e.append(np.tile(kinds, len(target)))
-            f.append(np.repeat(target, len(kinds)))
-            pair.append(at + np.repeat(np.arange(len(target)), len(kinds)))
-            at += len(target)
-        self._e, self._f = np.concatenate(e), np.concatenate(f)
-        where = np.concatenate(pair)
-        self._width = int(self._f.max(initial=0)) + 1
-        keys, self._index = np.unique(self._e * self._width + self._f, return_inverse=True)
-        self._keys = keys
-        owner = keys // self._width  # the e of every entry of t
-        t = np.ones(len(keys))
-        for _ in range(rounds):
-            fraction = t[self._index]
-            fraction = fraction / np.bincount(where, fraction, minlength=at)[where]  # sums to 1 per target word
-            counts = np.bincount(self._index, fraction, minlength=len(keys))
-            t = counts / np.bincount(owner, counts)[owner]
-        self._t = t
-
-    def probability(self, e: int, f: int) -> float:
-        """t(f | e); 0 for words that never occur together."""
-        at = int(np.searchsorted(self._keys, e * self._width + f))
-        known = f < self._width and at < len(self._keys) and self._keys[at] == e * self._width + f
-        return float(self._t[at]) if known else 0.0
-
-    def align(self, source: Sequence[int], target: Sequence[int]) -> np.ndarray:
-        """bool [len(target), len(source)]: the source positions whose word best explains each target word."""
+    e, f, word, words = [], [], [], 0  # one entry for each source word with each target word of its pair
+    for source, target in pairs:
         kinds = sorted(set(source))
-        table = np.array([[self.probability(e, f) for e in kinds] for f in target])  # [m, kinds]
-        best = np.array(kinds)[table.argmax(axis=1)]
-        aligned: np.ndarray = (best[:, None] == np.array(source)[None]) & (table.max(axis=1) > 0)[:, None]
-        return aligned
+        e.append(np.tile(kinds, len(target)))
+        f.append(np.repeat(target, len(kinds)))
+        word.append(words + np.repeat(np.arange(len(target)), len(kinds)))
+        words += len(target)
+    sources, targets, where = map(np.concatenate, (e, f, word))
+    width = int(targets.max(initial=0)) + 1
+    keys, index = np.unique(sources * width + targets, return_inverse=True)
+    owner = keys // width  # the e of every entry of t
+    t = np.ones(len(keys))
+    for _ in range(rounds):
+        fraction = t[index]
+        fraction = fraction / np.bincount(where, fraction, minlength=words)[where]  # sums to 1 per target word
+        counts = np.bincount(index, fraction, minlength=len(keys))
+        t = counts / np.bincount(owner, counts)[owner]
+    return dict(zip(zip(owner.tolist(), (keys % width).tolist(), strict=True), t.tolist(), strict=True))
 
 
-def _sequences(batch: Batch) -> Iterable[tuple[list[int], list[int]]]:
+def align(lexicon: Lexicon, source: Sequence[int], target: Sequence[int]) -> np.ndarray:
+    """bool [len(target), len(source)]: the source positions whose word best explains each target word."""
+    kinds = sorted(set(source))
+    table = np.array([[lexicon.get((e, f), 0.0) for e in kinds] for f in target])  # [m, kinds]
+    best = np.array(kinds)[table.argmax(axis=1)]
+    aligned: np.ndarray = (best[:, None] == np.array(source)[None]) & (table.max(axis=1) > 0)[:, None]
+    return aligned
+
+
+def _sequences(batch: Batch) -> Iterator[tuple[list[int], list[int]]]:
     """Source and target ids of every row, without padding."""
     assert batch.expected is not None
     for row in range(batch.source.shape[0]):
@@ -269,35 +257,24 @@ def _aligned(batch: Batch, lexicon: Lexicon) -> Tensor:
     assert batch.target is not None
     table = torch.zeros(*batch.target.shape, batch.source.shape[1], dtype=torch.bool)
     for row, (source, target) in enumerate(_sequences(batch)):
-        table[row, : len(target), : len(source)] = torch.from_numpy(lexicon.align(source, target))
+        table[row, : len(target), : len(source)] = torch.from_numpy(align(lexicon, source, target))
     return table
 
 
-def _metrics(sums: Sums, part: PartName, layer: int, head: int) -> HeadMetrics:
-    def of(name: str) -> float:
-        return float(sums.mean(name)[head])
-
-    fractions = {name: of(name) for name in ("first", "last", "punctuation", "alignment") if sums.counts.get(name)}
-    for name, at in (("previous", -1), ("self", 0), ("next", 1)):
-        if sums.counts.get(f"offset{at}"):
-            fractions[name] = of(f"offset{at}")
-    enough = 0.5 * sums.counts.get("entropy", 0.0)  # an offset that few queries have proves little
-    far = [
-        at for at in range(-REACH, REACH + 1) if abs(at) > 1 and sums.counts.get(f"offset{at}", 0.0) >= max(enough, 1)
-    ]
-    offset = max(far, key=lambda at: of(f"offset{at}"), default=None)
+def summarise(
+    sums: Sums, part: PartName, layer: int, head: int, loss_change: float | None = None, gradient: float | None = None
+) -> HeadMetrics:
+    """The metrics of one head from the sums of its layer."""
+    means = {name: float(total[head] / count) for name, (total, count) in sums.items() if count}
+    offsets = {at: means[name] for at in range(-REACH, REACH + 1) if (name := f"offset{at}") in means}
+    fractions = {name: means[name] for name in ("first", "last", "punctuation", "alignment") if name in means}
+    fractions |= {name: offsets[at] for name, at in (("previous", -1), ("self", 0), ("next", 1)) if at in offsets}
+    enough = 0.5 * sums["entropy"][1]  # an offset that few queries have proves little
+    far = {at: mean for at, mean in offsets.items() if abs(at) > 1 and sums[f"offset{at}"][1] >= enough}
+    offset = max(far, key=far.__getitem__, default=None)
     if offset is not None:
-        fractions["positional"] = of(f"offset{offset}")
-    distance = of("distance") if sums.counts.get("distance") else None
-    return HeadMetrics(part, layer, head, of("entropy"), of("breadth"), distance, fractions, offset)
-
-
-def with_importance(
-    metrics: Sequence[HeadMetrics], losses: Mapping[Head, float], gradients: Mapping[Head, float]
-) -> list[HeadMetrics]:
-    """The same metrics with importance."""
-    both = []
-    for one in metrics:
-        head = (one.part, one.layer, one.head)
-        both.append(replace(one, loss_change=losses.get(head), gradient=gradients.get(head)))
-    return both
+        fractions["positional"] = far[offset]
+    entropy, breadth = means.get("entropy", 0.0), means.get("breadth", 0.0)
+    return HeadMetrics(
+        part, layer, head, entropy, breadth, means.get("distance"), fractions, offset, loss_change, gradient
+    )
