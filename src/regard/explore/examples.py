@@ -20,9 +20,8 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from regard.data.batch import Tensors
+from regard.data.batch import Tensors, pad_rows
 from regard.data.documents import TextData, pieces
 from regard.data.labels import LabelData, read_labelled
 from regard.data.pairs import PairData, read_pairs
@@ -34,6 +33,7 @@ IGNORE = -100
 TOKENS = 4096  # per batch, padding included
 MASKED = 0.15
 LENGTH = 128  # tokens of a chunk of text
+COLUMNS = ("text", "label", "header", "names", "skip_bad")  # of [data]: how the recipe reads a table
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,8 @@ class Batch(Tensors):
         assert self.expected is not None
         logits = self.output(model).float()
         loss = F.cross_entropy(logits.flatten(0, -2), self.expected.flatten(), ignore_index=IGNORE, reduction="none")
-        counted = self.expected != IGNORE
-        if self.expected.dim() == 1:
-            return loss, counted.float()
-        return loss.view(self.expected.shape).sum(dim=1), counted.sum(dim=1).float()
+        rows = len(self.expected)
+        return loss.view(rows, -1).sum(dim=1), (self.expected != IGNORE).view(rows, -1).sum(dim=1).float()
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,8 @@ def read_examples(inside: Inside, files: Sequence[str], limit: int) -> list[Exam
 def _examples(inside: Inside, files: Sequence[str], limit: int) -> Iterator[Example]:
     config = inside.config
     if config.input == "tokens" and config.output_head == "classes":
-        for row in read_labelled(files, _columns(inside, files)):
+        own = {name: value for name, value in inside.bundle.table("data").items() if name in COLUMNS}
+        for row in read_labelled(files, from_dict(LabelData, {**own, "train": list(files)}, "data.")):
             yield _of_pair(inside, row.text, row.label, f"{row.file}, row {row.row}")
         return
     if config.input != "tokens" or inside.reader.writes:
@@ -95,20 +94,12 @@ def _examples(inside: Inside, files: Sequence[str], limit: int) -> Iterator[Exam
         return
     texts = pieces(files, TextData(train=tuple(files)))
     if config.architecture == "decoder":
-        yield from _pieces(inside, (piece.text for piece in texts))
+        yield from _chunks(inside, (piece.text for piece in texts))
         return
     generator = torch.Generator().manual_seed(1)
     for line in "".join(piece.text + "\n" * piece.ends for piece in islice(texts, limit)).splitlines():
         if line.strip():
             yield _of_line(inside, line, generator)
-
-
-def _columns(inside: Inside, files: Sequence[str]) -> LabelData:
-    """The columns of text and label: those of the recipe, or the default ones."""
-    table = inside.bundle.table("data")
-    known = ("text", "label", "header", "names", "skip_bad")
-    own = {name: value for name, value in table.items() if name in known}
-    return from_dict(LabelData, {**own, "train": list(files)}, "data.")
 
 
 def _of_pair(inside: Inside, source: str, target: str, where: str, folder: Path = Path()) -> Example:
@@ -136,7 +127,7 @@ def _class(inside: Inside, name: str) -> int:
     raise UserError(f"{name!r} is not a class of this model; its classes are {', '.join(names[:20])}")
 
 
-def _pieces(inside: Inside, texts: Iterable[str]) -> Iterator[Example]:
+def _chunks(inside: Inside, texts: Iterable[str]) -> Iterator[Example]:
     """Chunks of one long text: `length` tokens are read, each predicts the next."""
     length = min(LENGTH, inside.config.max_length)
     ids: list[int] = []
@@ -181,18 +172,12 @@ def in_batches(examples: Sequence[Example], device: torch.device) -> list[Batch]
 
 
 def _pad(rows: Sequence[Example]) -> Batch:
-    def side(sequences: Sequence[Tensor], padding: int = 0) -> tuple[Tensor, Tensor | None]:
-        lengths = torch.tensor([len(sequence) for sequence in sequences])
-        table = pad_sequence(list(sequences), batch_first=True, padding_value=padding)
-        is_real = torch.arange(table.shape[1]) < lengths[:, None]
-        return table, None if bool(is_real.all()) else is_real
+    def side(name: str, padding: int = 0) -> tuple[Any, Tensor | None]:
+        """One field of all rows, padded, and where it is real; None where there is no such field, or no padding."""
+        values = [value.cpu() for row in rows if (value := getattr(row, name)) is not None]
+        if not values or values[0].dim() != 1:  # an image or a class
+            return torch.stack(values) if values else None, None
+        table, is_real = pad_rows(values)
+        return table.masked_fill(~is_real, padding), None if bool(is_real.all()) else is_real
 
-    sources = [row.source.cpu() for row in rows]
-    source, is_real = side(sources) if sources[0].dim() == 1 else (torch.stack(sources), None)
-    targets = [row.target.cpu() for row in rows if row.target is not None]
-    target, target_is_real = side(targets) if targets else (None, None)
-    expected = [row.expected.cpu() for row in rows if row.expected is not None]
-    if not expected:
-        return Batch(source, is_real, target, target_is_real, None)
-    labels = torch.stack(expected) if expected[0].dim() == 0 else side(expected, IGNORE)[0]
-    return Batch(source, is_real, target, target_is_real, labels)
+    return Batch(*side("source"), *side("target"), side("expected", IGNORE)[0])
