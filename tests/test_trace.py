@@ -341,6 +341,9 @@ def test_wrong_names_are_refused_with_the_nearest_right_one() -> None:
         t.stack("decoder.0.attention.*")
     with pytest.raises(UserError, match="no recorded activation"):
         t.stack("decoder.7.*")
+    with trace(model, only="") as t:
+        model(tokens())
+    assert not list(t)
     with (
         pytest.raises(UserError, match="no head 4: this layer has heads 0 to 3"),
         trace(model, {"decoder.0.attention.heads": zero_heads(4)}),

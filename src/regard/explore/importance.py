@@ -15,34 +15,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from regard.errors import UserError
 from regard.explore.changes import Changes, Head, edits
 from regard.explore.examples import Batch
 from regard.explore.inside import Inside
-from regard.nn.trace import Edit, trace
+from regard.nn.trace import trace
 
 
 @torch.inference_mode()
 def mean_loss(inside: Inside, batches: Sequence[Batch], changes: Changes | None = None) -> float:
     """Nats per token over all batches, of the model as it is or changed."""
     total, count = 0.0, 0.0
-    with inside.lock, trace(inside.model, edits(changes or Changes(), inside.anatomy), only=_smallest_stage(inside)):
+    with inside.lock, trace(inside.model, edits(changes or Changes(), inside.anatomy), only=""):
         for batch in batches:
             losses, counts = batch.losses(inside.model)
             total, count = total + float(losses.double().sum()), count + float(counts.sum())
     if not count:
         raise UserError("the data has no token to predict, so there is no loss; give longer texts")
     return total / count
-
-
-def _smallest_stage(inside: Inside) -> str:
-    """The smallest stage that a trace can store."""
-    return "encoder.output" if inside.config.architecture != "decoder" else "decoder.output"
 
 
 def losses_when_off(
@@ -69,7 +64,7 @@ def output_change(inside: Inside, batches: Sequence[Batch], changes: Changes) ->
     for batch in batches:
         with inside.lock:
             before = batch.output(inside.model)
-            with trace(inside.model, edits(changes, inside.anatomy), only=_smallest_stage(inside)):
+            with trace(inside.model, edits(changes, inside.anatomy), only=""):
                 after = batch.output(inside.model)
         change = 1 - torch.cosine_similarity(before.double(), after.double(), dim=-1)  # [B] or [B, N]
         if change.dim() == 2 and batch.source_is_real is not None:
@@ -82,33 +77,23 @@ def gradients(inside: Inside, batches: Sequence[Batch], *, off: Sequence[Head] =
     """I_h of every head that is not `off`, from one backward pass per batch."""
     if batches[0].expected is None:
         return {}
-    layers = [
-        (part, layer, path, heads)
-        for part, some in inside.anatomy.parts.items()
-        for layer, (path, heads) in enumerate(some)
-    ]
-    like = next(inside.model.parameters())
-    totals = dict.fromkeys(inside.anatomy.heads, 0.0)
-    rows = 0
+    heads, like = inside.anatomy.heads, next(inside.model.parameters())
+    layers = [layer for layers in inside.anatomy.parts.values() for layer in layers]
+    is_on = like.new_tensor([head not in off for head in heads])
+    total, rows = torch.zeros(len(heads), dtype=torch.float64), 0
     for batch in batches:
-        # a gate per row, 0 for heads that are off: rows are independent, so the gradient of the sum is each row's own
-        gates = [like.new_ones(len(batch.source), heads, 1, 1) for *_, heads in layers]
-        for gate, (part, layer, *_) in zip(gates, layers, strict=True):
-            gate[:, [head for *where, head in off if where == [part, layer]]] = 0
-            gate.requires_grad_()
-        put = {f"{path}.heads": _times(gate) for (*_, path, _), gate in zip(layers, gates, strict=True)}
-        with inside.lock, torch.enable_grad(), trace(inside.model, put, only=_smallest_stage(inside)):
-            losses, counts = batch.losses(inside.model)
-            by_gate = torch.autograd.grad((losses / counts.clamp_min(1)).sum(), gates)
-        for (part, layer, *_), gradient in zip(layers, by_gate, strict=True):
-            for head, value in enumerate(gradient.abs().double().sum(dim=(0, 2, 3)).tolist()):
-                totals[part, layer, head] += value
-        rows += len(batch.source)
-    return {head: total / rows for head, total in totals.items() if head not in off}
-
-
-def _times(gate: Tensor) -> Edit:
-    return lambda heads: heads * gate
+        with inside.lock, torch.enable_grad():
+            # a gate per row, 0 for heads that are off: rows are independent, so the gradient of the sum is each row's
+            gate = is_on.repeat(len(batch.source), 1)[
+                ..., None, None
+            ].requires_grad_()  # [B, heads of all layers, 1, 1]
+            gates = gate.split([count for _, count in layers], dim=1)
+            put = {f"{path}.heads": partial(torch.mul, one) for (path, _), one in zip(layers, gates, strict=True)}
+            with trace(inside.model, put, only=""):
+                losses, counts = batch.losses(inside.model)
+            (gradient,) = torch.autograd.grad((losses / counts.clamp_min(1)).sum(), gate)
+        total, rows = total + gradient.abs().double().sum(dim=(0, 2, 3)).cpu(), rows + len(batch.source)
+    return {head: value for head, value in zip(heads, (total / rows).tolist(), strict=True) if head not in off}
 
 
 def least_important(

@@ -270,8 +270,7 @@ class Inside:
     ) -> list[Hypothesis]:
         """What an encoder-decoder generates, best first; `watch` sees the candidates of every step of the search."""
         bos, eos = self.bundle.target_frame
-        stage = "encoder.output"  # the smallest that a trace can store
-        with self.lock, trace(self.model, edits(changes, self.anatomy), only=stage):
+        with self.lock, trace(self.model, edits(changes, self.anatomy), only=""):
             return beam(cast(Any, self.model), input.source, None, search or self.search, bos, eos, watch)[0]
 
     def _output(self, input: Input, logits: Tensor, hypotheses: Sequence[tuple[str, float]], top: int) -> Output:

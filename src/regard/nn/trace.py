@@ -121,7 +121,7 @@ class Trace:
         ]
         self._edits, self._only = dict(edits or {}), only
         self._seen: dict[str, list[Any]] = {}
-        for pattern in (*self._edits, only):
+        for pattern in (*self._edits, only or "*"):
             if not any(fnmatchcase(name, pattern) for name in self.names):
                 raise UserError(f"trace: no activation is called {pattern!r}; {suggest(pattern, self.names)}")
 
@@ -164,7 +164,7 @@ class Trace:
 
 
 def trace(model: nn.Module, edits: Mapping[str, Edit] | None = None, *, only: str = "*") -> Trace:
-    """Record the activations of `model` in a `with` block; `edits` intervene, `only` limits what is recorded."""
+    """Record the activations of `model` in a `with` block: those that match `only` ("": none); `edits` intervene."""
     return Trace(model, edits, only)
 
 
