@@ -20,7 +20,7 @@ The outputs of a model that gives a vector (a sentence embedding) are compared b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -192,7 +192,9 @@ class InputReader:
         )
 
     def label(self, id: int) -> str:
-        """The text of an output id; a model may have more output rows than its tokenizer has tokens."""
+        """The class, or the token of an output id; a model may have more output rows than its tokenizer has tokens."""
+        if self.config.output_head == "classes":
+            return self.bundle.classes[id]
         target = self.bundle.target
         return target.token(id) if id < len(target) else f"#{id}"
 
@@ -259,19 +261,16 @@ class Output:
 
 
 def read_output(
-    kind: Kind,
-    logits: Tensor,
-    read: Sequence[str],
-    name: Callable[[int], str],
-    expected: Sequence[int | None],
-    top: int,
-    hypotheses: Sequence[tuple[str, float]] = (),
+    reader: InputReader, input: Input, logits: Tensor, hypotheses: Sequence[tuple[str, float]], top: int
 ) -> Output:
-    """An `Output` from logits [positions, size]; `name` gives the label of an id, `expected` the correct ids."""
-    logits = logits.float().cpu()
-    generated = hypotheses[0][0] if hypotheses else None
-    if kind == "vector":
-        return Output(kind, (), None, logits)
+    """The output for `input` from logits [positions, vocab_size] or [classes], or from states."""
+    architecture, head = reader.config.architecture, reader.config.output_head
+    logits, read, expected = logits.float().cpu(), input.read, input.expected
+    kind: Kind = "masked" if architecture == "encoder" else "next" if architecture == "decoder" else "target"
+    if architecture == "encoder" and head == "classes":
+        kind, logits, read, expected = "classes", logits[None], ("",), (None,)
+    elif architecture == "encoder" and head != "tokens":
+        return Output("vector", (), None, torch.atleast_2d(logits))
     log_p = logits.log_softmax(dim=-1)
     values, ids = log_p.exp().topk(min(top, logits.shape[-1]), dim=-1)
     positions, losses = [], []
@@ -280,9 +279,10 @@ def read_output(
         choice = None
         if correct is not None:
             losses.append(-float(log_p[at, correct]))
-            choice = Choice(correct, name(correct), float(log_p[at, correct].exp()))
-        positions.append(Position(at, read[at], tuple(Choice(id, name(id), p) for id, p in best), choice))
+            choice = Choice(correct, reader.label(correct), float(log_p[at, correct].exp()))
+        positions.append(Position(at, read[at], tuple(Choice(id, reader.label(id), p) for id, p in best), choice))
     loss = sum(losses) / len(losses) if losses else None
+    generated = hypotheses[0][0] if hypotheses else None
     return Output(kind, tuple(positions), loss, logits, generated, tuple(hypotheses))
 
 

@@ -122,8 +122,8 @@ def measure(
                 for path, _ in layers:
                     visible = seen[f"{path}.masked"][:, 0] > float("-inf")  # [B, Q, K]
                     add_weights(sums[path], seen[f"{path}.weights"].float(), visible, view)
-    changes, slopes, path = loss_changes or {}, gradients or {}, inside.anatomy.path
-    return [summarise(sums[path(*one)], *one, changes.get(one), slopes.get(one)) for one in inside.anatomy.heads]
+    changes, slopes, anatomy = loss_changes or {}, gradients or {}, inside.anatomy
+    return [summarise(sums[anatomy.path(*one)], *one, changes.get(one), slopes.get(one)) for one in anatomy.heads]
 
 
 def add_weights(sums: Sums, weights: Tensor, visible: Tensor, view: View) -> None:
@@ -267,7 +267,9 @@ def summarise(
     """The metrics of one head from the sums of its layer."""
     means = {name: float(total[head] / count) for name, (total, count) in sums.items() if count}
     offsets = {at: means[name] for at in range(-REACH, REACH + 1) if (name := f"offset{at}") in means}
-    fractions = {name: means[name] for name in ("first", "last", "punctuation", "alignment") if name in means}
+    fractions: dict[str, float] = {
+        name: means[name] for name in ("first", "last", "punctuation", "alignment") if name in means
+    }
     fractions |= {name: offsets[at] for name, at in (("previous", -1), ("self", 0), ("next", 1)) if at in offsets}
     enough = 0.5 * sums["entropy"][1]  # an offset that few queries have proves little
     far = {at: mean for at, mean in offsets.items() if abs(at) > 1 and sums[f"offset{at}"][1] >= enough}

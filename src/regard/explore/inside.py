@@ -30,7 +30,7 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.explore.changes import Anatomy, Changes, PartName, edits
-from regard.explore.forward import Difference, Input, InputReader, Kind, Output, difference, read_output
+from regard.explore.forward import Difference, Input, InputReader, Output, difference, read_output
 from regard.models.folder import find_device
 from regard.models.prune import key_head
 from regard.models.recipe import RECIPE
@@ -211,7 +211,7 @@ class Inside:
         `generate=False` skips the search for what it generates under the changes.
         """
         input, changes = self.reader.read(text, image), changes or Changes()
-        self._check_size(input)  # before any search: a source too long would fill the memory
+        self._check(input)  # before any search: a source too long would fill the memory
         hypotheses: list[Hypothesis] | None = None
         if self.reader.writes:
             if target is None:
@@ -240,8 +240,7 @@ class Inside:
         generate: bool = True,
         top: int = TOP,
     ) -> Look:
-        self._check_size(input)
-        self._check_rows(input, changes)
+        self._check(input, changes)
         with self.lock, trace(self.model, edits(changes, self.anatomy), only="*.weights") as seen:
             logits = self.forward(input)
         if hypotheses is None:
@@ -252,8 +251,7 @@ class Inside:
             weights = tuple(seen[f"{path}.weights"][0].float().cpu() for path, _ in layers)
             parts[name] = Part(name, rows, columns, weights)
         texts = [(self.reader.decode(one.tokens), one.score) for one in hypotheses]
-        output = self._output(input, logits[0], texts, top)
-        return Look(self, input, changes, parts, output)
+        return Look(self, input, changes, parts, read_output(self.reader, input, logits[0], texts, top))
 
     def forward(self, input: Input) -> Tensor:
         """The output of the model for a batch of one input: logits of tokens or classes, or states."""
@@ -273,33 +271,21 @@ class Inside:
         with self.lock, trace(self.model, edits(changes, self.anatomy), only=""):
             return beam(cast(Any, self.model), input.source, None, search or self.search, bos, eos, watch)[0]
 
-    def _output(self, input: Input, logits: Tensor, hypotheses: Sequence[tuple[str, float]], top: int) -> Output:
-        architecture, head = self.config.architecture, self.config.output_head
-        if architecture == "encoder" and head == "classes":
-            return read_output("classes", logits[None], [""], self.bundle.classes.__getitem__, [None], top)
-        if architecture == "encoder" and head != "tokens":
-            return read_output("vector", torch.atleast_2d(logits), [], str, [], top)
-        kind: Kind = "masked" if architecture == "encoder" else "next" if architecture == "decoder" else "target"
-        return read_output(kind, logits, input.read, self.reader.label, input.expected, top, hypotheses)
-
-    def _check_size(self, input: Input) -> None:
-        cells = 0
-        for name, layers in self.anatomy.parts.items():
-            rows, columns = input.labels(name)
-            cells += len(rows) * len(columns) * sum(heads for _, heads in layers)
-        if cells > LARGEST:
+    def _check(self, input: Input, changes: Changes | None = None) -> None:
+        """Raise for an input that is too long, and for a row of weights that does not fit it."""
+        sizes = {name: tuple(map(len, input.labels(name))) for name in self.anatomy.parts}
+        layers = ((*sizes[name], heads) for name, layers in self.anatomy.parts.items() for _, heads in layers)
+        if (cells := sum(map(math.prod, layers))) > LARGEST:
             raise UserError(
                 f"the input has {len(input.source_labels):,} positions, which makes {cells:,} attention weights "
                 f"({cells * 4 / 2**30:.1f} GiB); the limit is {LARGEST:,}: give a shorter one"
             )
-
-    def _check_rows(self, input: Input, changes: Changes) -> None:
-        for part, layer, head, query, weights in changes.rows:
+        for part, layer, head, query, weights in changes.rows if changes else ():
             self.anatomy.path(part, layer, head)
-            rows, columns = input.labels(part)
-            if not 0 <= query < len(rows):
-                raise UserError(f"rows: query = {query}, but {part} attention has queries 0 to {len(rows) - 1}")
-            if len(weights) != len(columns) or not all(0 <= weight < math.inf for weight in weights):
+            rows, columns = sizes[part]
+            if not 0 <= query < rows:
+                raise UserError(f"rows: query = {query}, but {part} attention has queries 0 to {rows - 1}")
+            if len(weights) != columns or not all(0 <= weight < math.inf for weight in weights):
                 raise UserError(
-                    f"rows: {len(weights)} weights for {len(columns)} keys: give one per key, finite and none below 0"
+                    f"rows: {len(weights)} weights for {columns} keys: give one per key, finite and none below 0"
                 )
