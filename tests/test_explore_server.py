@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -201,6 +202,17 @@ def test_runs_are_listed_with_their_errors(tmp_path):
         (tmp_path / "good" / "model.safetensors").write_bytes(b"no weights")
         status, sentence = refusal(ask(address, "api/look", {"run": "good", "text": TEXT}))
     assert status == 422 and "model.safetensors" in sentence
+
+
+def test_a_recipe_is_parsed_once(tmp_path, monkeypatch):
+    make_translator(tmp_path / "run")
+    parsed, loads = [], tomllib.loads
+    monkeypatch.setattr(tomllib, "loads", lambda text: parsed.append(text) or loads(text))
+    with served(tmp_path / "run") as listener:
+        for text in ("the cat", "the animal"):
+            assert ask(listener.address, "api/runs")[0] == 200
+            ask_frame(listener.address, "api/look", {"run": "run", "text": text})
+    assert parsed == [(tmp_path / "run" / "recipe.toml").read_text(encoding="utf-8")]
 
 
 def test_a_hugging_face_folder_is_opened_as_it_is(tmp_path):

@@ -114,6 +114,12 @@ class Look:
         scale = float(getattr(attention, "scale", inside.config.scale))
         return Steps(**rows, k=k, v=v, values=rows["weights"][:, None] * v, output=output, scale=scale)
 
+    @property
+    def nbytes(self) -> int:
+        """The memory of the weights and logits."""
+        tensors = [layer for part in self.parts.values() for layer in part.weights]
+        return sum(tensor.nbytes for tensor in (*tensors, self.output.logits))
+
     def show(self, **options: Any) -> NotebookFigure:
         """A figure for a notebook; the options part, layer, head, grid, query are those of `explore.figures.draw`."""
         from regard.explore.figures import draw
@@ -185,15 +191,15 @@ class Inside:
         self.lock = threading.RLock()
 
     @classmethod
-    def open(cls, folder: str | Path, device: str = "cpu") -> Inside:
-        """The model in the folder of a run, or in one of Hugging Face."""
+    def open(cls, folder: str | Path, device: str = "cpu", recipe: Mapping[str, Any] | None = None) -> Inside:
+        """The model in the folder of a run, or in one of Hugging Face; `recipe`: its tables, if already read."""
         if (Path(folder) / "config.json").is_file() and not (Path(folder) / RECIPE).is_file():
             from regard.interop.folder import read_folder
 
             imported = read_folder(folder)
             model = imported.model.to(find_device(device))
             return cls(Bundle(model, imported.tokenizers, {"hf": imported.metadata}, folder))
-        return cls(load(folder, device))
+        return cls(load(folder, device, recipe))
 
     def look(
         self,

@@ -144,9 +144,9 @@ class Bundle:
         return self.predictor.stream([inputs] if isinstance(inputs, str) else inputs, **options)
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> Bundle:
-    """The model folder at `path`. The recipe is parsed here, once, and travels with the bundle."""
-    recipe = folders.load_recipe(path)
+def load(path: str | Path, device: str | torch.device = "cpu", recipe: Mapping[str, Any] | None = None) -> Bundle:
+    """The model folder at `path`. The recipe is parsed here, once, unless it is given; it travels with the bundle."""
+    recipe = folders.load_recipe(path) if recipe is None else recipe
     model = folders.load(path, device, recipe)
     bundle = Bundle(model, folders.load_tokenizers(path), recipe, path)
     bundle.own = True

@@ -16,7 +16,6 @@ A question is {"run", "text", "target", "image", "changes"}, and equal questions
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,7 +34,10 @@ if TYPE_CHECKING:
     from regard.explore.inside import Look
 
 PAGE = Path(__file__).parent.parent / "page"  # what `npm run build` in web leaves
-FRAME = "application/octet-stream"
+
+
+class Frame(Response):
+    media_type = "application/octet-stream"
 
 
 class Asked(BaseModel):
@@ -93,20 +95,19 @@ def make_app(models: Models, token: str) -> FastAPI:
         from regard.explore.server.responses import look_response
 
         changed = asked.answer(models)
-        return Response(look_response(asked.run, asked.answer(models, unchanged=True), changed), media_type=FRAME)
+        return Frame(look_response(asked.run, asked.answer(models, unchanged=True), changed))
 
     @api.post(f"{base}/maps")
     def maps(asked: AskedMaps) -> Response:
         from regard.explore.server.responses import maps_response
 
-        return Response(maps_response(asked.answer(models), asked.part, asked.layer, asked.heads), media_type=FRAME)
+        return Frame(maps_response(asked.answer(models), asked.part, asked.layer, asked.heads))
 
     @api.post(f"{base}/steps")
     def query_steps(asked: AskedSteps) -> Response:
         from regard.explore.server.responses import steps_response
 
-        steps = asked.answer(models).steps(asked.part, asked.layer, asked.head, asked.query)
-        return Response(steps_response(steps), media_type=FRAME)
+        return Frame(steps_response(asked.answer(models).steps(asked.part, asked.layer, asked.head, asked.query)))
 
     @api.post(f"{base}/search")
     def search(asked: AskedSearch) -> dict[str, Any]:
@@ -116,16 +117,13 @@ def make_app(models: Models, token: str) -> FastAPI:
 
     @api.post(f"{base}/image")
     async def image(request: Request) -> dict[str, str]:
-        content = await request.body()
-        name = hashlib.sha256(content).hexdigest()[:32]
-        models.keep_image(name, content)
-        return {"name": name}
+        return {"name": models.keep_image(await request.body())}
 
     @api.get(f"{base}/image/{{name}}")
     def kept_image(name: str) -> Response:
         if name not in models.images:
             raise HTTPException(404, "the server does not have this image any more")
-        return Response(models.images[name], media_type=FRAME)
+        return Frame(models.images[name])
 
     api.mount(f"/{token}", StaticFiles(directory=PAGE, html=True))
     return api

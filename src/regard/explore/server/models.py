@@ -1,13 +1,14 @@
 """Models: the runs that the page shows, those in memory, and the latest looks.
 
 A run is known by its name, never by a path, so a request cannot reach a file outside of it. The list is made from the
-recipes alone, in milliseconds; a model is loaded when it is first needed, and the least recently used one beyond two is
-released. A look holds every attention weight of one pass (12 layers of 12 heads with 512 tokens: 150 MB), so only the
-latest few are kept, by their size.
+recipes alone, in milliseconds, and each recipe is parsed once; a model is loaded when it is first needed, and the least
+recently used one beyond two is released. A look holds every attention weight of one pass (12 layers of 12 heads with
+512 tokens: 150 MB), so only the latest few are kept, by their size.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import threading
@@ -51,32 +52,42 @@ class Models:
     device: str = "cpu"
     text: str | None = None  # the first input
     images: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
+    _recipes: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     _open: OrderedDict[str, Inside] = field(default_factory=OrderedDict)
     _looks: OrderedDict[tuple[Question, Changes], Look] = field(default_factory=OrderedDict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    _reading: threading.Lock = field(default_factory=threading.Lock)  # the list does not wait for a model
 
     def folder(self, name: str) -> Path:
         if name not in self.folders:
             raise NoSuchRun(f"run = {name[:100]!r}: is not one of the runs that this page shows")
         return self.folders[name]
 
+    def recipe(self, name: str) -> dict[str, Any] | None:
+        """The tables of a run's recipe; None for a Hugging Face folder."""
+        path = self.folder(name) / RECIPE
+        with self._reading:
+            if name not in self._recipes:
+                self._recipes[name] = read_toml(path) if path.is_file() else None
+            return self._recipes[name]
+
     def describe(self, name: str) -> dict[str, Any]:
         """What the recipe says about a run, without loading the model; `error` says why it cannot be loaded."""
         folder = self.folder(name)
         facts: dict[str, Any] = {"name": name, "title": str(folder), "error": None, "examples": list(EXAMPLES)}
         facts.update(dict.fromkeys((*FIELDS, "size")))
-        if (folder / RECIPE).is_file():
-            try:
-                tables = read_toml(folder / RECIPE)
-            except (UserError, OSError) as error:
-                return {**facts, "error": str(error)}
+        try:
+            tables = self.recipe(name)
+        except UserError as error:
+            return {**facts, "error": str(error)}
+        if tables is None:
+            facts.update(hf_image_size(folder))  # the rest of a Hugging Face folder is known once it is loaded
+        else:
             model, data = (table if isinstance(table := tables.get(name), dict) else {} for name in ("model", "data"))
             facts.update({field: model.get(field) for field in FIELDS})
             facts["size"] = model.get("image_size") if model.get("input") == "patches" else None
             if isinstance(data.get("generator"), dict):
                 facts["examples"] = _generated(data["generator"]) or facts["examples"]
-        else:
-            facts.update(hf_image_size(folder))  # the rest of a Hugging Face folder is known once it is loaded
         if self.text is not None:
             facts["examples"].insert(0, self.text)
         return facts
@@ -84,10 +95,10 @@ class Models:
     def open(self, name: str) -> Inside:
         from regard.explore.inside import Inside
 
-        folder = self.folder(name)
+        recipe = self.recipe(name)
         with self._lock:
             if name not in self._open:
-                self._open[name] = Inside.open(folder, self.device)
+                self._open[name] = Inside.open(self.folders[name], self.device, recipe)
             self._open.move_to_end(name)
             while len(self._open) > OPEN:
                 gone, _ = self._open.popitem(last=False)
@@ -111,24 +122,21 @@ class Models:
                 inside = self.open(run)
                 pixels = None if image is None else self._pixels(image, inside)
                 self._looks[key] = inside.look(text if image is None else None, image=pixels, target=target)
-            sizes = {}  # bytes of the weights and logits of each look
-            for kept, look in self._looks.items():
-                weights = (layer.numel() for part in look.parts.values() for layer in part.weights)
-                sizes[kept] = 4 * (sum(weights) + look.output.logits.numel())
-            for old in list(self._looks)[:-2]:
-                if sum(sizes.values()) > KEPT:
-                    del self._looks[old], sizes[old]
+            while len(self._looks) > 2 and sum(look.nbytes for look in self._looks.values()) > KEPT:
+                self._looks.popitem(last=False)
             return self._looks[key]
 
-    def keep_image(self, name: str, content: bytes) -> None:
-        """RGB bytes of a square image; its size is checked against the model when a question refers to it."""
+    def keep_image(self, content: bytes) -> str:
+        """The name of a square image of RGB bytes; a question that refers to it checks its size against the model."""
         if not content or 3 * math.isqrt(len(content) // 3) ** 2 != len(content):
             raise UserError(f"image: {len(content):,} bytes are not a square image of 3 bytes per pixel")
+        name = hashlib.sha256(content).hexdigest()[:32]
         with self._lock:
             self.images[name] = content
             self.images.move_to_end(name)
             while len(self.images) > IMAGES:
                 self.images.popitem(last=False)
+        return name
 
     def _pixels(self, name: str, inside: Inside) -> Any:
         """An image that the page has sent, as [channels, side, side] between 0 and 1."""

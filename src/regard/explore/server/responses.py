@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,6 @@ from regard.explore.inside import Look, Steps
 WHOLE = 4_000_000  # weights that are sent at once
 SIDE = 64  # cells per side of a reduced map
 ONE = 65535  # the integer for a weight of 1
-KINDS = {np.dtype("uint16"): "u2", np.dtype("float32"): "f4"}
 WIDEST = 8  # hypotheses that still make a readable tree
 
 
@@ -45,7 +44,7 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
     listed, chunks, offset = [], [], 0
     for name, array in arrays.items():
         data = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
-        listed.append({"name": name, "type": KINDS[array.dtype], "shape": list(array.shape), "offset": offset})
+        listed.append({"name": name, "type": array.dtype.str[1:], "shape": list(array.shape), "offset": offset})
         chunks.append(data + bytes(-len(data) % 8))
         offset += len(chunks[-1])
     # JSON has no NaN: raise here instead of sending something else
@@ -64,12 +63,6 @@ def fixed(weights: Tensor, where: str) -> np.ndarray:
     return scaled
 
 
-def overview(weights: Tensor, side: int) -> Tensor:
-    """Maps [heads, Nq, Nk] reduced to at most `side` cells per side, each the largest weight of its block."""
-    rows, columns = weights.shape[-2:]
-    return F.adaptive_max_pool2d(weights[None], (min(rows, side), min(columns, side)))[0]
-
-
 def look_response(run: str, plain: Look, changed: Look) -> bytes:
     """Labels, maps and output of `changed`; `plain` is the same look without changes."""
     input, inside = changed.input, changed.inside
@@ -82,8 +75,9 @@ def look_response(run: str, plain: Look, changed: Look) -> bytes:
         sides = {"rows": rows, "columns": columns, "causal": name == "decoder", "whole": whole}
         for layer, weights in enumerate(part.weights):
             parts.append({"part": name, "layer": layer, "heads": len(weights), **sides})
-            maps = weights if whole else overview(weights, SIDE)
-            arrays[f"{name}.{layer}"] = fixed(maps, f"{run}, {name} layer {layer}")
+            if not whole:  # each cell the largest weight of its block
+                weights = F.adaptive_max_pool2d(weights, [min(side, SIDE) for side in weights.shape[1:]])
+            arrays[f"{name}.{layer}"] = fixed(weights, f"{run}, {name} layer {layer}")
     header = {
         "run": run,
         "architecture": inside.config.architecture,
@@ -155,20 +149,6 @@ def steps_response(steps: Steps) -> bytes:
     return pack({"scale": steps.scale}, arrays)
 
 
-@dataclass
-class Node:
-    """One token of a search tree; `kept` is extended, `ended` is finished, `best` is part of the best hypothesis."""
-
-    id: int
-    parent: int | None
-    token: str
-    probability: float
-    total: float
-    kept: bool
-    ended: bool
-    best: bool = False
-
-
 @torch.inference_mode()
 def search_tree(look: Look, width: int) -> dict[str, Any]:
     """Every hypothesis that a beam search for the input of `look` scores, under its changes, and which ones it keeps.
@@ -176,9 +156,10 @@ def search_tree(look: Look, width: int) -> dict[str, Any]:
         root <s>  ->  the most probable first tokens  ->  their continuations  ->  …  ->  </s>
 
     A node is one token after the prefix that leads to it, with p(token | prefix) and the sum of the log-probabilities
-    up to it. At each step the search ranks the 2 · width best extensions of all hypotheses together; the first `width`
-    that do not end are kept, and those among the first `width` that end are finished. The search is that of
-    `regard.predict.beam`, observed through `watch`.
+    up to it; `kept` ones are extended, `ended` ones are finished, `best` ones form the best hypothesis. At each step
+    the search ranks the 2 · width best extensions of all hypotheses together; the first `width` that do not end are
+    kept, and those among the first `width` that end are finished. The search is that of `regard.predict.beam`, observed
+    through `watch`.
     """
     inside = look.inside
     if not inside.reader.writes:
@@ -186,8 +167,8 @@ def search_tree(look: Look, width: int) -> dict[str, Any]:
     if not 1 <= width <= WIDEST:
         raise UserError(f"beam = {width}: must be from 1 to {WIDEST}")
     eos = inside.bundle.target_frame[1]
-    nodes: list[Node] = []
-    children: dict[tuple[int | None, int], Node] = {}  # by (parent, token id)
+    nodes: list[dict[str, Any]] = []
+    children: dict[tuple[int | None, int], dict[str, Any]] = {}  # by (parent, token id)
     live: list[int | None] = [None]  # the node that each row of the search extends
 
     def add_step(totals: Tensor, tokens: Tensor, rows: Tensor) -> None:
@@ -198,23 +179,24 @@ def search_tree(look: Look, width: int) -> dict[str, Any]:
             if total == -math.inf:
                 continue
             parent, ends = live[row], token == eos
-            before = 0.0 if parent is None else nodes[parent].total
-            kept, ended = not ends and len(extended) < width, ends and rank < width
-            label, probability = inside.reader.label(token), math.exp(total - before)
-            node = children[parent, token] = Node(len(nodes), parent, label, probability, total, kept, ended)
-            if kept:
-                extended.append(node.id)
+            before = 0.0 if parent is None else nodes[parent]["total"]
+            node = {"id": len(nodes), "parent": parent, "token": inside.reader.label(token)}
+            node |= {"probability": math.exp(total - before), "total": total}
+            node |= {"kept": not ends and len(extended) < width, "ended": ends and rank < width, "best": False}
+            if node["kept"]:
+                extended.append(len(nodes))
             nodes.append(node)
+            children[parent, token] = node
         live[:] = extended
 
     config = replace(inside.search, beam=width, n_best=width)
     hypotheses = inside.generate(look.input, look.changes, config, add_step)
     at: int | None = None
     for token in [*hypotheses[0].tokens, *([eos] if hypotheses[0].finished else [])]:
-        node = children[at, token]
-        node.best, at = True, node.id
+        children[at, token]["best"] = True
+        at = children[at, token]["id"]
     texts = [
         {"text": inside.reader.decode(one.tokens), "score": one.score, "log_probability": one.log_probability}
         for one in hypotheses
     ]
-    return {"twigs": [asdict(node) for node in nodes], "found": texts}
+    return {"twigs": nodes, "found": texts}
