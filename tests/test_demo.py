@@ -108,7 +108,9 @@ def test_json_is_all_that_standard_output_holds(tmp_path, capsys):
     captured = capsys.readouterr()
     figures = json.loads(captured.out)
     assert figures["steps"] == 1 and figures["tested"] == 30 and figures["run"] == str(tmp_path / "run")
-    assert figures["correct"] / 30 == figures["exact_match"] and Path(figures["report"]).is_file()
+    assert figures["correct"] / 30 == figures["exact_match"]
+    first = re.search(r"<dt>(.*?)</dt><dd>(.*?)</dd>", Path(figures["report"]).read_text("utf-8"))
+    assert first and first.groups() == ("exact match on test", f"{figures['exact_match']:.2%}")
     assert figures["parameters"] == sum(p.numel() for p in regard.load(tmp_path / "run").predictor.model.parameters())
     assert list(figures["examples"]) == list(SHOWN)
     assert "step 1/1" in captured.err

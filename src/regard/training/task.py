@@ -59,7 +59,7 @@ class Task(ABC):
     PLACEHOLDERS: ClassVar[Mapping[str, int]] = {"vocab_size": 8}  # for `model_sizes`, to check [model] before the data
     UNUSED: ClassVar[tuple[str, ...]] = ()  # settings of [train] that have no effect here
     METRICS: ClassVar[Mapping[str, Metric]] = {"loss": LOSS}  # the values of `train.metric`
-    HEADLINE: ClassVar[tuple[str, str, str]]  # the most important test metric: its key, its name, its format
+    HEADLINE: tuple[str, str, str]  # the most important test metric: its key, its name, its format
     COLUMNS: ClassVar[Mapping[str, str]] = {}  # the metrics in the report's table: key and heading
     UNIT: ClassVar[str] = "tokens"  # what `Batch.tokens` counts
     LOSS_UNIT: ClassVar[str] = "nats per token"
