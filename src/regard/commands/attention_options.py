@@ -68,9 +68,9 @@ def check_output(name: str) -> Path:
 
 def image_file(path: Path, svg: str, zoom: float = 2.0, fonts: Sequence[str] = ()) -> bytes:
     """The content of a .png or .svg file."""
-    from regard.explore.svg import svg_document, to_png
+    from regard.explore.svg import document, to_png
 
-    return to_png(svg, zoom=zoom, fonts=fonts) if path.suffix.lower() == ".png" else svg_document(svg)
+    return to_png(svg, zoom=zoom, fonts=fonts) if path.suffix.lower() == ".png" else document(svg)
 
 
 def read_head(text: str, option: str, numbers: int) -> tuple[Any, ...]:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from regard.explore import svg
 from regard.explore.html import escape, text_width, token_label
-from regard.explore.svg import as_array, empty_figure, short_number, svg_frame, svg_text
 
 POINTS = 1_000  # a curve is thinned to about as many points as it has pixels
 DASHES = ("none", "7 4", "2 4", "12 4 2 4", "4 2")
@@ -71,7 +71,7 @@ def line_chart(
     """Curves of (x, y) points, such as the loss over the steps; gaps where a value cannot be drawn."""
     curves, lost, legend, about = {}, 0, [], []
     for name, points in series.items():
-        curves[name] = line = as_array(points, (len(points), 2), field=f"series {name!r}")
+        curves[name] = line = svg.as_array(points, (len(points), 2), field=f"series {name!r}")
         if log_y:
             line[:, 1] = np.log10(line[:, 1], where=line[:, 1] > 0, out=np.full(len(line), np.nan))
         line[np.isnan(line).any(axis=1)] = np.nan
@@ -81,29 +81,29 @@ def line_chart(
     why = "not finite or not positive" if log_y else "not finite"
     note = f"Gaps: {lost:,} {'value' if lost == 1 else 'values'} {why}." if lost else ""
     if not len(drawn):
-        return empty_figure(title or "Chart", f"There are no points to draw. {note}")
+        return svg.empty_figure(title or "Chart", f"There are no points to draw. {note}")
     (x0, x1, across), (y0, y1, up) = _axis(drawn[:, 0]), _axis(drawn[:, 1], log_y, snap=True)
-    names = [short_number(10**tick if log_y else tick) for tick in up]
+    names = [svg.short_number(10**tick if log_y else tick) for tick in up]
     left, right, x, y = 30 + max(text_width(tick, 20) for tick in names), 664.0, 16.0, 40 + 24 * bool(title)
     for i, (name, line) in enumerate(curves.items()):
         label, last = token_label(name, 260), line[~np.isnan(line[:, 1]), 1][-1:]
         if x > 16 and x + 50 + text_width(label, 19) > right:
             x, y = 16.0, y + 26
-        legend.append(_curve(np.array([[x, y - 4], [x + 26, y - 4]]), i) + svg_text(x + 34, y, label))
+        legend.append(_curve(np.array([[x, y - 4], [x + 26, y - 4]]), i) + svg.label(x + 34, y, label))
         x += 66 + text_width(label, 19)
         end = "".join(f", last {10**value if log_y else value:.4g}" for value in last)
         about.append(f"{name}: {len(line):,} points{end}.")
     top, bottom = y + 56, y + 316
     flip = np.array([(right - left) / (x1 - x0), (top - bottom) / (y1 - y0)])
-    parts = [*legend, svg_text(16, top - 18, y_label, "mute")]
-    parts += [svg_text(right, bottom + 52, x_label, "mute", "end"), svg_text(16, bottom + 80, note, "mute")]
+    parts = [*legend, svg.label(16, top - 18, y_label, "mute")]
+    parts += [svg.label(right, bottom + 52, x_label, "mute", "end"), svg.label(16, bottom + 80, note, "mute")]
     for tick, label in zip(up, names, strict=True):
         height = bottom + (tick - y0) * flip[1]
         parts.append(f'<path class="rule" d="M{left:.1f} {height:.1f}H{right}"/>')
-        parts.append(svg_text(left - 10, height + 4.5, label, "mute", "end"))
-    parts += [svg_text(left + (t - x0) * flip[0], bottom + 26, short_number(t), "mute", "middle") for t in across]
+        parts.append(svg.label(left - 10, height + 4.5, label, "mute", "end"))
+    parts += [svg.label(left + (t - x0) * flip[0], bottom + 26, svg.short_number(t), "mute", "middle") for t in across]
     for i, (line, words) in enumerate(zip(curves.values(), about, strict=True)):
         line = (_thin(line) - (x0, y0)) * flip + (left, bottom)
         parts.append(f"<g><title>{escape(words)}</title>{_curve(line, i)}</g>")
     height, text = bottom + 68 + 28 * bool(note), " ".join([*about, note])
-    return svg_frame(696, height, title, text, "".join(parts), name="Chart", fluid=True)
+    return svg.frame(696, height, title, text, "".join(parts), name="Chart", fluid=True)

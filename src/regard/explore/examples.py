@@ -44,7 +44,7 @@ class Batch(Tensors):
     source_is_real: Tensor | None
     target: Tensor | None  # [B, T] decoder input of an encoder-decoder
     target_is_real: Tensor | None  # [B, T]
-    expected: Tensor | None  # [B, N] ids or IGNORE, or classes [B]; None: no loss
+    expected: Tensor | None  # [B, N] ids or IGNORE, or classes [B], or vectors [B, dim] or [B, N, dim]; None: no loss
 
     def output(self, model: Any) -> Tensor:
         if self.target is None:
@@ -52,12 +52,18 @@ class Batch(Tensors):
         return cast(Tensor, model(self.source, self.target, self.source_is_real, self.target_is_real))
 
     def losses(self, model: Any) -> tuple[Tensor, Tensor]:
-        """For each row the summed loss and its number of tokens, [B] each."""
+        """For each row the summed loss (of vectors: 1 - cosine) and its number of tokens, [B] each."""
         assert self.expected is not None
-        logits = self.output(model).float()
-        loss = F.cross_entropy(logits.flatten(0, -2), self.expected.flatten(), ignore_index=IGNORE, reduction="none")
-        rows = len(self.expected)
-        return loss.view(rows, -1).sum(dim=1), (self.expected != IGNORE).view(rows, -1).sum(dim=1).float()
+        output, rows = self.output(model), len(self.expected)
+        if self.expected.is_floating_point():
+            loss = 1 - torch.cosine_similarity(output.double(), self.expected.double(), dim=-1)  # [B] or [B, N]
+            counted = torch.ones_like(loss) if self.source_is_real is None or loss.dim() == 1 else self.source_is_real
+            loss = loss * counted
+        else:
+            logits, labels = output.float().flatten(0, -2), self.expected.flatten()
+            loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="none")
+            counted = self.expected != IGNORE
+        return loss.view(rows, -1).sum(dim=1), counted.view(rows, -1).sum(dim=1).float()
 
 
 @dataclass(frozen=True)

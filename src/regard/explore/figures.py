@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
+from regard.explore import svg
 from regard.explore.changes import PARTS
 from regard.explore.forward import Choice, Output, difference
 from regard.explore.heatmap import head_grid, head_panels, heat_map, image_panels
 from regard.explore.html import paragraph, table, text_width, token_label
-from regard.explore.svg import Tokens, svg_frame, svg_text
+from regard.explore.svg import Tokens
 
 if TYPE_CHECKING:
     from regard.explore.inside import Look, Part
@@ -139,29 +140,29 @@ def stage_panel(stages: Sequence[tuple[str, Any]], columns: Tokens, *, title: st
     labels = [token_label(token, 150) for token in columns]
     left, step, tall, bar, top = 28 + max(map(text_width, labels)), 150, 21, 82, 88
     bottom = top + len(labels) * tall
-    parts = [svg_text(left - 10, top + i * tall + 15, label, anchor="end") for i, label in enumerate(labels)]
+    parts = [svg.label(left - 10, top + i * tall + 15, label, anchor="end") for i, label in enumerate(labels)]
     for at, (stage, numbers) in enumerate(stages):
         values = np.asarray(numbers, dtype=np.float64)
         finite = values[np.isfinite(values)]
         low, high = min(0.0, finite.min(initial=0.0)), max(0.0, finite.max(initial=0.0))
         unit = bar / ((high - low) or 1.0)
         x = left + at * step
-        parts.append(svg_text(x, top - 10, stage, "mute"))
+        parts.append(svg.label(x, top - 10, stage, "mute"))
         parts.append(f'<path class="rule" d="M{x - low * unit:.1f} {top}v{bottom - top}"/>')
         for y, value in zip(range(top, bottom, tall), values, strict=True):
             if not math.isfinite(value):
                 text = "masked" if value < 0 else "not a number"
-                parts.append(svg_text(x - low * unit + 6, y + 15, text, "mute small"))
+                parts.append(svg.label(x - low * unit + 6, y + 15, text, "mute small"))
                 continue
             start, level = x + (min(value, 0) - low) * unit, 22 if value >= 0 else 10
             parts.append(
                 f'<rect x="{start:.1f}" y="{y + 4}" width="{max(abs(value) * unit, 0.5):.1f}" height="{tall - 8}" '
-                f'class="k{level}"/>' + svg_text(x + bar + 6, y + 15, f"{value:.3f}", "mute small")
+                f'class="k{level}"/>' + svg.label(x + bar + 6, y + 15, f"{value:.3f}", "mute small")
             )
-    parts.append(svg_text(16, bottom + 26, note, "mute"))
+    parts.append(svg.label(16, bottom + 26, note, "mute"))
     width = max(left + len(stages) * step, 32 + text_width(note))
     about = f"{len(labels)} keys, stages: {', '.join(stage for stage, _ in stages)}. {note}"
-    return svg_frame(width, bottom + 44, title, about, "".join(parts))
+    return svg.frame(width, bottom + 44, title, about, "".join(parts))
 
 
 def output_table(after: Output, before: Output | None = None) -> str:

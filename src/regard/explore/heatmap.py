@@ -24,25 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from regard.explore import svg
 from regard.explore.html import escape, text_width, token_label
-from regard.explore.svg import (
-    LEVELS,
-    SIDE,
-    Tokens,
-    as_array,
-    colour_legend,
-    colour_levels,
-    empty_figure,
-    notes_on,
-    pair_tip,
-    palette_image,
-    peak,
-    png_uri,
-    short_number,
-    svg_frame,
-    svg_text,
-    weight_range,
-)
+from regard.explore.svg import Tokens
 
 WIDTH = 1400  # panels are side by side up to this width
 CELLS = 3_600  # up to 60 x 60 cells are drawn one by one, each with its tooltip
@@ -59,22 +43,22 @@ def _cells(grid: np.ndarray, rows: Tokens, columns: Tokens, wide: float, tall: f
     """The map, its corner at the origin: cells with tooltips and, where they fit, their weights."""
     (n, m), gap = grid.shape, (1.5 if min(wide, tall) >= 20 else 0.5)
     if grid.size > CELLS:  # an image has no cells to point at; transparent strips name each row's largest weight
-        step, parts = -(-n // SIDE), [palette_image(grid, 0, 0, m * wide, n * tall, SIDE)]
+        step, parts = -(-n // svg.SIDE), [svg.palette_image(grid, 0, 0, m * wide, n * tall, svg.SIDE)]
         for i in range(0, n, step):
-            tip = escape(peak(grid[i : i + step], rows[i : i + step], columns))
+            tip = escape(svg.peak(grid[i : i + step], rows[i : i + step], columns))
             parts.append(
                 f'<path d="M0 {i * tall:.2f}h{m * wide:.0f}v{step * tall:.2f}H0z" fill="none" '
                 f'pointer-events="all"><title>{tip}</title></path>'
             )
         return "".join(parts)
-    levels, parts, box = colour_levels(grid), [], f'width="{wide - gap:.4g}" height="{tall - gap:.4g}"'
+    levels, parts, box = svg.colour_levels(grid), [], f'width="{wide - gap:.4g}" height="{tall - gap:.4g}"'
     for (i, j), value in np.ndenumerate(grid):
-        level, tip = int(levels[i, j]), escape(pair_tip(rows[i], columns[j], value))
+        level, tip = int(levels[i, j]), escape(svg.pair_tip(rows[i], columns[j], value))
         parts.append(f'<rect x="{j * wide:g}" y="{i * tall:g}" {box} class="k{level}"><title>{tip}</title></rect>')
-        if min(wide, tall) >= 30 and 4 <= level < LEVELS and abs(value) < 10:
+        if min(wide, tall) >= 30 and 4 <= level < svg.LEVELS and abs(value) < 10:
             kind = "cell" + " mid" * (level > 14) + " on" * (level > 20)  # black or white, at least 4.5 : 1
             x, y = (j + 0.5) * wide - gap / 2, (i + 0.5) * tall + 3
-            parts.append(svg_text(x, y, f"{value:.2f}", kind, "middle"))
+            parts.append(svg.label(x, y, f"{value:.2f}", kind, "middle"))
     return "".join(parts)
 
 
@@ -82,9 +66,9 @@ def heat_map(
     weights: Any, rows: Tokens, columns: Tokens, *, title: str = "", row_label: str = "", column_label: str = ""
 ) -> str:
     """One head or alignment [len(rows), len(columns)] as a labelled map with a colour scale."""
-    grid = as_array(weights, (len(rows), len(columns)))
+    grid = svg.as_array(weights, (len(rows), len(columns)))
     if not grid.size:
-        return empty_figure(title or NAME, "There are no tokens to show.")
+        return svg.empty_figure(title or NAME, "There are no tokens to show.")
     rows, columns = ([token_label(token, 400) for token in tokens] for tokens in (rows, columns))
     n, m = grid.shape
     tall, wide = (min(38.0, max(13.0, 620 // count)) if count <= 60 else 780 / count for count in (n, m))
@@ -101,22 +85,22 @@ def heat_map(
     right, bottom = left + m * wide, top + n * tall
     labels = ""
     for i, label in sides.items():
-        labels += svg_text(left - 8, top + (i + 0.5) * tall + 0.32 * size, label, anchor="end")
+        labels += svg.label(left - 8, top + (i + 0.5) * tall + 0.32 * size, label, anchor="end")
     for j, label in tops.items():
         x = left + (j + 0.5) * wide + size * (0.2 if turn == -45 else 0.34 if turn else 0)
-        labels += svg_text(x, top - 7, label, anchor="" if turn else "middle", turn=turn)
-    low, high = (short_number(float(f"{end:.3g}")) for end in weight_range(grid))
-    notes = notes_on(grid, THINNED if grid.size > CELLS and max(n, m) > SIDE else "")
+        labels += svg.label(x, top - 7, label, anchor="" if turn else "middle", turn=turn)
+    low, high = (svg.short_number(float(f"{end:.3g}")) for end in svg.weight_range(grid))
+    notes = svg.notes_on(grid, THINNED if grid.size > CELLS and max(n, m) > svg.SIDE else "")
     body = (
-        svg_text(left, 30 + 26 * bool(title), column_label, "mute")
-        + svg_text(26, (top + bottom) / 2, row_label, "mute", "middle", -90)
+        svg.label(left, 30 + 26 * bool(title), column_label, "mute")
+        + svg.label(26, (top + bottom) / 2, row_label, "mute", "middle", -90)
         + f'<g style="font-size:{size:g}px">{labels}</g><g transform="translate({left:.1f} {top:.1f})">'
         + f"{_cells(grid, rows, columns, wide, tall)}</g>"
-        + colour_legend(left, bottom + 20, low, high, notes)
+        + svg.colour_legend(left, bottom + 20, low, high, notes)
     )
     width = max(right + 16 + 0.72 * reach * (turn == -45), left + (420 if notes else 240))
-    about = f"{n} rows by {m} columns. Largest weight {peak(grid, rows, columns)}. {' '.join(notes)}"
-    return svg_frame(width, bottom + 48 + 20 * len(notes), title, about, body, name=NAME)
+    about = f"{n} rows by {m} columns. Largest weight {svg.peak(grid, rows, columns)}. {' '.join(notes)}"
+    return svg.frame(width, bottom + 48 + 20 * len(notes), title, about, body, name=NAME)
 
 
 def head_grid(weights: Any, rows: Tokens, columns: Tokens, *, title: str = "") -> str:
@@ -126,32 +110,32 @@ def head_grid(weights: Any, rows: Tokens, columns: Tokens, *, title: str = "") -
     """
     size = (len(rows), len(columns))
     if isinstance(weights, list | tuple) and all(getattr(layer, "ndim", 0) == 3 for layer in weights):
-        layers = [as_array(layer, size, (3,)) for layer in weights]
+        layers = [svg.as_array(layer, size, (3,)) for layer in weights]
     else:
-        stack = as_array(weights, size, (3, 4))
+        stack = svg.as_array(weights, size, (3, 4))
         layers = [stack] if stack.ndim == 3 else list(stack)
     if not sum(layer.size for layer in layers):
-        return empty_figure(title or NAME, "There are no heads or no tokens to show.")
+        return svg.empty_figure(title or NAME, "There are no heads or no tokens to show.")
     rows, columns = ([token_label(token, 400) for token in tokens] for tokens in (rows, columns))
     heads, (n, m) = max(map(len, layers)), layers[0].shape[1:]
-    side = min(SIDE, max(12, math.isqrt(SIDE * SIDE // (len(layers) * heads))))
+    side = min(svg.SIDE, max(12, math.isqrt(svg.SIDE * svg.SIDE // (len(layers) * heads))))
     wide = min(150.0, max(56.0, 800 / heads - 12))
     tall = wide * min(1.6, max(0.4, n / m))
     left, top = 80, 44 + 26 * bool(title)
     parts = [
-        svg_text(left + head * (wide + 12) + wide / 2, top - 10, f"head {head}", "mute", "middle")
+        svg.label(left + head * (wide + 12) + wide / 2, top - 10, f"head {head}", "mute", "middle")
         for head in range(heads)
     ]
     for layer, maps in enumerate(layers):
         y = top + layer * (tall + 30)
-        parts.append(svg_text(16, y + tall / 2 + 4, f"layer {layer}", "mute"))
+        parts.append(svg.label(16, y + tall / 2 + 4, f"layer {layer}", "mute"))
         for head, grid in enumerate(maps):
             x = left + head * (wide + 12)
-            tip = f"layer {layer}, head {head}: largest weight {peak(grid, rows, columns)}"
+            tip = f"layer {layer}, head {head}: largest weight {svg.peak(grid, rows, columns)}"
             parts.append(
-                f"<g><title>{escape(tip)}</title>{palette_image(grid, x, y, wide, tall, side)}"
+                f"<g><title>{escape(tip)}</title>{svg.palette_image(grid, x, y, wide, tall, side)}"
                 f'<path class="rule" d="M{x:.1f} {y:.1f}h{wide:.1f}v{tall:.1f}h-{wide:.1f}z"/>'
-                + svg_text(x + wide, y + tall + 14, f"max {np.fmax.reduce(grid, None):.2f}", "mute small", "end")
+                + svg.label(x + wide, y + tall + 14, f"max {np.fmax.reduce(grid, None):.2f}", "mute small", "end")
                 + "</g>"
             )
     about = f"{len(layers)} layers of up to {heads} heads, {n} rows by {m} columns each."
@@ -163,18 +147,18 @@ def _scaled_maps(
     stack: np.ndarray, width: float, left: float, bottom: float, title: str, about: str, parts: list[str], thinned: bool
 ) -> str:
     """The frame of several maps, each with its own scale, and the legend below them."""
-    notes = notes_on(stack, SCALED, THINNED if thinned else "")
-    legend = colour_legend(left, bottom, "smallest" if weight_range(stack)[0] else "0", "largest", notes)
+    notes = svg.notes_on(stack, SCALED, THINNED if thinned else "")
+    legend = svg.colour_legend(left, bottom, "smallest" if svg.weight_range(stack)[0] else "0", "largest", notes)
     about = f"{about} {' '.join(notes)}"
     body = "".join([*parts, legend])
-    return svg_frame(max(width, left + 480), bottom + 28 + 20 * len(notes), title, about, body, name=NAME)
+    return svg.frame(max(width, left + 480), bottom + 28 + 20 * len(notes), title, about, body, name=NAME)
 
 
 def head_panels(weights: Any, rows: Tokens, columns: Tokens, names: Sequence[str], *, title: str = "") -> str:
     """The maps [len(names), rows, columns] with a name above each and a label at every row and column."""
-    stack = as_array(weights, (len(rows), len(columns)), (3,))
+    stack = svg.as_array(weights, (len(rows), len(columns)), (3,))
     if not stack.size:
-        return empty_figure(title or NAME, "There are no heads or no tokens to show.")
+        return svg.empty_figure(title or NAME, "There are no heads or no tokens to show.")
     rows, columns = ([token_label(token) for token in tokens] for tokens in (rows, columns))
     n, m = stack.shape[1:]
     cell = max(6.0, min(24.0, 300.0 // max(n, m)))
@@ -191,12 +175,12 @@ def head_panels(weights: Any, rows: Tokens, columns: Tokens, names: Sequence[str
     parts = []
     for index, caption in enumerate(captions):
         x, y = left + index % across * step, top + index // across * tall
-        parts.append(svg_text(x, y + 14, caption, "mute"))
+        parts.append(svg.label(x, y + 14, caption, "mute"))
         labels = ""
         for i, label in sides.items() if index % across == 0 else ():
-            labels += svg_text(x - 6, y + 22 + rise + (i + 0.5) * cell + 0.34 * size, label, anchor="end")
+            labels += svg.label(x - 6, y + 22 + rise + (i + 0.5) * cell + 0.34 * size, label, anchor="end")
         for j, label in tops.items():
-            labels += svg_text(x + (j + 0.5) * cell + 0.34 * size, y + 16 + rise, label, turn=-90)
+            labels += svg.label(x + (j + 0.5) * cell + 0.34 * size, y + 16 + rise, label, turn=-90)
         parts.append(f'<g style="font-size:{size:g}px">{labels}</g>')
         cells = _cells(stack[index], rows, columns, cell, cell)
         parts.append(f'<g transform="translate({x:.1f} {y + 22 + rise:.1f})">{cells}</g>')
@@ -210,49 +194,48 @@ def label_map(values: Any, texts: Sequence[Sequence[str]], *, title: str = "", n
     rows = [list(map(float, row)) for row in values]
     most = max(map(len, rows), default=0)
     if not most:
-        return empty_figure(title or "Heads", "There are no heads to show.")
+        return svg.empty_figure(title or "Heads", "There are no heads to show.")
     table = np.array([row + [np.nan] * (most - len(row)) for row in rows])
-    levels, wide, tall, left, top = colour_levels(table), 112, 46, 76, 40 + 26 * bool(title)
-    parts = [svg_text(left + (j + 0.5) * wide, top - 8, f"head {j}", "mute", "middle") for j in range(most)]
+    levels, wide, tall, left, top = svg.colour_levels(table), 112, 46, 76, 40 + 26 * bool(title)
+    parts = [svg.label(left + (j + 0.5) * wide, top - 8, f"head {j}", "mute", "middle") for j in range(most)]
     for i, row in enumerate(rows):
-        parts.append(svg_text(16, top + (i + 0.5) * tall + 4, f"layer {i}", "mute"))
+        parts.append(svg.label(16, top + (i + 0.5) * tall + 4, f"layer {i}", "mute"))
         for j, value in enumerate(row):
             level, x, y = int(levels[i, j]), left + j * wide, top + i * tall
-            kind = "" if level == LEVELS else "mid" * (level > 14) + " on" * (level > 20)
+            kind = "" if level == svg.LEVELS else "mid" * (level > 14) + " on" * (level > 20)
             tip = escape(f"layer {i}, head {j}: {texts[i][j]}, {value:.4f}")
             box = f'x="{x}" y="{y}" width="{wide - 2}" height="{tall - 2}" class="k{level}"'
             parts.append(f"<rect {box}><title>{tip}</title></rect>")
             for at, text in ((18, token_label(texts[i][j], wide + 34)), (34, f"{value:+.4f}")):
-                parts.append(svg_text(x + wide / 2 - 1, y + at, text, f"cell {kind}", "middle"))
+                parts.append(svg.label(x + wide / 2 - 1, y + at, text, f"cell {kind}", "middle"))
     bottom = top + len(rows) * tall
-    low, high = (short_number(float(f"{end:.2g}")) for end in weight_range(table))
-    parts.append(colour_legend(left, bottom + 14, low, high, [note] if note else []))
+    low, high = (svg.short_number(float(f"{end:.2g}")) for end in svg.weight_range(table))
+    parts.append(svg.colour_legend(left, bottom + 14, low, high, [note] if note else []))
     width = max(left + most * wide + 14, left + 300, left + 16 + text_width(note))
     about = f"{len(rows)} layers of up to {most} heads. {note}"
-    return svg_frame(width, bottom + 44 + 20 * bool(note), title, about, "".join(parts), name="Heads")
+    return svg.frame(width, bottom + 44 + 20 * bool(note), title, about, "".join(parts), name="Heads")
 
 
 def image_panels(
     image: Any, down: int, across: int, weights: Any, names: Tokens, *, title: str = "", columns: int | None = None
 ) -> str:
     """One panel for each row of weights [len(names), down · across] over an image [channels, height, width], 0 to 1."""
-    pixels = np.clip(np.nan_to_num(np.asarray(image, dtype=np.float64)), 0, 1)
-    stack, name = as_array(weights, (len(names), down * across)), "Attention over the image"
+    stack, name = svg.as_array(weights, (len(names), down * across)), "Attention over the image"
     if not stack.size:
-        return empty_figure(title or name, "There is nothing to show.")
-    grey = _element(_grey(pixels), PANEL)
+        return svg.empty_figure(title or name, "There is nothing to show.")
+    grey = _image(image, PANEL, grey=True)
     mark = f"image-{zlib.crc32(grey.encode()):08x}"  # a page may hold several figures, each with its image
     frame = f'<path class="rule" d="M0 0h{PANEL}v{PANEL}H0z"/>'
-    panels = [] if columns else [(_element(_rgb(pixels), PANEL) + frame, ["the image"])]
+    panels = [] if columns else [(_image(image, PANEL) + frame, ["the image"])]
     for label, row in zip(names, stack, strict=True):
         overlay = f'<use href="#{mark}"/>{_overlay(row, down, across, label)}{frame}'
         panels.append((overlay, [token_label(label, PANEL), f"max {np.fmax.reduce(row, None):.2f}"]))
     parts, width, bottom = _in_rows(panels, columns or ACROSS, PANEL, 14, 24 + 26 * bool(title))
     parts.append(f'<defs><g id="{mark}">{grey}</g></defs>')
-    notes = notes_on(stack, "Orange: attention, each panel up to its own largest weight.")
-    parts += [svg_text(16, bottom + 18 + 20 * i, note, "mute") for i, note in enumerate(notes)]
+    notes = svg.notes_on(stack, "Orange: attention, each panel up to its own largest weight.")
+    parts += [svg.label(16, bottom + 18 + 20 * i, note, "mute") for i, note in enumerate(notes)]
     about = f"{len(names)} panels over an image of {down} by {across} patches. {' '.join(notes)}"
-    return svg_frame(max(width, 440), bottom + 10 + 20 * len(notes), title, about, "".join(parts), name=name)
+    return svg.frame(max(width, 440), bottom + 10 + 20 * len(notes), title, about, "".join(parts), name=name)
 
 
 def _in_rows(
@@ -264,37 +247,31 @@ def _in_rows(
     for index, (content, caption) in enumerate(panels):
         x, y = 16 + index % across * step, top + index // across * tall
         parts.append(f'<g transform="translate({x} {y})">{content}</g>')
-        parts += [svg_text(x, y + side + 16 + 17 * at, text, "mute" * (at > 0)) for at, text in enumerate(caption)]
+        parts += [svg.label(x, y + side + 16 + 17 * at, text, "mute" * (at > 0)) for at, text in enumerate(caption)]
     return parts, 32 + min(len(panels), across) * step, top + math.ceil(len(panels) / across) * tall
 
 
 def _overlay(row: np.ndarray, down: int, across: int, name: str) -> str:
     """The patches of one panel; a weight that is not finite is drawn in sand."""
-    high, wide, tall, parts = weight_range(row)[1], PANEL / across, PANEL / down, []
+    high, wide, tall, parts = svg.weight_range(row)[1], PANEL / across, PANEL / down, []
     for patch, value in enumerate(row):
         i, j = divmod(patch, across)
         fill = f'fill="{ORANGE}" fill-opacity="{0.8 * max(value, 0.0) / high:.3f}"'
-        fill = f'class="k{LEVELS}"' if math.isnan(value) else fill
-        tip = escape(pair_tip(token_label(name), f"{i},{j}", value))
+        fill = f'class="k{svg.LEVELS}"' if math.isnan(value) else fill
+        tip = escape(svg.pair_tip(token_label(name), f"{i},{j}", value))
         box = f'x="{j * wide:.2f}" y="{i * tall:.2f}" width="{wide:.2f}" height="{tall:.2f}"'
         parts.append(f"<rect {box} {fill}><title>{tip}</title></rect>")
     return "".join(parts)
 
 
-def _grey(pixels: np.ndarray) -> np.ndarray:
-    """Luminance by Rec. 709 of 3 or 4 channels, else the mean, [3, height, width]."""
-    mix = (0.2126, 0.7152, 0.0722)
-    grey = np.tensordot(mix, pixels[:3], 1) if pixels.shape[0] in (3, 4) else pixels.mean(axis=0)
-    return np.repeat(grey[None], 3, axis=0)
-
-
-def _rgb(pixels: np.ndarray) -> np.ndarray:
-    return pixels[:3] if pixels.shape[0] in (3, 4) else _grey(pixels)
-
-
-def _element(rgb: np.ndarray, side: int) -> str:
-    """[3, height, width] between 0 and 1 as an <image>."""
-    data = png_uri(np.rint(rgb * 255).astype(np.uint8).transpose(1, 2, 0))
+def _image(pixels: Any, side: int, *, grey: bool = False) -> str:
+    """An <image> of [channels, height, width] between 0 and 1: in colour, or its luminance by Rec. 709."""
+    pixels = np.clip(np.nan_to_num(np.asarray(pixels, dtype=np.float64)), 0, 1)
+    coloured = len(pixels) in (3, 4)
+    if grey or not coloured:
+        mean = np.tensordot((0.2126, 0.7152, 0.0722), pixels[:3], 1) if coloured else pixels.mean(axis=0)
+        pixels = np.repeat(mean[None], 3, axis=0)
+    data = svg.png_uri(np.rint(pixels[:3] * 255).astype(np.uint8).transpose(1, 2, 0))
     return f'<image width="{side}" height="{side}" preserveAspectRatio="none" href="{data}"/>'
 
 
@@ -302,8 +279,7 @@ def gallery(images: Any, captions: Sequence[str], *, title: str = "Images") -> s
     """Images [n, channels, height, width] between 0 and 1 in rows, with the lines of its caption below each."""
     panels = []
     for image, caption in zip(images, captions, strict=True):
-        content = _element(_rgb(np.clip(np.asarray(image, dtype=np.float64), 0, 1)), THUMBNAIL)
-        panels.append((content, [token_label(text, THUMBNAIL + 34) for text in caption.splitlines()]))
+        panels.append((_image(image, THUMBNAIL), [token_label(text, THUMBNAIL + 34) for text in caption.splitlines()]))
     parts, width, bottom = _in_rows(panels, ACROSS, THUMBNAIL, 40, 16)
     about = f"{len(captions)} images. {'; '.join(caption.replace(chr(10), ' ') for caption in captions if caption)}"
-    return svg_frame(width, bottom, "", about, "".join(parts), name=title)
+    return svg.frame(width, bottom, "", about, "".join(parts), name=title)

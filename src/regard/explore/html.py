@@ -179,9 +179,8 @@ def _differences(expected: str, predicted: str) -> tuple[str, str]:
     first = second = ""
     for kind, a0, a1, b0, b1 in steps:
         missing, extra = escape("".join(left[a0:a1])), escape("".join(right[b0:b1]))
-        same = kind == "equal"
-        first += missing if same or not missing else f'<mark class="missing">{missing}</mark>'
-        second += extra if same or not extra else f'<mark class="extra">{extra}</mark>'
+        first += missing if kind == "equal" or not missing else f'<mark class="missing">{missing}</mark>'
+        second += extra if kind == "equal" or not extra else f'<mark class="extra">{extra}</mark>'
     return first, second
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -51,26 +52,12 @@ def losses_when_off(
 
     `watch` may show the progress.
     """
-    change = output_change if batches[0].expected is None else mean_loss
-    whole = change(inside, batches, Changes(heads=tuple(off)))
+    if batches[0].expected is None:  # vectors are compared with those of the whole model
+        with inside.lock, torch.inference_mode():
+            batches = [replace(batch, expected=batch.output(inside.model)) for batch in batches]
+    whole = mean_loss(inside, batches, Changes(heads=tuple(off)))
     rest = [head for head in inside.anatomy.heads if head not in off]
-    return {head: change(inside, batches, Changes(heads=(*off, head))) - whole for head in watch(rest)}
-
-
-@torch.inference_mode()
-def output_change(inside: Inside, batches: Sequence[Batch], changes: Changes) -> float:
-    """1 - cosine between the vectors with and without changes, mean over all of them."""
-    total, count = 0.0, 0
-    for batch in batches:
-        with inside.lock:
-            before = batch.output(inside.model)
-            with trace(inside.model, edits(changes, inside.anatomy), only=""):
-                after = batch.output(inside.model)
-        change = 1 - torch.cosine_similarity(before.double(), after.double(), dim=-1)  # [B] or [B, N]
-        if change.dim() == 2 and batch.source_is_real is not None:
-            change = change[batch.source_is_real]
-        total, count = total + float(change.sum()), count + change.numel()
-    return total / max(1, count)
+    return {head: mean_loss(inside, batches, Changes(heads=(*off, head))) - whole for head in watch(rest)}
 
 
 def gradients(inside: Inside, batches: Sequence[Batch], *, off: Sequence[Head] = ()) -> dict[Head, float]:

@@ -22,7 +22,7 @@ from regard.explore.heads import HeadMetrics
 from regard.explore.heatmap import gallery, heat_map, label_map
 from regard.explore.html import Section, figure, paragraph
 from regard.explore.inside import Inside, Look
-from regard.explore.svg import svg_frame, svg_size
+from regard.explore.svg import figure_size, frame
 from regard.predict.bundle import Bundle
 from regard.training import results as plain
 
@@ -133,10 +133,10 @@ def head_maps(metrics: Sequence[HeadMetrics]) -> str:
     """All parts in one figure, one below the other."""
     body, wide, top = "", 0.0, 0.0
     for svg in (head_map(metrics, part) for part in dict.fromkeys(one.part for one in metrics)):
-        width, height = svg_size(svg)
+        width, height = figure_size(svg)
         body += f'<g transform="translate(0 {top:.0f})">{svg}</g>'
         wide, top = max(wide, width), top + height
-    return svg_frame(wide, top, "", "One map for each part.", body, name="Heads")
+    return frame(wide, top, "", "One map for each part.", body, name="Heads")
 
 
 def head_page(facts: Mapping[str, Any], metrics: Sequence[HeadMetrics]) -> str:

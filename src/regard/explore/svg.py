@@ -67,7 +67,7 @@ def _fills(palette: list[str]) -> str:
 STYLE = f"{FIGURE_CSS}{_fills(LIGHT)}@media screen and (prefers-color-scheme:dark){{{_fills(DARK)}}}"
 
 
-def svg_frame(
+def frame(
     width: float, height: float, title: str, about: str, body: str, *, name: str = "", fluid: bool = False
 ) -> str:
     """The <svg> element under its title; without one, `name` names it for screen readers only.
@@ -80,11 +80,11 @@ def svg_frame(
         f'<svg xmlns="http://www.w3.org/2000/svg" class="rg{" fluid" * fluid}" role="img" '
         f'aria-label="{name}" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'height="{height:.0f}" style="max-width:100%;{least}height:auto"><title>{name}</title>'
-        f"<desc>{escape(about)}</desc><style>{STYLE}</style>{svg_text(16, 30, title, 'head')}{body}</svg>"
+        f"<desc>{escape(about)}</desc><style>{STYLE}</style>{label(16, 30, title, 'head')}{body}</svg>"
     )
 
 
-def svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "", turn: int = 0) -> str:
+def label(x: float, y: float, text: str, kind: str = "", anchor: str = "", turn: int = 0) -> str:
     extra = f' class="{kind}"' * bool(kind) + f' text-anchor="{anchor}"' * bool(anchor)
     extra += f' transform="rotate({turn} {x:.1f} {y:.1f})"' * bool(turn)
     return f'<text x="{x:.1f}" y="{y:.1f}"{extra}>{escape(text)}</text>' if text else ""
@@ -92,7 +92,7 @@ def svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "", tu
 
 def empty_figure(title: str, message: str) -> str:
     width = 32 + max(330, text_width(message))
-    return svg_frame(width, 76, title, message, svg_text(16, 56, message, "mute"))
+    return frame(width, 76, title, message, label(16, 56, message, "mute"))
 
 
 def short_number(value: float) -> str:
@@ -170,8 +170,8 @@ def colour_legend(x: float, y: float, low: str, high: str, notes: Sequence[str])
     """The colour scale with its two ends, and notes below it."""
     bar = round(x + text_width(low) + 8)
     scale = "".join(f'<path d="M{bar + 4 * i} {y:.0f}h5v10h-5z" class="k{i}"/>' for i in range(LEVELS))
-    scale += svg_text(x, y + 10, low, "mute") + svg_text(bar + 4 * LEVELS + 8, y + 10, high, "mute")
-    return scale + "".join(svg_text(x, y + 36 + 20 * i, note, "mute") for i, note in enumerate(notes))
+    scale += label(x, y + 10, low, "mute") + label(bar + 4 * LEVELS + 8, y + 10, high, "mute")
+    return scale + "".join(label(x, y + 36 + 20 * i, note, "mute") for i, note in enumerate(notes))
 
 
 def notes_on(grid: np.ndarray, *notes: str) -> list[str]:
@@ -179,26 +179,26 @@ def notes_on(grid: np.ndarray, *notes: str) -> list[str]:
     return [note for note in (*notes, f"Not finite, in sand: {lost:,} of {grid.size:,}." * bool(lost)) if note]
 
 
-def svg_size(svg: str) -> tuple[float, float]:
+def figure_size(svg: str) -> tuple[float, float]:
     """Width and height of a figure."""
     width, height = (float(number) for number in re.findall(r'(?:width|height)="([\d.]+)"', svg)[:2])
     return width, height
 
 
-def svg_document(svg: str) -> bytes:
+def document(svg: str) -> bytes:
     """A figure as the content of an SVG file."""
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n'.encode("utf-8", "replace")
 
 
 def svg_file(path: str | os.PathLike[str], svg: str) -> Path:
     """Save a figure as a file of its own, for browsers, editors and papers."""
-    write_atomically(path, svg_document(svg))
+    write_atomically(path, document(svg))
     return Path(path).resolve()
 
 
 def to_png(svg: str, *, zoom: float = 2.0, fonts: Sequence[str | Path] = ()) -> bytes:
     """The bytes of a PNG file; `fonts` are font files besides those of the system."""
-    width, height = svg_size(svg)
+    width, height = figure_size(svg)
     if max(width, height) * zoom > LARGEST:
         raise UserError(
             f"the image would have {width * zoom:.0f} x {height * zoom:.0f} pixels, more than {LARGEST} per side: "
@@ -222,7 +222,7 @@ def characters_without_font(text: str, fonts: Sequence[str] = ()) -> list[str]:
     """The characters of `text` that are rendered like one that no font has, although they are visible."""
 
     def alone(char: str) -> bytes:
-        return _render(svg_frame(40, 40, "", "", svg_text(8, 24, char)), 1.0, fonts)
+        return _render(frame(40, 40, "", "", label(8, 24, char)), 1.0, fonts)
 
     box = alone(NO_CHARACTER)
     visible = {char for char in text if unicodedata.category(char) not in ("Zs", "Zl", "Zp", "Cc", "Cf", "Mn")}
