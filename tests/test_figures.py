@@ -22,9 +22,10 @@ from regard.commands.attend import as_text
 from regard.errors import UserError
 from regard.explore.changes import Changes
 from regard.explore.figures import attended, draw, stage_panel
-from regard.explore.heatmap import head_panels, image_panels, label_map
+from regard.explore.heads import HeadMetrics
+from regard.explore.heatmap import head_panels, image_panels
 from regard.explore.html import text_width
-from regard.explore.report import look_page
+from regard.explore.report import head_map, look_page
 from regard.explore.svg import characters_without_font, to_png
 
 NS = "{http://www.w3.org/2000/svg}"
@@ -56,6 +57,10 @@ def words(root: ElementTree.Element) -> list[str]:
 
 def softmax(*shape: int) -> np.ndarray:
     return torch.rand(*shape).mul(4).softmax(dim=-1).numpy()
+
+
+def head(layer: int, head: int, pattern: str, loss_change: float | None) -> HeadMetrics:
+    return HeadMetrics("encoder", layer, head, 0.0, 0.0, None, {pattern: 0.7}, None, loss_change)
 
 
 # Panels
@@ -96,7 +101,7 @@ def test_odd_labels_are_text() -> None:
         head_panels(softmax(1, count, count), ODD, ODD, ["<b>"], title="<script>"),
         stage_panel([("<i>", np.arange(count))], ODD, title="<script>x", note="&"),
         image_panels(np.random.rand(3, 8, 8), 2, 2, softmax(count, 4), ODD, title="<script>"),
-        label_map(softmax(1, count), [ODD], title="<script>", note="<b>"),
+        head_map([head(0, at, pattern, 0.1 * at) for at, pattern in enumerate(ODD)], "encoder"),
     ):
         root = parse(svg)
         shown = " ".join(words(root))
@@ -127,7 +132,8 @@ def test_stages_show_their_numbers_and_masked_keys() -> None:
 
 
 def test_layers_may_have_different_numbers_of_heads() -> None:
-    root = parse(label_map([[0.5, -0.25], [1.0]], [["x", "y"], ["z"]], title="t"))
+    metrics = [head(0, 0, "x", 0.5), head(0, 1, "y", -0.25), head(1, 0, "z", 1.0)]
+    root = parse(head_map(metrics, "encoder"))
     assert len([rect for rect in root.iter(f"{NS}rect")]) == 3
     assert {"+0.5000", "-0.2500", "+1.0000"} <= set(words(root))
 
@@ -228,7 +234,7 @@ def test_columns_of_text_are_aligned_in_any_script() -> None:
 
 def test_the_map_of_heads_shows_every_score_in_full() -> None:
     names = ("previous token", "next token", "first token", "last token", "punctuation", "alignment", "-12 tokens")
-    svg = label_map([[0.1] * len(names)], [[f"{name} 0.70" for name in names]])
+    svg = head_map([head(0, at, name, 0.1) for at, name in enumerate(names)], "encoder")
     assert "…" not in svg and svg.count(" 0.70</text>") == len(names)
 
 

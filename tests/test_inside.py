@@ -114,7 +114,6 @@ def test_classes_masks_and_vectors() -> None:
     inside = opened("masked")
     look = inside.look("the [MASK] did not [MASK]")
     assert look.input.source_labels == ("[CLS]", "the", "[MASK]", "did", "not", "[MASK]", "[SEP]")
-    assert look.input.masked == (2, 5)
     assert [p.expected is None for p in look.output.positions] == [
         False,
         False,

@@ -123,7 +123,7 @@ def _describe(look: Look) -> str:
         return f"generates {output.generated!r}{loss}"
     if output.kind == "vector":
         return f"a vector of {output.logits.shape[-1]} numbers"
-    positions = [output.positions[at] for at in look.input.masked] or output.positions[-1:]
+    positions = [position for position in output.positions if position.expected is None] or output.positions[-1:]
     words = {"next": "next", "classes": "class", "masked": "[MASK]"}[output.kind]
     tops = ["  ".join(f"{one.label} {one.probability:.3f}" for one in position.top[:5]) for position in positions]
     return f"{words}: {' | '.join(tops)}{loss}"

@@ -185,20 +185,17 @@ class _Rewrite:
         queries, keys = weights.shape[-2:]
         if self.calls == 0:
             self.whole = queries > 1  # the first step of a generation reads <s> alone
-        if self.back or self.whole:
-            first = keys - queries if self.back else 0
-            chosen = slice(self.query - first, self.query - first + 1)
-            meant = first <= self.query < first + queries
-        else:
-            chosen, meant = slice(None), self.calls == self.query
+        at = self.query - (keys - queries if self.back else 0)
+        own = slice(at, at + 1) if self.back or self.whole else slice(None)
+        is_here = 0 <= at < queries if self.back or self.whole else self.calls == self.query
         self.calls += 1
-        if not meant:
+        if not is_here:
             return weights
         wanted = torch.tensor(self.weights[:keys], dtype=weights.dtype, device=weights.device)
         total = wanted.sum()
         changed = weights.clone()
-        changed[:, self.head, chosen] = 0  # a generation may have more keys than the row has weights
-        changed[:, self.head, chosen, : len(wanted)] = wanted / total if total > 0 else wanted
+        changed[:, self.head, own] = 0  # a generation may have more keys than the row has weights
+        changed[:, self.head, own, : len(wanted)] = wanted / total if total > 0 else wanted
         return changed
 
 

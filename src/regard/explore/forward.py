@@ -74,7 +74,6 @@ class Input:
     read: tuple[str, ...] = ()
     expected: tuple[int | None, ...] = ()
     written: tuple[str, ...] = ()
-    masked: tuple[int, ...] = ()  # positions of [MASK]
     text: str | None = None
     image: Tensor | None = None  # [C, H, W] between 0 and 1, for display
     grid: Grid | None = None  # the patches of the image
@@ -120,7 +119,6 @@ class InputReader:
 
     def _read_text(self, text: str, truncate: bool) -> Input:
         tokenizer = self.bundle.source
-        masked: tuple[int, ...] = ()
         match self.config.architecture:
             case "decoder":
                 ids = tokenizer.encode(text) or ([] if tokenizer.bos is None else [tokenizer.bos])
@@ -130,7 +128,6 @@ class InputReader:
                 limit = self.bundle.limits.positions
                 if truncate and limit is not None and len(ids) > limit:
                     ids = [*ids[: limit - 1], ids[-1]]
-                masked = tuple(at for at, id in enumerate(ids) if id == tokenizer.mask)
                 expected = [None if id == tokenizer.mask else id for id in ids]
             case _:
                 ids, expected = [*tokenizer.encode(text), tokenizer.special_id("eos")], []
@@ -139,7 +136,7 @@ class InputReader:
         self._check_length(len(ids))
         labels = tuple(tokenizer.token(id) for id in ids)
         source = torch.tensor([ids], device=self.bundle.device)
-        return Input(source, labels, read=labels, expected=tuple(expected), masked=masked, text=text)
+        return Input(source, labels, read=labels, expected=tuple(expected), text=text)
 
     def _with_masks(self, tokenizer: Tokenizer, text: str) -> list[int]:
         """<s> … </s>, where [MASK] in the text is the token of that name, if there is one."""

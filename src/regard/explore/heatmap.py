@@ -3,7 +3,6 @@
     heat_map      [rows, columns]                  one head or a mean, with labels, values and a colour scale
     head_panels   [heads, rows, columns]           every head a labelled map
     head_grid     [layers, heads, rows, columns]   small maps without labels
-    label_map     [layers, heads]                  one number and a label for each head
     image_panels  [panels, patches]                an image per word (or head), its patches coloured by their weight
     gallery       [n, channels, height, width]     images with captions
 
@@ -157,8 +156,6 @@ def _scaled_maps(
 def head_panels(weights: Any, rows: Tokens, columns: Tokens, names: Sequence[str], *, title: str = "") -> str:
     """The maps [len(names), rows, columns] with a name above each and a label at every row and column."""
     stack = svg.as_array(weights, (len(rows), len(columns)), (3,))
-    if not stack.size:
-        return svg.empty_figure(title or NAME, "There are no heads or no tokens to show.")
     rows, columns = ([token_label(token) for token in tokens] for tokens in (rows, columns))
     n, m = stack.shape[1:]
     cell = max(6.0, min(24.0, 300.0 // max(n, m)))
@@ -189,40 +186,11 @@ def head_panels(weights: Any, rows: Tokens, columns: Tokens, names: Sequence[str
     return _scaled_maps(stack, left + across * step, left, bottom, title, about, parts, False)
 
 
-def label_map(values: Any, texts: Sequence[Sequence[str]], *, title: str = "", note: str = "") -> str:
-    """Numbers [layers, heads] as colours, with a label in every cell; layers may differ in their number of heads."""
-    rows = [list(map(float, row)) for row in values]
-    most = max(map(len, rows), default=0)
-    if not most:
-        return svg.empty_figure(title or "Heads", "There are no heads to show.")
-    table = np.array([row + [np.nan] * (most - len(row)) for row in rows])
-    levels, wide, tall, left, top = svg.colour_levels(table), 112, 46, 76, 40 + 26 * bool(title)
-    parts = [svg.label(left + (j + 0.5) * wide, top - 8, f"head {j}", "mute", "middle") for j in range(most)]
-    for i, row in enumerate(rows):
-        parts.append(svg.label(16, top + (i + 0.5) * tall + 4, f"layer {i}", "mute"))
-        for j, value in enumerate(row):
-            level, x, y = int(levels[i, j]), left + j * wide, top + i * tall
-            kind = "" if level == svg.LEVELS else "mid" * (level > 14) + " on" * (level > 20)
-            tip = escape(f"layer {i}, head {j}: {texts[i][j]}, {value:.4f}")
-            box = f'x="{x}" y="{y}" width="{wide - 2}" height="{tall - 2}" class="k{level}"'
-            parts.append(f"<rect {box}><title>{tip}</title></rect>")
-            for at, text in ((18, token_label(texts[i][j], wide + 34)), (34, f"{value:+.4f}")):
-                parts.append(svg.label(x + wide / 2 - 1, y + at, text, f"cell {kind}", "middle"))
-    bottom = top + len(rows) * tall
-    low, high = (svg.short_number(float(f"{end:.2g}")) for end in svg.weight_range(table))
-    parts.append(svg.colour_legend(left, bottom + 14, low, high, [note] if note else []))
-    width = max(left + most * wide + 14, left + 300, left + 16 + text_width(note))
-    about = f"{len(rows)} layers of up to {most} heads. {note}"
-    return svg.frame(width, bottom + 44 + 20 * bool(note), title, about, "".join(parts), name="Heads")
-
-
 def image_panels(
     image: Any, down: int, across: int, weights: Any, names: Tokens, *, title: str = "", columns: int | None = None
 ) -> str:
     """One panel for each row of weights [len(names), down · across] over an image [channels, height, width], 0 to 1."""
     stack, name = svg.as_array(weights, (len(names), down * across)), "Attention over the image"
-    if not stack.size:
-        return svg.empty_figure(title or name, "There is nothing to show.")
     grey = _image(image, PANEL, grey=True)
     mark = f"image-{zlib.crc32(grey.encode()):08x}"  # a page may hold several figures, each with its image
     frame = f'<path class="rule" d="M0 0h{PANEL}v{PANEL}H0z"/>'

@@ -14,15 +14,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import regard
-from regard.explore import html
+from regard.explore import html, svg
 from regard.explore.chart import line_chart
 from regard.explore.figures import TITLES, draw, main_part, output_table, over_image
 from regard.explore.heads import HeadMetrics
-from regard.explore.heatmap import gallery, heat_map, label_map
+from regard.explore.heatmap import gallery, heat_map
 from regard.explore.html import Section, figure, paragraph
 from regard.explore.inside import Inside, Look
-from regard.explore.svg import figure_size, frame
 from regard.predict.bundle import Bundle
 from regard.training import results as plain
 
@@ -113,30 +114,44 @@ def look_page(look: Look, before: Look | None = None) -> str:
 
 
 def head_map(metrics: Sequence[HeadMetrics], part: str) -> str:
-    """One part: layers down, heads across."""
-    rows: dict[int, list[HeadMetrics]] = {}
-    for one in metrics:
-        if one.part == part:
-            rows.setdefault(one.layer, []).append(one)
-    values = [[_value(one) for one in row] for row in rows.values()]
-    labels = [[f"{one.pattern[0]} {one.pattern[1]:.2f}" for one in row] for row in rows.values()]
+    """One part, layers down and heads across: colour and number are a head's importance, the label its pattern."""
+    own = [one for one in metrics if one.part == part]
     measured = all(one.loss_change is not None for one in metrics)
+    layers, heads = max(one.layer for one in own) + 1, max(one.head for one in own) + 1
+    table = np.full((layers, heads), np.nan)
+    for one in own:
+        table[one.layer, one.head] = one.gradient if one.loss_change is None else one.loss_change  # None is NaN
+    levels, wide, tall, left, top = svg.colour_levels(table), 112, 46, 76, 66
+    parts = [svg.label(left + (j + 0.5) * wide, top - 8, f"head {j}", "mute", "middle") for j in range(heads)]
+    parts += [svg.label(16, top + (i + 0.5) * tall + 4, f"layer {i}", "mute") for i in range(layers)]
+    for one in own:
+        level, value = int(levels[one.layer, one.head]), table[one.layer, one.head]
+        text, x, y = "{} {:.2f}".format(*one.pattern), left + one.head * wide, top + one.layer * tall
+        kind = "" if level == svg.LEVELS else "mid" * (level > 14) + " on" * (level > 20)
+        tip = html.escape(f"layer {one.layer}, head {one.head}: {text}, {value:.4f}")
+        box = f'x="{x}" y="{y}" width="{wide - 2}" height="{tall - 2}" class="k{level}"'
+        parts.append(f"<rect {box}><title>{tip}</title></rect>")
+        for at, line in ((18, html.token_label(text, wide + 34)), (34, f"{value:+.4f}")):
+            parts.append(svg.label(x + wide / 2 - 1, y + at, line, f"cell {kind}", "middle"))
     what = "change of the loss when the head is off" if measured else "gradient of the loss at the head's gate"
-    return label_map(values, labels, title=TITLES[part], note=f"Colour and number: {what}. Label: its pattern.")
-
-
-def _value(one: HeadMetrics) -> float:
-    return next((value for value in (one.loss_change, one.gradient) if value is not None), float("nan"))
+    note = f"Colour and number: {what}. Label: its pattern."
+    low, high = (svg.short_number(float(f"{end:.2g}")) for end in svg.weight_range(table))
+    bottom = top + layers * tall
+    parts.append(svg.colour_legend(left, bottom + 14, low, high, [note]))
+    width = left + max(heads * wide + 14, 300, 16 + html.text_width(note))
+    about = f"{layers} layers of up to {heads} heads. {note}"
+    return svg.frame(width, bottom + 64, TITLES[part], about, "".join(parts))
 
 
 def head_maps(metrics: Sequence[HeadMetrics]) -> str:
     """All parts in one figure, one below the other."""
     body, wide, top = "", 0.0, 0.0
-    for svg in (head_map(metrics, part) for part in dict.fromkeys(one.part for one in metrics)):
-        width, height = figure_size(svg)
-        body += f'<g transform="translate(0 {top:.0f})">{svg}</g>'
+    for part in dict.fromkeys(one.part for one in metrics):
+        figure = head_map(metrics, part)
+        width, height = svg.figure_size(figure)
+        body += f'<g transform="translate(0 {top:.0f})">{figure}</g>'
         wide, top = max(wide, width), top + height
-    return frame(wide, top, "", "One map for each part.", body, name="Heads")
+    return svg.frame(wide, top, "", "One map for each part.", body, name="Heads")
 
 
 def head_page(facts: Mapping[str, Any], metrics: Sequence[HeadMetrics]) -> str:
