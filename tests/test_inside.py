@@ -94,12 +94,12 @@ def test_the_stages_of_a_query_follow_from_each_other(architecture: str, changed
 def test_probabilities_and_loss_are_those_of_the_model() -> None:
     for shape in ("decoder", "encoder-decoder"):
         inside = opened(shape)
-        look = inside.look(SENTENCE, target="a b c" if shape == "encoder-decoder" else None, top=5)
+        look = inside.look(SENTENCE, target="a b c" if shape == "encoder-decoder" else None)
         logits = logits_of(inside, look)
         expected = [id for id in look.input.expected if id is not None]
         loss = F.cross_entropy(logits[: len(expected)], torch.tensor(expected))
         assert look.output.loss == pytest.approx(loss.item(), rel=1e-5)
-        best = logits.softmax(dim=-1).topk(5)
+        best = logits.softmax(dim=-1).topk(8)
         for place, values, ids in zip(look.output.positions, best.values, best.indices, strict=True):
             assert [choice.id for choice in place.top] == ids.tolist()
             assert [choice.probability for choice in place.top] == pytest.approx(values.tolist(), rel=1e-4)
@@ -109,7 +109,7 @@ def test_probabilities_and_loss_are_those_of_the_model() -> None:
 
 def test_classes_masks_and_vectors() -> None:
     inside = opened("classes")
-    output = inside.look(SENTENCE, top=3).output
+    output = inside.look(SENTENCE).output
     assert sum(choice.probability for choice in output.positions[0].top) == pytest.approx(1)
     inside = opened("masked")
     look = inside.look("the [MASK] did not [MASK]")

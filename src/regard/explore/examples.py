@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -66,8 +66,7 @@ class Batch(Tensors):
         return loss.view(rows, -1).sum(dim=1), counted.view(rows, -1).sum(dim=1).float()
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """One row before it is padded."""
 
     source: Tensor  # [S], or an image
@@ -178,12 +177,13 @@ def in_batches(examples: Sequence[Example], device: torch.device) -> list[Batch]
 
 
 def _pad(rows: Sequence[Example]) -> Batch:
-    def side(name: str, padding: int = 0) -> tuple[Any, Tensor | None]:
+    def side(values: Sequence[Tensor | None], padding: int = 0) -> tuple[Any, Tensor | None]:
         """One field of all rows, padded, and where it is real; None where there is no such field, or no padding."""
-        values = [value.cpu() for row in rows if (value := getattr(row, name)) is not None]
-        if not values or values[0].dim() != 1:  # an image or a class
-            return torch.stack(values) if values else None, None
-        table, is_real = pad_rows(values)
+        rows = [value.cpu() for value in values if value is not None]
+        if not rows or rows[0].dim() != 1:  # an image or a class
+            return torch.stack(rows) if rows else None, None
+        table, is_real = pad_rows(rows)
         return table.masked_fill(~is_real, padding), None if bool(is_real.all()) else is_real
 
-    return Batch(*side("source"), *side("target"), side("expected", IGNORE)[0])
+    sources, targets, expected = zip(*rows, strict=True)
+    return Batch(*side(sources), *side(targets), side(expected, IGNORE)[0])

@@ -37,6 +37,7 @@ from regard.models.config import ModelConfig
 from regard.predict.bundle import Bundle
 from regard.text.tokenizer import Tokenizer
 
+TOP = 8  # most probable tokens kept for each position
 Kind = Literal["next", "target", "masked", "classes", "vector"]
 
 
@@ -91,6 +92,7 @@ class InputReader:
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle, self.config = bundle, bundle.config
+        self.like = next(bundle.model.parameters())  # the device and the precision of the model
         config, tokenizers = bundle.config, bundle.tokenizers
         if config.output_head == "values":
             raise UserError("output_head = 'values': exploring needs a model that reads text or images, not numbers")
@@ -153,7 +155,7 @@ class InputReader:
         features, size = torch.as_tensor(features, dtype=torch.float32), self.config.feature_dim
         if features.dim() != 2 or features.shape[1] != size:
             raise UserError(f"features have shape {tuple(features.shape)}: give [regions, feature_dim = {size}]")
-        return Input(self._batch_of_one(features), tuple(f"region {index}" for index in range(len(features))))
+        return Input(features[None].to(self.like), tuple(f"region {index}" for index in range(len(features))))
 
     def _read_image(self, image: Any) -> Input:
         """A file, resized to the model's size, or numbers [channels, height, width] that are read as they are."""
@@ -169,11 +171,7 @@ class InputReader:
             normalised = low < 0 or high > 1  # such as by mean and standard deviation: stretched for display
             shown = (pixels - low) / (high - low) if normalised and high > low else pixels.clamp(0, 1)
         grid = grid_of(config)
-        return Input(self._batch_of_one(pixels), grid.labels, image=shown, grid=grid)
-
-    def _batch_of_one(self, numbers: Tensor) -> Tensor:
-        """With a batch dimension, on the device and in the precision of the model."""
-        return numbers[None].to(next(self.bundle.model.parameters()))
+        return Input(pixels[None].to(self.like), grid.labels, image=shown, grid=grid)
 
     def with_target(self, input: Input, ids: Sequence[int]) -> Input:
         """The same source with a target: the decoder reads <s> and `ids`, and is expected to predict `ids` and </s>."""
@@ -257,9 +255,7 @@ class Output:
         }
 
 
-def read_output(
-    reader: InputReader, input: Input, logits: Tensor, hypotheses: Sequence[tuple[str, float]], top: int
-) -> Output:
+def read_output(reader: InputReader, input: Input, logits: Tensor, hypotheses: Sequence[tuple[str, float]]) -> Output:
     """The output for `input` from logits [positions, vocab_size] or [classes], or from states."""
     architecture, head = reader.config.architecture, reader.config.output_head
     logits, read, expected = logits.float().cpu(), input.read, input.expected
@@ -269,7 +265,7 @@ def read_output(
     elif architecture == "encoder" and head != "tokens":
         return Output("vector", (), None, torch.atleast_2d(logits))
     log_p = logits.log_softmax(dim=-1)
-    values, ids = log_p.exp().topk(min(top, logits.shape[-1]), dim=-1)
+    values, ids = log_p.exp().topk(min(TOP, logits.shape[-1]), dim=-1)
     positions, losses = [], []
     for at, correct in enumerate(expected):
         best = zip(ids[at].tolist(), values[at].tolist(), strict=True)

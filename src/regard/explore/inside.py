@@ -41,7 +41,6 @@ from regard.predict.bundle import Bundle, load
 from regard.predict.config import SearchConfig, recipe_config
 
 LARGEST = 2**28  # attention weights of one look: 1 GiB
-TOP = 8  # most probable tokens kept for each position
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,6 @@ class Inside:
         target: str | None = None,
         changes: Changes | None = None,
         generate: bool = True,
-        top: int = TOP,
     ) -> Look:
         """One pass over a text, or over an image (a file, or pixels [channels, height, width]).
 
@@ -224,7 +222,7 @@ class Inside:
                 hypotheses = self.generate(input, Changes())
             ids = hypotheses[0].tokens if hypotheses else self.bundle.target.encode(target or "")
             input = self.reader.with_target(input, ids)
-        return self._look(input, changes, None if changes else hypotheses, generate, top)
+        return self._look(input, changes, None if changes else hypotheses, generate)
 
     def compare(
         self, text: str | None = None, *, changes: Changes, image: Any = None, target: str | None = None
@@ -239,12 +237,7 @@ class Inside:
 
     @torch.inference_mode()
     def _look(
-        self,
-        input: Input,
-        changes: Changes,
-        hypotheses: list[Hypothesis] | None = None,
-        generate: bool = True,
-        top: int = TOP,
+        self, input: Input, changes: Changes, hypotheses: list[Hypothesis] | None = None, generate: bool = True
     ) -> Look:
         self._check(input, changes)
         with self.lock, trace(self.model, edits(changes, self.anatomy), only="*.weights") as seen:
@@ -257,7 +250,7 @@ class Inside:
             weights = tuple(seen[f"{path}.weights"][0].float().cpu() for path, _ in layers)
             parts[name] = Part(name, rows, columns, weights)
         texts = [(self.reader.decode(one.tokens), one.score) for one in hypotheses]
-        return Look(self, input, changes, parts, read_output(self.reader, input, logits[0], texts, top))
+        return Look(self, input, changes, parts, read_output(self.reader, input, logits[0], texts))
 
     def forward(self, input: Input) -> Tensor:
         """The output of the model for a batch of one input: logits of tokens or classes, or states."""

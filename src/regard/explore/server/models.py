@@ -13,6 +13,7 @@ import json
 import math
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,14 +59,11 @@ class Models:
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _reading: threading.Lock = field(default_factory=threading.Lock)  # the list does not wait for a model
 
-    def folder(self, name: str) -> Path:
-        if name not in self.folders:
-            raise NoSuchRun(f"run = {name[:100]!r}: is not one of the runs that this page shows")
-        return self.folders[name]
-
     def recipe(self, name: str) -> dict[str, Any] | None:
         """The tables of a run's recipe; None for a Hugging Face folder."""
-        path = self.folder(name) / RECIPE
+        if name not in self.folders:
+            raise NoSuchRun(f"run = {name[:100]!r}: is not one of the runs that this page shows")
+        path = self.folders[name] / RECIPE
         with self._reading:
             if name not in self._recipes:
                 self._recipes[name] = read_toml(path) if path.is_file() else None
@@ -73,7 +71,7 @@ class Models:
 
     def describe(self, name: str) -> dict[str, Any]:
         """What the recipe says about a run, without loading the model; `error` says why it cannot be loaded."""
-        folder = self.folder(name)
+        folder = self.folders[name]
         facts: dict[str, Any] = {"name": name, "title": str(folder), "error": None, "examples": list(EXAMPLES)}
         facts.update(dict.fromkeys((*FIELDS, "size")))
         try:
@@ -87,7 +85,11 @@ class Models:
             facts.update({field: model.get(field) for field in FIELDS})
             facts["size"] = model.get("image_size") if model.get("input") == "patches" else None
             if isinstance(data.get("generator"), dict):
-                facts["examples"] = _generated(data["generator"]) or facts["examples"]
+                from regard.data.pairs import Generator
+
+                with suppress(UserError):
+                    generator = from_dict(Generator, {**data["generator"], "test": 3}, "data.generator.")
+                    facts["examples"] = [pair.source for pair in generator.pairs("test")]
         if self.text is not None:
             facts["examples"].insert(0, self.text)
         return facts
@@ -186,13 +188,3 @@ def find_runs(path: Path) -> dict[str, Path]:
 
 def is_run(folder: Path) -> bool:
     return (folder / RECIPE).is_file() or (folder / HF_CONFIG).is_file()
-
-
-def _generated(table: dict[str, Any]) -> list[str]:
-    """Inputs for a model whose data come from a generator."""
-    from regard.data.pairs import Generator
-
-    try:
-        return [pair.source for pair in from_dict(Generator, {**table, "test": 3}, "data.generator.").pairs("test")]
-    except UserError:
-        return []
