@@ -157,19 +157,17 @@ def add_weights(sums: Sums, weights: Tensor, visible: Tensor, view: View) -> Non
 
 def _distances(view: View) -> Tensor:
     """[B, Q, K] the distance of a key from its query."""
-    (rows, queries), keys = view.queries.shape, view.keys.shape[1]
-    i = torch.arange(queries, device=view.keys.device)[:, None]
-    j = torch.arange(keys, device=view.keys.device)[None]
+    (rows, queries), keys, device = view.queries.shape, view.keys.shape[1], view.keys.device
     if not view.within:
         lengths = [side.sum(dim=1).clamp_min(2)[:, None, None] - 1 for side in (view.queries, view.keys)]
-        return (j[None] - i[None] * lengths[1] / lengths[0]).abs()
-    apart = (i - j).abs().float()
-    if view.grid is not None:
-        across, first = view.grid.across, view.grid.first
-        down_i, down_j = (i - first).div(across, rounding_mode="floor"), (j - first).div(across, rounding_mode="floor")
-        apart = ((down_i - down_j) ** 2 + ((i - first) % across - (j - first) % across) ** 2).float().sqrt()
-        apart = apart.masked_fill((i < first) | (j < first), 0.0)  # [CLS] has no location
-    return apart.expand(rows, -1, -1)
+        i, j = torch.arange(queries, device=device)[:, None], torch.arange(keys, device=device)
+        return (j - i * lengths[1] / lengths[0]).abs()
+    across, first = (1, 0) if view.grid is None else (view.grid.across, view.grid.first)
+    i = torch.arange(queries, device=device) - first
+    at = torch.stack((i // across, i % across), dim=-1).float()  # row and column; in a text there is one column
+    apart = (at[:, None] - at).square().sum(dim=-1).sqrt()
+    outside = i < 0  # [CLS] has no location
+    return apart.masked_fill(outside[:, None] | outside, 0.0).expand(rows, -1, -1)
 
 
 def _view(inside: Inside, batch: Batch, part: PartName, lexicon: Lexicon | None) -> View:

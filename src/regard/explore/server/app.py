@@ -28,7 +28,7 @@ from starlette.exceptions import HTTPException
 
 import regard
 from regard.errors import UserError
-from regard.explore.server.models import Models, NoSuchRun
+from regard.explore.server.models import Models
 
 if TYPE_CHECKING:
     from regard.explore.inside import Look
@@ -131,19 +131,16 @@ def make_app(models: Models, token: str) -> FastAPI:
 
 async def _report(request: Request, error: Exception) -> Response:
     """Every error is one sentence under the key "error"."""
-    status, message = 422, str(error)
     match error:
-        case NoSuchRun():
-            status = 404
+        case HTTPException():
+            return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
         case RequestValidationError():
             first = error.errors()[0]
             where = ".".join(str(step) for step in first["loc"] if step != "body")[:200]
-            message = f"{where or 'the request'}: {first['msg']}"
-        case HTTPException():
-            return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
-        case Exception() if not isinstance(error, UserError):
-            status, message = 500, f"{type(error).__name__}: {error}; this is a bug in Regard"
-    return JSONResponse({"error": message}, status)
+            return JSONResponse({"error": f"{where or 'the request'}: {first['msg']}"}, 422)
+        case UserError():
+            return JSONResponse({"error": str(error)}, 422)
+    return JSONResponse({"error": f"{type(error).__name__}: {error}; this is a bug in Regard"}, 500)
 
 
 def page_missing() -> str | None:

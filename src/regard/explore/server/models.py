@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from starlette.exceptions import HTTPException
+
 from regard.errors import UserError
 from regard.models.recipe import RECIPE
 from regard.settings import from_dict, read_toml
@@ -36,13 +38,7 @@ EXAMPLES = (
     "The animal didn't cross the street because it was too tired.",
     "The keys that the man lost are in the kitchen.",
 )
-
-
 Question = tuple[str, str | None, str | None, str | None]  # run, text, target, image; equal ones share one look
-
-
-class NoSuchRun(UserError):
-    """No run has that name."""
 
 
 @dataclass
@@ -62,7 +58,7 @@ class Models:
     def recipe(self, name: str) -> dict[str, Any] | None:
         """The tables of a run's recipe; None for a Hugging Face folder."""
         if name not in self.folders:
-            raise NoSuchRun(f"run = {name[:100]!r}: is not one of the runs that this page shows")
+            raise HTTPException(404, f"run = {name[:100]!r}: is not one of the runs that this page shows")
         path = self.folders[name] / RECIPE
         with self._reading:
             if name not in self._recipes:
