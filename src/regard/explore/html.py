@@ -27,6 +27,7 @@ from datetime import datetime
 from importlib import resources
 from pathlib import Path
 
+import regard
 from regard.errors import UserError
 from regard.files import write_atomically
 
@@ -212,11 +213,11 @@ def page(
     summary: Sequence[tuple[str, str]],
     sections: Sequence[Section],
     *,
-    created: datetime | str,
-    version: str,
+    created: datetime | str | None = None,
+    version: str = regard.__version__,
 ) -> str:
-    """The whole page. `summary` holds the headline metrics, such as ("exact match", "99.4 %")."""
-    time = created.isoformat(" ", "minutes") if isinstance(created, datetime) else created
+    """The whole page. `summary` holds the headline metrics, such as ("exact match", "99.4 %"); `created`: now."""
+    time = created if isinstance(created, str) else (created or datetime.now()).isoformat(" ", "minutes")
     tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in summary)
     links = "".join(f'<li><a href="#section-{i}">{escape(part.heading)}</a></li>' for i, part in enumerate(sections, 1))
     contents = f'<nav aria-labelledby="contents"><h2 id="contents">Contents</h2><ol>{links}</ol></nav>'

@@ -13,6 +13,7 @@ vectors has no loss: then the change is 1 - cosine between its output with and w
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -100,19 +101,14 @@ def least_important(
     if not 0 < count <= most:
         total = len(inside.anatomy.heads)
         raise UserError(f"{count} heads of {total}: at most {most} can be removed, one stays in every layer")
+    measure = partial(losses_when_off, watch=watch) if by == "loss" else gradients
     off: list[Head] = []
     for turn in range(rounds, 0, -1):
-        wanted = -(-(count - len(off)) // turn)
-        if not wanted:
-            continue
-        if by == "loss":
-            importance = losses_when_off(inside, batches, off=off, watch=watch)
-        else:
-            importance = gradients(inside, batches, off=off)
+        goal = len(off) + math.ceil((count - len(off)) / turn)
+        importance = measure(inside, batches, off=off) if goal > len(off) else {}
         left = Counter(head[:2] for head in importance)  # heads of each layer
         for head in sorted(importance, key=importance.__getitem__):
-            if wanted and left[head[:2]] > 1:
+            if len(off) < goal and left[head[:2]] > 1:
                 off.append(head)
                 left[head[:2]] -= 1
-                wanted -= 1
     return off

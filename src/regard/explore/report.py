@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import regard
 from regard.explore import html, svg
 from regard.explore.chart import line_chart
 from regard.explore.figures import TITLES, draw, main_part, output_table, over_image
@@ -45,8 +43,7 @@ def write_report(path: str | os.PathLike[str], results: plain.Results, bundle: B
     sections += [Section(one.heading, "".join(map(_part, one.parts))) for one in results.sections]
     if results.attention:
         sections.append(_attention(Inside(bundle), results.attention))
-    content = html.page(results.title, summary, sections, created=datetime.now(), version=regard.__version__)
-    return html.write_page(path, content)
+    return html.write_page(path, html.page(results.title, summary, sections))
 
 
 def _curve(results: plain.Results) -> Section:
@@ -110,7 +107,7 @@ def look_page(look: Look, before: Look | None = None) -> str:
         if sum(map(len, part.weights)) > 1:
             body += figure(draw(look, part=part.name, grid=True), "Every layer and head, each with its own scale.")
         sections.append(Section(TITLES[part.name], body + (html.attention_note() if part is main else "")))
-    return html.page(title, summary, sections, created=datetime.now(), version=regard.__version__)
+    return html.page(title, summary, sections)
 
 
 def head_map(metrics: Sequence[HeadMetrics], part: str) -> str:
@@ -170,4 +167,4 @@ def head_page(facts: Mapping[str, Any], metrics: Sequence[HeadMetrics]) -> str:
         rounded = [None if number is None else round(number, 3) for number in numbers]
         rows.append([one.name, pattern, *rounded, one.loss_change, one.gradient])
     sections.append(Section("All metrics", html.table(headers, rows) + paragraph(LEGEND) + html.attention_note()))
-    return html.page("Attention heads", summary, sections, created=datetime.now(), version=regard.__version__)
+    return html.page("Attention heads", summary, sections)
