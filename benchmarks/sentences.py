@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import Pairs, Ragged
-from regard.data.pairs import PairData, read_pairs
+from regard.data.pairs import PairData
 from regard.text.tokenizer import Tokenizer
 
 BOS, EOS, FIRST = 2, 3, 4  # of our tokenizers; ordinary ids begin at FIRST
@@ -92,7 +92,7 @@ def generate(lengths: Lengths, count: int, vocab_size: int, seed: int = 0) -> Co
 def read_lines(folder: Path, split: str) -> tuple[list[str], list[str]]:
     """English and German of `train`, `val` or `test_2016_flickr`."""
     files = tuple(FILES.format(split, language) for language in ("en", "de"))
-    found = list(read_pairs(files, PairData(train=files, folder=str(folder))))
+    found = list(PairData(train=files, folder=str(folder)).read(files))
     return [pair.source for pair in found], [pair.target for pair in found]
 
 

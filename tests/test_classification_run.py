@@ -15,7 +15,6 @@ import regard
 from commanded import training
 from regard.cli import main
 from regard.data.batch import PairBatch
-from regard.data.labels import read_labelled
 from regard.models.recipe import override, read_recipe
 from regard.settings import read_toml
 from regard.tasks.text_classification import TextClassification
@@ -81,7 +80,7 @@ def test_a_few_lines_make_a_complete_run(here, capsys):
     assert recipe["model"]["classes"] == 2 and recipe["model"]["pooling"] == "mean"
     # the figures are those of the weights that are kept
     classifier = regard.load(run).predictor
-    rows = list(read_labelled(("test.tsv",), TextClassification(tables(), run, torch.device("cpu")).data))
+    rows = list(TextClassification(tables(), run, torch.device("cpu")).data.read(("test.tsv",)))
     given = [one.label for one in classifier.predict([one.text for one in rows])]
     right = sum(label == one.label for label, one in zip(given, rows, strict=True))
     assert told["scores"]["test"]["accuracy"] == pytest.approx(right / len(rows))
@@ -147,7 +146,7 @@ def test_validation_is_held_out_whatever_the_seed_and_a_fraction_is_drawn_by_it(
         found.append(run)
         for label in (0, 1):
             whole = (run.train_texts.labels == label).sum() / 0.5 + (run.valid_texts.labels == label).sum()
-            rows = read_labelled(run.data.train, run.data)
+            rows = run.data.read(run.data.train)
             assert abs(int(whole) - sum(one.label == run.data.classes[label] for one in rows)) < 3
         held = [run.tokenizer.encode(one.text) for one in run.examples("valid")]
         stored = run.valid_texts.texts

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from regard.data.batch import Pairs, Ragged
 from regard.data.columns import INDEX, Column, Store, Writer, prepare, token_type
 from regard.data.encode import store_pairs
-from regard.data.pairs import PairData, read_pairs
+from regard.data.pairs import PairData
 from regard.data.streams import Batches
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
@@ -62,7 +62,7 @@ def prepared(
 ) -> Store:
     """The training pairs as a store."""
     return store_pairs(
-        read_pairs(config.train, config), folder, source, target, name="t.tsv",
+        config.read(config.train), folder, source, target, name="t.tsv",
         state=lambda: config.fingerprint(config.train), max_length=max_length,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 
 from regard import cli
 from regard.api import open_recipe
-from regard.data.pairs import PairData, read_pairs
+from regard.data.pairs import PairData
 from regard.errors import UserError
 from regard.settings import from_dict, read_toml, to_dict, write_toml
 
@@ -19,7 +19,7 @@ def write(path: Path, lines: list[str]) -> None:
 
 
 def texts(of: PairData) -> list[tuple[str, str]]:
-    return [pair[:2] for pair in read_pairs(of.train, of)]
+    return [pair[:2] for pair in of.read(of.train)]
 
 
 def read_data(recipe: Path, data: Path | None = None) -> PairData:

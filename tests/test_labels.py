@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.labels import Example, LabelData, check_examples, choose_classes, read_labelled
+from regard.data.labels import Example, LabelData
 from regard.errors import UserError
 
 ROWS = [
@@ -48,20 +48,20 @@ def test_every_kind_of_table_gives_the_same_rows(tmp_path, kind):
     if kind == "parquet":
         pytest.importorskip("pyarrow.parquet")
     name = write(tmp_path, kind)
-    found = list(read_labelled((name,), config(tmp_path, name)))
+    found = list(config(tmp_path, name).read((name,)))
     assert [(one.text, one.label) for one in found] == ROWS
     assert all(one.file.endswith(name) for one in found)
-    report = check_examples((name,), config(tmp_path, name))
-    assert report.counts == {"0": 2, "1": 2} and any("empty text, kept" in note for note in report.notes)
+    report = config(tmp_path, name).read((name,)).check()
+    assert report.totals == {"0": 2, "1": 2} and any("empty text, kept" in note for note in report.notes)
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
     (tmp_path / name).unlink()
-    assert [(one.text, one.label) for one in read_labelled((name,), config(tmp_path, name))] == ROWS
+    assert [(one.text, one.label) for one in config(tmp_path, name).read((name,))] == ROWS
 
 
 def test_csv_keeps_what_stands_in_quotes(tmp_path):
     (tmp_path / "a.csv").write_text('text,label\n"two\nlines, a ""quote""",x\nplain,y\n\nlast,x\n')
     (tmp_path / "b.csv").write_text("text;label\r\na, b;x\r\n")
-    found = list(read_labelled(("a.csv", "b.csv"), config(tmp_path, "a.csv", text="text")))
+    found = list(config(tmp_path, "a.csv", text="text").read(("a.csv", "b.csv")))
     assert [(one.text, one.label) for one in found] == [
         ('two\nlines, a "quote"', "x"), ("plain", "y"), ("last", "x"), ("a, b", "x")
     ]  # fmt: skip
@@ -71,21 +71,21 @@ def test_csv_keeps_what_stands_in_quotes(tmp_path):
 def test_labels_get_names_and_classes_an_order(tmp_path):
     name = write(tmp_path, "tsv")
     data = config(tmp_path, name, names={"0": "negative", "1": "positive"})
-    assert [one.label for one in read_labelled((name,), data)] == ["negative", "positive", "positive", "negative"]
-    report = check_examples((name,), data)
-    assert choose_classes(data, report) == ("negative", "positive")
+    assert [one.label for one in data.read((name,))] == ["negative", "positive", "positive", "negative"]
+    report = data.read((name,)).check()
+    assert data.with_classes(report).classes == ("negative", "positive")
     wished = config(tmp_path, name, names=data.names, classes=("positive", "negative"))
-    assert choose_classes(wished, report) == ("positive", "negative")
+    assert wished.with_classes(report).classes == ("positive", "negative")
     (tmp_path / "n.tsv").write_text("text\tlabel\n" + "".join(f"a\t{n}\n" for n in (10, 9, -1, 9)))
     data = config(tmp_path, "n.tsv", text="text")
-    assert choose_classes(data, check_examples(data.train, data)) == ("-1", "9", "10")
+    assert data.with_classes(data.read(data.train).check()).classes == ("-1", "9", "10")
 
 
 def test_without_a_header_columns_are_counted(tmp_path):
     (tmp_path / "a.tsv").write_text("good\tx\nbad\ty\n")
     (tmp_path / "a.csv").write_text("good,x\nbad,y\n")
     data = config(tmp_path, "a.tsv", "a.csv", text="1", label="2", header=False)
-    assert [tuple(one)[:2] for one in read_labelled(data.train, data)] == [("good", "x"), ("bad", "y")] * 2
+    assert [tuple(one)[:2] for one in data.read(data.train)] == [("good", "x"), ("bad", "y")] * 2
 
 
 @pytest.mark.parametrize(
@@ -104,18 +104,18 @@ def test_without_a_header_columns_are_counted(tmp_path):
 )
 def test_a_bad_row_is_named_with_its_file(tmp_path, content, said):
     (tmp_path / "a.tsv").write_bytes(content)
-    data = config(tmp_path, "a.tsv", text="text")
+    data = config(tmp_path, "a.tsv", text="text", classes=("x", "y"))
     with pytest.raises(UserError) as error:
-        check_examples(data.train, data, ("x", "y"))
+        data.read(data.train).check()
     assert said in str(error.value) and "a.tsv" in str(error.value)
 
 
 def test_bad_rows_can_be_left_out(tmp_path):
     (tmp_path / "a.tsv").write_bytes(b"text\tlabel\na\tx\n\xff\ty\nb\tq\nc\ty\n")
-    data = config(tmp_path, "a.tsv", text="text", skip_bad=True)
-    report = check_examples(data.train, data, ("x", "y"))
+    data = config(tmp_path, "a.tsv", text="text", skip_bad=True, classes=("x", "y"))
+    report = data.read(data.train).check()
     assert report.count == 2 and report.bad_count == 2 and [problem.line for problem in report.bad] == [3, 4]
-    assert [one.text for one in read_labelled(data.train, data, ("x", "y"))] == ["a", "c"]
+    assert [one.text for one in data.read(data.train)] == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -126,17 +126,17 @@ def test_bad_csv_is_named(tmp_path, content, said):
     (tmp_path / "a.csv").write_bytes(content.encode("latin-1"))
     data = config(tmp_path, "a.csv", text="text")
     with pytest.raises(UserError, match=said):
-        check_examples(data.train, data)
+        data.read(data.train).check()
 
 
 def test_one_label_or_a_thousand_are_no_classes(tmp_path):
     (tmp_path / "one.tsv").write_text("text\tlabel\na\tx\nb\tx\n")
     data = config(tmp_path, "one.tsv", text="text")
     with pytest.raises(UserError, match="needs texts of two classes or more"):
-        choose_classes(data, check_examples(data.train, data))
+        data.with_classes(data.read(data.train).check())
     (tmp_path / "many.tsv").write_text("text\tlabel\n" + "".join(f"a\t{n}\n" for n in range(1001)))
     with pytest.raises(UserError, match="more than 1,000 different labels"):
-        check_examples(("many.tsv",), data)
+        data.read(("many.tsv",)).check()
 
 
 @pytest.mark.parametrize(
@@ -163,4 +163,4 @@ def test_mistakes_in_the_table_are_told(settings, said):
 
 def test_an_example_knows_where_it_stands(tmp_path):
     name = write(tmp_path, "tsv")
-    assert next(iter(read_labelled((name,), config(tmp_path, name)))) == Example(*ROWS[0], str(tmp_path / name), 2)
+    assert next(iter(config(tmp_path, name).read((name,)))) == Example(*ROWS[0], str(tmp_path / name), 2)

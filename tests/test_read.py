@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regard.data.lines import LONGEST
-from regard.data.pairs import PairData, find_pairs, read_pairs
+from regard.data.pairs import PairData, find_pairs
 from regard.errors import UserError
 
 GOOD = [("a house", "ein Haus"), ("“two”\u2028birds", 'zwei "Vögel"\r\x0c!'), ("새 세 마리", "drei Vögel")]
@@ -35,15 +36,16 @@ def config(folder: Path, *files: str, **changes) -> PairData:
 
 
 def texts(of: PairData) -> list[tuple[str, str]]:
-    return [pair[:2] for pair in read_pairs(of.train, of)]
+    return [pair[:2] for pair in of.read(of.train)]
 
 
 def refusal(of: PairData, **options) -> str:
     """What `check` says, after making sure that reading refuses too."""
+    of = replace(of, **options)
     with pytest.raises(UserError) as caught:
-        read_pairs(of.train, of, **options).check()
+        of.read(of.train).check()
     with pytest.raises(UserError):
-        list(read_pairs(of.train, of, **options))
+        list(of.read(of.train))
     return str(caught.value)
 
 
@@ -58,10 +60,10 @@ def test_aligned_files_round_trip(tmp_path, rows, packed, closed) -> None:
         content = "\n".join(row[side] for row in rows).encode() + b"\n" * closed  # the last \n may be missing
         (tmp_path / name).write_bytes(gzip.compress(content) if packed else content)
     of = config(tmp_path, *names)
-    found = list(read_pairs(of.train, of))
+    found = list(of.read(of.train))
     assert [pair[:2] for pair in found] == rows
     assert [pair.line for pair in found] == list(range(1, len(rows) + 1))
-    assert read_pairs(of.train, of).check().count == len(rows)
+    assert of.read(of.train).check().count == len(rows)
 
 
 @per_example
@@ -107,14 +109,14 @@ def test_lines_end_at_newlines_only_and_carriage_returns_are_counted_once(tmp_pa
     write(tmp_path / "a.de", [target for _, target in GOOD])
     of = config(tmp_path, "a.en", "a.de")
     assert texts(of) == GOOD
-    notes = read_pairs(of.train, of).check().notes
+    notes = of.read(of.train).check().notes
     assert len(notes) == 1 and "a.en: 3 x a carriage return" in notes[0]
 
 
 def test_byte_order_mark_is_left_out(tmp_path) -> None:
     (tmp_path / "t.tsv").write_bytes(b"\xef\xbb\xbfen\tde\na\tb\n")
     of = config(tmp_path, "t.tsv", source="en", target="de")
-    assert texts(of) == [("a", "b")] and "byte order mark" in read_pairs(of.train, of).check().notes[0]
+    assert texts(of) == [("a", "b")] and "byte order mark" in of.read(of.train).check().notes[0]
 
 
 def test_shards_are_read_in_order_and_find_their_partners(tmp_path) -> None:
@@ -163,16 +165,16 @@ def test_bad_lines_are_named_and_skipped_together(tmp_path, kind, side) -> None:
     of = config(tmp_path, *names)
     said = refusal(of)
     assert f"{tmp_path / names[side]}, line 3: " in said and message in said and "skip_bad = true" in said
-    report = read_pairs(of.train, of, skip_bad=True).check()
+    report = replace(of, skip_bad=True).read(of.train).check()
     assert (report.count, report.bad_count) == (3, 1) and report.bad[0].line == 3
     skipping = config(tmp_path, *names, skip_bad=True)
-    assert [pair.line for pair in read_pairs(skipping.train, skipping)] == [1, 2, 4]
+    assert [pair.line for pair in skipping.read(skipping.train)] == [1, 2, 4]
 
 
 def test_a_line_of_the_greatest_length_is_good(tmp_path) -> None:
     write(tmp_path / "t.en", ["x" * LONGEST, "y"])
     write(tmp_path / "t.de", ["x" * (LONGEST - 1), "y"], end="\r\n")
-    assert read_pairs(("t.en", "t.de"), config(tmp_path, "t.en", "t.de")).check().count == 2
+    assert config(tmp_path, "t.en", "t.de").read(("t.en", "t.de")).check().count == 2
 
 
 def test_the_first_ten_are_listed_and_all_are_counted(tmp_path) -> None:
@@ -242,7 +244,7 @@ def test_bad_tables(tmp_path, content, names, message) -> None:
     (tmp_path / "t.tsv").write_text(content)
     of = config(tmp_path, "t.tsv", source=names[0], target=names[1])
     with pytest.raises(UserError) as caught:
-        read_pairs(of.train, of).check()
+        of.read(of.train).check()
     assert message in str(caught.value)
 
 
@@ -267,7 +269,7 @@ def test_bad_json_lines(tmp_path, line, message) -> None:
     of = config(tmp_path, "t.jsonl")
     said = refusal(of)
     assert "t.jsonl, line 2: " in said and message in said
-    assert read_pairs(of.train, of, skip_bad=True).check().count == 1
+    assert replace(of, skip_bad=True).read(of.train).check().count == 1
 
 
 def test_bad_parquet(tmp_path, monkeypatch) -> None:
@@ -282,7 +284,7 @@ def test_bad_parquet(tmp_path, monkeypatch) -> None:
     said = refusal(of)
     for message in ("line 2: column 'source' is not UTF-8", "line 3: column 'source' has no value", "line 4: column"):
         assert message in said
-    assert read_pairs(of.train, of, skip_bad=True).check().count == 1
+    assert replace(of, skip_bad=True).read(of.train).check().count == 1
     assert "column 'en' is missing" in refusal(config(tmp_path, "t.parquet", source="en", target="target"))
     assert "column 'n' is int, not text" in refusal(config(tmp_path, "t.parquet", source="n", target="target"))
     content = (tmp_path / "t.parquet").read_bytes()
@@ -327,6 +329,6 @@ def test_memory_stays_constant(tmp_path) -> None:
         before = peak_memory()
     except OSError:
         pytest.skip("this system does not tell the peak of memory")
-    assert read_pairs(of.train, of).check().count == count
-    assert sum(1 for _ in read_pairs(of.train, of)) == count
+    assert of.read(of.train).check().count == count
+    assert sum(1 for _ in of.read(of.train)) == count
     assert peak_memory() - before < 10_000_000  # the two files have 44 MB

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from regard.data import documents
-from regard.data.documents import Piece, TextData, part, pieces, survey
+from regard.data.documents import Piece, TextData, part
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
 
@@ -23,7 +23,7 @@ DOCUMENTS = ["The first document.\nTwo lines.\n", "둘째 문서 😀", "  third
 def read(config: TextData) -> list[str]:
     """Whole documents."""
     found, held = [], ""
-    for text, ends in pieces(config.train, config):
+    for text, ends in config.read(config.train):
         held += text
         if ends:
             found.append(held)
@@ -73,8 +73,8 @@ def write(folder: Path, form: str) -> TextData:
 def test_every_form_gives_the_same_documents(tmp_path, form):
     config = write(tmp_path, form)
     assert read(config) == DOCUMENTS
-    found, whole = survey(config.train, config), "".join(DOCUMENTS)
-    assert (found.documents, found.characters, found.bytes) == (3, len(whole), len(whole.encode()))
+    found, whole = config.read(config.train).check(), "".join(DOCUMENTS)
+    assert found.totals == {"documents": 3, "characters": len(whole), "bytes": len(whole.encode())}
 
 
 @given(text=st.text(st.sampled_from("ab é\n\t\r 한̈👩‍"), max_size=200), size=st.integers(3, 30))
@@ -88,7 +88,7 @@ def test_pieces_make_the_text_again(tmp_path_factory, text, size):
         patch.setattr(documents, "PIECE", size)
         patch.setattr(documents, "BLOCK", 7)  # blocks end inside characters
         for name in ("a.txt", "a.jsonl"):
-            found = list(pieces((name,), TextData(train=(name,), folder=str(folder))))
+            found = list(TextData(train=(name,), folder=str(folder)).read((name,)))
             assert "".join(piece.text for piece in found) == text
             assert all(len(piece.text) <= size for piece in found[:-1])
             assert [piece.ends for piece in found] == [False] * (len(found) - 1) + [True] * (len(found) > 0)
@@ -149,16 +149,16 @@ def test_bad_text_is_named(tmp_path, monkeypatch, name, content, message):
     (tmp_path / name).write_bytes(content)
     config = TextData(train=(name,), folder=str(tmp_path))
     with pytest.raises(UserError, match=message):
-        survey(config.train, config)
+        config.read(config.train).check()
 
 
 def test_bad_rows_may_be_left_out(tmp_path):
     rows = ['{"text": "good"}', "nonsense", '{"text": ""}', '{"text": "more"}']
     (tmp_path / "a.jsonl").write_text("\n".join(rows))
     config = TextData(train=("a.jsonl",), folder=str(tmp_path), skip_bad=True)
-    found = survey(config.train, config)
-    assert read(config) == ["good", "more"] and found.bad == 1
-    assert any("an empty document" in line for line in found.notes) and any("line 2" in line for line in found.notes)
+    found = config.read(config.train).check()
+    assert read(config) == ["good", "more"] and found.bad_count == 1
+    assert any("an empty document" in line for line in found.notes) and "line 2" in str(found.bad[0])
 
 
 def test_files_that_are_not_there(tmp_path):
@@ -191,7 +191,7 @@ def test_a_byte_order_mark_is_left_out_and_said(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbftext")
     config = TextData(train=("a.txt",), folder=str(tmp_path))
     assert read(config) == ["text"]
-    assert "byte order mark" in survey(config.train, config).notes[0]
+    assert "byte order mark" in config.read(config.train).check().notes[0]
 
 
 def test_the_fingerprint_follows_the_files_and_the_settings(tmp_path):

@@ -100,29 +100,24 @@ def _check(args: argparse.Namespace) -> None:
 
 def _check_files(config: Any) -> dict[str, tuple[str, dict[str, Any], list[str]]]:
     """{set: (summary, fields of the JSON output, problems and notes)} of data in text files; {} for other data."""
-    from regard.data.documents import TextData, survey
-    from regard.data.labels import LabelData, check_examples, choose_classes
-    from regard.data.pairs import PairData, read_pairs
+    from regard.data.documents import TextData
+    from regard.data.labels import LabelData
+    from regard.data.pairs import PairData
 
     results: dict[str, tuple[str, dict[str, Any], list[str]]] = {}
-    if not isinstance(config, PairData | LabelData | TextData):
+    if not isinstance(config, PairData | LabelData | TextData) or not config.train:
         return results
-    classes = config.classes if isinstance(config, LabelData) else ()
     for name, files in {"train": config.train, **config.sets}.items():
+        report = config.read(files).check()
+        fields: dict[str, Any] = {"pairs": report.count}
         if isinstance(config, TextData):
-            text = survey(files, config)
-            summary = f"{text.documents:,} documents, {text.characters:,} characters, {text.bytes:,} bytes"
-            results[name] = summary, vars(text), list(text.notes)
-            continue
-        fields: dict[str, Any]
-        if isinstance(config, PairData):
-            report = read_pairs(files, config).check()
-            summary, fields = f"{report.count:,} pairs", {"pairs": report.count}
-        else:
-            report = check_examples(files, config, classes)
-            classes = classes or choose_classes(config, report)
-            by_class = ", ".join(f"{label} {report.counts.get(label, 0):,}" for label in classes)
-            summary, fields = f"{report.count:,} texts: {by_class}", {"texts": report.count, "classes": report.counts}
+            fields = {**report.totals}
+        elif isinstance(config, LabelData):
+            config = config.with_classes(report)
+            fields = {"texts": report.count, "classes": report.totals}
+        summary = ", ".join(f"{count:,} {unit}" for unit, count in fields.items() if unit != "classes")
+        if isinstance(config, LabelData):
+            summary += ": " + ", ".join(f"{label} {report.totals.get(label, 0):,}" for label in config.classes)
         problems = [str(problem) for problem in report.bad]
         more = [f"and {report.bad_count - len(problems):,} more"] if report.bad_count > len(problems) else []
         fields |= {"bad": report.bad_count, "first": problems, "notes": report.notes}

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import io
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes, read_lines, unreadable
 from regard.data.sets import DataConfig, find_files
@@ -57,53 +58,29 @@ class TextData(DataConfig):
     def find(self, files: Sequence[str]) -> list[Path]:
         return find_files(files, self.folder, folders=True)
 
+    def read(self, files: Sequence[str]) -> Rows[Piece]:
+        """The documents of `files` in order; `totals` are documents, characters and bytes."""
+
+        def scan(notes: Notes) -> Iterator[Piece | Problem]:
+            how: dict[str, Any] = {"kind": self.table, "longest": LONGEST, "remedy": "Set column in [data]"}
+            for path in self.find(files):
+                if (self.table or table_kind(path)) is None:
+                    yield from _plain(path, self.separator, notes)
+                    continue
+                for row in Table(path, (self.column,), notes, **how):
+                    yield from (row,) if isinstance(row, Problem) else _document(row.cells[0], row.file, notes)
+
+        def tally(piece: Piece, totals: Counter[str]) -> None:
+            totals.update(documents=piece.ends, characters=len(piece.text), bytes=utf8(piece.text))
+
+        return Rows(files, scan, self.skip_bad, "text", "a language model needs some to learn from", tally)
+
 
 class Piece(NamedTuple):
     """A part of a document; `ends` if it is the last."""
 
     text: str
     ends: bool
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What one pass over some files found."""
-
-    documents: int
-    characters: int
-    bytes: int
-    bad: int = 0  # rows that are left out
-    notes: tuple[str, ...] = ()
-
-
-def pieces(files: Sequence[str], config: TextData) -> Rows[Piece]:
-    """The documents of `files` in order."""
-
-    def scan(notes: Notes) -> Iterator[Piece | Problem]:
-        for path in config.find(files):
-            if (config.table or table_kind(path)) is None:
-                yield from _plain(path, config.separator, notes)
-                continue
-            for row in Table(
-                path, (config.column,), notes, kind=config.table, longest=LONGEST, remedy="Set column in [data]"
-            ):
-                yield from (row,) if isinstance(row, Problem) else _document(row.cells[0], row.file, notes)
-
-    return Rows(files, scan, skip_bad=config.skip_bad, what="text", remedy="a language model needs some to learn from")
-
-
-def survey(files: Sequence[str], config: TextData) -> Survey:
-    """Read everything once; what is wrong becomes one UserError."""
-    totals = [0, 0, 0]
-
-    def count(piece: Piece) -> None:
-        for at, value in enumerate((int(piece.ends), len(piece.text), utf8(piece.text))):
-            totals[at] += value
-
-    report = pieces(files, config).check(count)
-    notes = (*report.notes, *(f"left out: {problem}" for problem in report.bad))
-    documents, characters, size = totals
-    return Survey(documents, characters, size, report.bad_count, notes)
 
 
 def utf8(text: str) -> int:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from regard.data.columns import Column, Store, Writer, prepare, token_type
 from regard.data.documents import Piece, utf8
-from regard.data.labels import LabelData, read_labelled
+from regard.data.labels import LabelData
 from regard.data.pairs import Pair
 from regard.data.sets import fingerprint
 from regard.errors import UserError
@@ -95,24 +95,21 @@ def store_pairs(
     return prepare(folder, columns, lambda: fingerprint((), state(), *how), write)
 
 
-def store_labelled(
-    files: Sequence[str], config: LabelData, folder: str | Path, tokenizer: Tokenizer, classes: Sequence[str]
-) -> Store:
+def store_labelled(files: Sequence[str], config: LabelData, folder: str | Path, tokenizer: Tokenizer) -> Store:
     """The labelled texts of `files`; `index["truncated"]` is how many were longer than `data.max_length`."""
-    numbers = {name: number for number, name in enumerate(classes)}
+    numbers = {name: number for number, name in enumerate(config.classes)}
 
     def write(writer: Writer) -> None:
         most = config.max_length
         writer.notes["truncated"] = 0
-        for chunk in _chunks(read_labelled(files, config, classes), lambda one: len(one.text), "text"):
+        for chunk in _chunks(config.read(files), lambda one: len(one.text), "text"):
             texts = tokenizer.encode_batch([one.text for one in chunk], add_bos=True, add_eos=True)
             writer.notes["truncated"] += sum(len(ids) > most for ids in texts)
             texts = [ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in texts]
             writer.append(text=texts, label=np.array([numbers[one.label] for one in chunk]))
 
     columns = {"text": Column(token_type(len(tokenizer)), None), "label": Column("<i4")}
-    how = (list(classes), digest_of(tokenizer))
-    return prepare(folder, columns, lambda: fingerprint((), config.fingerprint(files), *how), write)
+    return prepare(folder, columns, lambda: fingerprint((), config.fingerprint(files), digest_of(tokenizer)), write)
 
 
 def store_documents(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from regard.data.lines import Notes, Problem
@@ -71,6 +71,51 @@ class LabelData(DataConfig):
     def columns(self) -> tuple[str, str]:
         return self.text, self.label
 
+    def read(self, files: Sequence[str]) -> Rows[Example]:
+        """The rows of `files`; a label that is not among `classes` (if any) is a problem. `totals` are by class."""
+
+        def scan(notes: Notes) -> Iterator[Example | Problem]:
+            convert = {self.label: label}
+            for path in self.find(files):
+                for row in Table(path, self.columns, notes, header=self.header, convert=convert, remedy=REMEDY):
+                    yield row if isinstance(row, Problem) else self._example(row, notes)
+
+        def tally(one: Example, totals: Counter[str]) -> None:
+            totals[one.label] += 1
+            if len(totals) > MOST and not self.classes:
+                raise UserError(
+                    f"{one.file}: column {self.label!r} has more than {MOST:,} different labels, such as "
+                    f"{one.label[:40]!r}: set label in [data] to the right column, or name them all in classes"
+                )
+
+        return Rows(files, scan, self.skip_bad, "labelled texts", "put one in each row", tally)
+
+    def _example(self, row: Row, notes: Notes) -> Example | Problem:
+        text, raw = row.cells[0], row.cells[1].strip()
+        name = self.names.get(raw, raw)
+        if not raw:
+            return Problem(row.file, row.line, f"column {self.label!r} is empty: a text needs its label")
+        if self.classes and name not in self.classes:
+            what = f"label {raw[:40]!r} is not a class of the training data; {suggest(name, self.classes)}"
+            return Problem(row.file, row.line, what)
+        if not text or text.isspace():
+            notes[row.file, "an empty text, kept"] += 1
+        return Example(text, name, row.file, row.line)
+
+    def with_classes(self, report: Report) -> LabelData:
+        """The same with all classes of a report on `train`, sorted, numbers by size; or with its own."""
+        if self.classes:
+            return self
+        names = list(report.totals)
+        if len(names) < 2:
+            raise UserError(
+                f"{', '.join(self.train)}: every row has the label {names[0]!r} in column {self.label!r}; a classifier "
+                "needs texts of two classes or more"
+            )
+        numbers = all(name.removeprefix("-").isdecimal() for name in names)
+        ordered = sorted(names, key=lambda name: (int(name), name) if numbers else (0, name))
+        return replace(self, classes=tuple(ordered))
+
 
 class Example(NamedTuple):
     """A text, the name of its class, and where it is."""
@@ -79,65 +124,6 @@ class Example(NamedTuple):
     label: str
     file: str
     row: int
-
-
-@dataclass(frozen=True)
-class LabelReport(Report):
-    counts: dict[str, int]  # examples per class
-
-
-def read_labelled(files: Sequence[str], config: LabelData, classes: Sequence[str] = ()) -> Rows[Example]:
-    """The rows of `files`; a label that is not among `classes` (if raw) is a problem."""
-
-    def scan(notes: Notes) -> Iterator[Example | Problem]:
-        convert = {config.label: label}
-        for path in config.find(files):
-            for row in Table(path, config.columns, notes, header=config.header, convert=convert, remedy=REMEDY):
-                yield row if isinstance(row, Problem) else example(row, notes)
-
-    def example(row: Row, notes: Notes) -> Example | Problem:
-        text, raw = row.cells[0], row.cells[1].strip()
-        name = config.names.get(raw, raw)
-        if not raw:
-            return Problem(row.file, row.line, f"column {config.label!r} is empty: a text needs its label")
-        if classes and name not in classes:
-            what = f"label {raw[:40]!r} is not a class of the training data; {suggest(name, classes)}"
-            return Problem(row.file, row.line, what)
-        if not text or text.isspace():
-            notes[row.file, "an empty text, kept"] += 1
-        return Example(text, name, row.file, row.line)
-
-    return Rows(files, scan, skip_bad=config.skip_bad, what="labelled texts", remedy="put one in each row")
-
-
-def check_examples(files: Sequence[str], config: LabelData, classes: Sequence[str] = ()) -> LabelReport:
-    """Read everything once and count the classes."""
-    counts: Counter[str] = Counter()
-
-    def count(one: Example) -> None:
-        counts[one.label] += 1
-        if len(counts) > MOST and not classes:
-            raise UserError(
-                f"{one.file}: column {config.label!r} has more than {MOST:,} different labels, such as "
-                f"{one.label[:40]!r}: set label in [data] to the right column, or name them all in classes"
-            )
-
-    report = read_labelled(files, config, classes).check(count)
-    return LabelReport(**vars(report), counts=dict(counts))
-
-
-def choose_classes(config: LabelData, report: LabelReport) -> tuple[str, ...]:
-    """The classes in their order: that of `classes`, or sorted, numbers by size."""
-    if config.classes:
-        return config.classes
-    names = list(report.counts)
-    if len(names) < 2:
-        raise UserError(
-            f"{', '.join(config.train)}: every row has the label {names[0]!r} in column {config.label!r}; a classifier "
-            "needs texts of two classes or more"
-        )
-    numbers = all(name.removeprefix("-").isdecimal() for name in names)
-    return tuple(sorted(names, key=lambda name: (int(name), name) if numbers else (0, name)))
 
 
 def balanced_weights(counts: Sequence[int]) -> list[float]:

@@ -40,9 +40,9 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import Pairs, Ragged, steps
-from regard.data.documents import Piece, TextData, part, pieces, survey
-from regard.data.labels import LabelData, check_examples, choose_classes, read_labelled
-from regard.data.pairs import Pair, PairData, read_pairs
+from regard.data.documents import Piece, TextData, part
+from regard.data.labels import LabelData
+from regard.data.pairs import Pair, PairData
 from regard.data.sets import Files, home
 from regard.data.sets import fingerprint as file_fingerprint
 from regard.data.streams import epoch_generator, sample_rows
@@ -115,38 +115,32 @@ class TextTask:
 
     def check(self) -> None:
         """Read everything once; a label that is not in the training data is a problem elsewhere."""
-        known: tuple[str, ...] = ()
+        data = self.data
         for files in self.files:
-            match self.data:
-                case TextData():
-                    report = pieces(files, self.data).check()
-                case PairData():
-                    report = read_pairs(files, self.data).check()
-                case LabelData():
-                    counted = report = check_examples(files, self.data, known)
-                    known = known or choose_classes(self.data, counted)
+            report = data.read(files).check()
             report.print(files)
+            data = data.with_classes(report) if isinstance(data, LabelData) else data
 
     def lines(self, name: str) -> Iterator[Pair]:
         """The pairs of a set, "train" or one of `sets`, each source with the prefix."""
         prefix, files = self.options.prefix, {"train": self.data.train, **self.sets}[name]
         if isinstance(self.data, PairData):
-            for pair in read_pairs(files, self.data):
+            for pair in self.data.read(files):
                 yield pair._replace(source=prefix + pair.source)
         elif isinstance(self.data, LabelData):
             chosen = _chosen(self.data, name)
-            for number, one in enumerate(read_labelled(files, self.data)):
+            for number, one in enumerate(self.data.read(files)):
                 if chosen is None or chosen[number]:
                     yield Pair(prefix + one.text, one.label, one.file, one.row)
 
     def texts(self, name: str) -> Iterator[Piece]:
         """The text to be denoised: "train" or one of `sets`."""
         assert isinstance(self.data, TextData)
-        stream = pieces({"train": self.data.train, **self.sets}[name], self.data)
+        stream = self.data.read({"train": self.data.train, **self.sets}[name])
         fraction = self.data.valid_fraction
         if not fraction or name in self.data.test:
             return iter(stream)
-        count = survey(self.data.train, self.data).characters
+        count = self.data.read(self.data.train).check().totals["characters"]
         border = int(count * (1 - fraction))
         return part(stream, 0, border) if name == "train" else part(stream, border, count)
 
@@ -162,7 +156,7 @@ def _chosen(data: LabelData, name: str) -> list[bool] | None:
     if not data.valid_fraction or name not in ("train", "valid"):
         return None
     labels: dict[str, int] = {}
-    numbers = [labels.setdefault(one.label, len(labels)) for one in read_labelled(data.train, data)]
+    numbers = [labels.setdefault(one.label, len(labels)) for one in data.read(data.train)]
     held = sample_rows(torch.tensor(numbers), data.valid_fraction, HOLD_OUT, keep=True)
     chosen: list[bool] = (held if name == "valid" else ~held).tolist()
     return chosen

@@ -70,6 +70,23 @@ class PairData(DataConfig):
     def find(self, files: Sequence[str]) -> list[Path]:
         return [path for paths in find_pairs(files, self.folder) for path in paths]
 
+    def read(self, files: Sequence[str]) -> Rows[Pair]:
+        def scan(notes: Notes) -> Iterator[Pair | Problem]:
+            for paths in find_pairs(files, self.folder):
+                table = self._table(paths[0], notes) if len(paths) == 1 else None
+                for row in table or aligned_rows(paths[0], paths[1], notes):
+                    yield row if isinstance(row, Problem) else _pair(row, paths, table.columns if table else ())
+
+        return Rows(files, scan, self.skip_bad, what="sentence pairs", remedy="put a sentence in each line")
+
+    def _table(self, path: Path, notes: Notes) -> Table:
+        named, separated = self.source is not None, table_kind(path) in ("tsv", "csv")
+        columns = (self.source or "source", self.target or "target") if named or not separated else ("1", "2")
+        remedy = "Set source and target in [data]"
+        if separated:
+            remedy = "If the file has no header, remove source and target from [data]"
+        return Table(path, columns, notes, header=named, remedy=remedy)
+
 
 class Pair(NamedTuple):
     """A sentence and its translation, and where they are."""
@@ -89,28 +106,6 @@ def find_pairs(files: Sequence[str], folder: str | Path = ".") -> list[tuple[Pat
         endings = ", ".join(f".{kind}" for kind in TABLES)
         raise UserError(f"{list(files)}: give two files whose lines belong together, or tables ending in {endings}")
     return list(find_partners(files, folder))
-
-
-def read_pairs(files: Sequence[str], config: PairData, skip_bad: bool | None = None) -> Rows[Pair]:
-    """The pairs in `files`; `skip_bad` overrides that of `config`."""
-
-    def scan(notes: Notes) -> Iterator[Pair | Problem]:
-        for paths in find_pairs(files, config.folder):
-            table = _table(paths[0], config, notes) if len(paths) == 1 else None
-            for row in table or aligned_rows(paths[0], paths[1], notes):
-                yield row if isinstance(row, Problem) else _pair(row, paths, table.columns if table else ())
-
-    skip_bad = config.skip_bad if skip_bad is None else skip_bad
-    return Rows(files, scan, skip_bad=skip_bad, what="sentence pairs", remedy="put a sentence in each line")
-
-
-def _table(path: Path, config: PairData, notes: Notes) -> Table:
-    named, separated = config.source is not None, table_kind(path) in ("tsv", "csv")
-    columns = (config.source or "source", config.target or "target") if named or not separated else ("1", "2")
-    remedy = "Set source and target in [data]"
-    if separated:
-        remedy = "If the file has no header, remove source and target from [data]"
-    return Table(path, columns, notes, header=named, remedy=remedy)
 
 
 def _pair(row: Row, paths: Sequence[Path], columns: Sequence[str]) -> Pair | Problem:

@@ -55,6 +55,7 @@ class Report:
     bad: list[Problem]
     bad_count: int
     notes: list[str]
+    totals: dict[str, int]  # what `Rows.tally` has added up: texts per class, characters
 
     def print(self, files: Sequence[str]) -> None:
         """Notes, and the rows that are left out, on standard error."""
@@ -74,6 +75,7 @@ class Rows(Generic[T]):
     skip_bad: bool | None = None  # leave bad rows out; None: there is no such setting, so messages do not propose it
     what: str = "rows"
     remedy: str = "put one in each line"
+    tally: Callable[[T, Counter[str]], None] = lambda row, totals: None
 
     def __iter__(self) -> Iterator[T]:
         for item in self.scan(Counter()):
@@ -85,6 +87,7 @@ class Rows(Generic[T]):
     def check(self, each: Callable[[T], None] = lambda row: None) -> Report:
         """Read everything once and pass every good row to `each`; what is wrong becomes one UserError."""
         notes: Notes = Counter()
+        totals: Counter[str] = Counter()
         count = bad_count = 0
         bad: list[Problem] = []
         fatal: list[Problem] = []
@@ -96,6 +99,7 @@ class Rows(Generic[T]):
                     listed.append(item)
             else:
                 count += 1
+                self.tally(item, totals)
                 each(item)
         names = ", ".join(self.files)
         if fatal or (bad and not self.skip_bad):
@@ -106,7 +110,8 @@ class Rows(Generic[T]):
         if not count:
             skipped = f" ({bad_count:,} bad lines are left out, such as  {bad[0]})" if bad else ""
             raise UserError(f"{names}: no {self.what}{skipped}; {self.remedy}")
-        return Report(count, bad, bad_count, [f"{file}: {n:,} x {what}" for (file, what), n in notes.items()])
+        changes = [f"{file}: {n:,} x {what}" for (file, what), n in notes.items()]
+        return Report(count, bad, bad_count, changes, dict(totals))
 
     def read(self) -> list[T]:
         """All good rows; what is left out is reported on standard error."""

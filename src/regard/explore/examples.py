@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.data.batch import Tensors, pad_rows
-from regard.data.documents import TextData, pieces
-from regard.data.labels import LabelData, read_labelled
-from regard.data.pairs import PairData, read_pairs
+from regard.data.documents import TextData
+from regard.data.labels import LabelData
+from regard.data.pairs import PairData
 from regard.errors import UserError
 from regard.explore.inside import Inside
 from regard.settings import from_dict
@@ -88,16 +88,16 @@ def _examples(inside: Inside, files: Sequence[str], limit: int) -> Iterator[Exam
     config = inside.config
     if config.input == "tokens" and config.output_head == "classes":
         own = {name: value for name, value in inside.bundle.table("data").items() if name in COLUMNS}
-        for row in read_labelled(files, from_dict(LabelData, {**own, "train": list(files)}, "data.")):
+        for row in from_dict(LabelData, {**own, "train": list(files)}, "data.").read(files):
             yield _of_pair(inside, row.text, row.label, f"{row.file}, row {row.row}")
         return
     if config.input != "tokens" or inside.reader.writes:
         data = PairData(train=tuple(files))
         folder = data.find(files)[0].parent
-        for pair in read_pairs(files, data):
+        for pair in data.read(files):
             yield _of_pair(inside, pair.source, pair.target, f"{pair.file}, line {pair.line}", folder)
         return
-    texts = pieces(files, TextData(train=tuple(files)))
+    texts = TextData(train=tuple(files)).read(files)
     if config.architecture == "decoder":
         yield from _chunks(inside, (piece.text for piece in texts))
         return

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 
 from regard.data.columns import Store
-from regard.data.documents import Piece, Survey, TextData, part, pieces, survey
+from regard.data.documents import Piece, TextData, part
 from regard.data.encode import store_tokens
 from regard.data.sets import Files
 from regard.data.streams import BlockBatch, Blocks
@@ -60,14 +59,14 @@ def next_token(
 class PlainTextTask(Task):
     """A task that learns from plain text: [data] is a `TextData`, and rows have `train.pack` tokens.
 
-        files -> survey (one pass: are they readable? how many characters?) -> pieces of each set
+        files -> check (one pass: are they readable? how many characters?) -> pieces of each set
 
-    The surveys are kept in RUN/data/survey.json, so that a resumed run need not read all files again.
+    The counts are kept in RUN/data/characters.json, so that a resumed run need not read all files again.
     """
 
     data: TextData
-    surveys: dict[str, Survey]
-    fingerprints: dict[str, str]  # of the sets
+    characters: dict[str, int]  # in the files of each set
+    fingerprints: dict[str, str]
 
     @classmethod
     def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -84,21 +83,19 @@ class PlainTextTask(Task):
         return {"train": self.data.train, **held_out, **self.data.sets}
 
     def check_data(self) -> None:
-        known = self._read_surveys()
+        known = self._read_counts()
         self.fingerprints = {name: self.data.fingerprint(files) for name, files in self.files.items()}
-        self.surveys = {}
         for name, files in self.files.items():
-            key = self.fingerprints[name]
-            if key not in known:
-                known[key] = survey(files, self.data)
-                print_notes(known[key])
-            self.surveys[name] = known[key]
+            if (key := self.fingerprints[name]) not in known:
+                report = self.data.read(files).check()
+                report.print(files)
+                known[key] = report.totals["characters"]
+        self.characters = {name: known[key] for name, key in self.fingerprints.items()}
 
     def prepare_data(self) -> None:
         make_folder(self.folder / "data")
-        if not {*self.fingerprints.values()} <= self._read_surveys().keys():
-            content = {self.fingerprints[name]: dataclasses.asdict(one) for name, one in self.surveys.items()}
-            write_atomically(self._survey_file, json.dumps(content, indent=1).encode())
+        counts = {key: self.characters[name] for name, key in self.fingerprints.items()}
+        write_atomically(self._counts_file, json.dumps(counts, indent=1).encode())
         self.train_text, self.valid_text  # noqa: B018 - tokenise them now
 
     def prepare_evaluation(self) -> None:
@@ -122,19 +119,18 @@ class PlainTextTask(Task):
         """Tokenise a set and store it in `folder`."""
 
     @property
-    def _survey_file(self) -> Path:
-        return self.folder / "data" / "survey.json"
+    def _counts_file(self) -> Path:
+        return self.folder / "data" / "characters.json"
 
-    def _read_surveys(self) -> dict[str, Survey]:
+    def _read_counts(self) -> dict[str, int]:
         try:
-            content = json.loads(self._survey_file.read_bytes())
-            return {key: Survey(**fields) for key, fields in content.items()}
+            return {key: int(count) for key, count in json.loads(self._counts_file.read_bytes()).items()}
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return {}
 
     def span(self, name: str) -> tuple[int, int]:
         """Which characters of its files a set has."""
-        count = self.surveys[name].characters
+        count = self.characters[name]
         border = int(count * (1 - self.data.valid_fraction))
         match name:
             case "train":
@@ -144,18 +140,13 @@ class PlainTextTask(Task):
         return 0, count
 
     def pieces(self, name: str) -> Iterator[Piece]:
-        return part(pieces(self.files[name], self.data), *self.span(name))
+        return part(self.data.read(self.files[name]), *self.span(name))
 
     def training_texts(self) -> Iterable[str]:
         return (piece.text for piece in self.pieces("train"))
 
     def check_model(self, config: ModelConfig) -> None:
         self.check_positions(config, self.config.pack, "train.pack")
-
-
-def print_notes(survey: Survey) -> None:
-    for note in survey.notes:
-        print(f"note: {note}", file=sys.stderr)
 
 
 class LanguageModeling(PlainTextTask):
@@ -191,11 +182,11 @@ class LanguageModeling(PlainTextTask):
 
     def read_files(self, files: Sequence[str]) -> Store:
         data = TextData(train=tuple(files))
-        surveyed = survey(data.train, data)
-        print_notes(surveyed)
+        report = data.read(files).check()
+        report.print(files)
         self.temporary = TemporaryDirectory()  # exists as long as the task
-        folder, text = Path(self.temporary.name) / "text", iter(pieces(data.train, data))
-        return store_tokens(text, folder, self.tokenizer, text_fingerprint="", characters=surveyed.characters)
+        folder, characters = Path(self.temporary.name) / "text", report.totals["characters"]
+        return store_tokens(data.read(files), folder, self.tokenizer, text_fingerprint="", characters=characters)
 
     def model_sizes(self) -> dict[str, int | None]:
         """The tokenizer's size, unless [model] has a larger vocabulary on purpose."""

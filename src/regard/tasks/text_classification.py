@@ -24,7 +24,7 @@ from torch import Tensor
 
 from regard.data.columns import Store
 from regard.data.encode import store_labelled
-from regard.data.labels import Example, LabelData, balanced_weights, check_examples, choose_classes, read_labelled
+from regard.data.labels import Example, LabelData, balanced_weights
 from regard.data.pack import ClassBatch, ClassPacks, Labelled
 from regard.data.streams import Batches, Stream, sample_rows
 from regard.errors import UserError, suggest
@@ -158,11 +158,11 @@ class TextClassification(ClassificationTask):
     def check_data(self) -> None:
         """A label that does not occur in training is a mistake in another set."""
         for name, files in self.files.items():
-            report = check_examples(files, self.data, self.data.classes)
+            report = self.data.read(files).check()
             report.print(files)
             if name == "train":
-                self.data = replace(self.data, classes=choose_classes(self.data, report))
-                if missing := [label for label in self.data.classes if label not in report.counts]:
+                self.data = self.data.with_classes(report)
+                if missing := [label for label in self.data.classes if label not in report.totals]:
                     raise UserError(
                         f"data.classes: {', '.join(files)} has no text of {missing[0]!r}; remove it, or set "
                         "data.names to what the label is in the file"
@@ -173,8 +173,7 @@ class TextClassification(ClassificationTask):
                 raise UserError(f"data.class_weights: {label!r} is not a class; {suggest(label, self.data.classes)}")
 
     def _store(self, name: str) -> Store:
-        folder = self.folder / "data" / name
-        return store_labelled(self.files[name], self.data, folder, self.tokenizer, self.data.classes)
+        return store_labelled(self.files[name], self.data, self.folder / "data" / name, self.tokenizer)
 
     def prepare_data(self) -> None:
         store = self._store("train")
@@ -207,7 +206,7 @@ class TextClassification(ClassificationTask):
         return [rows[i] for i in self._split(self._numbers(rows), self.config.seed)[1].tolist()]
 
     def read_files(self, files: Sequence[str]) -> list[Example]:
-        return list(read_labelled(files, self.data, self.data.classes))
+        return list(self.data.read(files))
 
     def training_examples(self, seed: int) -> list[Example]:
         """The rows that are trained on: without those held out, and the sampled fraction of the rest."""
@@ -223,7 +222,7 @@ class TextClassification(ClassificationTask):
     # --- tokenizer and model
 
     def training_texts(self) -> Iterable[str]:
-        return (one.text for one in read_labelled(self.data.train, self.data, self.data.classes))
+        return (one.text for one in self.data.read(self.data.train))
 
     def model_sizes(self) -> dict[str, int | None]:
         return {"vocab_size": len(self.tokenizer), "classes": len(self.data.classes)}

@@ -24,7 +24,7 @@ from regard.data.columns import Store
 from regard.data.encode import store_pairs
 from regard.data.mixture import Mixture
 from regard.data.pack import Packs
-from regard.data.pairs import Pair, PairData, read_pairs
+from regard.data.pairs import Pair, PairData
 from regard.data.streams import Batches, Stream
 from regard.errors import UserError
 from regard.metrics.bleu import bleu_metric, score
@@ -74,14 +74,14 @@ class Translation(Task):
 
     def check_data(self) -> None:
         for files in self.files.values():
-            read_pairs(files, self.data).check().print(files)
+            self.data.read(files).check().print(files)
 
     def lines(self, name: str) -> Iterator[Pair]:
         """The pairs of a set: "train" or one of `sets`."""
         if self.data.generator is not None:
             pairs: Iterator[Pair] = self.data.generator.pairs(name)
             return pairs
-        return iter(read_pairs(self.files[name], self.data))
+        return iter(self.data.read(self.files[name]))
 
     def prepare_data(self) -> None:
         self.train_pairs = self._pairs("train", self.data.max_length)
@@ -174,7 +174,7 @@ class Translation(Task):
         return list(self.lines(name))
 
     def read_files(self, files: Sequence[str]) -> list[Pair]:
-        return list(read_pairs(tuple(files), self.data))
+        return list(self.data.read(tuple(files)))
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
         tokenize = options.pop("tokenize", None)
