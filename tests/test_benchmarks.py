@@ -110,7 +110,7 @@ def test_both_kinds_of_batches_hold_every_target_token() -> None:
     plan = batches.plan(0)
     assert sum(sentences.target_tokens(corpus.pairs, rows) for rows in plan) == corpus.tokens
     assert sum(int(corpus.pairs.batch(rows).tokens) for rows in plan) == corpus.tokens
-    assert int(packs.layout(0).tokens) == corpus.tokens
+    assert int(packs.fill(0, packs.plan(0)).tokens) == corpus.tokens
 
 
 def test_generated_sentences_have_the_promised_lengths() -> None:

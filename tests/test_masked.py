@@ -48,10 +48,7 @@ def batches(packs: MaskedPacks, epoch: int = 0) -> list[MaskedBatch]:
 
 def plain_rows(packs: MaskedPacks, epoch: int = 0) -> torch.Tensor:
     """The rows of an epoch before anything is hidden."""
-    from regard.data.pack import fill_rows
-
-    data, plan = packs.texts, packs.plan(epoch)
-    return fill_rows(data, plan, data.lengths[plan.order], packs.length)[0]
+    return packs.fill(epoch, packs.plan(epoch)).ids
 
 
 def test_fifteen_per_cent_of_a_row_are_chosen_and_become_80_10_10(tokenizer):

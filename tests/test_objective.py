@@ -95,7 +95,8 @@ def test_packed_and_padded_agree():
         cut = [(None, None) if x is None else x.chunk(2) for x in args]
         return [[pair[half] for pair in cut] for half in (0, 1)]
 
-    packed, count = translation(Halves(), Packs(pairs, 3, 16, seed=1).layout(0), 0.1, 4.0)
+    packs = Packs(pairs, 3, 16, seed=1)
+    packed, count = translation(Halves(), packs.fill(0, packs.plan(0)), 0.1, 4.0)
     padded, other = translation(Halves(), pairs.batch(torch.arange(len(pairs))), 0.1, 4.0)
     assert int(count) == int(other)
     torch.testing.assert_close(packed, padded, rtol=1e-5, atol=1e-4)

@@ -36,6 +36,11 @@ def row_of(data, i):
     return data.flat[data.starts[i] : data.starts[i] + data.lengths[i]].tolist()
 
 
+def layout_of(packs: Packs, epoch: int) -> PackedBatch:
+    """All rows of an epoch."""
+    return packs.fill(epoch, packs.plan(epoch))
+
+
 def unpack(batch: PackedBatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """(source, whole target) of every document, read back from the tensors alone."""
     found = []
@@ -78,13 +83,13 @@ def test_every_pair_is_there_exactly_once_an_epoch(rows):
     packs = Packs(data, rows, 24, seed=5)
     wanted = sorted((tuple(row_of(data.sources, i)), tuple(row_of(data.targets, i))) for i in range(60))
     for epoch in range(2):
-        layout = packs.layout(epoch)
+        layout = layout_of(packs, epoch)
         assert len(layout.source) % rows == 0 and layout.source.shape == layout.labels.shape
         assert sorted(unpack(layout)) == wanted
 
 
 def test_documents_stand_together_and_padding_comes_last():
-    layout = Packs(some_pairs(60), 4, 24, seed=5).layout(0)
+    layout = layout_of(Packs(some_pairs(60), 4, 24, seed=5), 0)
     for documents in (*layout.source_document.tolist(), *layout.target_document.tolist()):
         real = [number for number in documents if number]
         assert documents == real + [0] * (24 - len(real)) and real == sorted(real)
@@ -98,7 +103,7 @@ def test_rows_are_filled_to_nine_tenths_and_more():
     lengths = [max(3, round(draw.gauss(14, 5))) for _ in range(3000)]
     other = [max(3, round(n * draw.uniform(0.8, 1.25))) for n in lengths]
     data = Pairs([[4] * n for n in lengths], [[4] * (n + 1) for n in other])
-    layout = Packs(data, 16, 128, seed=1).layout(0)
+    layout = layout_of(Packs(data, 16, 128, seed=1), 0)
     assert (layout.source_document > 0).float().mean() > 0.9
     assert (layout.target_document > 0).float().mean() > 0.9
     assert int(layout.tokens) == sum(other)
@@ -107,9 +112,9 @@ def test_rows_are_filled_to_nine_tenths_and_more():
 def test_the_order_follows_from_seed_and_epoch():
     data = some_pairs(60)
     layouts = {
-        (seed, epoch): unpack(Packs(data, 2, 24, seed=seed).layout(epoch)) for seed in (1, 2) for epoch in (0, 1)
+        (seed, epoch): unpack(layout_of(Packs(data, 2, 24, seed=seed), epoch)) for seed in (1, 2) for epoch in (0, 1)
     }
-    assert layouts[1, 0] == unpack(Packs(data, 2, 24, seed=1).layout(0))
+    assert layouts[1, 0] == unpack(layout_of(Packs(data, 2, 24, seed=1), 0))
     assert len({tuple(order) for order in layouts.values()}) == 4
 
 
@@ -128,7 +133,7 @@ def test_seek_goes_on_where_it_stood():
 
 def test_a_pair_may_fill_a_row_but_not_more():
     data = Pairs([[4] * 8, [4] * 3], [[4] * 9, [4] * 3])  # 8 tokens are read of a target of 9
-    assert len(unpack(Packs(data, 1, 8, seed=0).layout(0))) == 2
+    assert len(unpack(layout_of(Packs(data, 1, 8, seed=0), 0))) == 2
     with pytest.raises(UserError, match=r"train.pack = 7 is too short for a sequence of 8 tokens.*data.max_length = 7"):
         Packs(data, 1, 7, seed=0)
 
@@ -151,7 +156,7 @@ def model(position: str, **changes):
 @pytest.mark.parametrize("position", POSITIONS)
 def test_a_packed_sentence_has_the_logits_it_has_alone(small, position):
     network = model(position)
-    layout = Packs(small, 4, 16, seed=1).layout(0)
+    layout = layout_of(Packs(small, 4, 16, seed=1), 0)
     logits = network.output_head(target_states(network, layout))
     assert logits.isfinite().all()  # on padding, too
     for row in range(len(layout.source)):
@@ -165,7 +170,7 @@ def test_a_packed_sentence_has_the_logits_it_has_alone(small, position):
 @pytest.mark.parametrize("position", ["sinusoidal", "rope"])
 def test_the_loss_of_an_epoch_is_that_of_padded_batches(small, position):
     network = model(position)
-    packed, count = translation(network, Packs(small, 4, 16, seed=1).layout(0), label_smoothing=0.1)
+    packed, count = translation(network, layout_of(Packs(small, 4, 16, seed=1), 0), label_smoothing=0.1)
     batches = Batches(small, 40, seed=1)
     padded = [translation(network, small.batch(rows), label_smoothing=0.1) for rows in batches.plan(0)]
     assert int(count) == sum(int(part) for _, part in padded)

@@ -14,6 +14,7 @@ every batch has the same shapes, as a CUDA graph needs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,12 +132,11 @@ class ImageStream(Ahead):
         joined = map(torch.cat, zip(*(vars(one).values() for one in every), strict=True))
         return len(order), (order, Augmentation(*joined))
 
-    def finish(self, epoch: int, chunk: int, prepared: tuple[Tensor, Augmentation]) -> tuple[Tensor, Augmentation]:
-        """Rows [batches, rows] on the device of the images, and the augmentation on that of training."""
-        order, augmentation = prepared
-        return order.to(self.labels.device), augmentation.to(self.device)
+    def finish(self, epoch: int, chunk: int, prepared: tuple[Tensor, Augmentation]) -> Callable[[int], ImageBatch]:
+        order, every = prepared[0].to(self.labels.device), prepared[1].to(self.device)
 
-    def batch(self, finished: tuple[Tensor, Augmentation], number: int) -> ImageBatch:
-        at, augmentation = finished[0][number], finished[1]
-        part = augmentation.rows(slice(number * self.row_count, (number + 1) * self.row_count))
-        return ImageBatch(**vars(part), pixels=self.pixels[at], labels=self.labels[at]).to(self.device)
+        def batch(number: int) -> ImageBatch:
+            at, part = order[number], every.rows(slice(number * self.row_count, (number + 1) * self.row_count))
+            return ImageBatch(**vars(part), pixels=self.pixels[at], labels=self.labels[at]).to(self.device)
+
+        return batch

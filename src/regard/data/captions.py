@@ -252,11 +252,9 @@ class SceneStream(Ahead):
         common = epoch < self.common
         return self.batches, self.maker.sample(self.rows, False, 1, self.seed, epoch, chunk, common=common)
 
-    def finish(self, epoch: int, chunk: int, prepared: Scenes) -> PairBatch:
-        return self.targets.batch(self.maker.numbers(prepared), self.maker.paint(prepared), None)
-
-    def batch(self, finished: PairBatch, number: int) -> PairBatch:
-        return finished
+    def finish(self, epoch: int, chunk: int, prepared: Scenes) -> Callable[[int], PairBatch]:
+        batch = self.targets.batch(self.maker.numbers(prepared), self.maker.paint(prepared), None)
+        return lambda number: batch
 
 
 def image_set(rows: Sequence[Captioned], folder: Path, channels: int, side: int, config: CaptionData) -> CaptionSet:

@@ -15,6 +15,7 @@ Single texts (classification, masked language modeling) are packed in the same w
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -73,130 +74,93 @@ class Plan(NamedTuple):
 
     order: Tensor  # [pairs] number of the pair in the data
     row: Tensor  # [pairs] the row it goes to
-    first: Tensor  # [pairs] whether it is the first one there
     document: Tensor  # [pairs] its number within the row, from 1
     rows: int  # of the whole epoch
 
     def part(self, begin: int, end: int) -> Plan:
         """The same for the rows from `begin` to before `end`, which become row 0 and on."""
         a, b = torch.searchsorted(self.row, torch.tensor([begin, end])).tolist()
-        return Plan(self.order[a:b], self.row[a:b] - begin, self.first[a:b], self.document[a:b], end - begin)
-
-
-def fill_rows(data: Ragged, plan: Plan, lengths: Tensor, width: int, shift: int = 0) -> tuple[Tensor, Tensor]:
-    """ids and documents [rows, width]; `lengths` are in the plan's order, the first `shift` tokens are skipped."""
-    start = plan.row * width + _within(lengths, plan.first)  # where each begins in the flat rows
-    step = steps(lengths)
-    to = start.repeat_interleave(lengths) + step
-    ids, documents = torch.zeros(2, plan.rows * width, dtype=torch.long)
-    ids[to] = data.flat[data.starts[plan.order].repeat_interleave(lengths) + step + shift].long()
-    documents[to] = plan.document.repeat_interleave(lengths)
-    return ids.view(plan.rows, width), documents.view(plan.rows, width)
+        return Plan(self.order[a:b], self.row[a:b] - begin, self.document[a:b], end - begin)
 
 
 class PackedRows(Ahead):
-    """Batches of `rows` rows of `length` tokens; subclasses plan an epoch, fill rows, and add labels on the device.
+    """Batches of `rows` rows of `length` tokens; subclasses fill them and, if need be, add labels on the device.
 
-    Rows are filled a chunk of some million tokens at a time, so an epoch may be larger than memory, and a batch is a
-    slice of a chunk: no work per step. Random numbers of `finish` follow from (seed, epoch, chunk).
+    `sizes` are the tokens of each sequence, or of the two sides of a pair. Rows are filled a chunk of some million
+    tokens at a time, so an epoch may be larger than memory, and a batch is a slice of a chunk: no work per step.
     """
 
-    def __init__(self, longest: int, rows: int, length: int, seed: int, device: torch.device | None) -> None:
-        if longest > length:
+    def __init__(
+        self, sizes: Sequence[Tensor], rows: int, length: int, seed: int, device: torch.device | None = None
+    ) -> None:
+        if (longest := max(int(side.max()) for side in sizes)) > length:
             raise UserError(
                 f"train.pack = {length} is too short for a sequence of {longest} tokens: raise it, or limit the "
                 f"sequences with data.max_length = {length}"
             )
         super().__init__(max(1, CHUNK // (rows * length)))
-        self.row_count, self.length, self.seed, self.device = rows, length, seed, device or torch.device("cpu")
+        self.sizes, self.rows, self.length, self.seed = sizes, rows, length, seed
+        self.device = device or torch.device("cpu")
         self.planned: tuple[int, Plan] | None = None  # the epoch that the thread is in
-
-    @abstractmethod
-    def lengths(self, epoch: int) -> tuple[Tensor, Tensor]:
-        """The tokens of each sequence, or of the two sides of a pair."""
 
     def plan(self, epoch: int) -> Plan:
         """An epoch of sequences in random order, in as many rows as make whole batches."""
-        generator, (sources, targets) = epoch_generator(self.seed, epoch), self.lengths(epoch)
-        order = torch.randperm(len(sources), generator=generator)
-        row = torch.tensor(assign(sources[order].tolist(), targets[order].tolist(), self.length))
-        count = -(-(int(row.max()) + 1) // self.row_count) * self.row_count
+        generator = epoch_generator(self.seed, epoch)
+        order = torch.randperm(len(self.sizes[0]), generator=generator)
+        row = torch.tensor(assign(self.sizes[0][order].tolist(), self.sizes[-1][order].tolist(), self.length))
+        count = -(-(int(row.max()) + 1) // self.rows) * self.rows
         row = torch.randperm(count, generator=generator)[row]
         by_row = row.argsort(stable=True)
         order, row = order[by_row], row[by_row]
         first = torch.ones_like(row, dtype=torch.bool)
         first[1:] = row[1:] != row[:-1]
-        return Plan(order, row, first, _within(torch.ones_like(row), first) + 1, count)
+        return Plan(order, row, _within(torch.ones_like(row), first) + 1, count)
 
     @abstractmethod
     def fill(self, epoch: int, plan: Plan) -> Tensors:
         """Rows of a plan, on the CPU."""
 
-    def label(self, rows: Any, plan: Plan, generator: torch.Generator) -> Tensors:
-        """The batch of rows on the device; the plan is on the CPU."""
+    def fill_side(self, data: Ragged, plan: Plan, side: int = 0, shift: int = 0) -> tuple[Tensor, Tensor]:
+        """ids and documents [rows, length]; the first `shift` tokens of every sequence are skipped."""
+        sizes = self.sizes[side][plan.order]
+        start = plan.row * self.length + _within(sizes, plan.document == 1)  # where each begins in the flat rows
+        step = steps(sizes)
+        to = start.repeat_interleave(sizes) + step
+        ids, documents = torch.zeros(2, plan.rows * self.length, dtype=torch.long)
+        ids[to] = data.flat[data.starts[plan.order].repeat_interleave(sizes) + step + shift].long()
+        documents[to] = plan.document.repeat_interleave(sizes)
+        return ids.view(plan.rows, self.length), documents.view(plan.rows, self.length)
+
+    def label(self, rows: Any, generator: torch.Generator) -> Tensors:
+        """The batch of rows on the device; random numbers follow from (seed, epoch, chunk)."""
         batch: Tensors = rows
         return batch
 
-    def layout(self, epoch: int) -> Any:
-        """All rows of an epoch, those of an incomplete last batch filled up with padding."""
-        return self.fill(epoch, self.plan(epoch))
-
-    def prepare(self, epoch: int, chunk: int) -> tuple[int, tuple[Tensors, Plan]]:
+    def prepare(self, epoch: int, chunk: int) -> tuple[int, Tensors]:
         if self.planned is None or self.planned[0] != epoch:
             self.planned = epoch, self.plan(epoch)
-        plan, size = self.planned[1], self.chunk * self.row_count
-        part = plan.part(chunk * size, min((chunk + 1) * size, plan.rows))
-        return plan.rows // self.row_count, (self.fill(epoch, part), part)
+        plan, size = self.planned[1], self.chunk * self.rows
+        return plan.rows // self.rows, self.fill(epoch, plan.part(chunk * size, min((chunk + 1) * size, plan.rows)))
 
-    def finish(self, epoch: int, chunk: int, prepared: tuple[Tensors, Plan]) -> Tensors:
+    def finish(self, epoch: int, chunk: int, prepared: Tensors) -> Callable[[int], Tensors]:
         generator = torch.Generator(self.device).manual_seed(epoch_seed(self.seed, epoch) * 65_537 + chunk)
-        return self.label(prepared[0].to(self.device), prepared[1], generator)
-
-    def batch(self, finished: Tensors, number: int) -> Tensors:
-        return finished.rows(slice(number * self.row_count, (number + 1) * self.row_count))
+        batches = self.label(prepared.to(self.device), generator)
+        return lambda number: batches.rows(slice(number * self.rows, (number + 1) * self.rows))
 
 
 class Packs(PackedRows):
     """Packed sentence pairs."""
 
     def __init__(self, data: Pairs, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
-        super().__init__(data.longest, rows, length, seed, device)
+        super().__init__((data.sources.lengths, data.targets.lengths - 1), rows, length, seed, device)  # <s> … is read
         self.data = data
 
-    def lengths(self, epoch: int) -> tuple[Tensor, Tensor]:
-        data = self.data.at(epoch)
-        return data.sources.lengths, data.targets.lengths - 1  # <s> … is read
-
     def fill(self, epoch: int, plan: Plan) -> PackedBatch:
-        data, width = self.data.at(epoch), self.length
-        sources, targets = (side[plan.order] for side in self.lengths(epoch))
-        source, source_document = fill_rows(data.sources, plan, sources, width)
-        target, target_document = fill_rows(data.targets, plan, targets, width)
-        labels, _ = fill_rows(data.targets, plan, targets, width, shift=1)
-        labels = torch.where(target_document > 0, labels, Labels.IGNORE)
-        return PackedBatch(source, source_document, target, target_document, labels)
-
-
-@dataclass(frozen=True)
-class TextRows(Tensors):
-    """Rows of packed texts before they have labels; [R, L] each."""
-
-    ids: Tensor
-    document: Tensor
-
-
-class TextPacks(PackedRows):
-    """Packed single texts; `label` of the subclasses adds what is to be learned."""
-
-    def __init__(self, texts: Ragged, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
-        super().__init__(int(texts.lengths.max()), rows, length, seed, device)
-        self.texts = texts
-
-    def lengths(self, epoch: int) -> tuple[Tensor, Tensor]:
-        return self.texts.lengths, self.texts.lengths
-
-    def fill(self, epoch: int, plan: Plan) -> TextRows:
-        return TextRows(*fill_rows(self.texts, plan, self.texts.lengths[plan.order], self.length))
+        data = self.data.at(epoch)
+        source = self.fill_side(data.sources, plan)
+        target, document = self.fill_side(data.targets, plan, side=1)
+        labels, _ = self.fill_side(data.targets, plan, side=1, shift=1)
+        return PackedBatch(*source, target, document, torch.where(document > 0, labels, Labels.IGNORE))
 
 
 @dataclass(frozen=True)
@@ -231,18 +195,19 @@ class Labelled(Sequences):
         return ClassBatch(text, self.labels[rows][:, None], None if bool(is_real.all()) else is_real)
 
 
-class ClassPacks(TextPacks):
+class ClassPacks(PackedRows):
     """Packed batches of labelled texts."""
 
     def __init__(self, data: Labelled, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
-        super().__init__(data.texts, rows, length, seed, device)
-        self.labels = data.labels
-        self.most = length // int(data.texts.lengths.min())  # texts that a row can hold
+        super().__init__([data.sizes], rows, length, seed, device)
+        self.data = data
+        self.most = length // int(data.sizes.min())  # texts that a row can hold
 
-    def label(self, rows: TextRows, plan: Plan, generator: torch.Generator) -> ClassBatch:
-        labels = torch.full((len(rows.ids), self.most), Labels.IGNORE)
-        labels[plan.row, plan.document - 1] = self.labels[plan.order]
-        return ClassBatch(rows.ids, labels.to(rows.ids.device), document=rows.document)
+    def fill(self, epoch: int, plan: Plan) -> ClassBatch:
+        text, document = self.fill_side(self.data.texts, plan)
+        labels = torch.full((plan.rows, self.most), Labels.IGNORE)
+        labels[plan.row, plan.document - 1] = self.data.labels[plan.order]
+        return ClassBatch(text, labels, document=document)
 
 
 @dataclass(frozen=True)
@@ -276,7 +241,15 @@ class MaskedBatch(Labels):
     labels: Tensor  # [R, M] the original tokens; IGNORE where fewer were chosen
 
 
-class MaskedPacks(TextPacks):
+@dataclass(frozen=True)
+class TextRows(Tensors):
+    """Rows of packed texts before tokens are masked; [R, L] each."""
+
+    ids: Tensor
+    document: Tensor
+
+
+class MaskedPacks(PackedRows):
     """Packed texts of which some tokens are masked, and the model predicts them from both sides.
 
         text       <s> 이 영화 정말 재밌다 </s>
@@ -300,12 +273,16 @@ class MaskedPacks(TextPacks):
         seed: int,
         device: torch.device | None = None,
     ) -> None:
-        super().__init__(texts, rows, length, seed, device)
+        super().__init__([texts.lengths], rows, length, seed, device)
         assert tokenizer.mask is not None
+        self.texts = texts
         self.mask, self.config, self.words = tokenizer.mask, config, WordBoundaries(tokenizer).to(self.device)
         self.ordinary = (~self.words.special).nonzero()[:, 0]  # what a random token may be
 
-    def label(self, rows: TextRows, plan: Plan, generator: torch.Generator) -> MaskedBatch:
+    def fill(self, epoch: int, plan: Plan) -> TextRows:
+        return TextRows(*self.fill_side(self.texts, plan))
+
+    def label(self, rows: TextRows, generator: torch.Generator) -> MaskedBatch:
         ids, document = rows.ids, rows.document
         alone = torch.arange(1, ids.shape[1] + 1, device=ids.device).expand_as(ids)
         words = self.words.word_ids(ids) if self.config.whole_words else alone
@@ -318,8 +295,7 @@ class MaskedPacks(TextPacks):
 
     def _replace(self, ids: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
         lot = torch.rand(ids.shape, generator=generator, device=ids.device)
-        other = torch.randint(len(self.ordinary), ids.shape, generator=generator, device=ids.device)
-        other = self.ordinary[other]
+        other = self.ordinary[torch.randint(len(self.ordinary), ids.shape, generator=generator, device=ids.device)]
         masked, moved = lot < self.config.mask, lot < self.config.mask + self.config.random
         return torch.where(chosen, torch.where(masked, self.mask, torch.where(moved, other, ids)), ids)
 

@@ -238,16 +238,12 @@ class Ahead(Stream):
         """The number of batches of the epoch, and what the chunk is made of, on the CPU; called in the thread."""
 
     @abstractmethod
-    def finish(self, epoch: int, chunk: int, prepared: Any) -> Any:
-        """The chunk on the device."""
-
-    @abstractmethod
-    def batch(self, finished: Any, number: int) -> Any:
-        """Batch `number` of a chunk."""
+    def finish(self, epoch: int, chunk: int, prepared: Any) -> Callable[[int], Any]:
+        """The chunk on the device: the batches by their number in it."""
 
     def open(self, epoch: int) -> tuple[int, Callable[[int], Any]]:
         batches, _ = self._request(epoch, self.index // self.chunk).result()
-        current: dict[int, Any] = {}
+        current: dict[int, Callable[[int], Any]] = {}
 
         def make(number: int) -> Any:
             chunk, within = divmod(number, self.chunk)
@@ -256,7 +252,7 @@ class Ahead(Stream):
                 current[chunk] = self.finish(epoch, chunk, self._request(epoch, chunk).result()[1])
                 self.requested = {}
                 self._request(*((epoch, chunk + 1) if (chunk + 1) * self.chunk < batches else (epoch + 1, 0)))
-            return self.batch(current[chunk], within)
+            return current[chunk](within)
 
         return batches, make
 
