@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageStream, augment, sample
-from regard.data.images import ImageData, Images, Pixels, list_set, make_images, open_pixels, read_idx
+from regard.data.images import ImageData, Images, list_set, make_images, open_pixels, read_idx
 from regard.data.streams import Examples
 from regard.errors import UserError
 from regard.models import ModelConfig, build
@@ -95,15 +95,15 @@ def test_folders_and_idx_give_the_same_pictures(tmp_path: Path) -> None:
     listed = list_set(config.train, config, ("bright", "dark"))
     pictures = make_images(listed, here / "store", 1, 8, skip_bad=False)
     idx = read_idx(here / "train-images")[:, None]
-    order = [int(path.stem) for path in listed.files]
-    assert torch.equal(pictures.pixels[torch.arange(24)], idx[order])
+    order = [int(path.stem) for path in listed.images]
+    assert torch.equal(pictures[torch.arange(24)], idx[order])
     assert pictures.labels.tolist() == [1 - number % 2 for number in order]  # bright comes first by name
     before = (here / "store" / "pixels.values").stat().st_mtime_ns
     make_images(listed, here / "store", 1, 8, skip_bad=False)
     assert (here / "store" / "pixels.values").stat().st_mtime_ns == before  # not decoded again
     rest, held = pictures.split(0.25)
-    both = torch.cat((rest.pixels[torch.arange(18)], held.pixels[torch.arange(6)])).flatten(1)
-    assert len(rest) == 18 and sorted(both.tolist()) == sorted(pictures.pixels[torch.arange(24)].flatten(1).tolist())
+    both = torch.cat((rest[torch.arange(18)], held[torch.arange(6)])).flatten(1)
+    assert len(rest) == 18 and sorted(both.tolist()) == sorted(pictures[torch.arange(24)].flatten(1).tolist())
 
 
 # --- augmentation
@@ -184,7 +184,7 @@ def test_a_stream_of_pictures_draws_ahead_and_goes_on_from_any_point() -> None:
     """Whatever is drawn ahead is what `sample` gives for (seed, epoch, batch), and every row comes once an epoch."""
     config = AugmentConfig(crop=2, flip=0.5, erase=0.5, mixup=0.4)
     pixels = torch.randint(256, (21, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    pictures = Images(Pixels(pixels), torch.arange(21) % 3)
+    pictures = Images(pixels, torch.arange(21) % 3)
 
     def stream() -> ImageStream:
         return ImageStream(pictures, config, 4, 8, 7, torch.device("cpu"))

@@ -122,21 +122,20 @@ class ImageStream(Ahead):
         self, images: Images, config: AugmentConfig, rows: int, side: int, seed: int, device: torch.device
     ) -> None:
         super().__init__(chunk=1 << 62)  # a whole epoch
-        self.pixels = images.pixels.to(device)
-        self.labels = images.labels.to(self.pixels.bytes.device)
+        self.images = images.to(device) if device.type != "cpu" else images
         self.config, self.row_count, self.side, self.seed, self.device = config, rows, side, seed, device
 
     def prepare(self, epoch: int, chunk: int) -> tuple[int, tuple[Tensor, Augmentation]]:
-        order = batch_rows(len(self.labels), self.row_count, epoch_generator(self.seed, epoch))
+        order = batch_rows(len(self.images), self.row_count, epoch_generator(self.seed, epoch))
         every = [sample(self.config, self.row_count, self.side, self.seed, epoch, at) for at in range(len(order))]
         joined = map(torch.cat, zip(*(vars(one).values() for one in every), strict=True))
         return len(order), (order, Augmentation(*joined))
 
     def finish(self, epoch: int, chunk: int, prepared: tuple[Tensor, Augmentation]) -> Callable[[int], ImageBatch]:
-        order, every = prepared[0].to(self.labels.device), prepared[1].to(self.device)
+        order, every = prepared[0].to(self.images.labels.device), prepared[1].to(self.device)
 
         def batch(number: int) -> ImageBatch:
             at, part = order[number], every.rows(slice(number * self.row_count, (number + 1) * self.row_count))
-            return ImageBatch(**vars(part), pixels=self.pixels[at], labels=self.labels[at]).to(self.device)
+            return ImageBatch(**vars(part), pixels=self.images[at], labels=self.images.labels[at]).to(self.device)
 
         return batch

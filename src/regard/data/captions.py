@@ -212,11 +212,10 @@ def scene_makers(config: ScenesData, folder: str, canvas: int) -> tuple[SceneMak
     """For training, and for the tests, which have other items."""
     makers = []
     for files in (config.items, config.test_items):
-        listed = list_set(files, ImageData(train=files, folder=folder), ())
-        if listed.pixels is None or listed.pixels.shape[1:] != (1, SIDE, SIDE):
+        images, labels, _ = list_set(files, ImageData(train=files, folder=folder))
+        if not isinstance(images, Tensor) or images.shape[1:] != (1, SIDE, SIDE):
             raise UserError(f"{list(files)}: scenes are made of Fashion-MNIST's idx files, images of {SIDE} x {SIDE}")
-        pixels = listed.pixels[:, 0]
-        makers.append(SceneMaker(pixels, listed.labels, canvas, config.nouns, config.sizes, config.held_out))
+        makers.append(SceneMaker(images[:, 0], labels, canvas, config.nouns, config.sizes, config.held_out))
     return makers[0], makers[1]
 
 

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -64,17 +64,16 @@ class ImageData(DataConfig):
         return folders if all(folder.is_dir() for folder in folders) else super().find(files)
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A set before its images are decoded: the content of idx files, or image files with their classes."""
+class Listed(NamedTuple):
+    """A set before its images are decoded: the content of idx files, or image files, with their classes."""
 
-    pixels: Tensor | None  # idx: [N, 1, height, width] of bytes
-    files: list[Path]
+    images: Tensor | list[Path]  # idx: [N, 1, height, width] of bytes
     labels: Tensor  # [N]
+    classes: tuple[str, ...]
 
 
-def list_set(files: Sequence[str], config: ImageData, classes: Sequence[str]) -> Listed:
-    """Find the images of a set; `classes` are known, or empty where idx labels only count them."""
+def list_set(files: Sequence[str], config: ImageData, classes: tuple[str, ...] = ()) -> Listed:
+    """Find the images of a set; without `classes`, they are the names of the folders, or the numbers of idx labels."""
     paths = config.find(files)
     if paths[0].is_dir():
         return _list_folders(paths, classes)
@@ -89,13 +88,14 @@ def list_set(files: Sequence[str], config: ImageData, classes: Sequence[str]) ->
         )
     if len(pixels) != len(labels) or not len(labels):
         raise UserError(f"{images}: {len(pixels):,} images, but {names} has {len(labels):,} labels; they do not match")
-    if classes and int(labels.max()) >= len(classes):
+    classes = classes or tuple(map(str, range(int(labels.max()) + 1)))
+    if int(labels.max()) >= len(classes):
         row = int((labels >= len(classes)).nonzero()[0])
         raise UserError(
             f"{names}, row {row + 1:,}: label {int(labels[row])}, but data.classes names {len(classes)} "
             f"(0 to {len(classes) - 1}): add the missing ones"
         )
-    return Listed(pixels[:, None], [], labels.long())
+    return Listed(pixels[:, None], labels.long(), classes)
 
 
 def read_idx(path: Path) -> Tensor:
@@ -121,38 +121,27 @@ def read_idx(path: Path) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)[start:].view(shape)
 
 
-def folder_classes(files: Sequence[str], config: ImageData) -> tuple[str, ...]:
-    """The classes that the folders of a set have, in order of name; () for idx files."""
-    folders = config.find(files)
-    if not folders[0].is_dir():
-        return ()
-    names = {entry.name for folder in folders for entry in folder.iterdir() if _is_class(entry)}
-    if len(names) < 2:
+def _list_folders(folders: Sequence[Path], classes: tuple[str, ...]) -> Listed:
+    files: list[Path] = []
+    labels: list[int] = []
+    entries = [one for folder in folders for one in sorted(folder.iterdir()) if one.is_dir() and one.name[0] != "."]
+    names = sorted({entry.name for entry in entries})
+    if not classes and len(names) < 2:
         raise UserError(
             f"{folders[0]}: has {len(names)} folders; put the images of each class into a folder of its own"
         )
-    return tuple(sorted(names))
-
-
-def _is_class(entry: Path) -> bool:
-    return entry.is_dir() and not entry.name.startswith(".")
-
-
-def _list_folders(folders: Sequence[Path], classes: Sequence[str]) -> Listed:
-    files: list[Path] = []
-    labels: list[int] = []
-    for folder in folders:
-        for entry in sorted(filter(_is_class, folder.iterdir())):
-            if entry.name not in classes:
-                raise UserError(
-                    f"{entry}: {entry.name!r} is not a class of the training data; {suggest(entry.name, classes)}"
-                )
-            inside = sorted(path for path in entry.rglob("*") if path.is_file() and not path.name.startswith("."))
-            files += inside
-            labels += [classes.index(entry.name)] * len(inside)
+    classes = classes or tuple(names)
+    for entry in entries:
+        if entry.name not in classes:
+            raise UserError(
+                f"{entry}: {entry.name!r} is not a class of the training data; {suggest(entry.name, classes)}"
+            )
+        inside = sorted(path for path in entry.rglob("*") if path.is_file() and not path.name.startswith("."))
+        files += inside
+        labels += [classes.index(entry.name)] * len(inside)
     if not files:
         raise UserError(f"{folders[0]}: contains no images; put those of each class into a folder of its own")
-    return Listed(None, files, torch.tensor(labels))
+    return Listed(files, torch.tensor(labels), classes)
 
 
 def open_pixels(path: str | Path, channels: int, side: int) -> tuple[Tensor, tuple[int, int]]:
@@ -203,33 +192,13 @@ def _refuse(path: str | Path, image: Any) -> None:
         raise UserError(f"{path}: has {width} x {height} pixels, too few; remove or replace it")
 
 
-class Pixels:
-    """Bytes [N, channels, side, side], in memory or mapped, or some of their rows."""
-
-    def __init__(self, bytes: Tensor, rows: Tensor | None = None) -> None:
-        self.bytes = bytes
-        self.rows = torch.arange(len(bytes), device=bytes.device) if rows is None else rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def choose(self, rows: Tensor) -> Pixels:
-        return Pixels(self.bytes, self.rows[rows])
-
-    def to(self, device: torch.device) -> Pixels:
-        """On the device if they fit there."""
-        fits = len(self) * self.bytes[0].numel() <= RESIDENT
-        return Pixels(self.bytes[self.rows].to(device)) if fits and device.type != "cpu" else self
-
-    def __getitem__(self, rows: Tensor) -> Tensor:
-        """[B, channels, side, side] on the device of the images."""
-        return self.bytes[self.rows[rows.to(self.rows.device)]]
-
-
 def store_pixels(
     files: Sequence[Path], folder: Path, channels: int, side: int, skip_bad: bool = False
-) -> tuple[Pixels, Tensor]:
-    """The images of `files`, and the numbers of those that could be read (all, unless `skip_bad`)."""
+) -> tuple[Tensor, Tensor]:
+    """The images of `files` [N, channels, side, side], and the numbers of those that could be read.
+
+    These are all, unless `skip_bad`.
+    """
 
     def write(writer: Writer) -> None:
         resized: Counter[tuple[int, int]] = Counter()
@@ -253,7 +222,7 @@ def store_pixels(
 
     columns = {"pixels": Column("|u1", (channels, side, side))}
     store = prepare(folder, columns, lambda: fingerprint(files, [str(file) for file in files], skip_bad), write)
-    return Pixels(store.tensor("pixels")), torch.tensor(store.index["kept"], dtype=torch.long)
+    return store.tensor("pixels"), torch.tensor(store.index["kept"], dtype=torch.long)
 
 
 def _note_resized(sizes: Counter[tuple[int, int]], side: int) -> None:
@@ -263,30 +232,41 @@ def _note_resized(sizes: Counter[tuple[int, int]], side: int) -> None:
         print(f"note: {images}{more} resized to {side} x {side}", file=sys.stderr)
 
 
-@dataclass(frozen=True)
 class Images:
-    """Decoded images of one size, with their classes."""
+    """Bytes [n, channels, side, side], in memory or mapped, or some of their rows [N], with their classes [N]."""
 
-    pixels: Pixels
-    labels: Tensor  # [N]
+    def __init__(self, bytes: Tensor, labels: Tensor, rows: Tensor | None = None) -> None:
+        self.bytes, self.labels = bytes, labels
+        self.rows = torch.arange(len(bytes), device=bytes.device) if rows is None else rows
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __getitem__(self, numbers: Tensor) -> Tensor:
+        """[B, channels, side, side] on the device of the images."""
+        return self.bytes[self.rows[numbers]]
+
+    def choose(self, numbers: Tensor) -> Images:
+        return Images(self.bytes, self.labels[numbers], self.rows[numbers])
 
     def split(self, fraction: float) -> tuple[Images, Images]:
         """(the rest, a random `fraction`), always the same."""
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(HELD_OUT))
         count = max(1, round(fraction * len(self)))
-        kept, held = (rows.sort().values for rows in (order[count:], order[:count]))
-        return Images(self.pixels.choose(kept), self.labels[kept]), Images(self.pixels.choose(held), self.labels[held])
+        return self.choose(order[count:].sort().values), self.choose(order[:count].sort().values)
+
+    def to(self, device: torch.device) -> Images:
+        """On the device if they fit there."""
+        fits = len(self) * self.bytes[0].numel() <= RESIDENT
+        return Images(self[torch.arange(len(self))].to(device), self.labels.to(device)) if fits else self
 
 
 def make_images(listed: Listed, folder: Path, channels: int, side: int, skip_bad: bool) -> Images:
     """Decode a set to images of one size: idx in memory, files once into `folder`, which is memory-mapped."""
-    if listed.pixels is None:
-        pixels, kept = store_pixels(listed.files, folder, channels, side, skip_bad)
-        return Images(pixels, listed.labels[kept])
-    return Images(Pixels(_fit(listed.pixels, channels, side)), listed.labels)
+    if isinstance(listed.images, Tensor):
+        return Images(_fit(listed.images, channels, side), listed.labels)
+    pixels, kept = store_pixels(listed.images, folder, channels, side, skip_bad)
+    return Images(pixels, listed.labels[kept])
 
 
 def _fit(pixels: Tensor, channels: int, side: int) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageStream, augment
-from regard.data.images import ImageData, Images, Listed, folder_classes, list_set, make_images
+from regard.data.images import ImageData, Images, Listed, list_set, make_images
 from regard.errors import UserError
 from regard.models import Encoder, ModelConfig
 from regard.predict.classifier import ImageClassifier
@@ -88,11 +88,10 @@ class ImageClassification(ClassificationTask):
 
     def check_data(self) -> None:
         """Which images there are; they are decoded, and refused, in `prepare_data`."""
-        classes = self.data.classes or folder_classes(self.data.train, self.data)
-        self.listed = {name: list_set(files, self.data, classes) for name, files in self.files.items()}
-        if not classes:
-            classes = tuple(map(str, range(int(self.listed["train"].labels.max()) + 1)))
-            self.listed = {name: list_set(files, self.data, classes) for name, files in self.files.items()}
+        classes, self.listed = self.data.classes, {}
+        for name, files in self.files.items():  # "train" is the first
+            self.listed[name] = list_set(files, self.data, classes)
+            classes = self.listed[name].classes
         if len(classes) < 2:
             raise UserError(f"data.train: has {len(classes)} class; classification needs 2 or more")
         if len(self.listed["train"].labels) < 2:
@@ -132,8 +131,8 @@ class ImageClassification(ClassificationTask):
 
     def model_defaults(self) -> dict[str, Any]:
         """Mean and standard deviation of idx images, whose pixels are known here; 0.5 for image files."""
-        pixels = self.listed["train"].pixels if hasattr(self, "listed") else None
-        if pixels is None:
+        pixels = self.listed["train"].images if hasattr(self, "listed") else None
+        if not isinstance(pixels, Tensor):
             return {"pixel_mean": [0.5], "pixel_std": [0.5]}
         sample = pixels[:MEASURED].double() / 255
         mean, std = round(sample.mean().item(), 4), max(round(sample.std().item(), 4), 1e-4)
@@ -148,8 +147,7 @@ class ImageClassification(ClassificationTask):
         return self.validation(self.score(self.bundle(model).predictor, self.images["valid"])[0])
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
-        pixels = examples.pixels
-        probabilities = predictor.probabilities(lambda begin, end: pixels[torch.arange(begin, end)], len(pixels))
+        probabilities = predictor.probabilities(lambda begin, end: examples[torch.arange(begin, end)], len(examples))
         return self.measure(probabilities, examples.labels), probabilities
 
     # --- report
@@ -173,13 +171,13 @@ class ImageClassification(ClassificationTask):
             f"{classes[int(labels[row])]}\n{classes[int(predicted[row])]} {float(best[row]):.2f}" for row in worst
         ]
         note = f"The most confident of {len(wrong):,} errors in {name}: the class, the prediction and its probability."
-        pixels = evaluation.examples.pixels[worst].float() / 255
+        pixels = evaluation.examples[worst].float() / 255
         return Section("Errors", [results.Images("Errors", pixels, captions, note)])
 
     def attention_inputs(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[AttentionInput]:
         """Images of different classes."""
         images = [one.examples for one in evaluations.values()][-1] if evaluations else self.images["train"]
         rows = [int((images.labels == label).nonzero()[0]) for label in images.labels.unique()[:DRAWN]]
-        pixels = images.pixels[torch.tensor(rows)].float() / 255
+        pixels = images[torch.tensor(rows)].float() / 255
         titles = [self.data.classes[int(images.labels[row])] for row in rows]
         return [AttentionInput(image, title=title) for image, title in zip(pixels, titles, strict=True)]
