@@ -205,7 +205,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(("recipe", "changes", "message"), [
     ("scenes", ["data.scenes.held_out=['hat left']"], "'hat left' is not a noun and a position"),
     ("scenes", ["data.scenes.common=1", "data.scenes.held_out=['bag top left', 'bag top right', 'bag bottom left']"],
-     "no scene is left; keep fewer pairs out, or set common = 0"),
+     "no scene is left; hold out fewer pairs, or set common = 0"),
     ("scenes", ["data.scenes.common=-1"], "common = -1: must be 0 or more"),
     ("scenes", ["data.scenes.common=99"], "99: with .* never reach the other scenes; lower it"),
     ("scenes", ["data.scenes.held_out=['sandal 2 3']"], "none of its nouns is in nouns"),

@@ -29,7 +29,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -39,48 +39,17 @@ from torch import Tensor
 from regard.data.batch import PairBatch, Tensors, pad_rows
 from regard.data.images import ImageData, list_set, store_pixels
 from regard.data.lines import Notes, Problem
-from regard.data.scenes import HELD_OUT, NOUNS, SIZES, Phrase, SceneMaker, Scenes, split_pair
-from regard.data.sets import DataConfig, Files
+from regard.data.scenes import Phrase, SceneGenerator, Scenes, ScenesData
+from regard.data.sets import DataConfig
 from regard.data.streams import Ahead
 from regard.data.tables import TABLES, Row, Rows, Table, column_names, table_kind, text
 from regard.errors import UserError, suggest
-from regard.settings import check_at_least, check_fractions, check_types
+from regard.settings import check_fractions
 from regard.text.tokenizer import Tokenizer
 
 ENDINGS = (".npy", ".safetensors")  # of features
 ROOM = 1 << 30  # bytes of features that are kept in memory
 SIDE = 28  # pixels of a Fashion-MNIST item
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScenesData:
-    """Generated scenes: of which items, how many, and how they are described."""
-
-    items: Files = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")  # of Fashion-MNIST, for training
-    test_items: Files = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # others, for the tests
-    language: Literal["en", "ko"] = "en"
-    train: int = 50_000  # scenes per epoch; every epoch has others
-    valid: int = 500
-    test: int = 2_000  # of combinations that occur in training, and as many of held-out ones
-    held_out: Files = HELD_OUT  # pairs of noun and position that are kept out of training
-    common: int = 0  # epochs at the start in which items are only where every noun may be
-    nouns: Files = tuple(NOUNS)
-    sizes: Files = tuple(SIZES)
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_at_least(self, train=1, valid=1, test=1, common=0)
-        for name, words, known, least in (("nouns", self.nouns, NOUNS, 2), ("sizes", self.sizes, SIZES, 1)):
-            if unknown := [word for word in words if word not in known]:
-                raise UserError(f"{name}: {unknown[0]!r} is not known; {suggest(unknown[0], known)}")
-            if len(set(words)) < len(words) or len(words) < least:
-                raise UserError(f"{name} = {list(words)}: give {least} or more, each once")
-        apart = {split_pair(pair)[0] for pair in self.held_out}
-        if apart and apart.isdisjoint(self.nouns):
-            raise UserError(
-                f"held_out = {list(self.held_out)}: none of its nouns is in nouns = {list(self.nouns)}; name "
-                "others, or set held_out = []"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,51 +177,52 @@ class Targets(Tensors):
         return PairBatch(source, is_real, self.target[at], self.labels[at])
 
 
-def scene_makers(config: ScenesData, folder: str, canvas: int) -> tuple[SceneMaker, SceneMaker]:
+def scene_generators(config: ScenesData, folder: str, canvas: int) -> tuple[SceneGenerator, SceneGenerator]:
     """For training, and for the tests, which have other items."""
-    makers = []
+    generators = []
     for files in (config.items, config.test_items):
         images, labels, _ = list_set(files, ImageData(train=files, folder=folder))
         if not isinstance(images, Tensor) or images.shape[1:] != (1, SIDE, SIDE):
             raise UserError(f"{list(files)}: scenes are made of Fashion-MNIST's idx files, images of {SIDE} x {SIDE}")
-        makers.append(SceneMaker(images[:, 0], labels, canvas, config.nouns, config.sizes, config.held_out))
-    return makers[0], makers[1]
+        generators.append(SceneGenerator(images[:, 0], labels, canvas, config))
+    return generators[0], generators[1]
 
 
-def scene_sets(config: ScenesData, train: SceneMaker, test: SceneMaker) -> dict[str, CaptionSet]:
+def scene_sets(train: SceneGenerator, test: SceneGenerator) -> dict[str, CaptionSet]:
     """Validation with training items; tests with others, of combinations seen and not seen in training."""
 
-    def sampled(maker: SceneMaker, count: int, held_out: bool, seed: int) -> CaptionSet:
-        scenes = maker.sample(count, held_out, 0, seed)
-        phrases = maker.phrases(scenes, config.language)
+    def sampled(generator: SceneGenerator, count: int, held_out: bool, seed: int) -> CaptionSet:
+        scenes = generator.sample(count, held_out, 0, seed)
+        phrases = generator.phrases(scenes)
         captions = [phrase.text for phrase in phrases]
-        return CaptionSet(captions, lambda rows: (maker.paint(scenes.rows(rows)), None), scenes, phrases)
+        return CaptionSet(captions, lambda rows: (generator.render(scenes.rows(rows)), None), scenes, phrases)
 
+    config = train.config
     train.sample(1, False, 0, common=config.common > 0)  # an error here is before training begins
     sets = {"valid": sampled(train, config.valid, False, 0), "test": sampled(test, config.test, False, 1)}
-    if bool(test.kept_out.any()):
+    if test.held_out.any():
         sets["held-out"] = sampled(test, config.test, True, 2)
     return sets
 
 
 class SceneStream(Ahead):
-    """Batches of new scenes, `count` per epoch.
+    """Batches of new scenes, `train` per epoch; in the first `common` epochs, `common` ones (`SceneGenerator.sample`).
 
-    In the first `common` epochs items are only where every noun may be (`SceneMaker.sample`).
+    `targets` are those of all captions, by `SceneGenerator.caption_ids`.
     """
 
-    def __init__(self, maker: SceneMaker, targets: Targets, rows: int, count: int, seed: int, common: int = 0) -> None:
-        """`targets` are those of all captions, by `SceneMaker.numbers`."""
+    def __init__(self, generator: SceneGenerator, targets: Targets, rows: int, seed: int) -> None:
         super().__init__(chunk=1)
-        self.maker, self.targets, self.rows, self.batches, self.seed = maker, targets, rows, max(1, count // rows), seed
-        self.common = common
+        self.generator, self.targets, self.rows, self.seed = generator, targets, rows, seed
+        self.batches = max(1, generator.config.train // rows)
 
     def prepare(self, epoch: int, chunk: int) -> tuple[int, Scenes]:
-        common = epoch < self.common
-        return self.batches, self.maker.sample(self.rows, False, 1, self.seed, epoch, chunk, common=common)
+        common = epoch < self.generator.config.common
+        return self.batches, self.generator.sample(self.rows, False, 1, self.seed, epoch, chunk, common=common)
 
     def finish(self, epoch: int, chunk: int, prepared: Scenes) -> Callable[[int], PairBatch]:
-        batch = self.targets.batch(self.maker.numbers(prepared), self.maker.paint(prepared), None)
+        images = self.generator.render(prepared)
+        batch = self.targets.batch(self.generator.caption_ids(prepared), images, None)
         return lambda number: batch
 
 

@@ -127,9 +127,7 @@ def _list_folders(folders: Sequence[Path], classes: tuple[str, ...]) -> Listed:
     entries = [one for folder in folders for one in sorted(folder.iterdir()) if one.is_dir() and one.name[0] != "."]
     names = sorted({entry.name for entry in entries})
     if not classes and len(names) < 2:
-        raise UserError(
-            f"{folders[0]}: has {len(names)} folders; put the images of each class into a folder of its own"
-        )
+        raise UserError(f"{folders[0]}: has {len(names)} folders; put the images of each class into one of its own")
     classes = classes or tuple(names)
     for entry in entries:
         if entry.name not in classes:

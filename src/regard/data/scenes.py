@@ -1,18 +1,18 @@
 """Scenes: real Fashion-MNIST items on a canvas, and what a grammar says about them.
 
-    two groups of equal items in two quarters of the canvas, side by side or one above the other; 2 to 4 items in all;
+    two groups of equal items in two quadrants of the canvas, side by side or one above the other; 2 to 4 items in all;
     three sizes
 
     en   a sneaker left of two coats              [size] noun of the first group, relation, the second group
     ko   코트 두 벌 왼쪽에 운동화 하나               the second group, relation, the first
 
-Every scene has one right caption: named first (in English) is the group with fewer items; of equal ones the left or
+Every scene has one correct caption: named first (in English) is the group with fewer items; of equal ones the left or
 upper one. So exact match can be measured. Whether a model recognises items anywhere, or has memorised scenes, shows in
 combinations that it has never seen: some pairs of noun and position are held out of training and tested separately
-(compositional generalisation: Lake & Baroni 2018, arXiv 1711.00350). A position is one of 4 x 4 fields ("bag
-2 3": row 2, column 3) or a whole quarter ("bag top left"), which is much harder: see docs/images.md. In HELD_OUT each
-noun lacks two fields, all of them white if the fields are those of a chessboard; black ones have seen every noun. What
-is new in a test is the image, never the sentence.
+(compositional generalisation: Lake & Baroni 2018, arXiv 1711.00350). A position is one of 4 x 4 grid cells ("bag
+2 3": row 2, column 3) or a whole quadrant ("bag top left"), which is much harder: see docs/images.md. In HELD_OUT each
+noun lacks two cells, all of them white if the grid is a chessboard; black ones have seen every noun. What is new in a
+test is the image, never the sentence.
 
 Three of the ten classes are not used: pullover, shirt (with sleeves) and dress are so easily confused with coats and
 T-shirts (people classify 83.5 % of the images correctly: Xiao et al. 2017, arXiv 1708.07747) that even the
@@ -22,9 +22,8 @@ best captions would be counted as wrong.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,10 +32,12 @@ from torch import Tensor
 
 from regard.data.batch import Tensors
 from regard.data.images import resize
-from regard.errors import UserError
+from regard.data.sets import Files
+from regard.errors import UserError, suggest
+from regard.settings import check_at_least, check_types
 
-QUARTERS = ("top left", "top right", "bottom left", "bottom right")  # quarters; number: 2 · row + column
-ACROSS = 4  # fields in a row of the canvas, each with room for one item; number: ACROSS · row + column
+QUADRANTS = ("top left", "top right", "bottom left", "bottom right")  # number: 2 · row + column
+GRID = 4  # cells in a row of the canvas, each with space for one item; number: GRID · row + column
 SIZES = {"small": 0.14, "normal": 0.195, "large": 0.242}  # of the canvas: 18, 25 and 31 of 128 pixels
 COUNTS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1))  # of the two groups
 MOST = 4  # items of a scene
@@ -61,17 +62,55 @@ NOUNS = {
     "bag": Noun(8, "bag", "bags", "가방", False),
     "boot": Noun(9, "boot", "boots", "부츠", False),
 }
-FIELDS = np.array([[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]])  # of each quarter
-WHITE = [at for at in range(ACROSS**2) if (at // ACROSS + at % ACROSS) % 2]  # every second one, as on a chessboard
-HELD_OUT = tuple(
-    f"{noun} {1 + WHITE[(at + half) % 8] // ACROSS} {1 + WHITE[(at + half) % 8] % ACROSS}"
-    for at, noun in enumerate(NOUNS)
-    for half in (0, 4)
-)
+CELLS = np.array([[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]])  # of each quadrant
+POSITIONS = {f"{1 + cell // GRID} {1 + cell % GRID}": [cell] for cell in range(GRID**2)}
+POSITIONS |= {name: CELLS[number].tolist() for number, name in enumerate(QUADRANTS)}
+WHITE = [name for name, (cell, *more) in POSITIONS.items() if not more and (cell // GRID + cell % GRID) % 2]
+HELD_OUT = tuple(f"{noun} {WHITE[(at + half) % 8]}" for at, noun in enumerate(NOUNS) for half in (0, 4))
 
 
-@dataclass(frozen=True)
-class Group:
+@dataclass(frozen=True, kw_only=True)
+class ScenesData:
+    """Generated scenes: of which items, how many, and how they are described."""
+
+    items: Files = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")  # of Fashion-MNIST, for training
+    test_items: Files = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # others, for the tests
+    language: Literal["en", "ko"] = "en"
+    train: int = 50_000  # scenes per epoch; every epoch has others
+    valid: int = 500
+    test: int = 2_000  # of combinations that occur in training, and as many of held-out ones
+    held_out: Files = HELD_OUT  # pairs of noun and position that do not occur in training
+    common: int = 0  # epochs at the start in which items are only in cells where every noun may be
+    nouns: Files = tuple(NOUNS)
+    sizes: Files = tuple(SIZES)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_at_least(self, train=1, valid=1, test=1, common=0)
+        for name, words, known, least in (("nouns", self.nouns, NOUNS, 2), ("sizes", self.sizes, SIZES, 1)):
+            if unknown := [word for word in words if word not in known]:
+                raise UserError(f"{name}: {unknown[0]!r} is not known; {suggest(unknown[0], known)}")
+            if len(set(words)) < len(words) or len(words) < least:
+                raise UserError(f"{name} = {list(words)}: give {least} or more, each once")
+        for pair, (noun, position) in zip(self.held_out, self.held_out_pairs, strict=True):
+            if noun not in NOUNS or position not in POSITIONS:
+                raise UserError(
+                    f'held_out: {pair!r} is not a noun and a position; write  "bag 2 3": a noun of {", ".join(NOUNS)}, '
+                    f"row and column of 1 to {GRID}; or a quadrant of {', '.join(QUADRANTS)}"
+                )
+        if self.held_out and not any(noun in self.nouns for noun, _ in self.held_out_pairs):
+            raise UserError(
+                f"held_out = {list(self.held_out)}: none of its nouns is in nouns = {list(self.nouns)}; name "
+                "others, or set held_out = []"
+            )
+
+    @property
+    def held_out_pairs(self) -> list[tuple[str, str]]:
+        """ "bag 2 3" -> the noun and its position."""
+        return [(noun, position) for noun, _, position in (pair.partition(" ") for pair in self.held_out)]
+
+
+class Group(NamedTuple):
     """So many items of one kind and size."""
 
     noun: str
@@ -125,15 +164,15 @@ def _korean(group: Group, number: int) -> list[tuple[str, int | None]]:
 
 @dataclass(frozen=True)
 class Scenes(Tensors):
-    """N scenes as numbers; nouns and sizes are indices into the lists of a `SceneMaker`."""
+    """N scenes as numbers; nouns and sizes are indices into the lists of `ScenesData`."""
 
     noun: Tensor  # [N, 2]
     count: Tensor  # [N, 2]
     size: Tensor  # [N, 2]
     vertical: Tensor  # [N] bool: one group above the other
-    lane: Tensor  # [N] the column, or where not vertical the row, that both are in: 0 or 1
+    quadrant: Tensor  # [N, 2]
     group: Tensor  # [N, MOST] 0 or 1
-    field: Tensor  # [N, MOST] of the canvas
+    cell: Tensor  # [N, MOST] of the grid
     item: Tensor  # [N, MOST] index of the item's image; -1: none
     box: Tensor  # [N, MOST, 3] top, left and side in pixels
 
@@ -141,36 +180,26 @@ class Scenes(Tensors):
         return len(self.noun)
 
 
-class SceneMaker:
-    """Samples scenes and paints them; `nouns` and `sizes` are those that occur, `held_out` pairs, "bag 2 3"."""
+class SceneGenerator:
+    """Samples scenes and renders them on a square of `canvas` pixels."""
 
-    def __init__(
-        self,
-        pixels: Tensor,
-        labels: Tensor,
-        canvas: int,
-        nouns: Sequence[str] = tuple(NOUNS),
-        sizes: Sequence[str] = tuple(SIZES),
-        held_out: Sequence[str] = HELD_OUT,
-    ) -> None:
+    def __init__(self, pixels: Tensor, labels: Tensor, canvas: int, config: ScenesData) -> None:
         """pixels [n, 28, 28] of bytes with their labels [n] in Fashion-MNIST."""
-        self.canvas, self.nouns, self.sizes = canvas, tuple(nouns), tuple(sizes)
-        self.sides = [round(SIZES[size] * canvas) for size in self.sizes]
-        self.rows = [(labels == NOUNS[noun].label).nonzero()[:, 0].numpy() for noun in self.nouns]
-        for noun, rows in zip(self.nouns, self.rows, strict=True):
+        self.canvas, self.config, nouns = canvas, config, config.nouns
+        self.rows = [(labels == NOUNS[noun].label).nonzero()[:, 0].numpy() for noun in nouns]
+        for noun, rows in zip(nouns, self.rows, strict=True):
             if not len(rows):
                 raise UserError(f"data.scenes.nouns: the items have no image of {noun!r} (label {NOUNS[noun].label})")
-        self.kept_out = torch.zeros(len(self.nouns), ACROSS**2, dtype=torch.bool)
-        for pair in held_out:
-            noun, fields = split_pair(pair)
-            if noun in self.nouns:
-                self.kept_out[self.nouns.index(noun), fields] = True
-        rooms = [max(self.sides) - side for side in self.sides]
-        resized = [resize(pixels[:, None], side)[:, 0] for side in self.sides]
-        padded = [F.pad(small, (0, room, 0, room)) for small, room in zip(resized, rooms, strict=True)]
-        self.items = torch.stack(padded)  # [sizes, n, most, most]
+        self.held_out = np.zeros((len(nouns), GRID**2), bool)
+        for noun, position in config.held_out_pairs:
+            if noun in nouns:
+                self.held_out[nouns.index(noun), POSITIONS[position]] = True
+        self.sides = [round(SIZES[size] * canvas) for size in config.sizes]
+        largest = max(self.sides)
+        resized = ((largest - side, resize(pixels[:, None], side)[:, 0]) for side in self.sides)
+        self.items = torch.stack([F.pad(small, (0, space, 0, space)) for space, small in resized])  # [sizes, n, …]
 
-    def to(self, device: torch.device) -> SceneMaker:
+    def to(self, device: torch.device) -> SceneGenerator:
         self.items = self.items.to(device)
         return self
 
@@ -180,57 +209,58 @@ class SceneMaker:
         In a `common` scene items are only where every noun may be, so a position says nothing about the noun.
         """
         random, have = np.random.default_rng(seed), 0
-        accepted: list[dict[str, Tensor]] = []
+        accepted: list[dict[str, np.ndarray]] = []
+        excluded = np.broadcast_to(self.held_out.any(axis=0), self.held_out.shape) if common else self.held_out
         while have < count:
             some = self._combinations(random, max(64, 2 * (count - have)), common)
-            noun, used = some["noun"].gather(1, some["group"]), torch.arange(MOST) < some["count"].sum(dim=1)[:, None]
-            kept_out = self.kept_out.any(dim=0).expand_as(self.kept_out) if common else self.kept_out
-            hit = (kept_out[noun, some["field"]] & used).any(dim=1)
-            kept = (hit == held_out).nonzero()[:, 0]
+            noun = np.take_along_axis(some["noun"], some["group"], axis=1)
+            hit = (excluded[noun, some["cell"]] & _used(some["count"])).any(axis=1)
+            kept = (hit == held_out).nonzero()[0]
             if not len(kept) and len(accepted) > 200:
                 remedy = "set common = 0" if common else "use more nouns"
-                raise UserError(f"data.scenes.held_out: no scene is left; keep fewer pairs out, or {remedy}")
+                raise UserError(f"data.scenes.held_out: no scene is left; hold out fewer pairs, or {remedy}")
             accepted.append({name: value[kept] for name, value in some.items()})
             have += len(kept)
-        chosen = {name: torch.cat([part[name] for part in accepted])[:count] for name in accepted[0]}
-        return self._placed(random, **chosen)
+        scenes = {name: np.concatenate([part[name] for part in accepted])[:count] for name in accepted[0]}
+        scenes |= self._placed(random, scenes)
+        return Scenes(**{name: torch.from_numpy(part) for name, part in scenes.items()})
 
-    def _combinations(self, random: np.random.Generator, count: int, common: bool) -> dict[str, Tensor]:
-        first = random.integers(len(self.nouns), size=count)
-        second = (first + random.integers(1, len(self.nouns), size=count)) % len(self.nouns)  # never the same
+    def _combinations(self, random: np.random.Generator, count: int, common: bool) -> dict[str, np.ndarray]:
+        first = random.integers(len(self.rows), size=count)
+        second = (first + random.integers(1, len(self.rows), size=count)) % len(self.rows)  # never the same
         counts = np.array(COUNTS)[random.integers(len(COUNTS), size=count)]
-        sizes = random.integers(len(self.sizes), size=(count, 2))
+        sizes = random.integers(len(self.sides), size=(count, 2))
         vertical = random.random(count) < 0.5
-        parts = {"noun": np.stack((first, second), axis=1), "count": counts, "size": sizes, "vertical": vertical}
-        parts["lane"] = random.integers(2, size=count)
+        half = random.integers(2, size=(count, 1))  # of the canvas: both groups are in this column, or row
+        quadrant = np.where(vertical[:, None], half + np.array((0, 2)), 2 * half + np.array((0, 1)))
         number = np.arange(MOST)
-        parts["group"] = group = (number >= counts[:, :1]).astype(np.int64)
+        group = (number >= counts[:, :1]).astype(np.int64)
         within = np.where(group == 0, number, number - counts[:, :1])
-        scenes = {name: torch.from_numpy(part) for name, part in parts.items()}
-        fields = FIELDS[quarters_of(scenes["vertical"], scenes["lane"]).numpy()]  # [N, 2, 4]: those of both quarters
-        order = random.random(fields.shape)
+        cells = CELLS[quadrant]  # [N, 2, 4]
+        order = random.random(cells.shape)
         if common:
-            order += self.kept_out.any(dim=0).numpy()[fields]  # fields that lack a noun come last
-        fields = np.take_along_axis(fields, np.argsort(order, axis=2), axis=2)
-        return scenes | {"field": torch.from_numpy(fields[np.arange(count)[:, None], group, within])}
+            order += self.held_out.any(axis=0)[cells]  # cells that lack a noun come last
+        cells = np.take_along_axis(cells, np.argsort(order, axis=2), axis=2)
+        return {
+            "noun": np.stack((first, second), axis=1), "count": counts, "size": sizes, "vertical": vertical,
+            "quadrant": quadrant, "group": group, "cell": cells[np.arange(count)[:, None], group, within],
+        }  # fmt: skip
 
-    def _placed(self, random: np.random.Generator, **chosen: Tensor) -> Scenes:
-        """Which items, and where in their fields."""
-        noun, count, size, group, field = (chosen[name].numpy() for name in ("noun", "count", "size", "group", "field"))
-        used = np.arange(MOST) < count.sum(axis=1, keepdims=True)
-        side = np.array(self.sides)[np.take_along_axis(size, group, axis=1)]
-        room, free = self.canvas / ACROSS, random.random((2, len(noun), MOST))
-        corners = (field // ACROSS, field % ACROSS)
-        top, left = (np.floor(corner * room + some * (room - side)) for corner, some in zip(corners, free, strict=True))
+    def _placed(self, random: np.random.Generator, scenes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Which items, and where in their cells."""
+        noun, size = (np.take_along_axis(scenes[name], scenes["group"], axis=1) for name in ("noun", "size"))
+        used, cell, width = _used(scenes["count"]), scenes["cell"], self.canvas / GRID
+        side = np.array(self.sides)[size]
+        down, right = random.random((2, *cell.shape)) * (width - side)
+        top, left = np.floor(cell // GRID * width + down), np.floor(cell % GRID * width + right)
         box = np.stack((top, left, side), axis=2).astype(np.int64) * used[..., None]
-        kind = np.take_along_axis(noun, group, axis=1)
-        item = np.full(kind.shape, -1)
+        item = np.full(cell.shape, -1)
         for at, images in enumerate(self.rows):
-            here = (kind == at) & used
+            here = (noun == at) & used
             item[here] = images[random.integers(len(images), size=int(here.sum()))]
-        return Scenes(**chosen, item=torch.from_numpy(item), box=torch.from_numpy(box))
+        return {"item": item, "box": box}
 
-    def paint(self, scenes: Scenes) -> Tensor:
+    def render(self, scenes: Scenes) -> Tensor:
         """[N, 1, canvas, canvas] of bytes, where the items are."""
         scenes = scenes.to(self.items.device)
         position = torch.arange(self.canvas, device=self.items.device)
@@ -250,49 +280,34 @@ class SceneMaker:
             canvas = torch.maximum(canvas, torch.where(inside, values, 0))
         return canvas[:, None]
 
-    def phrases(self, scenes: Scenes, language: str) -> list[Phrase]:
+    def phrases(self, scenes: Scenes) -> list[Phrase]:
+        nouns, sizes, language = self.config.nouns, self.config.sizes, self.config.language
         numbers = torch.stack((scenes.noun, scenes.count, scenes.size), dim=2).tolist()  # [N, 2, 3]
-        groups = ([Group(self.nouns[noun], count, self.sizes[size]) for noun, count, size in two] for two in numbers)
-        vertical = scenes.vertical.tolist()
-        return [describe(a, b, above, language) for (a, b), above in zip(groups, vertical, strict=True)]
+        groups = ([Group(nouns[noun], count, sizes[size]) for noun, count, size in two] for two in numbers)
+        return [describe(a, b, above, language) for (a, b), above in zip(groups, scenes.vertical.tolist(), strict=True)]
 
-    def numbers(self, scenes: Scenes) -> Tensor:
+    def caption_ids(self, scenes: Scenes) -> Tensor:
         """The index of each scene's caption in `all_captions`, [N]."""
-        counts = torch.tensor(COUNTS, device=scenes.count.device)
-        count = (scenes.count[:, None] == counts).all(dim=2).long().argmax(dim=1)
-        number, radix = scenes.noun[:, 0], (len(self.nouns), len(COUNTS), len(self.sizes), len(self.sizes), 2)
-        digits = (scenes.noun[:, 1], count, scenes.size[:, 0], scenes.size[:, 1], scenes.vertical.long())
-        for base, digit in zip(radix, digits, strict=True):
-            number = number * base + digit
-        return number
+        count = (scenes.count[:, None] == torch.tensor(COUNTS)).all(dim=2).long().argmax(dim=1)
+        parts = (*scenes.noun.T, count, *scenes.size.T, scenes.vertical.long())
+        nouns, sizes = len(self.rows), len(self.sides)
+        shape = (nouns, nouns, len(COUNTS), sizes, sizes, 2)
+        return torch.from_numpy(np.ravel_multi_index([part.numpy() for part in parts], shape))
 
-    def all_captions(self, language: str) -> list[str]:
-        """Every caption that the grammar can make, by `numbers`; "" where both groups would be of one kind."""
-        every = itertools.product(self.nouns, self.nouns, COUNTS, self.sizes, self.sizes, (False, True))
+    def all_captions(self) -> list[str]:
+        """Every caption that the grammar can make, by `caption_ids`; "" where both groups would be of one kind."""
+        nouns, sizes, language = self.config.nouns, self.config.sizes, self.config.language
+        every = itertools.product(nouns, nouns, COUNTS, sizes, sizes, (False, True))
         return [
             describe(Group(a, count[0], first), Group(b, count[1], second), vertical, language).text if a != b else ""
             for a, b, count, first, second, vertical in every
         ]
 
 
-def quarters_of(vertical: Tensor, lane: Tensor) -> Tensor:
-    """The quarters [N, 2] of the two groups, as numbers of QUARTERS."""
-    column = torch.stack((lane, 2 + lane), dim=1)
-    row = torch.stack((2 * lane, 2 * lane + 1), dim=1)
-    return torch.where(vertical[:, None], column, row)
-
-
-def split_pair(pair: str) -> tuple[str, list[int]]:
-    """ "bag 2 3" -> the noun, and its field; "bag top left" -> the four fields of that quarter."""
-    noun, _, position = pair.partition(" ")
-    fields = {f"{1 + at // ACROSS} {1 + at % ACROSS}": [at] for at in range(ACROSS**2)}
-    fields |= {name: FIELDS[number].tolist() for number, name in enumerate(QUARTERS)}
-    if noun not in NOUNS or position not in fields:
-        raise UserError(
-            f'held_out: {pair!r} is not a noun and a position; write  "bag 2 3": a noun of {", ".join(NOUNS)}, row and '
-            f"column of 1 to {ACROSS}; or a quarter of {', '.join(QUARTERS)}"
-        )
-    return noun, fields[position]
+def _used(count: np.ndarray) -> np.ndarray:
+    """Which of the MOST items of a scene there are. [N, MOST]"""
+    used: np.ndarray = np.arange(MOST) < count.sum(axis=1, keepdims=True)
+    return used
 
 
 def coverage(scenes: Scenes, group: int, canvas: int, across: int) -> Tensor:

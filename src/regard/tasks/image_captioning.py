@@ -41,10 +41,10 @@ from regard.data.captions import (
     feature_set,
     image_set,
     read_captions,
-    scene_makers,
+    scene_generators,
     scene_sets,
 )
-from regard.data.scenes import SceneMaker, coverage
+from regard.data.scenes import SceneGenerator, coverage
 from regard.errors import UserError
 from regard.files import make_folder, write_atomically
 from regard.metrics.bleu import score
@@ -103,7 +103,7 @@ class ImageCaptioning(Task):
     decode: SearchConfig
     captioned: dict[str, CaptionSet]  # "train" (not of scenes) and `sets`
     rows: dict[str, list[Captioned]]
-    makers: tuple[SceneMaker, SceneMaker]
+    generators: tuple[SceneGenerator, SceneGenerator]
     feature_dim: int | None = None
 
     # --- model
@@ -145,7 +145,7 @@ class ImageCaptioning(Task):
         """All tables and features; images are decoded, and refused, in `prepare_data`."""
         config, scenes = self.draft, self.data.scenes
         if scenes is not None:
-            self.makers = scene_makers(scenes, self.data.folder, config.image_size)
+            self.generators = scene_generators(scenes, self.data.folder, config.image_size)
             return
         self.feature_dim = None if "feature_dim" not in self.model_fields else int(self.model_fields["feature_dim"])
         self.rows = {}
@@ -155,8 +155,8 @@ class ImageCaptioning(Task):
     def prepare_data(self) -> None:
         scenes = self.data.scenes
         if scenes is not None:
-            self.captioned = scene_sets(scenes, *(maker.to(self.device) for maker in self.makers))
-            captions = self.makers[0].all_captions(scenes.language)
+            self.captioned = scene_sets(*(one.to(self.device) for one in self.generators))
+            captions = self.generators[0].all_captions()
             self._save_scenes(self.folder / "data" / "examples")
         else:
             self.captioned = {name: self._file_set(name, rows) for name, rows in self.rows.items()}
@@ -201,9 +201,9 @@ class ImageCaptioning(Task):
         return self._file_set("files", rows)
 
     def training_texts(self) -> Iterable[str]:
-        scenes = self.data.scenes
-        lines = self.makers[0].all_captions(scenes.language) if scenes else [row.caption for row in self.rows["train"]]
-        return filter(None, lines)
+        if self.data.scenes is None:
+            return (row.caption for row in self.rows["train"])
+        return filter(None, self.generators[0].all_captions())
 
     def stream(self) -> streams.Stream:
         config, scenes = self.config, self.data.scenes
@@ -214,7 +214,7 @@ class ImageCaptioning(Task):
                 len(train), rows, config.seed, lambda chosen: targets.batch(chosen, *train.sources(chosen))
             )
         targets = self.targets.to(self.device)
-        stream = SceneStream(self.makers[0], targets, rows, scenes.train, config.seed, scenes.common)
+        stream = SceneStream(self.generators[0], targets, rows, config.seed)
         if scenes.common and scenes.common * stream.batches >= config.steps:
             raise UserError(
                 f"data.scenes.common = {scenes.common}: with {stream.batches:,} batches per epoch, {config.steps:,} "
