@@ -38,11 +38,10 @@ from torch import Tensor
 
 from regard.data.batch import PairBatch, Tensors, pad_rows
 from regard.data.images import ImageData, list_set, store_pixels
-from regard.data.lines import Notes, Problem
 from regard.data.scenes import Phrase, SceneGenerator, Scenes, ScenesData
 from regard.data.sets import DataConfig
 from regard.data.streams import Ahead
-from regard.data.tables import TABLES, Row, Rows, Table, column_names, table_kind, text
+from regard.data.tables import TABLES, Notes, Problem, Row, Rows, Table, column_names, table_kind, text
 from regard.errors import UserError, suggest
 from regard.settings import check_fractions
 from regard.text.tokenizer import Tokenizer

@@ -33,9 +33,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from regard.data.columns import Column, Writer, prepare
-from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes
 from regard.data.sets import DataConfig, Files, fingerprint, home
-from regard.data.tables import Rows
+from regard.data.tables import UNREADABLE, Notes, Problem, Rows, open_bytes
 from regard.errors import MissingExtra, UserError, suggest
 
 BYTES = 8  # the type of an idx file that is read
@@ -215,7 +214,7 @@ def store_pixels(
                 yield number
 
         names = [f"{len(files):,} images"]
-        Rows(names, scan, skip_bad=skip_bad, what="images", remedy="give some").check().print(names)
+        Rows(names, scan, skip_bad=skip_bad, what="images", remedy="give some").check().print()
         _note_resized(resized, side)
 
     columns = {"pixels": Column("|u1", (channels, side, side))}

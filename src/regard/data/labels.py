@@ -17,9 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from regard.data.lines import Notes, Problem
 from regard.data.sets import DataConfig
-from regard.data.tables import Report, Row, Rows, Table, label
+from regard.data.tables import Notes, Problem, Report, Row, Rows, Table, label
 from regard.errors import UserError, suggest
 from regard.settings import check_fractions
 

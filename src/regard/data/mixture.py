@@ -118,7 +118,7 @@ class TextTask:
         data = self.data
         for files in self.files:
             report = data.read(files).check()
-            report.print(files)
+            report.print()
             data = data.with_classes(report) if isinstance(data, LabelData) else data
 
     def lines(self, name: str) -> Iterator[Pair]:

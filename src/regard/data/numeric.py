@@ -34,9 +34,8 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import Tensors, pad_rows
-from regard.data.lines import Notes, Problem
 from regard.data.sets import DataConfig, Files
-from regard.data.tables import Row, Rows, Table, column_names, read_rows, table_kind
+from regard.data.tables import Notes, Problem, Row, Rows, Table, column_names, read_rows, table_kind
 from regard.errors import UserError
 from regard.settings import check_at_least, check_fractions, check_types
 

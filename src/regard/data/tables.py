@@ -1,14 +1,17 @@
 """Rows of files: one reader for every table, one checker for every task.
 
+    a line      ends at \\n and nowhere else: U+2028, a form feed or a lone \\r belong to the sentence. A \\r before
+                the \\n (files from Windows) and a byte order mark at the start are removed. Text is UTF-8, strictly
     TSV, TXT    columns are separated by tabs; quotes are literal. A header names them, or they are counted: "1", "2"
     CSV         by commas, or by semicolons if the first line has no comma; quoted cells as in RFC 4180
     JSONL       one object per line
     Parquet     needs the extra `parquet`
     text        one text per line; two files whose lines belong together make rows of two cells
 
-Any of them may be gzipped. Cells of TSV, CSV and text are strings; JSONL and Parquet may contain other values, which
-`convert` checks per column. A row that cannot be used becomes a `Problem` with file, line and reason, so row n stays
-row n. Files are read in constant memory, one row at a time.
+Any of them may be gzipped, which the first two bytes say (1f 8b; no UTF-8 text begins with them). Cells of TSV, CSV and
+text are strings; JSONL and Parquet may contain other values, which `convert` checks per column. A row that cannot be
+used becomes a `Problem` with file, line and reason, so row n stays row n. Files are read in constant memory, one row at
+a time, and at most `longest` bytes of it.
 
 `Rows` is what a task reads: iterating yields the good rows (and stops at a bad one unless `skip_bad`), `check` makes
 one pass and reports every problem at once. The two files of parallel text, for example, are checked in full before
@@ -18,6 +21,8 @@ training: with one line missing, every later pair would be wrong without looking
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import json
 import sys
 import zlib
@@ -26,15 +31,32 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import IO, Any, Generic, NamedTuple, TypeVar
 
-from regard.data.lines import LONGEST, Notes, Problem, open_seekable, read_lines, undecodable
 from regard.data.sets import find_files
 from regard.errors import MissingExtra, UserError, suggest
 
 T = TypeVar("T")
+LONGEST = 1_000_000  # bytes in a line
 SHOWN = 10  # problems that are listed
 TABLES = ("tsv", "csv", "jsonl", "parquet")
+UNREADABLE = (EOFError, zlib.error, OSError)  # what reading a file may raise, gzip or not
+Notes = Counter[tuple[str, str]]  # (file, what was changed) -> how often
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a line cannot be used; `fatal` if the whole file cannot."""
+
+    file: str
+    line: int | None
+    what: str
+    fatal: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.file}{'' if self.line is None else f', line {self.line:,}'}: {self.what}"
+
+
 Raw = Iterator[tuple[int, tuple[Any, ...]] | Problem]  # number and values of each row
 Convert = Callable[[Any], Any]  # a cell as it is used; ValueError says what is wrong with it
 
@@ -51,19 +73,20 @@ class Row(NamedTuple):
 class Report:
     """What `Rows.check` found: `count` good rows, `bad_count` that are left out, the first of them in `bad`."""
 
+    files: str
     count: int
     bad: list[Problem]
     bad_count: int
     notes: list[str]
     totals: dict[str, int]  # what `Rows.tally` has added up: texts per class, characters
 
-    def print(self, files: Sequence[str]) -> None:
+    def print(self) -> None:
         """Notes, and the rows that are left out, on standard error."""
         for note in self.notes:
             print(f"note: {note}", file=sys.stderr)
         if self.bad_count:
             lines = f"{self.bad_count:,} bad line{'s' * (self.bad_count != 1)}"
-            print(f"left out: {lines} of {', '.join(files)}{_listed(self.bad, self.bad_count)}", file=sys.stderr)
+            print(f"left out: {lines} of {self.files}{_listed(self.bad, self.bad_count)}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -86,8 +109,7 @@ class Rows(Generic[T]):
 
     def check(self, each: Callable[[T], None] = lambda row: None) -> Report:
         """Read everything once and pass every good row to `each`; what is wrong becomes one UserError."""
-        notes: Notes = Counter()
-        totals: Counter[str] = Counter()
+        notes, totals, names = Notes(), Counter[str](), ", ".join(self.files)
         count = bad_count = 0
         bad: list[Problem] = []
         fatal: list[Problem] = []
@@ -95,13 +117,11 @@ class Rows(Generic[T]):
             if isinstance(item, Problem):
                 bad_count += 1
                 listed = fatal if item.fatal else bad
-                if len(listed) < SHOWN:
-                    listed.append(item)
+                listed += [item][: SHOWN - len(listed)]
             else:
                 count += 1
                 self.tally(item, totals)
                 each(item)
-        names = ", ".join(self.files)
         if fatal or (bad and not self.skip_bad):
             good = f"{count:,} good {self.what if count != 1 else self.what.removesuffix('s')}"
             problems = f"{bad_count:,} problem{'s' * (bad_count != 1)}"
@@ -111,12 +131,12 @@ class Rows(Generic[T]):
             skipped = f" ({bad_count:,} bad lines are left out, such as  {bad[0]})" if bad else ""
             raise UserError(f"{names}: no {self.what}{skipped}; {self.remedy}")
         changes = [f"{file}: {n:,} x {what}" for (file, what), n in notes.items()]
-        return Report(count, bad, bad_count, changes, dict(totals))
+        return Report(names, count, bad, bad_count, changes, dict(totals))
 
     def read(self) -> list[T]:
         """All good rows; what is left out is reported on standard error."""
         rows: list[T] = []
-        self.check(rows.append).print(self.files)
+        self.check(rows.append).print()
         return rows
 
     def _remedy(self, fatal: bool) -> str:
@@ -130,6 +150,64 @@ class Rows(Generic[T]):
 def _listed(problems: Sequence[Problem], count: int) -> str:
     more = f"\n  and {count - len(problems):,} more" * (count > len(problems))
     return "".join(f"\n  {problem}" for problem in problems) + more
+
+
+def read_lines(path: Path, notes: Notes, longest: int = LONGEST) -> Iterator[str | Problem]:
+    """One item per line: the text, or the problem, such as more than `longest` bytes."""
+    name, number = str(path), 0
+    try:
+        with open_bytes(path) as file:
+            while raw := file.readline(longest + 1):
+                number += 1
+                if len(raw) > longest and raw[-1:] != b"\n":
+                    size = len(raw)
+                    while raw[-1:] != b"\n" and (raw := file.readline(LONGEST)):
+                        size += len(raw.removesuffix(b"\n"))
+                    yield Problem(name, number, f"has {size:,} bytes, more than {longest:,}: do lines end with \\n?")
+                    continue
+                raw = raw.removesuffix(b"\n")
+                if raw[-1:] == b"\r":
+                    raw = raw[:-1]
+                    notes[name, "a carriage return before the line end, removed"] += 1
+                if number == 1 and raw.startswith(b"\xef\xbb\xbf"):
+                    raw = raw[3:]
+                    notes[name, "a byte order mark at the start, removed"] += 1
+                try:
+                    item: str | Problem = raw.decode()
+                except UnicodeDecodeError as error:
+                    item = Problem(name, number, undecodable(error, number == 1))
+                yield item
+    except UNREADABLE as error:
+        yield unreadable(error, name, number)
+
+
+def unreadable(error: Exception, name: str, line: int) -> Problem:
+    """The problem that an error of UNREADABLE after `line` means."""
+    what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    if isinstance(error, EOFError):
+        what = "the gzip file is truncated after this line; copy or download it again"
+    elif isinstance(error, gzip.BadGzipFile | zlib.error):
+        what = f"the gzip file is damaged after this line ({error}); copy it again"
+    return Problem(name, line or None, what, fatal=True)
+
+
+def undecodable(error: UnicodeDecodeError, first: bool = False) -> str:
+    """What is wrong with bytes, perhaps the `first` of a file, that are not UTF-8."""
+    utf16 = first and error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
+    hint = "; the file looks like UTF-16: convert it with  iconv -f UTF-16 -t UTF-8" * utf16
+    return f"is not UTF-8: byte {error.object[error.start]:#04x} at position {error.start + 1:,}{hint}"
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """A file of bytes, decompressed if it is gzip."""
+    file = path.open("rb")
+    zipped = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    if not zipped:
+        return file
+    file.close()
+    # The outer buffer finds line ends in C; GzipFile's own readline is several times slower.
+    return io.BufferedReader(gzip.GzipFile(path), 1 << 18)  # type: ignore[arg-type]
 
 
 def read_rows(
@@ -272,7 +350,7 @@ class Table:
         arrow, parquet = _arrow(self.path)
         number = 0
         try:
-            with open_seekable(self.path) as file, parquet.ParquetFile(file) as table:
+            with open_bytes(self.path) as file, parquet.ParquetFile(file) as table:
                 names = table.schema_arrow.names
                 if wrong := self._wrong(names):
                     yield self._problem(None, wrong, fatal=True)
@@ -293,7 +371,7 @@ def column_names(path: Path) -> list[str]:
     kind, notes = table_kind(path) or "tsv", Notes()
     if kind == "parquet":
         _, parquet = _arrow(path)
-        with open_seekable(path) as file, parquet.ParquetFile(file) as table:
+        with open_bytes(path) as file, parquet.ParquetFile(file) as table:
             return list(table.schema_arrow.names)
     first: Any = next(read_lines(path, notes), "{}") if kind == "jsonl" else next(_split(path, notes, kind), (0, []))
     if isinstance(first, Problem):

@@ -88,7 +88,7 @@ class PlainTextTask(Task):
         for name, files in self.files.items():
             if (key := self.fingerprints[name]) not in known:
                 report = self.data.read(files).check()
-                report.print(files)
+                report.print()
                 known[key] = report.totals["characters"]
         self.characters = {name: known[key] for name, key in self.fingerprints.items()}
 
@@ -183,7 +183,7 @@ class LanguageModeling(PlainTextTask):
     def read_files(self, files: Sequence[str]) -> Store:
         data = TextData(train=tuple(files))
         report = data.read(files).check()
-        report.print(files)
+        report.print()
         self.temporary = TemporaryDirectory()  # exists as long as the task
         folder, characters = Path(self.temporary.name) / "text", report.totals["characters"]
         return store_tokens(data.read(files), folder, self.tokenizer, text_fingerprint="", characters=characters)

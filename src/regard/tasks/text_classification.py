@@ -159,7 +159,7 @@ class TextClassification(ClassificationTask):
         """A label that does not occur in training is a mistake in another set."""
         for name, files in self.files.items():
             report = self.data.read(files).check()
-            report.print(files)
+            report.print()
             if name == "train":
                 self.data = self.data.with_classes(report)
                 if missing := [label for label in self.data.classes if label not in report.totals]:

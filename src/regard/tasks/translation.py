@@ -74,7 +74,7 @@ class Translation(Task):
 
     def check_data(self) -> None:
         for files in self.files.values():
-            self.data.read(files).check().print(files)
+            self.data.read(files).check().print()
 
     def lines(self, name: str) -> Iterator[Pair]:
         """The pairs of a set: "train" or one of `sets`."""
