@@ -167,7 +167,10 @@ def test_files_with_captions_are_learned(here: Path, capsys: pytest.CaptureFixtu
     assert main([*order, "half.jsonl"]) == 0
     assert json.loads(capsys.readouterr().out)["files"]["exact"] == 0.5
     other = {"pictures": "features", "features": "pictures"}[name]
-    for file, message in ((f"{other}.jsonl", 'jsonl, line 1: has "'), (files[0], "captions are in tables ending in")):
+    for file, message in (
+        (f"{other}.jsonl", "line 1: column '"),
+        (files[0], "captions are in tables ending in"),
+    ):
         assert main([*order, file]) == 2
         out, err = capsys.readouterr()
         assert message in err and out == ""
@@ -222,8 +225,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     ("pictures", ["model.position=learned", "model.max_length=9", "text.kind=char"], "model.max_length = 9"),
     ("features", ["model.feature_dim=2048"], "each region has 6 numbers, but the model reads feature_dim = 2,048"),
     ("features", ["train.cuda_graph=true"], "cuda_graph = true records one step"),
-    ("features", ["data.train=['pictures.jsonl']"], 'line 1: has "image", .*: set  input = "patches"  in .mod'),
-    ("pictures", ["data.train=['features.jsonl']"], 'has "features", but .*: set  input = "features"  in .mod'),
+    ("features", ["data.train=['pictures.jsonl']"], "column 'features' is missing; .* set  model.input = .patch"),
+    ("pictures", ["data.train=['features.jsonl']"], "column 'image' is missing; .* set  model.input = .features"),
 ])  # fmt: skip
 def test_a_mistake_is_told_and_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str], recipe, changes, message):
     assert train(f"{recipe}.toml", *[f"--set={one}" for one in changes]) == 2

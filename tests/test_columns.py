@@ -68,7 +68,7 @@ def prepared(
 
 
 def pairs_of(store: Store) -> Pairs:
-    return Pairs(store.ragged("source"), store.ragged("target"))
+    return Pairs(store.columns["source"], store.columns["target"])
 
 
 @per_example
@@ -81,8 +81,8 @@ def test_round_trip(tmp_path_factory, data, vocab_size, chunk) -> None:
     again = Store.open(folder)
     for one in (store, again):
         assert len(one) == len(rows) and one.index["why"] == "a test"
-        assert rows_of(one.ragged("source")) == [source for source, _ in rows]
-        assert rows_of(one.ragged("target")) == [target for _, target in rows]
+        assert rows_of(one.columns["source"]) == [source for source, _ in rows]
+        assert rows_of(one.columns["target"]) == [target for _, target in rows]
     tokens = sum(len(source) for source, _ in rows)
     assert (folder / "source.values").stat().st_size == tokens * (2 if vocab_size <= 2**16 else 4)
     assert sorted(path.name for path in folder.parent.iterdir()) == [".s.lock", "s"]
@@ -98,8 +98,8 @@ def test_columns_of_one_shape(tmp_path, dtype, shape) -> None:
 
     columns = {"x": Column(dtype, shape), "ids": Column("<u2", None)}
     store = prepare(tmp_path / "s", columns, str, fill)
-    assert np.array_equal(store.tensor("x").numpy(), values) and store.tensor("x").shape == (7, *shape)
-    assert rows_of(store.ragged("ids")) == [[0], [0], [0], [3], [3], [3], [6]]
+    assert np.array_equal(store.columns["x"].numpy(), values) and store.columns["x"].shape == (7, *shape)
+    assert rows_of(store.columns["ids"]) == [[0], [0], [0], [3], [3], [3], [6]]
 
 
 @per_example
@@ -126,8 +126,8 @@ def test_prepare_frames_encodes_and_drops(config, tokenizer, tmp_path) -> None:
     store = prepared(config, tmp_path / "s", tokenizer, tokenizer)
     assert len(store) == len(LINES) and store.index["dropped"] == 0
     for at in (0, 77, 499):
-        source = store.ragged("source").pad(torch.tensor([at]))[0][0].tolist()
-        target = store.ragged("target").pad(torch.tensor([at]))[0][0].tolist()
+        source = store.columns["source"].pad(torch.tensor([at]))[0][0].tolist()
+        target = store.columns["target"].pad(torch.tensor([at]))[0][0].tolist()
         assert source == [*tokenizer.encode(LINES[at][0]), tokenizer.eos]
         assert target == [tokenizer.bos, *tokenizer.encode(LINES[at][1]), tokenizer.eos]
     sizes = [1 + max(len(tokenizer.encode(text)) for text in line) for line in LINES]  # a sentence and its end
@@ -155,7 +155,7 @@ def test_a_fresh_store_is_reused_and_a_stale_one_is_not(config, tokenizer, tmp_p
     assert same()
     table.write_text(table.read_text() + "one more\teine mehr\n")
     assert not same() and len(Store.open(folder)) == len(LINES) + 1
-    assert len(made) == len(LINES) and rows_of(made.ragged("source"))  # mapped before: still readable
+    assert len(made) == len(LINES) and rows_of(made.columns["source"])  # mapped before: still readable
     stamp = (folder / INDEX).stat()
     time = table.stat().st_mtime_ns
     table.write_text(table.read_text().replace("one more", "two more"))  # the same size
@@ -184,7 +184,7 @@ def test_everything_that_matters_is_in_the_fingerprint(config, tokenizer, tmp_pa
 @pytest.mark.parametrize("damage", ["missing", "cut", "longer"])
 def test_a_damaged_store_is_refused_and_made_again(config, tokenizer, tmp_path, name, damage) -> None:
     folder = tmp_path / "s"
-    whole = rows_of(prepared(config, folder, tokenizer, tokenizer).ragged("target"))
+    whole = rows_of(prepared(config, folder, tokenizer, tokenizer).columns["target"])
     content = (folder / name).read_bytes()
     (folder / name).unlink()
     if damage != "missing":
@@ -195,7 +195,7 @@ def test_a_damaged_store_is_refused_and_made_again(config, tokenizer, tmp_path, 
         with pytest.raises(UserError, match="not replaced"):
             prepared(config, folder, tokenizer, tokenizer)
     else:
-        assert rows_of(prepared(config, folder, tokenizer, tokenizer).ragged("target")) == whole
+        assert rows_of(prepared(config, folder, tokenizer, tokenizer).columns["target"]) == whole
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def make(name, rows):
             writer.append(source=[[i % 60000] * 100 for i in some], target=[[1, i % 60000, 2] for i in some])
 
     store = prepare(Path(sys.argv[1]) / name, dict.fromkeys(("source", "target"), Column("<u2", None)), str, fill)
-    return Pairs(store.ragged("source"), store.ragged("target"))
+    return Pairs(store.columns["source"], store.columns["target"])
 
 make("warm", 5000).batch(torch.arange(3))
 before = peak()

@@ -60,7 +60,7 @@ def test_relative_names_start_beside_the_recipe_or_in_data(tmp_path) -> None:
         ('train = ["a.tsv"]\ntest = { x = "a.tsv" }', "data.test.x = 'a.tsv': write a list"),
         ('train = ["a.tsv"]\nsource = "en"', "without target"),
         ('train = ["a.tsv"]\nsource = "en"\ntarget = "en"', "two columns"),
-        ('train = ["a.tsv"]\nmax_length = 1', "give 2 or more"),
+        ('train = ["a.tsv"]\nmax_length = 1', "must be 2 or more"),
         ('train = ["a.tsv"]\nmax_length = "9"', "expected an integer"),
         ('train = ["a.tsv"]\nvaild = ["a.tsv"]', "did you mean 'valid'"),
     ],

@@ -78,7 +78,7 @@ def test_six_lines_make_a_complete_run(here, capsys):
     tokenizer = load_tokenizers(run)["tokenizer"]
     for name, part in (("train", TEXT[:cut]), ("valid", TEXT[cut:])):
         stored = Store.open(run / "data" / name)
-        assert stored.tensor("ids").tolist() == tokenizer.encode(part)
+        assert stored.columns["ids"].tolist() == tokenizer.encode(part)
     assert set(tokenizer.tokens(TEXT[:cut])) >= {"0", "병"} and tokenizer.unk not in tokenizer.encode(TEXT[:cut])
     # the weights that are kept are those with the figures that are told
     model, valid = regard.load(run).model, Store.open(run / "data" / "valid")

@@ -162,7 +162,7 @@ def test_documents_are_cut_and_framed(tokenizer, tmp_path):
     long = " ".join(LINES)
     stream = [Piece(long[:50], False), Piece(long[50:], True), Piece("재밌다", True), Piece("끝", False)]
     store = store_documents(iter(stream), tmp_path / "s", tokenizer, 16, text_fingerprint="a")
-    rows = [row.tolist() for row in store.ragged("text").joined().split(store.ragged("text").lengths.tolist())]
+    rows = [row.tolist() for row in store.columns["text"].joined().split(store.columns["text"].lengths.tolist())]
     assert all(len(row) <= 16 and (row[0], row[-1]) == (tokenizer.bos, tokenizer.eos) for row in rows)
     inner = [id for row in rows for id in row[1:-1]]
     assert inner == [id for piece in stream for id in tokenizer.encode(piece.text)]

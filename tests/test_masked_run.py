@@ -69,7 +69,7 @@ def test_a_few_lines_make_a_complete_run(masked, capsys):
     assert recipe["mask"] == {"fraction": 0.15, "whole_words": False, "mask": 0.8, "random": 0.1}
     train_text, valid_text = (Store.open(masked / "data" / name) for name in ("train", "valid"))
     words = [line.split("\t")[0] for line in TEXT.splitlines()[1:]]
-    count = sum(int(one.ragged("text").lengths.sum()) for one in (train_text, valid_text))
+    count = sum(int(one.columns["text"].lengths.sum()) for one in (train_text, valid_text))
     assert count >= len("".join(words)) + 2 * 80  # every character, and the frames of 80 documents or their parts
     scores = json.loads((masked / "scores.json").read_text())["valid"]
     judged = [line for line in read_metrics(masked) if "accuracy" in line]

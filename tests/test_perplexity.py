@@ -41,7 +41,7 @@ def cross_entropy(model, ids: list[int], place: int, first: int) -> float:
 @pytest.mark.parametrize(("context", "stride"), [(8, 8), (8, 3), (8, 1), (500, 500), (500, 2), (1, 1)])
 def test_every_token_given_those_before_it_in_its_window(tmp_path, context, stride):
     model, text = make_model(), make_text(tmp_path, TEXT, "Ende.")
-    ids = text.tensor("ids").tolist()
+    ids = text.columns["ids"].tolist()
     assert ids == [*BYTES.encode(TEXT), BYTES.eos, *BYTES.encode("Ende.")]
     losses = []
     for place in range(1, len(ids)):
@@ -75,7 +75,7 @@ def test_a_model_without_an_opinion_has_the_perplexity_of_its_vocabulary(tmp_pat
 
 def test_the_loss_of_each_position(tmp_path):
     model, text = make_model(), make_text(tmp_path, TEXT)
-    ids, context = text.tensor("ids").tolist(), 8
+    ids, context = text.columns["ids"].tolist(), 8
     found = perplexity(model, text, context)
     for position in range(context):
         positions = [
@@ -97,7 +97,7 @@ def test_eight_times_the_length_of_training(tmp_path, changes):
     assert math.isfinite(found.loss) and found.loss_per_position[127] is not None
     if "window" in changes and changes["position"] == "none":
         # nothing beyond layers x (window - 1) tokens reaches a token, so more context changes nothing
-        ids = text.tensor("ids").tolist()
+        ids = text.columns["ids"].tolist()
         assert cross_entropy(model, ids, 120, 0) == pytest.approx(cross_entropy(model, ids, 120, 110), rel=1e-9)
 
 

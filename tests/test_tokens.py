@@ -40,7 +40,7 @@ def make(folder: Path, stream=STREAM, tokenizer=BYTES, print="") -> Store:
 
 
 def ids_of(text: Store) -> list[int]:
-    return text.tensor("ids").tolist()
+    return text.columns["ids"].tolist()
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -53,13 +53,13 @@ def test_all_documents_with_separators_between_them(tmp_path):
     whole = "".join(piece.text for piece in STREAM)
     expected = {"documents": len(STREAM), "characters": len(whole), "bytes": len(whole.encode()), "unknown": 0}
     assert {name: text.index[name] for name in expected} == expected and text.index["first"] == [1, 1]
-    assert text.tensor("ids").dtype == torch.uint16
+    assert text.columns["ids"].dtype == torch.uint16
 
 
 def test_larger_vocabularies_take_four_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(Tokenizer, "__len__", lambda self: 2**16 + 1)
     text = make(tmp_path / "train")
-    assert text.tensor("ids").dtype == torch.uint32 and ids_of(text) == WHOLE
+    assert text.columns["ids"].dtype == torch.uint32 and ids_of(text) == WHOLE
 
 
 def test_a_finished_store_is_used_again_and_another_text_makes_another(tmp_path):
@@ -177,7 +177,7 @@ def test_an_epoch_reads_every_token_once_but_for_the_ends(size, length, rows, ep
 
 
 def test_blocks_are_the_same_from_memory_and_from_disk(tmp_path, monkeypatch):
-    text = make(tmp_path / "train").tensor("ids")
+    text = make(tmp_path / "train").columns["ids"]
     stream = Blocks(text, 4, 16, seed=1)
     monkeypatch.setattr(streams, "RESIDENT", {"cpu": 10})
     mapped = Blocks(text, 4, 16, seed=1)
@@ -188,7 +188,7 @@ def test_blocks_are_the_same_from_memory_and_from_disk(tmp_path, monkeypatch):
 
 
 def test_a_stream_goes_on_from_any_point(tmp_path):
-    text = make(tmp_path / "train").tensor("ids")
+    text = make(tmp_path / "train").columns["ids"]
     first = Blocks(text, 4, 16, seed=1)
     stream = iter(first)
     for _ in range(80):

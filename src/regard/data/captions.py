@@ -28,6 +28,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -41,13 +42,13 @@ from regard.data.images import ImageData, list_set, store_pixels
 from regard.data.scenes import Phrase, SceneGenerator, Scenes, ScenesData
 from regard.data.sets import DataConfig
 from regard.data.streams import Ahead
-from regard.data.tables import TABLES, Notes, Problem, Row, Rows, Table, column_names, table_kind, text
+from regard.data.tables import TABLES, Notes, Problem, Rows, Table, table_kind, text
 from regard.errors import UserError, suggest
-from regard.settings import check_fractions
+from regard.settings import check_at_least, check_fractions
 from regard.text.tokenizer import Tokenizer
 
 ENDINGS = (".npy", ".safetensors")  # of features
-ROOM = 1 << 30  # bytes of features that are kept in memory
+KEPT = 1 << 30  # bytes of features that are kept in memory
 SIDE = 28  # pixels of a Fashion-MNIST item
 
 
@@ -63,8 +64,7 @@ class CaptionData(DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fractions(self, "word_dropout")
-        if self.max_length < 2:
-            raise UserError(f"max_length = {self.max_length}: a token and its end make 2; give 2 or more")
+        check_at_least(self, max_length=2)  # a token and its end
 
 
 class Captioned(NamedTuple):
@@ -82,47 +82,36 @@ def read_captions(
 
     Features are read once, and their size is returned with the rows: `size`, or else that of the first; all are equal.
     """
-    column, reads, other, needed = "image", "images", "features", "features"
+    column, example, other, needed = "image", "a.png", "features", "features"
     if source == "features":
-        column, reads, other, needed = "features", "features", "image", "patches"
-    example = f"""{{"{column}": "a.{"png" if column == "image" else "npy"}", "caption": "…"}}"""
-    sizes = [size]
+        column, example, other, needed = "features", "a.npy", "images", "patches"
+    how: dict[str, Any] = {
+        "optional": ("key",),
+        "convert": {"caption": _caption, "key": _key},
+        "remedy": f'Write  {{"{column}": "{example}", "caption": "…"}}, or for {other} set  model.input = "{needed}"',
+    }
 
     def scan(notes: Notes) -> Iterator[Captioned | Problem]:
+        nonlocal size
         for path in config.find(files):
-            check_columns(path)
-            columns, convert = (column, "caption", "key"), {"caption": _caption, "key": _key}
-            for row in Table(path, columns, notes, optional=("key",), convert=convert, remedy=f"Write  {example}"):
-                yield row if isinstance(row, Problem) else captioned(row, path)
+            if table_kind(path) is None:
+                raise UserError(f"{path}: captions are in tables ending in {', '.join(f'.{kind}' for kind in TABLES)}")
+            for row in Table(path, (column, "caption", "key"), notes, **how):
+                if isinstance(row, Problem):
+                    yield row
+                    continue
+                name, caption, key = row.cells
+                file = path.parent / name
+                try:
+                    if not file.is_file():
+                        raise UserError(f"{file}: no such file")
+                    size = open_features(file, key, size).shape[1] if source == "features" else size
+                    yield Captioned(file, key, caption)
+                except UserError as error:
+                    yield Problem(row.file, row.line, str(error))
 
-    def check_columns(path: Path) -> None:
-        """What is not a table, or one for the other kind of input, is one error, not one per row."""
-        if table_kind(path) is None:
-            raise UserError(f"{path}: captions are in tables ending in {', '.join(f'.{kind}' for kind in TABLES)}")
-        try:
-            names = column_names(path)
-        except (ValueError, OSError, RecursionError):  # reported with the rows
-            return
-        if column not in names and other in names:
-            raise UserError(
-                f'{path}, line 1: has "{other}", but the model reads {reads}: set  input = "{needed}"  in [model], or '
-                f"write  {example}"
-            )
-
-    def captioned(row: Row, path: Path) -> Captioned | Problem:
-        name, caption, key = row.cells
-        file = path.parent / name
-        try:
-            if not file.is_file():
-                raise UserError(f"{file}: no such file")
-            if source == "features":
-                sizes[0] = open_features(file, key, sizes[0]).shape[1]
-        except UserError as error:
-            return Problem(row.file, row.line, str(error))
-        return Captioned(file, key, caption)
-
-    rows = Rows(files, scan, skip_bad=config.skip_bad, what="captions").read()
-    return rows, sizes[0] or 0
+    rows = Rows(files, scan, config.skip_bad, what="captions").read()
+    return rows, size or 0
 
 
 def _caption(value: Any) -> str:
@@ -235,16 +224,9 @@ def image_set(rows: Sequence[Captioned], folder: Path, channels: int, side: int,
 
 
 def feature_set(rows: Sequence[Captioned], size: int) -> CaptionSet:
-    kept: dict[int, Tensor] = {}
-    room = [ROOM]
-
+    @lru_cache(KEPT // (256 * size))  # an image has about 64 vectors of floats
     def read(row: int) -> Tensor:
-        if row in kept:
-            return kept[row]
-        features = open_features(rows[row].file, rows[row].key, size)
-        if (left := room[0] - features.nbytes) > 0:
-            kept[row], room[0] = features, left
-        return features
+        return open_features(rows[row].file, rows[row].key, size)
 
     return CaptionSet([row.caption for row in rows], lambda chosen: pad_features([read(at) for at in chosen.tolist()]))
 

@@ -63,21 +63,10 @@ class Store:
 
     folder: Path
     index: Mapping[str, Any]
-    columns: Mapping[str, Ragged | Tensor]
+    columns: Mapping[str, Any]  # `Ragged`, or a tensor [rows, *shape]
 
     def __len__(self) -> int:
         return int(self.index["rows"])
-
-    def ragged(self, name: str) -> Ragged:
-        column = self.columns[name]
-        assert isinstance(column, Ragged)
-        return column
-
-    def tensor(self, name: str) -> Tensor:
-        """[rows, *shape]"""
-        column = self.columns[name]
-        assert isinstance(column, Tensor)
-        return column
 
     @classmethod
     def open(cls, folder: str | Path) -> Store:

@@ -219,7 +219,7 @@ def store_pixels(
 
     columns = {"pixels": Column("|u1", (channels, side, side))}
     store = prepare(folder, columns, lambda: fingerprint(files, [str(file) for file in files], skip_bad), write)
-    return store.tensor("pixels"), torch.tensor(store.index["kept"], dtype=torch.long)
+    return store.columns["pixels"], torch.tensor(store.index["kept"], dtype=torch.long)
 
 
 def _note_resized(sizes: Counter[tuple[int, int]], side: int) -> None:

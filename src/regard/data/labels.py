@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 from regard.data.sets import DataConfig
 from regard.data.tables import Notes, Problem, Report, Row, Rows, Table, label
 from regard.errors import UserError, suggest
-from regard.settings import check_fractions
+from regard.settings import check_at_least, check_fractions
 
 MOST = 1000  # classes that are taken from the data; with more of them, the column is probably the wrong one
 REMEDY = "Set text and label in [data] to the names of the columns; header = false if the first line is data"
@@ -57,8 +57,7 @@ class LabelData(DataConfig):
             )
         if not 0 < self.fraction <= 1:
             raise UserError(f"fraction = {self.fraction}: must be above 0 and at most 1, such as 0.1")
-        if self.max_length < 3:
-            raise UserError(f"max_length = {self.max_length}: a token and the two ends make 3; give 3 or more")
+        check_at_least(self, max_length=3)  # a token and the two ends
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:
             raise UserError(f"classes = {list(self.classes)}: name two or more, each once, or remove them")
         if self.classes and (extra := set(self.names.values()) - set(self.classes)):

@@ -31,7 +31,7 @@ alone. Each epoch samples other spans, by the seed and the epoch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,12 +43,11 @@ from regard.data.batch import Pairs, Ragged, steps
 from regard.data.documents import Piece, TextData, part
 from regard.data.labels import LabelData
 from regard.data.pairs import Pair, PairData
-from regard.data.sets import Files, home
-from regard.data.sets import fingerprint as file_fingerprint
+from regard.data.sets import Files, fingerprint, home
 from regard.data.streams import epoch_generator, sample_rows
 from regard.errors import UserError
 from regard.samples import sample_folder
-from regard.settings import check_types, from_dict, to_dict
+from regard.settings import check_at_least, check_types, from_dict, to_dict
 from regard.text.tokenizer import Tokenizer
 
 SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))
@@ -82,12 +81,9 @@ class TaskOptions(Noise):
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.repeat < 1:
-            raise UserError(f"repeat = {self.repeat}: must be 1 or more")
+        check_at_least(self, repeat=1, span=1)
         if not 0 < self.density < 1:
             raise UserError(f"density = {self.density}: must be above 0 and below 1, such as 0.15")
-        if self.span < 1:
-            raise UserError(f"span = {self.span}: must be 1 token or more")
 
 
 @dataclass(frozen=True)
@@ -172,8 +168,7 @@ class TasksData:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.max_length < 8:
-            raise UserError(f"max_length = {self.max_length}: give 8 or more")
+        check_at_least(self, max_length=8)
 
 
 def read_tasks(table: Mapping[str, Any]) -> tuple[TasksData, dict[str, TextTask]]:
@@ -205,10 +200,10 @@ def _read_task(name: str, table: Mapping[str, Any], common: TasksData) -> TextTa
     return TextTask(name, options, from_dict(kind, data, where))
 
 
-def fingerprint(tasks: Mapping[str, TextTask], *others: object) -> str:
-    """A digest of the tasks, their files (names, sizes, times) and of anything else."""
-    paths = (path for one in tasks.values() for path in one.paths())
-    return file_fingerprint(paths, {name: one.table() for name, one in tasks.items()}, [str(one) for one in others])
+def tasks_fingerprint(tasks: Collection[TextTask], name: str) -> str:
+    """A digest of a set of these tasks: their tables and files (names, sizes, times)."""
+    paths = (path for one in tasks for path in one.paths())
+    return fingerprint(paths, [(one.name, one.table()) for one in tasks], name)
 
 
 def find_sentinels(tokenizer: Tokenizer) -> Tensor:
@@ -274,13 +269,10 @@ def corrupt(texts: Ragged, sentinels: Tensor, noise: Noise, generator: torch.Gen
 def surround(texts: Ragged, before: Sequence[int], after: Sequence[int]) -> Ragged:
     """The same texts, each between these tokens, concatenated."""
     lengths = texts.lengths + len(before) + len(after)
-    start = lengths.cumsum(0) - lengths
-    flat = torch.empty(int(lengths.sum()), dtype=torch.long)
-    flat[(start + len(before)).repeat_interleave(texts.lengths) + steps(texts.lengths)] = texts.joined().long()
-    for number, id in enumerate(before):
-        flat[start + number] = id
-    for number, id in enumerate(after):
-        flat[start + len(before) + texts.lengths + number] = id
+    at = steps(lengths) - len(before)
+    inside = (at >= 0) & (at < texts.lengths.repeat_interleave(lengths))
+    flat = torch.empty(len(at), dtype=torch.long)
+    flat[inside], flat[~inside] = texts.joined().long(), torch.tensor([*before, *after]).repeat(len(texts))
     return Ragged(flat, lengths)
 
 

@@ -181,7 +181,7 @@ class Labelled(Sequences):
 
     @classmethod
     def of(cls, store: Store) -> Labelled:
-        return cls(store.ragged("text"), store.tensor("label").long())
+        return cls(store.columns["text"], store.columns["label"].long())
 
     def choose(self, rows: Tensor) -> Labelled:
         return Labelled(self.texts.choose(rows), self.labels[rows])

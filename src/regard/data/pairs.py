@@ -63,8 +63,7 @@ class PairData(DataConfig):
             raise UserError(f"{named} = {getattr(self, named)!r} without {other}: name both columns or neither")
         if self.source is not None and self.source == self.target:
             raise UserError(f"source = target = {self.source!r}: a pair needs two columns")
-        if self.max_length < 2:
-            raise UserError(f"max_length = {self.max_length}: a token and its end make 2; give 2 or more")
+        check_at_least(self, max_length=2)  # a token and its end
 
     def find(self, files: Sequence[str]) -> list[Path]:
         return [path for paths in find_pairs(files, self.folder) for path in paths]

@@ -51,7 +51,7 @@ def perplexity(model: Any, text: Store, context: int, stride: int | None = None)
     rows = max(1, LOGITS // (context * model.config.vocab_size))
     sums = torch.zeros(context, dtype=torch.float64, device=device)
     counts = torch.zeros(context, dtype=torch.int64, device=device)
-    for batch, counted in windows(text.tensor("ids"), context, stride, rows):
+    for batch, counted in windows(text.columns["ids"], context, stride, rows):
         batch, counted = batch.to(device), counted.to(device)
         logits = model(batch.read)
         losses = F.cross_entropy(logits.float().flatten(0, 1), batch.labels.flatten(), reduction="none")

@@ -200,7 +200,7 @@ class LanguageModeling(PlainTextTask):
     # --- training and evaluation
 
     def stream(self) -> Blocks:
-        config, ids = self.config, self.train_text.tensor("ids")
+        config, ids = self.config, self.train_text.columns["ids"]
         return Blocks(ids, config.batch_tokens // config.pack, config.pack, config.seed, self.device)
 
     def objective(self) -> Objective:
@@ -237,7 +237,7 @@ class LanguageModeling(PlainTextTask):
 
     def _prompt(self) -> str:
         text = self.valid_text or self.train_text
-        return self.tokenizer.decode(text.tensor("ids")[: max(1, self.config.pack // 8)].tolist())
+        return self.tokenizer.decode(text.columns["ids"][: max(1, self.config.pack // 8)].tolist())
 
     def sections(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[Section]:
         curves = {name: _points(one.metrics["loss_per_position"]) for name, one in evaluations.items()}

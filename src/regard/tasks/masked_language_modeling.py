@@ -112,7 +112,7 @@ class MaskedLanguageModeling(PlainTextTask):
     def _packs(self, text: Store, seed: int, device: torch.device) -> MaskedPacks:
         config = self.config
         rows = config.batch_tokens // config.pack
-        return MaskedPacks(text.ragged("text"), self.tokenizer, self.mask, rows, config.pack, seed, device)
+        return MaskedPacks(text.columns["text"], self.tokenizer, self.mask, rows, config.pack, seed, device)
 
     def stream(self) -> MaskedPacks:
         return self._packs(self.train_text, self.config.seed, self.device)
@@ -156,7 +156,7 @@ class MaskedLanguageModeling(PlainTextTask):
     def _unigram(self) -> Tensor:
         """log p of each token by its count in the training text plus one."""
         counts = torch.ones(len(self.tokenizer), dtype=torch.float64)
-        flat = self.train_text.ragged("text").flat
+        flat = self.train_text.columns["text"].flat
         for at in range(0, len(flat), COUNTED):
             counts += flat[at : at + COUNTED].long().bincount(minlength=len(counts))
         counts[sorted(self.tokenizer.specials)] = 1

@@ -21,8 +21,8 @@ import torch
 from regard.data.batch import Pairs
 from regard.data.columns import Store
 from regard.data.documents import TextData
-from regard.data.encode import digest_of, store_documents, store_pairs
-from regard.data.mixture import SENTINELS, Denoised, Mixture, TextTask, find_sentinels, fingerprint, read_tasks
+from regard.data.encode import store_documents, store_pairs
+from regard.data.mixture import SENTINELS, Denoised, Mixture, TextTask, find_sentinels, read_tasks, tasks_fingerprint
 from regard.data.pairs import Pair
 from regard.errors import UserError
 from regard.files import make_folder
@@ -125,7 +125,7 @@ class TextToText(Translation):
         return store_pairs(
             self.lines(name, repeated=True), self.folder / "data" / name, self.source, self.target,
             name=f"data.tasks, {name}", max_length=max_length,
-            state=lambda: fingerprint(self.tasks, name, digest_of(self.source), max_length),
+            state=lambda: tasks_fingerprint(self.tasks.values(), name),
         )  # fmt: skip
 
     def _denoised(self, one: TextTask, name: str, seed: int) -> Denoised:
@@ -134,8 +134,8 @@ class TextToText(Translation):
             raise UserError(
                 f"data.tasks.{one.name}.prefix: has {len(prefix)} tokens, too many for max_length; shorten it"
             )
-        folder, print = self.folder / "data" / f"{one.name}-{name}", fingerprint({one.name: one}, name)
-        texts = store_documents(one.texts(name), folder, self.source, length, text_fingerprint=print).ragged("text")
+        folder, print = self.folder / "data" / f"{one.name}-{name}", tasks_fingerprint([one], name)
+        texts = store_documents(one.texts(name), folder, self.source, length, text_fingerprint=print).columns["text"]
         rows = torch.arange(len(texts)).repeat(one.options.repeat if name == "train" else 1)
         return Denoised(texts.choose(rows), self.source, one.options, prefix, seed)
 

@@ -102,7 +102,7 @@ class Translation(Task):
             count = f"{dropped:,} pair{'s' * (dropped != 1)}"
             first = f", the first in {store.index['first_dropped']}" if "first_dropped" in store.index else ""
             print(f"left out: {count} longer than data.max_length = {max_length}{first}", file=sys.stderr)
-        return Pairs(store.ragged("source"), store.ragged("target"))
+        return Pairs(store.columns["source"], store.columns["target"])
 
     def _check_lengths(self) -> None:
         for name, stored in (("train", self.train_pairs), ("valid", self.valid_pairs)):
