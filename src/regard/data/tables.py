@@ -57,7 +57,8 @@ class Problem:
         return f"{self.file}{'' if self.line is None else f', line {self.line:,}'}: {self.what}"
 
 
-Raw = Iterator[tuple[int, tuple[Any, ...]] | Problem]  # number and values of each row
+Records = Iterator[tuple[int, Any] | Problem]  # number of each row, and its line, cells or values
+Pick = Callable[[Any], tuple[Any, ...]]  # from a record to the values of the columns; ValueError: what is wrong with it
 Convert = Callable[[Any], Any]  # a cell as it is used; ValueError says what is wrong with it
 
 
@@ -262,35 +263,31 @@ class Table:
     remedy: str = ""  # ends an error about a missing column
 
     def __iter__(self) -> Iterator[Row | Problem]:
-        match self.kind or table_kind(self.path) or "tsv":
-            case "text":
-                lines = enumerate(read_lines(self.path, self.notes), 1)
-                raw: Raw = (line if isinstance(line, Problem) else (number, (line,)) for number, line in lines)
-            case "jsonl":
-                raw = self._json_rows()
-            case "parquet":
-                raw = self._parquet_rows()
-            case separated:
-                raw = self._separated_rows(separated)
-        for item in raw:
-            if isinstance(item, Problem):
-                yield item
+        kind = self.kind or table_kind(self.path) or "tsv"
+        records = self._parquet_rows() if kind == "parquet" else _records(self.path, kind, self.notes, self.longest)
+        picks: dict[str, Pick] = {"text": lambda line: (line,), "jsonl": self._from_json, "parquet": tuple}
+        pick = picks.get(kind) or self._pick_columns(records, kind)
+        if isinstance(pick, Problem):
+            yield pick
+            return
+        for record in records:
+            if isinstance(record, Problem):
+                yield record
                 continue
-            number, values = item
-            cells = []
-            for value, name in zip(values, self.columns, strict=True):
-                try:
-                    value = _decoded(value, self.longest) if isinstance(value, bytes) else value
-                    missing = value is None and name in self.optional
-                    cells.append(None if missing else self.convert.get(name, text)(value))
-                except ValueError as error:
-                    yield self._problem(number, f"column {name!r} {error}")
-                    break
+            number, content = record
+            try:
+                row = Row(tuple(map(self._cell, self.columns, pick(content))), str(self.path), number)
+            except ValueError as error:
+                yield Problem(str(self.path), number, str(error))
             else:
-                yield Row(tuple(cells), str(self.path), number)
+                yield row
 
-    def _problem(self, line: int | None, what: str, fatal: bool = False) -> Problem:
-        return Problem(str(self.path), line, what, fatal)
+    def _cell(self, name: str, value: Any) -> Any:
+        try:
+            value = _decoded(value, self.longest) if isinstance(value, bytes) else value
+            return None if value is None and name in self.optional else self.convert.get(name, text)(value)
+        except ValueError as error:
+            raise ValueError(f"column {name!r} {error}") from None
 
     def _wrong(self, names: Sequence[str]) -> str:
         """What keeps the columns from being found among the names, or nothing."""
@@ -300,60 +297,49 @@ class Table:
                 return f"column {name!r} is {how}; {suggest(name, [known[:40] for known in names[:20]])}. {self.remedy}"
         return ""
 
-    def _separated_rows(self, kind: str) -> Raw:
-        rows, width = _split(self.path, self.notes, kind), 0
-        positions = [] if self.header else [int(name) - 1 for name in self.columns]
+    def _pick_columns(self, records: Records, kind: str) -> Pick | Problem:
+        """A function that takes the columns from the cells of a row, by the header if there is one."""
+        positions, width = [0 if self.header else int(name) - 1 for name in self.columns], 0
         if self.header:
-            first = next(rows, self._problem(None, "is empty, without even a header"))
+            first = next(records, Problem(str(self.path), None, "is empty, without even a header"))
             if isinstance(first, Problem):
-                yield replace(first, fatal=True)
-                return
+                return replace(first, fatal=True)
             names = [cell.strip() for cell in first[1]]
             if wrong := self._wrong(names):
-                yield self._problem(1, wrong, fatal=True)
-                return
+                return Problem(str(self.path), 1, wrong, fatal=True)
             positions, width = [names.index(name) if name in names else -1 for name in self.columns], len(names)
         least, sign = max(positions) + 1, "tab" if kind == "tsv" else "comma or quote"
-        for row in rows:
-            if isinstance(row, Problem):
-                yield row
-                continue
-            number, cells = row
+
+        def pick(cells: list[str]) -> tuple[str | None, ...]:
+            nonlocal width
             width = width or len(cells)  # without a header the first line says how many columns there are
             if len(cells) < least:
-                yield self._problem(number, f"has {len(cells)} column{'s' * (len(cells) > 1)}, {least} needed")
-            elif len(cells) > width:
-                what = f"has {len(cells)} columns instead of {width}: is there a {sign} in the text?"
-                yield self._problem(number, what)
-            else:
-                yield number, tuple(cells[at] if at >= 0 else None for at in positions)
+                raise ValueError(f"has {len(cells)} column{'s' * (len(cells) > 1)}, {least} needed")
+            if len(cells) > width:
+                raise ValueError(f"has {len(cells)} columns instead of {width}: is there a {sign} in the text?")
+            return tuple(cells[at] if at >= 0 else None for at in positions)
 
-    def _json_rows(self) -> Raw:
-        for number, line in enumerate(read_lines(self.path, self.notes, self.longest), 1):
-            if isinstance(line, Problem):
-                yield line
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                yield self._problem(number, f"is not JSON: {error}")
-                continue
-            if not isinstance(row, dict):
-                example = ", ".join(f'"{name}": "…"' for name in self.columns if name not in self.optional)
-                yield self._problem(number, f"is not an object; write  {{{example}}}")
-            elif wrong := self._wrong(list(row)):
-                yield self._problem(number, wrong)
-            else:
-                yield number, tuple(row.get(name) for name in self.columns)
+        return pick
 
-    def _parquet_rows(self) -> Raw:
-        arrow, parquet = _arrow(self.path)
-        number = 0
+    def _from_json(self, line: str) -> tuple[Any, ...]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            example = ", ".join(f'"{name}": "…"' for name in self.columns if name not in self.optional)
+            raise ValueError(f"is not an object; write  {{{example}}}")
+        if wrong := self._wrong(list(row)):
+            raise ValueError(wrong)
+        return tuple(row.get(name) for name in self.columns)
+
+    def _parquet_rows(self) -> Records:
+        (arrow, parquet), name, number = _arrow(self.path), str(self.path), 0
         try:
             with open_bytes(self.path) as file, parquet.ParquetFile(file) as table:
                 names = table.schema_arrow.names
                 if wrong := self._wrong(names):
-                    yield self._problem(None, wrong, fatal=True)
+                    yield Problem(name, None, wrong, fatal=True)
                     return
                 for batch in table.iter_batches(1024, columns=[name for name in self.columns if name in names]):
                     missing = [None] * len(batch)
@@ -363,20 +349,20 @@ class Table:
                         yield number, row
         except (arrow.ArrowException, OSError, EOFError, zlib.error) as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
-            yield self._problem(None, f"cannot be read as Parquet after row {number:,}: {reason}", fatal=True)
+            yield Problem(name, None, f"cannot be read as Parquet after row {number:,}: {reason}", fatal=True)
 
 
 def column_names(path: Path) -> list[str]:
     """The columns of a table: its header, the keys of its first object, or its schema."""
-    kind, notes = table_kind(path) or "tsv", Notes()
+    kind = table_kind(path) or "tsv"
     if kind == "parquet":
         _, parquet = _arrow(path)
         with open_bytes(path) as file, parquet.ParquetFile(file) as table:
             return list(table.schema_arrow.names)
-    first: Any = next(read_lines(path, notes), "{}") if kind == "jsonl" else next(_split(path, notes, kind), (0, []))
+    first = next(_records(path, kind, Notes()), (0, "{}" if kind == "jsonl" else []))
     if isinstance(first, Problem):
         raise UserError(str(first))
-    return list(json.loads(first)) if kind == "jsonl" else [cell.strip() for cell in first[1]]
+    return list(json.loads(first[1])) if kind == "jsonl" else [cell.strip() for cell in first[1]]
 
 
 def aligned_rows(source: Path, target: Path, notes: Notes) -> Iterator[Row | Problem]:
@@ -403,12 +389,16 @@ def aligned_rows(source: Path, target: Path, notes: Notes) -> Iterator[Row | Pro
             yield Row((a, b), str(source), number)
 
 
-def _split(path: Path, notes: Notes, kind: str) -> Iterator[tuple[int, list[str]] | Problem]:
-    """The cells of each line, or of each CSV row (numbered by its last line)."""
-    if kind == "tsv":
-        for number, line in enumerate(read_lines(path, notes), 1):
-            yield line if isinstance(line, Problem) else (number, line.split("\t"))
+def _records(path: Path, kind: str, notes: Notes, longest: int = LONGEST) -> Records:
+    """The cells of TSV and CSV (where the number is that of the last line of a row), the line of other files."""
+    if kind == "csv":
+        yield from _csv_records(path, notes)
         return
+    for number, line in enumerate(read_lines(path, notes, longest), 1):
+        yield line if isinstance(line, Problem) else (number, line.split("\t") if kind == "tsv" else line)
+
+
+def _csv_records(path: Path, notes: Notes) -> Records:
     bad: list[Problem] = []
 
     def lines() -> Iterator[str]:
