@@ -78,7 +78,7 @@ def test_the_command(tmp_path, capsys) -> None:
     write(tmp_path / "x.en", ["one"])
     write(tmp_path / "x.de", ["eins"])
     assert cli.main(["data", "check", str(tmp_path)]) == 2
-    assert "t.tsv, line 2: column '2' is empty" in capsys.readouterr().err
+    assert "t.tsv, line 2: column 'target' is empty" in capsys.readouterr().err
     assert cli.main(["data", "check", str(tmp_path), "--skip-bad-lines"]) == 0
     assert capsys.readouterr().out.startswith("train: 1 pairs, 1 skipped\n")
     assert cli.main(["data", "check", str(tmp_path), "--skip-bad-lines", "--json"]) == 0

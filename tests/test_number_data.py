@@ -36,8 +36,8 @@ def test_pairs_are_named_by_file_and_line(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(UserError) as caught:
         read_number_pairs(config.train, config)
     told = str(caught.value)
-    assert "a.tsv, line 3: has 1 column, 2 needed" in told and "line 4: column '2' is not" in told
-    assert "line 5: column '1' has 0 numbers" in told and "line 6: column '1' has 40 numbers" in told
+    assert "a.tsv, line 3: has 1 column, 2 needed" in told and "line 4: column 'target' is not" in told
+    assert "line 5: column 'source' has 0 numbers" in told and "line 6: column 'source' has 40 numbers" in told
     assert "4 problems, 2 good pairs" in told and "skip_bad" in told
     kept = read_number_pairs(config.train, NumberData(train=("a.tsv",), folder=str(tmp_path), skip_bad=True))
     assert kept == [([1, 2], [3, 4]), ([5], [6])]

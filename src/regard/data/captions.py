@@ -26,8 +26,8 @@ An .npy file with objects is a pickle, which can run code when it is opened, so 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -42,7 +42,7 @@ from regard.data.images import ImageData, list_set, store_pixels
 from regard.data.scenes import Phrase, SceneGenerator, Scenes, ScenesData
 from regard.data.sets import DataConfig
 from regard.data.streams import Ahead
-from regard.data.tables import TABLES, Notes, Problem, Rows, Table, table_kind, text
+from regard.data.tables import TABLES, Notes, Row, read_rows, table_kind, text
 from regard.errors import UserError, suggest
 from regard.settings import check_at_least, check_fractions
 from regard.text.tokenizer import Tokenizer
@@ -85,33 +85,27 @@ def read_captions(
     column, example, other, needed = "image", "a.png", "features", "features"
     if source == "features":
         column, example, other, needed = "features", "a.npy", "images", "patches"
-    how: dict[str, Any] = {
+
+    def make(row: Row, notes: Notes) -> Captioned:
+        nonlocal size
+        name, caption, key = row.cells
+        file = Path(row.file).parent / name
+        if not file.is_file():
+            raise UserError(f"{file}: no such file")
+        size = open_features(file, key, size).shape[1] if source == "features" else size
+        return Captioned(file, key, caption)
+
+    for path in config.find(files):
+        if table_kind(path) is None:
+            raise UserError(f"{path}: captions are in tables ending in {', '.join(f'.{kind}' for kind in TABLES)}")
+    how = {
         "optional": ("key",),
         "convert": {"caption": _caption, "key": _key},
+        "make": make,
         "remedy": f'Write  {{"{column}": "{example}", "caption": "…"}}, or for {other} set  model.input = "{needed}"',
     }
-
-    def scan(notes: Notes) -> Iterator[Captioned | Problem]:
-        nonlocal size
-        for path in config.find(files):
-            if table_kind(path) is None:
-                raise UserError(f"{path}: captions are in tables ending in {', '.join(f'.{kind}' for kind in TABLES)}")
-            for row in Table(path, (column, "caption", "key"), notes, **how):
-                if isinstance(row, Problem):
-                    yield row
-                    continue
-                name, caption, key = row.cells
-                file = path.parent / name
-                try:
-                    if not file.is_file():
-                        raise UserError(f"{file}: no such file")
-                    size = open_features(file, key, size).shape[1] if source == "features" else size
-                    yield Captioned(file, key, caption)
-                except UserError as error:
-                    yield Problem(row.file, row.line, str(error))
-
-    rows = Rows(files, scan, config.skip_bad, what="captions").read()
-    return rows, size or 0
+    rows = read_rows(files, (column, "caption", "key"), config.folder, config.skip_bad, **how)
+    return replace(rows, what="captions").read(), size or 0
 
 
 def _caption(value: Any) -> str:

@@ -13,12 +13,12 @@ results count them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from regard.data.sets import DataConfig
-from regard.data.tables import Notes, Problem, Report, Row, Rows, Table, label
+from regard.data.tables import Notes, Report, Row, Rows, label, read_rows
 from regard.errors import UserError, suggest
 from regard.settings import check_at_least, check_fractions
 
@@ -72,12 +72,6 @@ class LabelData(DataConfig):
     def read(self, files: Sequence[str]) -> Rows[Example]:
         """The rows of `files`; a label that is not among `classes` (if any) is a problem. `totals` are by class."""
 
-        def scan(notes: Notes) -> Iterator[Example | Problem]:
-            convert = {self.label: label}
-            for path in self.find(files):
-                for row in Table(path, self.columns, notes, header=self.header, convert=convert, remedy=REMEDY):
-                    yield row if isinstance(row, Problem) else self._example(row, notes)
-
         def tally(one: Example, totals: Counter[str]) -> None:
             totals[one.label] += 1
             if len(totals) > MOST and not self.classes:
@@ -86,16 +80,17 @@ class LabelData(DataConfig):
                     f"{one.label[:40]!r}: set label in [data] to the right column, or name them all in classes"
                 )
 
-        return Rows(files, scan, self.skip_bad, "labelled texts", "put one in each row", tally)
+        how = {"header": self.header, "convert": {self.label: label}, "remedy": REMEDY, "make": self._example}
+        rows = read_rows(files, self.columns, self.folder, self.skip_bad, **how)
+        return replace(rows, what="labelled texts", remedy="put one in each row", tally=tally)
 
-    def _example(self, row: Row, notes: Notes) -> Example | Problem:
+    def _example(self, row: Row, notes: Notes) -> Example:
         text, raw = row.cells[0], row.cells[1].strip()
         name = self.names.get(raw, raw)
         if not raw:
-            return Problem(row.file, row.line, f"column {self.label!r} is empty: a text needs its label")
+            raise ValueError(f"column {self.label!r} is empty: a text needs its label")
         if self.classes and name not in self.classes:
-            what = f"label {raw[:40]!r} is not a class of the training data; {suggest(name, self.classes)}"
-            return Problem(row.file, row.line, what)
+            raise ValueError(f"label {raw[:40]!r} is not a class of the training data; {suggest(name, self.classes)}")
         if not text or text.isspace():
             notes[row.file, "an empty text, kept"] += 1
         return Example(text, name, row.file, row.line)

@@ -25,7 +25,7 @@ import dataclasses
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,7 +35,7 @@ from torch import Tensor
 
 from regard.data.batch import Tensors, pad_rows
 from regard.data.sets import DataConfig, Files
-from regard.data.tables import Notes, Problem, Row, Rows, Table, column_names, read_rows, table_kind
+from regard.data.tables import Notes, Row, Table, column_names, read_rows
 from regard.errors import UserError
 from regard.settings import check_at_least, check_fractions, check_types
 
@@ -310,6 +310,7 @@ def seasonal_series(rule: Seasonal) -> Tensor:
 
 def read_number_pairs(files: Sequence[str], config: NumberData) -> list[Pair]:
     """The pairs of all files: columns 1 and 2 of TSV and CSV, "source" and "target" of other tables."""
+    columns = ("source", "target")
 
     def sequence(value: Any) -> list[float]:
         try:
@@ -320,15 +321,9 @@ def read_number_pairs(files: Sequence[str], config: NumberData) -> list[Pair]:
             raise ValueError(f"has {len(numbers)} numbers; 1 to data.longest = {config.longest} are possible")
         return numbers
 
-    def scan(notes: Notes) -> Iterator[Pair | Problem]:
-        for path in config.find(files):
-            columns = ("source", "target") if table_kind(path) in ("jsonl", "parquet") else ("1", "2")
-            convert = dict.fromkeys(columns, sequence)
-            for row in Table(path, columns, notes, header=False, convert=convert):
-                yield row if isinstance(row, Problem) else (row.cells[0], row.cells[1])
-
-    remedy = "put  1 2 3<tab>3 4 5  in a line"
-    return Rows(files, scan, skip_bad=config.skip_bad, what="pairs", remedy=remedy).read()
+    how = {"header": False, "convert": dict.fromkeys(columns, sequence), "make": lambda row, notes: row.cells}
+    rows = read_rows(files, columns, config.folder, config.skip_bad, **how)
+    return dataclasses.replace(rows, what="pairs", remedy="put  1 2 3<tab>3 4 5  in a line").read()
 
 
 def read_series(paths: Sequence[Path], columns: Sequence[str] = ()) -> tuple[list[Tensor], tuple[str, ...]]:

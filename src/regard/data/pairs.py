@@ -23,6 +23,8 @@ from regard.data.tables import TABLES, Notes, Problem, Row, Rows, Table, aligned
 from regard.errors import UserError
 from regard.settings import check_at_least, check_types
 
+REMEDY = "Set source and target in [data]; if the file has no header, remove them"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Generator:
@@ -69,21 +71,18 @@ class PairData(DataConfig):
         return [path for paths in find_pairs(files, self.folder) for path in paths]
 
     def read(self, files: Sequence[str]) -> Rows[Pair]:
+        columns, header = (self.source or "source", self.target or "target"), self.source is not None
+
         def scan(notes: Notes) -> Iterator[Pair | Problem]:
             for paths in find_pairs(files, self.folder):
-                table = self._table(paths[0], notes) if len(paths) == 1 else None
-                for row in table or aligned_rows(paths[0], paths[1], notes):
-                    yield row if isinstance(row, Problem) else _pair(row, paths, table.columns if table else ())
+                if len(paths) == 2:
+                    rows, names = aligned_rows(*paths, notes), ()
+                else:
+                    rows, names = Table(paths[0], columns, notes, header=header, remedy=REMEDY), columns
+                for row in rows:
+                    yield row if isinstance(row, Problem) else _pair(row, paths, names)
 
         return Rows(files, scan, self.skip_bad, what="sentence pairs", remedy="put a sentence in each line")
-
-    def _table(self, path: Path, notes: Notes) -> Table:
-        named, separated = self.source is not None, table_kind(path) in ("tsv", "csv")
-        columns = (self.source or "source", self.target or "target") if named or not separated else ("1", "2")
-        remedy = "Set source and target in [data]"
-        if separated:
-            remedy = "If the file has no header, remove source and target from [data]"
-        return Table(path, columns, notes, header=named, remedy=remedy)
 
 
 class Pair(NamedTuple):

@@ -213,15 +213,15 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 def read_rows(
     files: Sequence[str], columns: Sequence[str], folder: str | Path = ".", skip_bad: bool | None = None, **how: Any
-) -> Rows[Row]:
-    """The named columns of tables; `how` are fields of `Table`."""
+) -> Rows[Any]:
+    """The named columns of tables, a `Row` each or what `make` returns; `how` are fields of `Table`."""
     paths = find_files(files, folder)
 
-    def scan(notes: Notes) -> Iterator[Row | Problem]:
+    def scan(notes: Notes) -> Iterator[Any]:
         for path in paths:
             yield from Table(path, columns, notes, **how)
 
-    return Rows(files, scan, skip_bad=skip_bad)
+    return Rows(files, scan, skip_bad)
 
 
 def table_kind(name: str | Path) -> str | None:
@@ -256,13 +256,14 @@ class Table:
     columns: Sequence[str]
     notes: Notes
     kind: str | None = None  # one of TABLES or "text"; None: what the file name says, otherwise TSV
-    header: bool = True  # of TSV and CSV; without one, columns are counted from "1"
+    header: bool = True  # of TSV and CSV; without one, columns are counted: "1", "2", other names in their order
     optional: Collection[str] = ()  # columns that may be missing: None
     convert: Mapping[str, Convert] = field(default_factory=dict)  # by default, cells are text
     longest: int = LONGEST  # bytes of a row
     remedy: str = ""  # ends an error about a missing column
+    make: Callable[[Row, Notes], Any] = lambda row, notes: row  # what a row becomes; ValueError: what is wrong with it
 
-    def __iter__(self) -> Iterator[Row | Problem]:
+    def __iter__(self) -> Iterator[Any]:
         kind = self.kind or table_kind(self.path) or "tsv"
         records = self._parquet_rows() if kind == "parquet" else _records(self.path, kind, self.notes, self.longest)
         picks: dict[str, Pick] = {"text": lambda line: (line,), "jsonl": self._from_json, "parquet": tuple}
@@ -276,7 +277,8 @@ class Table:
                 continue
             number, content = record
             try:
-                row = Row(tuple(map(self._cell, self.columns, pick(content))), str(self.path), number)
+                cells = tuple(map(self._cell, self.columns, pick(content)))
+                row = self.make(Row(cells, str(self.path), number), self.notes)
             except ValueError as error:
                 yield Problem(str(self.path), number, str(error))
             else:
@@ -299,7 +301,8 @@ class Table:
 
     def _pick_columns(self, records: Records, kind: str) -> Pick | Problem:
         """A function that takes the columns from the cells of a row, by the header if there is one."""
-        positions, width = [0 if self.header else int(name) - 1 for name in self.columns], 0
+        positions = [int(name) - 1 if name.isdecimal() else at for at, name in enumerate(self.columns)]
+        width = 0
         if self.header:
             first = next(records, Problem(str(self.path), None, "is empty, without even a header"))
             if isinstance(first, Problem):
