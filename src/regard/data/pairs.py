@@ -12,13 +12,13 @@ Without names, they are columns 1 and 2 of a TSV or CSV file without a header, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 from regard.data.korean import examples
-from regard.data.sets import DataConfig, find_files, find_partners
+from regard.data.sets import DataConfig, find_files, wildcards
 from regard.data.tables import TABLES, Notes, Problem, Row, Rows, Table, aligned_rows, table_kind
 from regard.errors import UserError
 from regard.settings import check_at_least, check_types
@@ -75,10 +75,9 @@ class PairData(DataConfig):
 
         def scan(notes: Notes) -> Iterator[Pair | Problem]:
             for paths in find_pairs(files, self.folder):
-                if len(paths) == 2:
-                    rows, names = aligned_rows(*paths, notes), ()
-                else:
-                    rows, names = Table(paths[0], columns, notes, header=header, remedy=REMEDY), columns
+                names = columns if len(paths) == 1 else ()
+                table = Table(paths[0], columns, notes, header=header, remedy=REMEDY)
+                rows: Iterable[Row | Problem] = table if names else aligned_rows(paths[0], paths[1], notes)
                 for row in rows:
                     yield row if isinstance(row, Problem) else _pair(row, paths, names)
 
@@ -95,14 +94,26 @@ class Pair(NamedTuple):
 
 
 def find_pairs(files: Sequence[str], folder: str | Path = ".") -> list[tuple[Path, ...]]:
-    """The files on disk: [(source, target), …] where lines are aligned, [(table,), …] for tables."""
+    """The files on disk: [(table,), …] for tables, [(source, target), …] where lines are aligned.
+
+    Two patterns match the same parts: part-2.en and part-2.de.
+    """
     kinds = {table_kind(name) for name in files}
-    if files and None not in kinds:
-        return [(path,) for path in find_files(files, folder)]
-    if len(kinds) > 1 or len(files) != 2:
+    if (None in kinds and (len(kinds) > 1 or len(files) != 2)) or not files:
         endings = ", ".join(f".{kind}" for kind in TABLES)
         raise UserError(f"{list(files)}: give two files whose lines belong together, or tables ending in {endings}")
-    return list(find_partners(files, folder))
+    found = find_files(files, folder)
+    if None not in kinds:
+        return [(path,) for path in found]
+    if len(found) == 2:
+        return [(found[0], found[1])]
+    sides = [{wildcards(name, folder, path): path for path in find_files([name], folder)} for name in files]
+    if alone := [sides[0].get(key) or sides[1][key] for key in sides[0].keys() ^ sides[1].keys()]:
+        raise UserError(
+            f"{list(files)}: match {len(sides[0])} and {len(sides[1])} files; without a partner: "
+            f"{', '.join(map(str, sorted(alone)[:10]))}"
+        )
+    return [(path, sides[1][key]) for key, path in sides[0].items()]
 
 
 def _pair(row: Row, paths: Sequence[Path], columns: Sequence[str]) -> Pair | Problem:

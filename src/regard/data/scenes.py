@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -110,7 +110,8 @@ class ScenesData:
         return [(noun, position) for noun, _, position in (pair.partition(" ") for pair in self.held_out)]
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True)
+class Group:
     """So many items of one kind and size."""
 
     noun: str
@@ -190,7 +191,7 @@ class SceneGenerator:
         for noun, rows in zip(nouns, self.rows, strict=True):
             if not len(rows):
                 raise UserError(f"data.scenes.nouns: the items have no image of {noun!r} (label {NOUNS[noun].label})")
-        self.held_out = np.zeros((len(nouns), GRID**2), bool)
+        self.held_out: Any = np.zeros((len(nouns), GRID**2), bool)
         for noun, position in config.held_out_pairs:
             if noun in nouns:
                 self.held_out[nouns.index(noun), POSITIONS[position]] = True

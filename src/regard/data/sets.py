@@ -117,25 +117,6 @@ def find_files(names: Sequence[str], folder: str | Path = ".", *, folders: bool 
     return paths
 
 
-def find_partners(names: Sequence[str], folder: str | Path = ".") -> list[tuple[Path, Path]]:
-    """Two names whose lines belong together; as patterns, they match the same parts: part-2.en and part-2.de."""
-    find_files(names, folder)  # all that is missing in one error
-    sources, targets = (find_files([name], folder) for name in names)
-    if len(sources) == len(targets) == 1:
-        return [(sources[0], targets[0])]
-    keys = [
-        {_wildcards(home(folder) / home(name), path): path for path in paths}
-        for name, paths in zip(names, (sources, targets), strict=True)
-    ]
-    alone = [keys[0].get(key) or keys[1][key] for key in keys[0].keys() ^ keys[1].keys()]
-    if alone:
-        raise UserError(
-            f"{list(names)}: match {len(sources)} and {len(targets)} files; without a partner: "
-            f"{', '.join(map(str, sorted(alone)[:10]))}"
-        )
-    return list(zip(sources, targets, strict=True))
-
-
 def home(name: str | Path) -> Path:
     return Path(os.path.expanduser(name))  # unlike Path's own, it leaves an unknown ~user as it is
 
@@ -176,9 +157,9 @@ def _near(path: Path) -> str:
     return f"; the folder contains {', '.join(names[:5]) or 'no files'}{', …' if len(names) > 5 else ''}"
 
 
-def _wildcards(pattern: Path, path: Path) -> tuple[str, ...]:
-    """What the wildcards of `pattern` match in `path`."""
-    parts = re.split(r"(\*+|\?|\[[^\]]+\])", str(pattern))
+def wildcards(name: str, folder: str | Path, path: Path) -> tuple[str, ...]:
+    """What the wildcards of a name match in one of its files."""
+    parts = re.split(r"(\*+|\?|\[[^\]]+\])", str(home(folder) / home(name)))
     escaped = (re.escape(part) if i % 2 == 0 else "(.*)" if part[0] == "*" else "(.)" for i, part in enumerate(parts))
     match = re.fullmatch("".join(escaped), str(path), re.DOTALL)
     return match.groups() if match else (str(path),)

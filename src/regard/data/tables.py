@@ -362,7 +362,7 @@ def column_names(path: Path) -> list[str]:
         _, parquet = _arrow(path)
         with open_bytes(path) as file, parquet.ParquetFile(file) as table:
             return list(table.schema_arrow.names)
-    first = next(_records(path, kind, Notes()), (0, "{}" if kind == "jsonl" else []))
+    first: Any = next(_records(path, kind, Notes()), (0, "{}" if kind == "jsonl" else []))
     if isinstance(first, Problem):
         raise UserError(str(first))
     return list(json.loads(first[1])) if kind == "jsonl" else [cell.strip() for cell in first[1]]
