@@ -28,7 +28,7 @@ def make_model(**changes) -> Decoder:
 
 def make_text(folder: Path, *documents: str) -> Store:
     pieces = [Piece(document, True) for document in documents]
-    return store_tokens(iter(pieces), folder / "text", BYTES, text_fingerprint="")
+    return store_tokens(iter(pieces), folder / "text", BYTES, state="")
 
 
 @torch.no_grad()

@@ -57,6 +57,13 @@ class TextData(DataConfig):
     def find(self, files: Sequence[str]) -> list[Path]:
         return find_files(files, self.folder, folders=True)
 
+    def span(self, name: str, characters: int) -> tuple[int, int]:
+        """Which of the characters of its files a set has: "valid" may be the last part of "train"."""
+        border = int(characters * (1 - self.valid_fraction))
+        if name == "valid" and self.valid_fraction:
+            return border, characters
+        return 0, border if name == "train" else characters
+
     def read(self, files: Sequence[str]) -> Rows[Piece]:
         """The documents of `files` in order; `totals` are documents, characters and bytes."""
 

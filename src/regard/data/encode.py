@@ -37,13 +37,13 @@ def digest_of(tokenizer: Tokenizer) -> str:
 
 
 def _chunks(
-    stream: Iterable[T], size: Callable[[T], int], unit: str, total: int | None = None, done: int = 0
+    stream: Iterable[T], size: Callable[[T], int], unit: str, total: int = 0, done: int = 0
 ) -> Iterator[list[T]]:
     """Lists of rows, limited in number and in characters; a progress bar counts rows, or characters (unit "char")."""
     chunk: list[T] = []
     characters, off = 0, not sys.stderr.isatty()
     with tqdm(
-        desc="tokenising", unit=unit, total=total, initial=done, unit_scale=True, leave=False, disable=off
+        desc="tokenising", unit=unit, total=total or None, initial=done, unit_scale=True, leave=False, disable=off
     ) as bar:
         for row in stream:
             chunk.append(row)
@@ -57,15 +57,9 @@ def _chunks(
 
 
 def store_pairs(
-    pairs: Iterable[Pair],
-    folder: str | Path,
-    source: Tokenizer,
-    target: Tokenizer,
-    *,
-    name: str,
-    state: Callable[[], str],
-    max_length: int | None = None,
-) -> Store:
+    pairs: Iterable[Pair], folder: str | Path, source: Tokenizer, target: Tokenizer, state: Callable[[], str],
+    *, name: str, max_length: int | None = None,
+) -> Store:  # fmt: skip
     """Sentence pairs; longer ones than `max_length` are dropped and counted (`index["dropped"]`).
 
     `state` is the fingerprint of what decides the pairs, `name` is for messages.
@@ -113,15 +107,12 @@ def store_labelled(files: Sequence[str], config: LabelData, folder: str | Path, 
 
 
 def store_documents(
-    stream: Iterable[Piece],
-    folder: str | Path,
-    tokenizer: Tokenizer,
-    length: int,
-    *,
-    text_fingerprint: str,
-    characters: int | None = None,
+    stream: Iterable[Piece], folder: str | Path, tokenizer: Tokenizer, length: int, state: str, characters: int = 0
 ) -> Store:
-    """The documents of `stream` in parts of at most `length` tokens, <s> and </s> included."""
+    """The documents of `stream` in parts of at most `length` tokens, <s> and </s> included.
+
+    `state` is the fingerprint of what decides the text; it has so many `characters`, if known.
+    """
     bos, eos = tokenizer.special_id("bos"), tokenizer.special_id("eos")
 
     def write(writer: Writer) -> None:
@@ -140,16 +131,11 @@ def store_documents(
             raise UserError("the text has no tokens: it is empty")
 
     columns = {"text": Column(token_type(len(tokenizer)), None)}
-    return prepare(folder, columns, lambda: fingerprint((), text_fingerprint, digest_of(tokenizer), length), write)
+    return prepare(folder, columns, lambda: fingerprint((), state, digest_of(tokenizer), length), write)
 
 
 def store_tokens(
-    stream: Iterable[Piece],
-    folder: str | Path,
-    tokenizer: Tokenizer,
-    *,
-    text_fingerprint: str,
-    characters: int | None = None,
+    stream: Iterable[Piece], folder: str | Path, tokenizer: Tokenizer, state: str, characters: int = 0
 ) -> Store:
     """All documents of `stream` as one sequence of ids, with counts in its index.
 
@@ -171,7 +157,7 @@ def store_tokens(
             raise UserError("the text has no tokens: it is empty")
 
     columns = {"ids": Column(token_type(len(tokenizer)))}
-    return prepare(folder, columns, lambda: fingerprint((), text_fingerprint, digest_of(tokenizer)), write)
+    return prepare(folder, columns, lambda: fingerprint((), state, digest_of(tokenizer)), write)
 
 
 def _joined(chunk: list[Piece], tokenizer: Tokenizer, counts: dict[str, Any]) -> np.ndarray:

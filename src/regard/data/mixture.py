@@ -132,13 +132,10 @@ class TextTask:
     def texts(self, name: str) -> Iterator[Piece]:
         """The text to be denoised: "train" or one of `sets`."""
         assert isinstance(self.data, TextData)
-        stream = self.data.read({"train": self.data.train, **self.sets}[name])
-        fraction = self.data.valid_fraction
-        if not fraction or name in self.data.test:
-            return iter(stream)
-        count = self.data.read(self.data.train).check().totals["characters"]
-        border = int(count * (1 - fraction))
-        return part(stream, 0, border) if name == "train" else part(stream, border, count)
+        rows = self.data.read({"train": self.data.train, **self.sets}[name])
+        if not self.data.valid_fraction or name in self.data.test:
+            return iter(rows)
+        return part(rows, *self.data.span(name, rows.check().totals["characters"]))
 
     def table(self) -> dict[str, Any]:
         """The complete table for a recipe."""

@@ -110,7 +110,7 @@ class PlainTextTask(Task):
         return self.examples("valid") if "valid" in self.sets else None
 
     def examples(self, name: str) -> Store:
-        begin, end = self.span(name)
+        begin, end = self.data.span(name, self.characters[name])
         fingerprint = f"{self.fingerprints[name]} {begin} {end}"
         return self.store(self.pieces(name), self.folder / "data" / name, fingerprint, end - begin)
 
@@ -128,19 +128,8 @@ class PlainTextTask(Task):
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return {}
 
-    def span(self, name: str) -> tuple[int, int]:
-        """Which characters of its files a set has."""
-        count = self.characters[name]
-        border = int(count * (1 - self.data.valid_fraction))
-        match name:
-            case "train":
-                return 0, border
-            case "valid" if self.data.valid_fraction:
-                return border, count
-        return 0, count
-
     def pieces(self, name: str) -> Iterator[Piece]:
-        return part(self.data.read(self.files[name]), *self.span(name))
+        return part(self.data.read(self.files[name]), *self.data.span(name, self.characters[name]))
 
     def training_texts(self) -> Iterable[str]:
         return (piece.text for piece in self.pieces("train"))
@@ -175,7 +164,7 @@ class LanguageModeling(PlainTextTask):
     # --- data and model
 
     def store(self, pieces: Iterator[Piece], folder: Path, fingerprint: str, characters: int) -> Store:
-        store = store_tokens(pieces, folder, self.tokenizer, text_fingerprint=fingerprint, characters=characters)
+        store = store_tokens(pieces, folder, self.tokenizer, fingerprint, characters)
         if len(store) < 2:
             raise UserError(f"data.{folder.name}: has {len(store)} token; give text of at least 2, or remove the set")
         return store
@@ -185,8 +174,8 @@ class LanguageModeling(PlainTextTask):
         report = data.read(files).check()
         report.print()
         self.temporary = TemporaryDirectory()  # exists as long as the task
-        folder, characters = Path(self.temporary.name) / "text", report.totals["characters"]
-        return store_tokens(data.read(files), folder, self.tokenizer, text_fingerprint="", characters=characters)
+        folder = Path(self.temporary.name) / "text"
+        return store_tokens(data.read(files), folder, self.tokenizer, "", report.totals["characters"])
 
     def model_sizes(self) -> dict[str, int | None]:
         """The tokenizer's size, unless [model] has a larger vocabulary on purpose."""

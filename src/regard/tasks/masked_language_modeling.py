@@ -85,10 +85,7 @@ class MaskedLanguageModeling(PlainTextTask):
     # --- data, tokenizer and model
 
     def store(self, pieces: Iterator[Piece], folder: Path, fingerprint: str, characters: int) -> Store:
-        length = self.config.pack
-        return store_documents(
-            pieces, folder, self.tokenizer, length, text_fingerprint=fingerprint, characters=characters
-        )
+        return store_documents(pieces, folder, self.tokenizer, self.config.pack, fingerprint, characters)
 
     def make_tokenizers(self) -> dict[str, Tokenizer]:
         tokenizer = super().make_tokenizers()["tokenizer"]

@@ -134,8 +134,8 @@ class TextToText(Translation):
             raise UserError(
                 f"data.tasks.{one.name}.prefix: has {len(prefix)} tokens, too many for max_length; shorten it"
             )
-        folder, print = self.folder / "data" / f"{one.name}-{name}", tasks_fingerprint([one], name)
-        texts = store_documents(one.texts(name), folder, self.source, length, text_fingerprint=print).columns["text"]
+        folder, state = self.folder / "data" / f"{one.name}-{name}", tasks_fingerprint([one], name)
+        texts = store_documents(one.texts(name), folder, self.source, length, state).columns["text"]
         rows = torch.arange(len(texts)).repeat(one.options.repeat if name == "train" else 1)
         return Denoised(texts.choose(rows), self.source, one.options, prefix, seed)
 
