@@ -71,26 +71,22 @@ def draw(
         if layer is None or head is None:
             raise UserError(f"query = {query!r}: the stages are those of one head; name it, as in layer = 0, head = 0")
         return _draw_stages(look, own, layer, head, own.position(query))
-    return _draw_map(own, layer, head, grid)
+    tokens = (own.rows, own.columns)
+    if grid:
+        return head_grid(own.weights, *tokens, title=f"{TITLES[own.name]}, every layer and head")
+    if layer is not None and head is None:
+        heads, title = own.weights[layer], f"{TITLES[own.name]}, layer {layer}"
+        if max(map(len, tokens)) > MOST_LABELS:
+            return head_grid(heads, *tokens, title=title)
+        return head_panels(heads, *tokens, [f"head {index}" for index in range(len(heads))], title=title)
+    title, weights = _one_map(own, layer, head)
+    row_label, column_label = ("output", "source") if own.name == "cross" else ("query", "key")
+    return heat_map(weights, *tokens, title=title, row_label=row_label, column_label=column_label)
 
 
 def over_image(look: Look, part: Part) -> bool:
     """Whether the keys of a part are patches of an image."""
     return look.input.grid is not None and part.name != "decoder"
-
-
-def _draw_map(part: Part, layer: int | None, head: int | None, grid: bool) -> str:
-    tokens = (part.rows, part.columns)
-    if grid:
-        return head_grid(part.weights, *tokens, title=f"{TITLES[part.name]}, every layer and head")
-    if layer is not None and head is None:
-        weights, title = part.weights[layer], f"{TITLES[part.name]}, layer {layer}"
-        if max(map(len, tokens)) > MOST_LABELS:
-            return head_grid(weights, *tokens, title=title)
-        return head_panels(weights, *tokens, [f"head {index}" for index in range(len(weights))], title=title)
-    title, weights = _one_map(part, layer, head)
-    row_label, column_label = ("output", "source") if part.name == "cross" else ("query", "key")
-    return heat_map(weights, *tokens, title=title, row_label=row_label, column_label=column_label)
 
 
 def _one_map(part: Part, layer: int | None, head: int | None) -> tuple[str, Tensor]:
