@@ -16,7 +16,7 @@ from regard.errors import UserError
 from regard.models import EncoderDecoder, ModelConfig, build
 from regard.nn.trace import trace
 from regard.predict import SearchConfig, Translator, beam
-from regard.predict.beam import foremost, largest
+from regard.predict.beam import largest
 from regard.predict.bundle import Bundle
 from regard.predict.engine import lean
 from regard.predict.lean import Lean
@@ -168,7 +168,7 @@ def test_two_rounds_find_what_topk_finds(size: int, count: int) -> None:
     scores = torch.randn(7, size)
     scores[3] = float("-inf")
     scores[3, [0, size - 1]] = 1.0  # the ends, and what fills no layer
-    values, columns = foremost(scores, count)
+    values, columns = largest(scores, count)
     assert torch.equal(values, scores.topk(count, dim=1).values)
     assert torch.equal(scores.gather(1, columns), values)
     assert all(len(set(row)) == count for row in columns.tolist())
@@ -185,7 +185,7 @@ def test_equal_scores_are_ranked_by_column_in_long_rows(count: int) -> None:
 def test_not_a_number_is_ranked_first_so_that_it_is_seen() -> None:
     scores = torch.randn(2, 5000)
     scores[1, 777] = float("nan")
-    assert foremost(scores, 3)[0].isnan().any(dim=1).tolist() == [False, True]
+    assert largest(scores, 3)[0].isnan().any(dim=1).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("kind", ["processes", "threads"])

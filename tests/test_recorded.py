@@ -14,7 +14,7 @@ from regard.errors import UserError
 from regard.models import EncoderDecoder
 from regard.nn.cache import Cache
 from regard.predict import Hypothesis, SearchConfig, beam
-from regard.predict.beam import foremost
+from regard.predict.beam import largest
 from regard.predict.recorded import LANES, SHAPES, TURN, FixedCache, RecordedSearch, RecordedSearches
 from test_beam import BOS, EOS, padded, transformer
 
@@ -88,7 +88,7 @@ def test_a_step_depends_on_no_value(position, beams):
 @pytest.mark.parametrize(("size", "count"), [(20, 4), (512, 10), (1000, 10), (1003, 24), (5000, 1)])
 def test_the_highest_in_two_rounds(size, count):
     scores = torch.randn(7, size)
-    values, columns = foremost(scores, count)
+    values, columns = largest(scores, count, recorded=True)
     wanted = scores.sort(dim=1, descending=True)
     assert torch.equal(values, wanted.values[:, :count]) and torch.equal(columns, wanted.indices[:, :count])
 

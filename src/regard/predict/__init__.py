@@ -1,10 +1,9 @@
 """Prediction: a bundle of a model and its tokenizers, and from there to text, classes or numbers."""
 
-from regard.predict.beam import beam, greedy
+from regard.predict.beam import Hypothesis, beam, greedy
 from regard.predict.bundle import Bundle, Prediction, Predictor, TextPrediction, load
 from regard.predict.config import SearchConfig
 from regard.predict.sampling import sample
-from regard.predict.search import Hypothesis
 from regard.predict.translator import Translator
 
 __all__ = [

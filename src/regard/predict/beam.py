@@ -25,9 +25,9 @@ it moot.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -38,13 +38,22 @@ from regard.errors import UserError
 from regard.nn.trace import Traceable, trace
 from regard.predict.config import SearchConfig
 from regard.predict.engine import Engine, lean
-from regard.predict.search import Hypothesis, check_scores, forbid, length_limits, log_probabilities
 
 ROWS = 64  # hypotheses whose scores are ranked at a time on a CPU: they stay in its cache from softmax to rank
-GROUPS = 96  # of columns, for each number that is sought, see `foremost`
+GROUPS = 96  # of columns, for each number that is sought, see `largest`
 INFINITY = float("inf")
 
 Watch = Callable[[Tensor, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One output: its tokens without <s> and </s>, its score, and log P(tokens | source)."""
+
+    tokens: list[int]
+    score: float
+    log_probability: float
+    finished: bool = True  # False: it reached its limit before </s>
 
 
 @torch.inference_mode()
@@ -61,13 +70,13 @@ def beam(
 
     `watch` is called at every step with the best extensions: total, token and the row it extends, [n, 2 · beam] each.
     """
-    limits = length_limits(source, is_real, config)
+    limits = config.limits(source, is_real)
     if not limits:
         return []
     cross = cross_attention(model) if config.coverage_penalty else None
     engine = lean(model) if cross is None else model  # attention weights can only be traced in the model itself
     results: list[list[Hypothesis]] = [[] for _ in limits]
-    live: Hypotheses | None = None
+    live: Beams | None = None
     sentences = torch.arange(len(limits), device=source.device)  # those still open
     # The first step reads <s> once per sentence, not once per beam.
     state, tokens = engine.start(source, is_real), torch.full((len(limits), 1), bos, device=source.device)
@@ -79,10 +88,10 @@ def beam(
             live = rule(config, len(limits), max(limits), eos, logits)
             live.watch = watch
             live.start(torch.tensor(limits, device=source.device))
-        if traced is not None and isinstance(live, Beams):  # coverage is a term of beam search
+        if traced is not None:
             live.cover(traced["weights"], is_real)
         rows = live.advance(logits)
-        check_scores(live.totals.view(len(sentences), -1)[:, 0].tolist())
+        check_scores(live.totals[:, 0].tolist())
         closed = live.closed.nonzero()[:, 0]
         kept = torch.arange(len(sentences), device=source.device)
         if len(closed) and live.LEAVES * len(closed) >= len(sentences):
@@ -105,32 +114,43 @@ def greedy(model: Engine, source: Tensor, is_real: Tensor | None, *, bos: int, e
     return [some[0].tokens for some in beam(model, source, is_real, config, bos, eos)]
 
 
-class Hypotheses(ABC):
-    """The live hypotheses of n sentences, `beam` rows each, and the rule that extends them.
+class Beams:
+    """The live hypotheses of n sentences, `beam` rows each, best first, and the rule that extends them.
 
-    `like` has the device and the type of the model's logits.
+    Finished hypotheses are in tables [n, beam]. `like` has the device and the type of the model's logits.
     No shape depends on a value and, if `recorded`, none is read back: then a step can be replayed as a CUDA graph.
     """
 
     LEAVES = 1 << 30  # closed sentences leave the batch when this many times their number reaches its size
-    OF_ROWS: ClassVar[tuple[str, ...]] = ("tokens", "written")  # tables with a row per hypothesis
-    OF_SENTENCES: ClassVar[tuple[str, ...]] = ("limits", "closed", "totals")  # tables with a row per sentence
+    OF_ROWS = ("tokens", "written", "covered", "padding")  # tables with a row per hypothesis
+    OF_SENTENCES: ClassVar[tuple[str, ...]] = (  # tables with a row per sentence
+        "limits", "closed", "totals", "found_score", "found_total", "found_length", "found_ended", "found_tokens"
+    )  # fmt: skip
 
     def __init__(
         self, config: SearchConfig, sentences: int, capacity: int, eos: int, like: Tensor, recorded: bool = False
     ) -> None:
         self.config, self.eos, self.recorded, self.watch = config, eos, recorded, None
-        self.exact = torch.promote_types(like.dtype, torch.float32)
-        device, rows = like.device, sentences * config.beam
+        exact, device = torch.promote_types(like.dtype, torch.float32), like.device
+        shape, rows = (sentences, config.beam), sentences * config.beam
         self.steps = 0  # as `t`, where it is not recorded
         self.t = torch.zeros(1, dtype=torch.long, device=device)  # tokens of each live hypothesis
         self.tokens = torch.zeros(rows, 1, dtype=torch.long, device=device)  # the last ones, which are read next
         self.written = torch.zeros(rows, capacity, dtype=torch.long, device=device)  # all of them
         self.limits = torch.zeros(sentences, dtype=torch.long, device=device)
         self.closed = torch.zeros(sentences, dtype=torch.bool, device=device)
+        # totals: log P of the live hypotheses, best first, not a number where the logits are not
+        self.totals, self.found_total = torch.zeros(2, *shape, dtype=exact, device=device)
+        self.found_score = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.found_tokens = torch.zeros(*shape, capacity, dtype=torch.long, device=device)
+        self.found_length = torch.zeros(shape, dtype=torch.long, device=device)
+        self.found_ended = torch.zeros(shape, dtype=torch.bool, device=device)
+        penalties = [config.penalty(count) for count in range(capacity + 2)]
+        self.penalties = torch.tensor(penalties, dtype=torch.float64, device=device)  # by length
+        self.covered: Tensor | None = None  # [rows, S]: the attention that each source token has received
+        self.padding: Tensor | None = None  # [rows, S]: True where the source is padding
 
     watch: Watch | None
-    totals: Tensor  # [n] or [n, beam], best first: log P of the live hypotheses, not a number where the logits are not
 
     def start(self, limits: Tensor) -> None:
         """Begin with empty hypotheses of sentences with these limits [<= n]; further rows have no sentence."""
@@ -138,23 +158,11 @@ class Hypotheses(ABC):
         self.limits[: len(limits)] = limits
         self.closed.fill_(True)
         self.closed[: len(limits)] = False
+        self.totals.fill_(-INFINITY)
+        self.totals[:, 0] = 0.0
+        self.found_score.fill_(-INFINITY)
+        self.found_length.zero_()
         self.t.zero_()
-        self.clear()
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Empty tables."""
-
-    @abstractmethod
-    def advance(self, logits: Tensor) -> Tensor | None:
-        """One more token for every hypothesis, by the logits [rows, vocab_size].
-
-        Gives the row that each of them extends; None: its own.
-        """
-
-    @abstractmethod
-    def results(self, sentences: Tensor) -> list[list[Hypothesis]]:
-        """The `n_best` best hypotheses of these sentences."""
 
     def keep(self, sentences: Tensor) -> None:
         """Continue with these sentences only."""
@@ -167,80 +175,15 @@ class Hypotheses(ABC):
 
     def scores(self, logits: Tensor, written: Tensor) -> Tensor:
         """log p of every next token, -inf where it is forbidden."""
-        least, length = self.config.min_length, self.steps
-        early = self.t < least if self.recorded and least else length < least
-        ngram = self.config.no_repeat_ngram
-        return forbid(log_probabilities(logits), early, written[:, :length], ngram, self.eos)
+        least = self.config.min_length
+        early = self.t < least if self.recorded and least else self.steps < least
+        return next_scores(logits, early, written[:, : self.steps], self.config, self.eos)[1]
 
+    def advance(self, logits: Tensor) -> Tensor | None:
+        """One more token for every hypothesis, by the logits [rows, vocab_size].
 
-class Greedy(Hypotheses):
-    """Beam 1, which needs no ranking: a row takes its most probable token until that is </s>.
-
-    Closed rows are carried along until they are an eighth of the batch: taking them out copies the whole cache.
-    """
-
-    LEAVES = 8
-    OF_SENTENCES = (*Hypotheses.OF_SENTENCES, "length")
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.totals = torch.zeros(len(self.limits), dtype=self.exact, device=self.limits.device)
-        self.length = torch.zeros_like(self.limits)  # </s> included
-
-    def clear(self) -> None:
-        self.totals.zero_()
-        self.length.zero_()
-
-    def advance(self, logits: Tensor) -> None:
-        scores = self.scores(logits, self.written)
-        best, tokens = (
-            scores.max(dim=1, keepdim=True) if self.recorded or len(scores) == 1 else largest(scores, 1)
-        )  # [n, 1]
-        self.totals += torch.where(self.closed, 0.0, best[:, 0])
-        self.length += ~self.closed
-        self.written.index_copy_(1, self.t, tokens)
-        self.tokens.copy_(tokens)
-        self.t += 1
-        self.steps += 1
-        self.closed |= (tokens[:, 0] == self.eos) | (self.limits == self.t) | (self.totals == -INFINITY)
-
-    def results(self, sentences: Tensor) -> list[list[Hypothesis]]:
-        results = []
-        columns = (table[sentences].tolist() for table in (self.totals, self.length, self.written))
-        for total, length, tokens in zip(*columns, strict=True):
-            finished = tokens[length - 1] == self.eos
-            hypothesis = Hypothesis(tokens[: length - finished], total / self.config.penalty(length), total, finished)
-            results.append([hypothesis] if total > -INFINITY else [])
-        return results
-
-
-class Beams(Hypotheses):
-    """Beam search: rows are sentence by sentence, best beam first; finished hypotheses are in tables [n, beam]."""
-
-    OF_ROWS = (*Hypotheses.OF_ROWS, "covered", "padding")
-    OF_SENTENCES = (
-        *Hypotheses.OF_SENTENCES, "found_score", "found_total", "found_length", "found_ended", "found_tokens"
-    )  # fmt: skip
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        shape, device, capacity = (len(self.limits), self.config.beam), self.limits.device, self.written.shape[1]
-        self.totals, self.found_total = torch.zeros(2, *shape, dtype=self.exact, device=device)
-        self.found_score = torch.zeros(shape, dtype=torch.float64, device=device)
-        self.found_tokens = torch.zeros(*shape, capacity, dtype=torch.long, device=device)
-        self.found_length = torch.zeros(shape, dtype=torch.long, device=device)
-        self.found_ended = torch.zeros(shape, dtype=torch.bool, device=device)
-        penalties = [self.config.penalty(count) for count in range(capacity + 2)]
-        self.penalties = torch.tensor(penalties, dtype=torch.float64, device=device)  # by length
-        self.covered: Tensor | None = None  # [n · width, S]: the attention that each source token has received
-        self.padding: Tensor | None = None  # [n · width, S]: True where the source is padding
-
-    def clear(self) -> None:
-        self.totals.fill_(-INFINITY)
-        self.found_score.fill_(-INFINITY)
-        self.totals[:, 0] = 0.0
-
-    def advance(self, logits: Tensor) -> Tensor:
+        Gives the row that each of them extends; None: its own.
+        """
         size, length = self.config.beam, self.t + 1
         totals, tokens, rows = self._extend(logits)  # [n, 2 · beam] each, best first
         ends, full = tokens == self.eos, (self.limits == length)[:, None]
@@ -272,9 +215,9 @@ class Beams(Hypotheses):
     def _extend(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The 2 · beam best extensions of each sentence: total, token, and the row it extends, [n, 2 · beam]."""
         count, many = 2 * self.config.beam, ROWS if logits.device.type == "cpu" else len(logits)
-        written, best = self.written[: len(logits)], leading if self.recorded else largest
-        parts = [
-            best(self.scores(part, before), count)  # [rows, <= count]: the best of all are among each row's best
+        written = self.written[: len(logits)]
+        parts = [  # [rows, <= count] each: the best of all are among each row's best
+            largest(self.scores(part, before), count, self.recorded)
             for part, before in zip(logits.split(many), written.split(many), strict=True)
         ]
         values, tokens = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
@@ -298,7 +241,9 @@ class Beams(Hypotheses):
         size, ended = self.config.beam, tokens == self.eos
         score = totals.double() / self.penalties[length]
         if self.covered is not None:
-            score = score + self.config.coverage_penalty * self._coverage(rows).double()
+            sums = self.covered[rows].clamp(1e-12, 1.0)  # a weight may round to 0, whose logarithm is -inf
+            sums = sums if self.padding is None else sums.masked_fill(self.padding[rows], 1.0)
+            score = score + self.config.coverage_penalty * sums.log().sum(dim=-1).double()
         score = torch.where(taken, score, -INFINITY)
         score, order = torch.cat((self.found_score, score), dim=1).sort(dim=1, descending=True, stable=True)
         order = order[:, :size]
@@ -314,6 +259,7 @@ class Beams(Hypotheses):
         self.found_tokens.copy_(both.gather(1, order[..., None].expand(-1, -1, both.shape[2])))
 
     def results(self, sentences: Tensor) -> list[list[Hypothesis]]:
+        """The `n_best` best hypotheses of these sentences."""
         tables = (self.found_score, self.found_total, self.found_length, self.found_ended, self.found_tokens)
         columns = (table[sentences, : self.config.n_best].tolist() for table in tables)
         return [
@@ -332,59 +278,112 @@ class Beams(Hypotheses):
             self.covered, self.padding = torch.zeros_like(mean), None if is_real is None else ~is_real
         self.covered = self.covered + mean
 
-    def _coverage(self, rows: Tensor) -> Tensor:
-        """Σ_i log min(Σ_j a_ji, 1) over the real tokens of the source, in the shape of `rows`."""
-        assert self.covered is not None
-        sums = self.covered[rows].clamp(1e-12, 1.0)  # a weight may round to 0, whose logarithm is -inf
-        return (sums if self.padding is None else sums.masked_fill(self.padding[rows], 1.0)).log().sum(dim=-1)
+
+class Greedy(Beams):
+    """Beam 1, which needs no ranking: a row takes its most probable token until that is </s>.
+
+    Closed rows are carried along until they are an eighth of the batch: taking them out copies the whole cache.
+    """
+
+    LEAVES = 8
+    OF_SENTENCES = ("limits", "closed", "totals", "found_length")  # found_length counts </s>, too
+
+    def advance(self, logits: Tensor) -> None:
+        scores = self.scores(logits, self.written)
+        one = self.recorded or len(scores) == 1
+        best, tokens = scores.max(dim=1, keepdim=True) if one else largest(scores, 1)  # [n, 1]
+        self.totals += torch.where(self.closed[:, None], 0.0, best)
+        self.found_length += ~self.closed[:, None]
+        self.written.index_copy_(1, self.t, tokens)
+        self.tokens.copy_(tokens)
+        self.t += 1
+        self.steps += 1
+        self.closed |= (tokens[:, 0] == self.eos) | (self.limits == self.t) | (self.totals[:, 0] == -INFINITY)
+
+    def results(self, sentences: Tensor) -> list[list[Hypothesis]]:
+        results = []
+        columns = (table[sentences].tolist() for table in (self.totals[:, 0], self.found_length[:, 0], self.written))
+        for total, length, tokens in zip(*columns, strict=True):
+            finished = tokens[length - 1] == self.eos
+            hypothesis = Hypothesis(tokens[: length - finished], total / self.config.penalty(length), total, finished)
+            results.append([hypothesis] if total > -INFINITY else [])
+        return results
 
 
-def leading(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`largest` without reading a value back; which of equal numbers come last is left to `topk`."""
-    return ordered(*foremost(scores, min(count, scores.shape[1])))
+def largest(scores: Tensor, count: int, recorded: bool = False) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row (or all there are), in order, and their columns; equal ones by column.
 
+    A long row is ranked in two rounds. Every column belongs to one of some groups; the largest numbers are in the
+    groups with the largest maxima, and a maximum is computed many times as fast as a rank.
 
-def ordered(values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row in descending order; equal ones by column."""
+    `topk` leaves open which of equal numbers it takes and in what order. Sorting what it took fixes the order; which
+    ones it took matters only where the next one is equal too, and then the whole row is sorted; but not if `recorded`,
+    where nothing can be read back.
+    """
+    rows, size = scores.shape
+    most = min(count if recorded else count + 1, size)
+    deep = size // (GROUPS * most)
+    if deep < 2:
+        values, columns = scores.topk(most, dim=1)
+    else:
+        groups, rest = divmod(size, deep)
+        layers = scores[:, : size - rest].unflatten(1, (deep, groups))
+        chosen = layers.amax(dim=1).topk(most, dim=1, sorted=False).indices  # [rows, most]
+        columns = (chosen[:, :, None] + torch.arange(0, size - rest, groups, device=scores.device)).flatten(1)
+        if rest:  # columns beyond the last full layer
+            last = torch.arange(size - rest, size, device=scores.device)
+            columns = torch.cat((columns, last.expand(rows, -1)), dim=1)
+        values, index = scores.gather(1, columns).topk(most, dim=1)
+        columns = columns.gather(1, index)
+    if not recorded:
+        if scores.device.type == "cpu" and not bool((values[:, 1:] == values[:, :-1]).any()):
+            return values[:, :count].contiguous(), columns[:, :count].contiguous()
+        if most > count:
+            tied = (values[:, -2] == values[:, -1]) & (values[:, -1] > -INFINITY)
+            values, columns = values[:, :count], columns[:, :count]
+            if bool(tied.any()):
+                whole, order = scores[tied].sort(dim=1, descending=True, stable=True)
+                values[tied], columns[tied] = whole[:, :count], order[:, :count]
     columns, order = columns.sort(dim=1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
     return values, columns.gather(1, order)
 
 
-def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row (or all there are), in order, and their columns; equal ones by column.
+def next_scores(
+    logits: Tensor, early: bool | Tensor, written: Tensor, config: SearchConfig, eos: int | None
+) -> tuple[Tensor, Tensor]:
+    """log p [R, vocab_size] of every next token, and the same with -inf where a token is forbidden.
 
-    `topk` leaves open which of equal numbers it takes and in what order. Sorting what it took fixes the order; which
-    ones it took matters only where the next one is equal too, and then the whole row is sorted.
+    Forbidden are </s> where it is `early`, and what would repeat an n-gram of `written` [R, t]. Where that would leave
+    nothing, </s> is allowed after all: an output ends rather than breaks a rule. In float32 at least: sums over many
+    tokens must keep small differences.
     """
-    values, columns = foremost(scores, min(count + 1, scores.shape[1]))
-    if scores.device.type == "cpu" and not bool((values[:, 1:] == values[:, :-1]).any()):
-        return values[:, :count].contiguous(), columns[:, :count].contiguous()
-    if values.shape[1] > count:
-        tied = (values[:, -2] == values[:, -1]) & (values[:, -1] > float("-inf"))
-        values, columns = values[:, :count], columns[:, :count]
-        if bool(tied.any()):
-            whole, order = scores[tied].sort(dim=1, descending=True, stable=True)
-            values[tied], columns[tied] = whole[:, :count], order[:, :count]
-    return ordered(values, columns)
+    scores = logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    length, ngram = written.shape[1], config.no_repeat_ngram
+    repeats = 0 < ngram <= length
+    if eos is None or (early is False and not repeats):
+        return scores, scores
+    allowed = scores.clone()
+    if isinstance(early, Tensor):  # not known to the CPU while a step is recorded
+        allowed[:, eos].masked_fill_(early, -INFINITY)
+    elif early:
+        allowed[:, eos] = -INFINITY
+    if repeats:
+        grams = written.unfold(1, ngram, 1)  # [R, t - ngram + 1, ngram]
+        tail = written[:, length - ngram + 1 :]  # [R, ngram - 1]: what a forbidden token would complete
+        row, at = (grams[:, :, :-1] == tail[:, None]).all(dim=2).nonzero(as_tuple=True)
+        allowed[row, grams[row, at, -1]] = -INFINITY
+    stuck = (allowed == -INFINITY).all(dim=1)
+    allowed[:, eos] = torch.where(stuck, scores[:, eos], allowed[:, eos])
+    return scores, allowed
 
 
-def foremost(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`topk`; of a long row in two rounds. Every column belongs to one of some groups; the largest numbers are in the
-    groups with the largest maxima, and a maximum is computed many times as fast as a rank.
-    """
-    rows, size = scores.shape
-    deep = size // (GROUPS * count)
-    if deep < 2:
-        return scores.topk(count, dim=1)
-    groups, rest = divmod(size, deep)
-    layers = scores[:, : size - rest].unflatten(1, (deep, groups))
-    chosen = layers.amax(dim=1).topk(count, dim=1, sorted=False).indices  # [rows, count]
-    columns = (chosen[:, :, None] + torch.arange(0, size - rest, groups, device=scores.device)).flatten(1)
-    if rest:  # columns beyond the last full layer
-        columns = torch.cat((columns, torch.arange(size - rest, size, device=scores.device).expand(rows, -1)), dim=1)
-    values, index = scores.gather(1, columns).topk(count, dim=1)
-    return values, columns.gather(1, index)
+def check_scores(scores: list[float]) -> None:
+    if any(score != score for score in scores):
+        raise UserError(
+            "the model's scores are not numbers (NaN): its weights are damaged, training has diverged, "
+            "or the precision is too low for it; try an earlier checkpoint, or float32"
+        )
 
 
 def cross_attention(model: Any) -> Traceable:

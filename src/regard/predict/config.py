@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from regard.errors import UserError
 from regard.settings import check_at_least, check_types, from_dict
 
@@ -81,10 +83,14 @@ class SearchConfig:
         """lp: what log P of `length` tokens is divided by."""
         return float(((5 + length) / 6) ** self.length_penalty)
 
-    def limit(self, source: int) -> int:
-        """The most tokens that an output for `source` tokens may have."""
-        limit = int(self.max_ratio * source) + SLACK
-        return limit if self.max_length is None else min(limit, self.max_length)
+    def limits(self, source: Tensor, is_real: Tensor | None) -> list[int]:
+        """The most tokens of each row's output. It follows from the row alone, not from the padding beside it."""
+        if is_real is not None:
+            lengths = is_real.sum(dim=1).tolist()
+        else:  # an image [B, C, H, W] has no length to be a multiple of
+            lengths = [source.shape[1] if source.dim() < 4 else 0] * len(source)
+        limits = [int(self.max_ratio * length) + SLACK for length in lengths]
+        return limits if self.max_length is None else [min(limit, self.max_length) for limit in limits]
 
     def within(self, positions: int | None) -> SearchConfig:
         """With outputs that end where the positions of a model do; None: they do not end."""

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from regard.errors import UserError, suggest
 from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder
+from regard.predict.beam import check_scores, next_scores
 from regard.predict.bundle import Bundle, Prediction, SearchPredictor
 from regard.predict.config import SearchConfig
 from regard.predict.engine import lean
 from regard.predict.replay import FixedSampler, Replays
 from regard.predict.sampling import Uniform, sample_token
-from regard.predict.search import check_scores, forbid, log_probabilities
 from regard.text.stream import StopStrings, StreamDecoder
 from regard.text.tokenizer import Tokenizer
 
@@ -226,11 +226,9 @@ class Sampler:
         column = self.generated % CHUNK
         if column == 0:
             self.uniforms = self.uniform.following(CHUNK)[self.live].to(self.ids.device)
-        known = log_probabilities(self.logits[:, : self.vocab_size])  # rows that pad a vocabulary are not tokens
-        scores = known
-        if self.eos is not None:
-            written, ngram = self.ids[:, self.length : end], self.config.no_repeat_ngram
-            scores = forbid(known, self.generated < self.config.min_length, written, ngram, self.eos)
+        early, written = self.generated < self.config.min_length, self.ids[:, self.length : end]
+        logits = self.logits[:, : self.vocab_size]  # rows that pad a vocabulary are not tokens
+        known, scores = next_scores(logits, early, written, self.config, self.eos)
         token = sample_token(scores, self.config, self.uniforms[:, column])[:, None]  # [rows, 1]
         if end == self.ids.shape[1]:
             self.ids = F.pad(self.ids, (0, max(end, CHUNK)))

@@ -28,10 +28,9 @@ from regard.models.transformer import Decoder, EncoderDecoder, State
 from regard.nn.block import Memory
 from regard.nn.cache import Cache, Pair
 from regard.nn.mask import Positions
-from regard.predict.beam import Beams, Greedy
+from regard.predict.beam import Beams, Greedy, Hypothesis, check_scores
 from regard.predict.config import SearchConfig
 from regard.predict.engine import known, traced
-from regard.predict.search import Hypothesis, check_scores, length_limits
 
 # Held while work that may be recorded as a graph is launched: a recording fails if another thread launches then.
 TURN = threading.RLock()
@@ -173,7 +172,7 @@ class RecordedSearches:
                 while free and (batch := next(waiting, None)) is not None:
                     name, source, is_real = batch
                     with TURN:
-                        limits = length_limits(source, is_real, config)
+                        limits = config.limits(source, is_real)
                         key, search = self._taken(source, limits, config, free.pop())
                         search.start(source, is_real, limits)
                     live.append((name, key, search))
@@ -309,5 +308,5 @@ class RecordedSearch:
         """The `n_best` best hypotheses of each sentence."""
         with self._here():
             sentences = torch.arange(self.count, device=self.device)
-            check_scores(self.live.totals.view(len(self.source), -1)[: self.count, 0].tolist())
+            check_scores(self.live.totals[: self.count, 0].tolist())
             return self.live.results(sentences)

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from regard.models.transformer import Decoder, State
+from regard.predict.beam import check_scores, next_scores
 from regard.predict.config import SearchConfig
 from regard.predict.recorded import TURN, FixedCache, keep_ready, recordable
 from regard.predict.sampling import Uniform, sample_token
-from regard.predict.search import check_scores, forbid, log_probabilities
 
 ASK = 8  # steps that are launched, and read back, together
 FIRST = 128  # slots that attention reaches over at first
@@ -182,10 +182,9 @@ class FixedStep:
         self._sample(self.model.step(self.tokens, self.state, last=True)[:, -1])
 
     def _sample(self, logits: Tensor) -> None:
-        known = log_probabilities(logits[:, : self.vocab_size])  # rows that pad a vocabulary are not tokens
-        scores = known
-        if self.config.min_length and self.eos is not None:
-            scores = forbid(known, self.t < self.least, known[:, :0], 0, self.eos)
+        logits = logits[:, : self.vocab_size]  # rows that pad a vocabulary are not tokens
+        early = self.config.min_length > 0 and self.t < self.least
+        known, scores = next_scores(logits, early, self.written[:0].T, self.config, self.eos)
         token = sample_token(scores, self.config, self.uniforms.index_select(0, self.t)[0])[:, None]  # [rows, 1]
         self.tokens.copy_(token)
         self.written.index_copy_(0, self.t, token.T)

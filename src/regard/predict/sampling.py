@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.predict.beam import Hypothesis, check_scores, next_scores
 from regard.predict.config import SearchConfig
 from regard.predict.engine import Engine
-from regard.predict.search import Hypothesis, check_scores, forbid, length_limits, log_probabilities
 
 
 @torch.inference_mode()
@@ -37,7 +37,7 @@ def sample(
 ) -> list[list[Hypothesis]]:
     """`config.n_best` samples for each row of `source`, best score first; `lines` are the rows' indices (0, 1, …)."""
     count, device = config.n_best, source.device
-    limits = [limit for limit in length_limits(source, is_real, config) for _ in range(count)]  # row: line, sample
+    limits = [limit for limit in config.limits(source, is_real) for _ in range(count)]  # row: line, sample
     if not limits:
         return []
     uniform = Uniform(config.seed, range(source.shape[0]) if lines is None else lines, count)
@@ -53,10 +53,8 @@ def sample(
         if written.shape[1] == 0 and count > 1:  # <s> is read once for all samples of a line
             logits = logits[parents]
             state.reorder(parents)
-        known = log_probabilities(logits)
+        known, allowed = next_scores(logits, written.shape[1] < config.min_length, written, config, eos)
         check_scores(known[:, eos].tolist())
-        early = written.shape[1] < config.min_length
-        allowed = forbid(known, early, written, config.no_repeat_ngram, eos)
         token = sample_token(allowed, config, uniform.at(written.shape[1], live))  # [rows]
         totals = totals + known.gather(1, token[:, None])[:, 0].double()
         written = torch.cat((written, token[:, None]), dim=1)

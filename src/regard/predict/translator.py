@@ -15,13 +15,12 @@ from torch import Tensor
 from regard.data.batch import Ragged
 from regard.errors import UserError
 from regard.models.transformer import EncoderDecoder, SequenceToSequence
-from regard.predict.beam import beam
+from regard.predict.beam import Hypothesis, beam
 from regard.predict.bundle import Bundle, ScoredText, SearchPredictor, TextPrediction
 from regard.predict.config import SearchConfig
 from regard.predict.engine import traced
 from regard.predict.recorded import TURN, RecordedSearches
 from regard.predict.sampling import sample
-from regard.predict.search import Hypothesis, length_limits
 from regard.predict.workers import side_by_side
 
 Batch = tuple[list[int], Tensor, Tensor]  # rows, their ids, which of them are real
@@ -96,7 +95,7 @@ class Translator(SearchPredictor[str, TextPrediction]):
 
             def fitting() -> Iterator[Batch]:
                 for rows, source, is_real in padded:
-                    if recorded.fits(config, length_limits(source, is_real, config)):
+                    if recorded.fits(config, config.limits(source, is_real)):
                         yield rows, source, is_real
                     else:
                         others.append((rows, source, is_real))
