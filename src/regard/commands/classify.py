@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     if images and (not files or args.column is not None):
         raise UserError(f"{args.run}: reads images; pass image files, such as  classify {args.run} image.png")
     kind, truncated = "image" if images else "text", []
-    column = classifier.bundle.table("data").get("text")
+    column = classifier.bundle.tables["data"].get("text")
     chunks = iter([[Input(file) for file in files]]) if images else read_inputs(args, column, classifier.BATCH)
     with opened(args.out) as out:
         predicted = ((chunk, classifier.predict([one.text for one in chunk])) for chunk in chunks)

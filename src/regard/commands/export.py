@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
 
     bundle = load(args.folder)
     with staged(args.hf, marker="config.json", force=args.force, keep=args.folder) as fresh:
-        family = export_folder(bundle.model, fresh, bundle.tokenizers, metadata=bundle.table("hf"))
+        family = export_folder(bundle.model, fresh, bundle.tokenizers, metadata=bundle.tables["hf"])
         difference = compare(bundle.model, fresh) if args.check else None
         report_check(difference)
         files = sorted(str(path.relative_to(fresh)) for path in fresh.rglob("*") if path.is_file())

@@ -87,7 +87,7 @@ def read_examples(inside: Inside, files: Sequence[str], limit: int) -> list[Exam
 def _examples(inside: Inside, files: Sequence[str], limit: int) -> Iterator[Example]:
     config = inside.config
     if config.input == "tokens" and config.output_head == "classes":
-        own = {name: value for name, value in inside.bundle.table("data").items() if name in COLUMNS}
+        own = {name: value for name, value in inside.bundle.tables["data"].items() if name in COLUMNS}
         for row in from_dict(LabelData, {**own, "train": list(files)}, "data.").read(files):
             yield _of_pair(inside, row.text, row.label, f"{row.file}, row {row.row}")
         return

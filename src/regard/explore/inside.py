@@ -181,11 +181,11 @@ class Inside:
         self.bundle, self.model, self.config = bundle, bundle.model, bundle.config
         self.name = "model" if bundle.path is None else bundle.path.resolve().name
         self.device, self.reader = bundle.device, InputReader(bundle)
-        if search is None and self.reader.writes and not bundle.table("decode").get("sample"):
+        if search is None and self.reader.writes and not bundle.tables["decode"].get("sample"):
             search = recipe_config(bundle.recipe, bundle.where)
         search = search or SearchConfig()  # no sampling, so that equal looks are equal
         # the coverage penalty needs a trace of its own
-        self.search = replace(search, coverage_penalty=0.0).within(bundle.limits.target)
+        self.search = replace(search, coverage_penalty=0.0).within(bundle.limits.positions)
         self.anatomy = Anatomy.of(self.model)
         self.lock = threading.RLock()
 

@@ -13,24 +13,29 @@ for each kind of input and output; `regard.load` chooses it by the recipe's task
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from regard.errors import UserError
 from regard.models import folder as folders
 from regard.models.recipe import RECIPE
 from regard.models.transformer import Model
+from regard.predict.beam import Hypothesis, beam
 from regard.predict.config import SearchConfig, read_config, recipe_config
+from regard.predict.sampling import sample
 from regard.settings import to_dict
 from regard.text.tokenizer import Tokenizer
 
 Input = TypeVar("Input")
 Output = TypeVar("Output", bound="Prediction")
+Batch = tuple[Sequence[int], Tensor, Tensor | None]  # rows, their inputs, and which of these are real (None: all)
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,8 @@ class Limits:
     A table of learned positions has `max_length` rows; other positions extend to any length.
     """
 
-    positions: int | None  # of learned positions: their number
+    positions: int | None  # of learned positions: their number, which also limits the output of an encoder-decoder
     source: int | None  # the longest input: not beyond the positions, nor beyond data.max_length
-    target: int | None  # the longest output of an encoder-decoder
     context: int  # tokens that a language model was trained to attend to: train.pack, or model.max_length
 
 
@@ -64,11 +68,13 @@ class Bundle:
         self.name, self.where = ("model", RECIPE) if path is None else (str(path), str(Path(path) / RECIPE))  # messages
         self.predictor_class, self.device = predictor, next(model.parameters()).device
         self.own = False  # whether nothing else uses the model, so that its weights may be stored in another order
-
-    def table(self, name: str) -> dict[str, Any]:
-        """A table of the recipe; empty where there is none."""
-        table = self.recipe.get(name)
-        return table if isinstance(table, dict) else {}
+        tables = {name: table for name, table in self.recipe.items() if isinstance(table, dict)}
+        self.tables: defaultdict[str, dict[str, Any]] = defaultdict(dict, tables)  # empty where there is none
+        positions, longest = self.config.position_limit, self.tables["data"].get("max_length")
+        source = longest if isinstance(longest, int) and self.config.architecture == "encoder" else positions
+        if source is not None and positions is not None:
+            source = min(source, positions)
+        self.limits = Limits(positions, source, self.tables["train"].get("pack") or self.config.max_length)
 
     # --- tokenizers
 
@@ -94,26 +100,14 @@ class Bundle:
     @property
     def target_frame(self) -> tuple[int, int]:
         """The ids with which a target begins and ends; an imported model may begin with another token than <s>."""
-        start = self.table("hf").get("decoder_start_token_id")
+        start = self.tables["hf"].get("decoder_start_token_id")
         return self.target.special_id("bos") if start is None else int(start), self.target.special_id("eos")
-
-    # --- what the recipe and the config decide
-
-    @cached_property
-    def limits(self) -> Limits:
-        positions = self.config.position_limit
-        longest = self.table("data").get("max_length")
-        source = longest if isinstance(longest, int) and self.config.architecture == "encoder" else positions
-        if source is not None and positions is not None:
-            source = min(source, positions)
-        context = self.table("train").get("pack")
-        return Limits(positions, source, positions, context or self.config.max_length)
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes: the recipe's, those of an imported model, or numbers."""
-        count, names = self.config.classes or 0, self.table("data").get("classes")
-        imported = self.table("hf").get("id2label")
+        count, names = self.config.classes or 0, self.tables["data"].get("classes")
+        imported = self.tables["hf"].get("id2label")
         if not names and isinstance(imported, dict):
             names = [imported.get(str(number), number) for number in range(count)]
         names = names or range(count)
@@ -165,23 +159,19 @@ class Predictor(ABC, Generic[Input, Output]):
     """From inputs to predictions, with the model of a bundle."""
 
     NEEDS: ClassVar[str]  # the kind of model, for a message where it is another
+    MODEL: ClassVar[Mapping[str, tuple[str, ...]]]  # what [model] must be: {"architecture": ("encoder",), …}
     COMMAND: ClassVar[str]  # the command that uses it
-    model: Any  # that of the bundle, of a kind that `accepts` has checked
+    model: Any  # that of the bundle
     BATCH: ClassVar[int] = 64  # inputs between two predictions of a stream
 
     def __init__(self, bundle: Bundle) -> None:
-        if not self.accepts(bundle):
-            config = bundle.config
+        config = bundle.config
+        if any(getattr(config, name) not in values for name, values in self.MODEL.items()):
             raise UserError(
                 f"{bundle.name}: architecture = {config.architecture!r}, input = {config.input!r}, output_head = "
-                f"{config.output_head!r}, {len(bundle.tokenizers)} tokenizers: {self.NEEDS} is needed here"
+                f"{config.output_head!r}: {self.NEEDS} is needed here"
             )
         self.bundle, self.model, self.device = bundle, bundle.model, bundle.device
-
-    @staticmethod
-    @abstractmethod
-    def accepts(bundle: Bundle) -> bool:
-        """Whether the bundle holds the kind of model that this predictor needs."""
 
     @abstractmethod
     def predict(self, inputs: Sequence[Input], **options: Any) -> list[Output]:
@@ -191,6 +181,22 @@ class Predictor(ABC, Generic[Input, Output]):
         """One prediction for each input, as soon as those of its batch are ready."""
         for at in range(0, len(inputs), self.BATCH):
             yield from self.predict(inputs[at : at + self.BATCH], **options)
+
+    @staticmethod
+    def batches(
+        ids: Sequence[Sequence[int]], rows: Iterable[int], tokens: int, most: int | None = None
+    ) -> Iterator[Batch]:
+        """These rows of `ids` as batches [B, longest], shortest first: no more than `tokens`, padding included."""
+        groups: list[list[int]] = []
+        for row in sorted(rows, key=lambda row: len(ids[row])):
+            if not groups or len(groups[-1]) == most or (len(groups[-1]) + 1) * len(ids[row]) > tokens:
+                groups.append([])
+            groups[-1].append(row)
+        for group in groups:
+            lengths = [len(ids[row]) for row in group]
+            padded = torch.tensor([[*ids[row], *[0] * (lengths[-1] - len(ids[row]))] for row in group])
+            is_real = torch.arange(lengths[-1]) < torch.tensor(lengths)[:, None]
+            yield group, padded, None if lengths[0] == lengths[-1] else is_real
 
 
 @dataclass(frozen=True)
@@ -230,6 +236,7 @@ class SearchPredictor(Predictor[Input, Output]):
 
     def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
         super().__init__(bundle)
+        self.source, self.target = bundle.source, bundle.target  # tokenizers
         self.config = config or recipe_config(bundle.recipe, bundle.where, **self.DEFAULTS)
 
     def configured(self, config: SearchConfig | None = None, **changes: Any) -> SearchConfig:
@@ -237,4 +244,11 @@ class SearchPredictor(Predictor[Input, Output]):
         config = config or self.config
         if changes:
             config = read_config(to_dict(config), changes)
-        return config if self.SLIDES else config.within(self.bundle.limits.target)
+        return config if self.SLIDES else config.within(self.bundle.limits.positions)
+
+    def search(self, config: SearchConfig, first: int, batch: Batch) -> list[list[Hypothesis]]:
+        """The outputs for a batch of an encoder-decoder; `first` is the index of the first row, for its samples."""
+        rows, source, is_real = batch
+        real = None if is_real is None else is_real.to(self.device)
+        arguments = (self.model, source.to(self.device), real, config, *self.bundle.target_frame)
+        return sample(*arguments, lines=[first + row for row in rows]) if config.sample else beam(*arguments)

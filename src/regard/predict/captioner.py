@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,27 +17,19 @@ from regard.data.captions import open_features, pad_features
 from regard.data.images import open_pixels
 from regard.errors import UserError
 from regard.models.transformer import EncoderDecoder
-from regard.predict.beam import beam
-from regard.predict.bundle import Bundle, ScoredText, SearchPredictor, TextPrediction
+from regard.predict.bundle import ScoredText, SearchPredictor, TextPrediction
 from regard.predict.config import SearchConfig
-from regard.predict.sampling import sample
 
 
 class Captioner(SearchPredictor["str | Path", TextPrediction]):
     """An encoder-decoder from images or features to text."""
 
     NEEDS = "an encoder-decoder from images or features to text, with its tokenizer"
+    MODEL: ClassVar = {
+        "architecture": ("encoder-decoder",), "input": ("patches", "features"), "output_head": ("tokens",)
+    }  # fmt: skip
     model: EncoderDecoder
     COMMAND = "caption"
-
-    def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
-        super().__init__(bundle, config)
-        self.tokenizer = bundle.tokenizer
-
-    @staticmethod
-    def accepts(bundle: Bundle) -> bool:
-        config = bundle.config
-        return isinstance(bundle.model, EncoderDecoder) and config.input != "tokens" and config.output_head == "tokens"
 
     def predict(
         self,
@@ -82,17 +74,11 @@ class Captioner(SearchPredictor["str | Path", TextPrediction]):
         **options: Any,
     ) -> list[TextPrediction]:
         """Captions of images [N, C, side, side] (bytes, or 0 to 1) or features [N, regions, size]."""
-        config, ends, predictions = self.configured(config, **options), self.bundle.target_frame, []
-        for at in range(0, len(source), batch):
-            part = as_input(source[at : at + batch].to(self.device))
-            real = None if is_real is None else is_real[at : at + batch].to(self.device)
-            if config.sample:
-                indices = range(first + at, first + at + len(part))
-                results = sample(self.model, part, real, config, *ends, lines=indices)
-            else:
-                results = beam(self.model, part, real, config, *ends)
-            for some in results:
-                scored = (ScoredText(self.tokenizer.decode(one.tokens), one.score, one.log_probability) for one in some)
+        config, predictions = self.configured(config, **options), []
+        for rows in torch.arange(len(source)).split(batch):
+            part = as_input(source[rows].to(self.device))
+            for some in self.search(config, first, (rows.tolist(), part, None if is_real is None else is_real[rows])):
+                scored = (ScoredText(self.target.decode(one.tokens), one.score, one.log_probability) for one in some)
                 predictions.append(TextPrediction(tuple(scored)))
         return predictions
 
@@ -101,7 +87,7 @@ class Captioner(SearchPredictor["str | Path", TextPrediction]):
         """Cross-attention weights [layers, N, heads, T, positions] given `target` [N, T]; row t predicts token t."""
         from regard.nn.trace import trace
 
-        read = torch.cat((torch.full_like(target[:, :1], self.tokenizer.special_id("bos")), target[:, :-1]), dim=1)
+        read = torch.cat((torch.full_like(target[:, :1], self.target.special_id("bos")), target[:, :-1]), dim=1)
         with trace(self.model, only="decoder.*.cross.weights") as seen:
             self.model(as_input(source.to(self.device)), read.to(self.device))
         return seen.stack("decoder.*.cross.weights").float().cpu()

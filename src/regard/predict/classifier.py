@@ -9,15 +9,14 @@ than the model was trained on is truncated, as in training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from regard.data.batch import Ragged
 from regard.data.images import open_pixels
 from regard.models.transformer import Encoder
 from regard.predict.bundle import Bundle, Prediction, Predictor
@@ -38,6 +37,7 @@ class TextClassifier(Predictor[str, ClassPrediction]):
     """An encoder with an output head over classes, and its tokenizer."""
 
     NEEDS = "an encoder of text with output_head = 'classes', with its tokenizer"
+    MODEL: ClassVar = {"architecture": ("encoder",), "input": ("tokens",), "output_head": ("classes",)}
     model: Encoder
     COMMAND = "classify"
     BATCH = 4096
@@ -47,44 +47,37 @@ class TextClassifier(Predictor[str, ClassPrediction]):
         self.tokenizer, self.classes = bundle.tokenizer, bundle.classes
         self.max_length = bundle.limits.source or bundle.limits.context
 
-    @staticmethod
-    def accepts(bundle: Bundle) -> bool:
-        config = bundle.config
-        return (config.architecture, config.input, config.output_head) == ("encoder", "tokens", "classes")
-
     def predict(self, inputs: Sequence[str], *, tokens: int = TOKENS, **options: Any) -> list[ClassPrediction]:
         """The class of each text; batches have about `tokens` tokens."""
-        ids = self.encode(inputs)
+        probabilities, truncated = self._probabilities(inputs, tokens)
         note = f"truncated to the model's {self.max_length} tokens"
         return [
-            class_prediction(self.classes, row, note if len(text) > self.max_length else None)
-            for row, text in zip(self._probabilities(ids, tokens).tolist(), ids, strict=True)
+            class_prediction(self.classes, row, note if is_short else None)
+            for row, is_short in zip(probabilities.tolist(), truncated, strict=True)
         ]
 
     def probabilities(self, texts: Sequence[str], tokens: int = TOKENS) -> Tensor:
         """[texts, classes], in float32 on the CPU."""
-        return self._probabilities(self.encode(texts), tokens)
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """<s> … </s> of each text, not truncated."""
-        return self.tokenizer.encode_batch(texts, add_bos=True, add_eos=True)
+        return self._probabilities(texts, tokens)[0]
 
     @torch.inference_mode()
-    def _probabilities(self, ids: list[list[int]], tokens: int) -> Tensor:
-        most = self.max_length  # of a longer text the first tokens and </s>
-        table = Ragged.of([text if len(text) <= most else [*text[: most - 1], text[-1]] for text in ids])
+    def _probabilities(self, texts: Sequence[str], tokens: int) -> tuple[Tensor, list[bool]]:
+        """The probabilities, and which texts were truncated: to their first tokens and </s>."""
+        ids, most = self.tokenizer.encode_batch(texts, add_bos=True, add_eos=True), self.max_length
+        truncated = [len(text) > most for text in ids]
+        ids = [text if len(text) <= most else [*text[: most - 1], text[-1]] for text in ids]
         results = torch.empty(len(ids), len(self.classes))
-        for rows in _batches(table.lengths, tokens):
-            text, is_real = table.pad(rows)
-            real = None if bool(is_real.all()) else is_real.to(self.device)
-            results[rows] = self.model(text.to(self.device), real).float().softmax(dim=-1).cpu()
-        return results
+        for rows, source, is_real in self.batches(ids, range(len(ids)), tokens):
+            real = None if is_real is None else is_real.to(self.device)
+            results[rows] = self.model(source.to(self.device), real).float().softmax(dim=-1).cpu()
+        return results, truncated
 
 
 class ImageClassifier(Predictor["str | Path", ClassPrediction]):
     """An encoder over patches with an output head over classes."""
 
     NEEDS = "an encoder of image patches with output_head = 'classes'"
+    MODEL: ClassVar = {"architecture": ("encoder",), "input": ("patches",), "output_head": ("classes",)}
     model: Encoder
     COMMAND = "classify"
     BATCH = 500
@@ -92,11 +85,6 @@ class ImageClassifier(Predictor["str | Path", ClassPrediction]):
     def __init__(self, bundle: Bundle) -> None:
         super().__init__(bundle)
         self.classes = bundle.classes
-
-    @staticmethod
-    def accepts(bundle: Bundle) -> bool:
-        config = bundle.config
-        return (config.architecture, config.input, config.output_head) == ("encoder", "patches", "classes")
 
     def predict(self, inputs: Sequence[str | Path], **options: Any) -> list[ClassPrediction]:
         """The class of each image file."""
@@ -127,13 +115,3 @@ class ImageClassifier(Predictor["str | Path", ClassPrediction]):
 def class_prediction(classes: Sequence[str], probabilities: Sequence[float], note: str | None) -> ClassPrediction:
     best = max(range(len(classes)), key=probabilities.__getitem__)
     return ClassPrediction(classes[best], dict(zip(classes, probabilities, strict=True)), note)
-
-
-def _batches(lengths: Tensor, tokens: int) -> Iterator[Tensor]:
-    """Rows that are computed together, shortest first."""
-    order = lengths.argsort(stable=True)
-    sizes, at = lengths[order].tolist(), 0
-    for end in range(1, len(sizes) + 1):
-        if end == len(sizes) or (end + 1 - at) * sizes[end] > tokens:
-            yield order[at:end]
-            at = end

@@ -84,6 +84,7 @@ class Generator(SearchPredictor[str, Generation]):
     """A decoder with its tokenizer; `context` is how many tokens it attends to at most."""
 
     NEEDS = "a decoder (a language model) with its tokenizer"
+    MODEL: ClassVar = {"architecture": ("decoder",)}
     model: Decoder
     COMMAND = "generate"
     DEFAULTS: ClassVar = {"sample": True}
@@ -98,10 +99,6 @@ class Generator(SearchPredictor[str, Generation]):
             raise UserError(f"{bundle.name}: {error}") from None
         self.fixed = self.device.type == "cuda"  # in fixed shapes, where that is possible
         self._replays = Replays(self.model, len(self.tokenizer), self.tokenizer.eos)
-
-    @staticmethod
-    def accepts(bundle: Bundle) -> bool:
-        return bundle.config.architecture == "decoder"
 
     def predict(self, inputs: Sequence[str], **options: Any) -> list[Generation]:
         """The continuations of each prompt; the options are those of `stream`."""

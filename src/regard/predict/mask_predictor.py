@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -36,6 +36,7 @@ class MaskPredictor(Predictor[str, MaskPrediction]):
     """An encoder with an output head over tokens, and its tokenizer, which has a <mask> token."""
 
     NEEDS = "a masked language model (an encoder with output_head = 'tokens' and a tokenizer with <mask>)"
+    MODEL: ClassVar = {"architecture": ("encoder",), "input": ("tokens",), "output_head": ("tokens",)}
     model: Encoder
     COMMAND = "fill"
 
@@ -45,12 +46,6 @@ class MaskPredictor(Predictor[str, MaskPrediction]):
         self.mask = self.tokenizer.special_id("mask")
         pieces = (self.tokenizer.token(id) for id in range(len(self.tokenizer)))
         self.spaced = any(piece.startswith("▁") and len(piece) > 1 for piece in pieces)  # tokens include their space
-
-    @staticmethod
-    def accepts(bundle: Bundle) -> bool:
-        config, tokenizer = bundle.config, bundle.tokenizers.get("tokenizer")
-        has_mask = tokenizer is not None and tokenizer.mask is not None
-        return has_mask and (config.architecture, config.input, config.output_head) == ("encoder", "tokens", "tokens")
 
     def predict(self, inputs: Sequence[str], *, top: int = 5, **options: Any) -> list[MaskPrediction]:
         """The `top` most probable tokens for each <mask> of each text; each is predicted on its own."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -53,20 +53,19 @@ class Regressor(Predictor["Sequence[float] | Tensor", Forecast]):
     """A trained model of numbers with the scale that it was trained in."""
 
     NEEDS = "a trained encoder-decoder with output_head = 'values', and [data] with its scale"
+    MODEL: ClassVar = {"output_head": ("values",)}
     model: EncoderDecoder
     COMMAND = "predict"
 
     def __init__(self, bundle: Bundle) -> None:
         super().__init__(bundle)
+        if not bundle.tables["data"].get("mean"):
+            raise UserError(f"{bundle.where}: has no data.mean: {self.NEEDS} is needed here")
         try:
-            self.data = from_dict(NumberData, bundle.table("data"), "data.")
+            self.data = from_dict(NumberData, bundle.tables["data"], "data.")
         except UserError as error:
             raise UserError(f"{bundle.where}: {error}") from None
         self.scale = Scale.of(self.data)
-
-    @staticmethod
-    def accepts(bundle: Bundle) -> bool:
-        return bundle.config.output_head == "values" and bool(bundle.table("data").get("mean"))
 
     @property
     def channels(self) -> int:

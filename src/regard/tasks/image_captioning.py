@@ -293,7 +293,7 @@ def noun_attention(captioner: Captioner, data: CaptionSet, batch: int = 64) -> d
     """How much of each noun's attention lies on its items; {} where their positions are unknown."""
     if data.scenes is None or data.phrases is None:
         return {}
-    config, tokenizer = captioner.model.config, captioner.tokenizer
+    config, tokenizer = captioner.model.config, captioner.target
     across, count = config.image_size // config.patch_size, min(MEASURED, len(data))
     inside: list[Tensor] = []  # [layers, heads] each
     chance: list[Tensor] = []
