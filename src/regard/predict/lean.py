@@ -15,7 +15,7 @@ model itself: `regard.predict.engine` decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,9 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.models.transformer import Decoder, EncoderDecoder, State
-from regard.nn.block import Block
-from regard.nn.cache import Cache, Pair
-from regard.nn.feedforward import FeedForward, activate
+from regard.nn.cache import Cache
+from regard.nn.feedforward import activate
 from regard.nn.mask import Positions
 from regard.nn.multihead import MultiHead
 from regard.nn.position import Rotation, rotate
@@ -38,8 +37,8 @@ class Lean:
     """An encoder-decoder whose `step` is lean; its encoder, embeddings and head are the model's."""
 
     def __init__(self, model: EncoderDecoder) -> None:
-        self.model = model
-        self.layers = [Layer(block) for block in model.decoder.blocks]  # type: ignore[arg-type]
+        self.model, self.start = model, partial(LeanState, model)
+        self.layers = [Layer(block) for block in model.decoder.blocks]
         self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
         self.positions: Tensor | None = None  # position embeddings, [positions, dim]
         weight, self.packed = model.output_head.project.weight, None
@@ -47,17 +46,19 @@ class Lean:
             # The output matrix in the layout of oneDNN: a matmul of few rows takes a third less.
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 
-    def start(self, source: Tensor, is_real: Tensor | None = None) -> LeanState:
-        memory = self.model.start(source, is_real).memory
-        assert memory is not None
-        return LeanState([layer.block for layer in self.layers], memory.states, memory.positions.is_real)
-
     def step(self, tokens: Tensor, state: LeanState) -> Tensor:
         """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of the next one."""
-        x = self.first(self._embed(tokens, state.length))
-        state.grow(x)
-        for number, layer in enumerate(self.layers):
-            x = layer.step(x, state, number)
+        slot, x = state.length, self.first(self._embed(tokens, state.length))
+        if state.within[0][0].shape[2] == slot:  # the buffers grow by doubling
+            state.within = [(F.pad(k, (0, 0, 0, slot)), F.pad(v, (0, 0, 0, slot))) for k, v in state.within]
+        mask = x.new_zeros(1, 1, 1, -(-(slot + 1) // LANE) * LANE)
+        mask[..., slot + 1 :] = float("-inf")
+        for layer, (k, v), (memory_k, memory_v, memory_mask) in zip(
+            self.layers, state.within, state.across, strict=True
+        ):
+            attend_self = partial(attend, layer.block.attention, k, v, mask, slot)
+            attend_memory = partial(attend, layer.block.cross, memory_k, memory_v, memory_mask, None)
+            x = layer.step(x, attend_self, attend_memory)
         state.length += 1
         x, head = self.last(x), self.model.output_head
         if self.packed is None:
@@ -84,93 +85,58 @@ class Lean:
 
 
 class LeanState:
-    """Keys and values of the tokens so far and of the memory, by layer; see the module's docstring for the shapes."""
+    """Keys and values by layer, of the tokens so far and of the memory, the latter with their mask."""
 
-    def __init__(self, blocks: Sequence[Any], memory: Tensor, is_real: Tensor | None) -> None:
-        (sources, length), self.blocks = memory.shape[:2], blocks
+    def __init__(self, model: EncoderDecoder, source: Tensor, is_real: Tensor | None = None) -> None:
+        states = model.encode(source, is_real).states
+        sources, length = states.shape[:2]
         more = -length % LANE if length else LANE
-        self.across = [padded(block.cross.project_memory(memory), more) for block in blocks]
         masked = (torch.arange(length + more) >= length).repeat(sources, 1)
         if is_real is not None:
             masked[:, :length] = ~is_real
         empty = masked.all(dim=1)  # attention to a source without a token gives zeros
-        for _, v in self.across:
-            v[empty] = 0
         masked &= ~empty[:, None]
-        self.memory_mask = memory.new_zeros(masked.shape).masked_fill(masked, float("-inf"))  # [sources, M]
-        self.within: list[Pair] = []
+        mask = states.new_zeros(masked.shape).masked_fill(masked, float("-inf"))[:, None, None]  # [sources, 1, 1, M]
         self.length = 0
-        self._spread()
-
-    def _spread(self) -> None:
-        """The memory's mask for every key head of a source, [sources · Hkv, 1, M], by the number of heads."""
-        counts = {block.cross.key_heads for block in self.blocks}
-        self.masks = {count: self.memory_mask.repeat_interleave(count, dim=0)[:, None] for count in counts}
-
-    def grow(self, x: Tensor) -> None:
-        """Buffers with a slot for the next token, and the mask of all slots up to it, [1, 1, slots]."""
-        if not self.within:
-            for part in (block.attention for block in self.blocks):
-                shape, config = (len(x), part.key_heads, LANE), part.config
-                self.within.append((x.new_zeros(*shape, config.key_dim), x.new_zeros(*shape, config.val_dim)))
-        elif (size := self.within[0][0].shape[2]) == self.length:
-            self.within = [padded(pair, size) for pair in self.within]
-        slots = self.length + 1 + -(self.length + 1) % LANE
-        self.mask = x.new_zeros(1, 1, slots)
-        self.mask[..., self.length + 1 :] = float("-inf")
+        self.within: list[Any] = []  # (k, v): [rows, Hkv, capacity, D]
+        self.across: list[Any] = []  # (k, v, mask): [sources, Hkv, M, D] and [sources, Hkv, 1, M]
+        blocks: Any = model.decoder.blocks
+        for own, cross in ((block.attention, block.cross) for block in blocks):
+            shape, config = (sources, own.key_heads, LANE), own.config
+            self.within.append((states.new_zeros(*shape, config.key_dim), states.new_zeros(*shape, config.val_dim)))
+            k, v = (F.pad(x, (0, 0, 0, more)).contiguous() for x in cross.project_memory(states))
+            v[empty] = 0
+            self.across.append((k, v, mask.repeat(1, cross.key_heads, 1, 1)))
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """As `Cache.reorder`."""
-        self.within = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.within]
-        if sources is None or len(sources) < len(self.memory_mask):
+        self.within = [tuple(x.index_select(0, rows) for x in parts) for parts in self.within]
+        if sources is None or len(sources) < len(self.across[0][0]):
             kept = rows if sources is None else sources
-            self.across = [(k.index_select(0, kept), v.index_select(0, kept)) for k, v in self.across]
-            self.memory_mask = self.memory_mask.index_select(0, kept)
-            self._spread()
+            self.across = [tuple(x.index_select(0, kept) for x in parts) for parts in self.across]
 
 
-def padded(pair: Pair, slots: int) -> Pair:
-    """With this many more slots of zeros; contiguous."""
-    k, v = (F.pad(x, (0, 0, 0, slots)) if slots else x.contiguous() for x in pair)
-    return k, v
+def attend(part: MultiHead, keys: Tensor, values: Tensor, mask: Tensor, slot: int | None, x: Tensor) -> Tensor:
+    """x [rows, dim]; keys, values [sources, Hkv, M, D]; mask [1 | sources, 1 | Hkv, 1, M], added.
 
-
-class Layer:
-    """One block of an encoder-decoder: attention to the tokens so far, attention to the memory, feed-forward."""
-
-    def __init__(self, block: Any) -> None:
-        self.block = block  # a Block with cross-attention
-        norms = (block.attention_norm, block.cross_norm, block.feedforward_norm)
-        self.add_attention, self.add_cross, self.add_feedforward = (residual(block, norm) for norm in norms)
-        self.work = partial(work, block.feedforward)
-
-    def step(self, x: Tensor, state: LeanState, layer: int) -> Tensor:
-        cross, own, memory = self.block.cross, state.within[layer], state.across[layer]
-        x = self.add_attention(x, lambda h: self._attend_self(h, *own, state.mask, state.length))
-        mask = state.masks[cross.key_heads]
-        x = self.add_cross(x, lambda h: attend(cross, F.linear(h, cross.q.weight, cross.q.bias), *memory, mask))
-        return self.add_feedforward(x, self.work)
-
-    def _attend_self(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slot: int) -> Tensor:
-        """x [rows, dim]; its key and value go to `slot` of the buffers."""
-        part, slots = self.block.attention, mask.shape[-1]
-        q, k, v = F.linear(x, part.qkv.weight, part.qkv.bias).split(part.sizes, dim=-1)
-        keys.select(2, slot).copy_(k.view(len(x), part.key_heads, -1))
-        values.select(2, slot).copy_(v.view(len(x), part.key_heads, -1))
-        return attend(part, q, keys[:, :, :slots], values[:, :, :slots], mask)
-
-
-def attend(part: MultiHead, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """q [rows, H · D]; keys, values [sources, Hkv, slots, D]; mask [1 | sources · Hkv, 1, slots], added."""
-    sources, beams, key_heads = len(keys), len(q) // len(keys), part.key_heads
+    In self-attention the key and the value of x are stored in `slot`, and the mask may be shorter than the buffers.
+    """
+    sources, beams, key_heads = len(keys), len(x) // len(keys), part.key_heads
     group, config = part.heads // key_heads, part.config
+    if slot is None:
+        q = F.linear(x, part.q.weight, part.q.bias)
+    else:
+        q, k, v = F.linear(x, part.qkv.weight, part.qkv.bias).split(part.sizes, dim=-1)
+        keys.select(2, slot).copy_(k.view(len(x), key_heads, -1))
+        values.select(2, slot).copy_(v.view(len(x), key_heads, -1))
+        keys, values = keys[:, :, : mask.shape[-1]], values[:, :, : mask.shape[-1]]
     # heads that share keys and beams that share a source are queries of one small matmul
     queries = q.view(sources, beams, key_heads, group, config.key_dim).transpose(1, 2)
     queries = queries.reshape(sources * key_heads, beams * group, config.key_dim)
-    keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+    keys, values, mask = keys.flatten(0, 1), values.flatten(0, 1), mask.flatten(0, 1)
     weights = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=config.scale).softmax(dim=-1)
     heads = torch.bmm(weights, values).view(sources, key_heads, beams, group, config.val_dim)
-    return F.linear(heads.transpose(1, 2).reshape(len(q), -1), part.out.weight, part.out.bias)
+    return F.linear(heads.transpose(1, 2).reshape(len(x), -1), part.out.weight, part.out.bias)
 
 
 class LeanDecoder:
@@ -178,8 +144,8 @@ class LeanDecoder:
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.start = model, model.start
-        self.layers = [DecoderLayer(block) for block in model.decoder.blocks]  # type: ignore[arg-type]
-        self.first, self.final = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
+        self.layers = [Layer(block) for block in model.decoder.blocks]
+        self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
 
     def step(self, tokens: Tensor, state: State, *, last: bool) -> Tensor:
         """As the model's: logits of the last token. Every key in the cache is visible to a single token."""
@@ -195,55 +161,46 @@ class LeanDecoder:
             x = x + embedded[0].to(x.dtype)
         x = self.first(x)
         for layer in self.layers:
-            x = layer.step(x, cache, rotation)
-        logits: Tensor = self.model.output_head(self.final(x))
+            x = layer.step(x, partial(attend_cache, layer.block.attention, cache, rotation))
+        logits: Tensor = self.model.output_head(self.last(x))
         return logits[:, None]
 
 
-class DecoderLayer:
-    """One block of a decoder: attention to every key of the cache, and the feed-forward layer."""
-
-    def __init__(self, block: Block) -> None:
-        assert isinstance(block.feedforward, FeedForward)
-        self.attention, self.work = block.attention, partial(work, block.feedforward)
-        self.add_attention = residual(block, block.attention_norm)
-        self.add_feedforward = residual(block, block.feedforward_norm)
-
-    def step(self, x: Tensor, cache: Cache, rotation: Rotation | None) -> Tensor:
-        x = self.add_attention(x, lambda h: self._attend(h, cache, rotation))
-        return self.add_feedforward(x, self.work)
-
-    def _attend(self, x: Tensor, cache: Cache, rotation: Rotation | None) -> Tensor:
-        part = self.attention
-        config, rows = part.config, len(x)
-        q, k, v = F.linear(x, part.qkv.weight, part.qkv.bias).split(part.sizes, dim=-1)
-        q, k = q.view(rows, part.heads, 1, -1), k.view(rows, part.key_heads, 1, -1)
-        if part.q_norm is not None and part.k_norm is not None:
-            q, k = part.q_norm(q), part.k_norm(k)
-        if rotation is not None:
-            q, k = (rotate(one, rotation, config.pairs) for one in (q, k))
-        keys, values = cache.extend(part.layer, k, v.view(rows, part.key_heads, 1, -1))
-        grouped = part.heads != part.key_heads
-        heads = F.scaled_dot_product_attention(q, keys, values, scale=config.scale, enable_gqa=grouped)
-        return F.linear(heads.view(rows, -1), part.out.weight, part.out.bias)
+def attend_cache(part: MultiHead, cache: Cache, rotation: Rotation | None, x: Tensor) -> Tensor:
+    """x [rows, dim] attends to every key of the cache, and to its own, which is added."""
+    config, rows = part.config, len(x)
+    q, k, v = F.linear(x, part.qkv.weight, part.qkv.bias).split(part.sizes, dim=-1)
+    q, k = q.view(rows, part.heads, 1, -1), k.view(rows, part.key_heads, 1, -1)
+    if part.q_norm is not None and part.k_norm is not None:
+        q, k = part.q_norm(q), part.k_norm(k)
+    if rotation is not None:
+        q, k = (rotate(one, rotation, config.pairs) for one in (q, k))
+    keys, values = cache.extend(part.layer, k, v.view(rows, part.key_heads, 1, -1))
+    grouped = part.heads != part.key_heads
+    heads = F.scaled_dot_product_attention(q, keys, values, scale=config.scale, enable_gqa=grouped)
+    return F.linear(heads.view(rows, -1), part.out.weight, part.out.bias)
 
 
-def residual(block: Block, norm: nn.Module) -> Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]:
-    """Norm and residual connection around a sub-layer, as `Block` has them, without dropout."""
-    normalise, pre_norm, has_residual = norm_of(norm), block.pre_norm, block.residual
+class Layer:
+    """One `Block` without dropout: each sub-layer with its norm and its residual connection."""
 
-    def apply(x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        out = layer(normalise(x) if pre_norm else x)
-        if has_residual:
-            out = out.add_(x)
-        return out if pre_norm else normalise(out)
+    def __init__(self, block: Any) -> None:
+        self.block, self.pre_norm, self.residual = block, block.pre_norm, block.residual
+        norms = (block.attention_norm, block.cross_norm, block.feedforward_norm)
+        self.norms = [norm_of(norm) for norm in norms if norm is not None]
+        up, down, activation = block.feedforward.up, block.feedforward.down, block.feedforward.activation
+        self.feedforward = lambda x: F.linear(
+            activate(F.linear(x, up.weight, up.bias), activation), down.weight, down.bias
+        )
 
-    return apply
-
-
-def work(feedforward: FeedForward, x: Tensor) -> Tensor:
-    up, down = feedforward.up, feedforward.down
-    return F.linear(activate(F.linear(x, up.weight, up.bias), feedforward.activation), down.weight, down.bias)
+    def step(self, x: Tensor, *attention: Callable[[Tensor], Tensor]) -> Tensor:
+        """x [rows, dim] through attention to the tokens so far, to a memory if there is one, and feed-forward."""
+        for norm, sublayer in zip(self.norms, (*attention, self.feedforward), strict=True):
+            out = sublayer(norm(x) if self.pre_norm else x)
+            if self.residual:
+                out = out.add_(x)
+            x = out if self.pre_norm else norm(out)
+        return x
 
 
 def norm_of(module: Any) -> Callable[[Tensor], Tensor]:
