@@ -49,8 +49,6 @@ def sentencepiece_normalizer(raw: RawTokenizer) -> Callable[[str], str] | None:
 
     User-defined symbols, which are the added tokens that are not special, are left as they are.
     """
-    if raw.normalizer is None:
-        return None
     steps = json.loads(raw.normalizer.__getstate__())
     steps = steps.get("normalizers", [steps])
     charsmap = b""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, models
@@ -65,16 +65,19 @@ class Tokenizer:
         self._raw.encode_special_tokens = True
         self._added = self._raw.get_added_tokens_decoder()
         self.byte_level = self._raw.decoder is not None and "ByteLevel" in repr(self._raw.decoder)
-        self.pad, self.unk = self._find(PAD_NAMES), self._find(UNK_NAMES)
-        self.bos, self.eos = self._find(BOS_NAMES), self._find(EOS_NAMES)
-        self.mask = self._find(MASK_NAMES)
-        self._size = 1 + max(self._raw.get_vocab().values(), default=-1)
-        self._checked: set[int] = set()  # ids known to be in the vocabulary
+        vocab = self._raw.get_vocab()
+        self._ids, self._size = set(vocab.values()), 1 + max(vocab.values(), default=-1)
+        self.pad, self.unk, self.bos, self.eos, self.mask = (
+            next((vocab[name] for name in names if name in vocab), None)
+            for names in (PAD_NAMES, UNK_NAMES, BOS_NAMES, EOS_NAMES, MASK_NAMES)
+        )
         if isinstance(self._raw.model, models.Unigram):
             split_specials(self._raw, [token.content for token in self._added.values() if token.special])
-        self._normalize = sentencepiece_normalizer(self._raw)  # of the whole text, before symbols are split off
-        if self._normalize is not None:
-            self._raw.normalizer = None  # type: ignore[assignment]
+        self._normalize: Callable[[str], str] | None = None
+        if self._raw.normalizer is not None:
+            self._normalize = sentencepiece_normalizer(self._raw)  # of the whole text, before symbols are split off
+            if self._normalize is not None:
+                self._raw.normalizer = None  # type: ignore[assignment]
 
     @classmethod
     def train(cls, lines: Iterable[str], kind: Kind, vocab_size: int | None = None, min_count: int = 1) -> Tokenizer:
@@ -146,18 +149,17 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids` without special tokens; decoding continues after </s>."""
-        return str(self._raw.decode(self._check_ids(ids), skip_special_tokens=True))
+        return str(self._raw.decode(self._check(ids), skip_special_tokens=True))
 
     def decode_batch(self, many: Iterable[Iterable[int]]) -> list[str]:
         """The texts of many sequences of ids at once, in parallel threads."""
-        return list(self._raw.decode_batch([self._check_ids(ids) for ids in many], skip_special_tokens=True))
+        return list(self._raw.decode_batch([self._check(ids) for ids in many], skip_special_tokens=True))
 
-    def _check_ids(self, ids: Iterable[int]) -> list[int]:
+    def _check(self, ids: Iterable[int]) -> list[int]:
         """The ids as a list; an error if one is not in the vocabulary."""
         numbers = [int(id) for id in ids]
-        for id in {*numbers} - self._checked:
-            self._check_id(id)
-            self._checked.add(id)
+        if unknown := {*numbers} - self._ids:
+            raise UserError(f"token id {min(unknown)} is not in the vocabulary; ids are 0 to {self._size - 1}")
         return numbers
 
     def tokens(self, text: str) -> list[str]:
@@ -166,7 +168,7 @@ class Tokenizer:
 
     def token(self, id: int) -> str:
         """The token with this id in readable form: a space is "▁", a byte of an incomplete character "\\xea"."""
-        token = self._check_id(id)
+        token = str(self._raw.id_to_token(*self._check([id])))
         if self.byte_level and id not in self._added:
             token = self.token_bytes(id).decode("utf-8", errors="backslashreplace")
         visible = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in token)
@@ -174,14 +176,14 @@ class Tokenizer:
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes of a token of a `byte_level` vocabulary, possibly part of a character; b"" if special."""
-        token, table = self._check_id(id), _unicode_to_bytes()
+        token, table = str(self._raw.id_to_token(*self._check([id]))), _unicode_to_bytes()
         if id in self._added and self._added[id].special:
             return b""
         return bytes(table[char] for char in token) if all(char in table for char in token) else token.encode()
 
     def token_to_id(self, name: str) -> int | None:
         """The id of a token by its name in the vocabulary, such as "[MASK]", or None."""
-        return self._find((name,))
+        return self._raw.token_to_id(name)
 
     def __len__(self) -> int:
         """The vocabulary size: ids are 0 to `len(tokenizer) - 1`."""
@@ -191,16 +193,6 @@ class Tokenizer:
         # Copies, also in worker processes, are rebuilt from JSON: copies made by the library lose
         # `encode_special_tokens`.
         return Tokenizer, (self.json,)
-
-    def _find(self, names: Sequence[str]) -> int | None:
-        ids = (self._raw.token_to_id(name) for name in names)
-        return next((id for id in ids if id is not None), None)
-
-    def _check_id(self, id: int) -> str:
-        token = self._raw.id_to_token(id) if 0 <= id < self._size else None
-        if token is None:
-            raise UserError(f"token id {id} is not in the vocabulary; ids are 0 to {self._size - 1}")
-        return str(token)
 
 
 @functools.cache
