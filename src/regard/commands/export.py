@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
     from regard.files import staged
     from regard.interop import compare, export_folder
     from regard.models.folder import weights_of
-    from regard.predict.bundle import load
+    from regard.tasks.registry import load
 
     bundle = load(args.folder)
     with staged(args.hf, marker="config.json", force=args.force, keep=args.folder) as fresh:

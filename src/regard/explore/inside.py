@@ -37,8 +37,9 @@ from regard.models.recipe import RECIPE
 from regard.nn.multihead import MultiHead
 from regard.nn.trace import trace
 from regard.predict.beam import Hypothesis, Watch, beam
-from regard.predict.bundle import Bundle, load
+from regard.predict.bundle import Bundle
 from regard.predict.config import SearchConfig, recipe_config
+from regard.tasks.registry import load
 
 LARGEST = 2**28  # attention weights of one look: 1 GiB
 

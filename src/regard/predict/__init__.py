@@ -1,7 +1,7 @@
 """Prediction: a bundle of a model and its tokenizers, and from there to text, classes or numbers."""
 
 from regard.predict.beam import Hypothesis, beam, greedy
-from regard.predict.bundle import Bundle, Prediction, Predictor, TextPrediction, load
+from regard.predict.bundle import Bundle, Prediction, Predictor, TextPrediction
 from regard.predict.config import SearchConfig
 from regard.predict.sampling import sample
 from regard.predict.translator import Translator
@@ -16,6 +16,5 @@ __all__ = [
     "Translator",
     "beam",
     "greedy",
-    "load",
     "sample",
 ]

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.models import folder as folders
 from regard.models.recipe import RECIPE
 from regard.models.transformer import Model
 from regard.predict.beam import Hypothesis, beam
@@ -136,15 +135,6 @@ class Bundle:
     def stream(self, inputs: Sequence[Any], **options: Any) -> Iterator[Any]:
         """Predictions as they are ready; of a language model, tokens."""
         return self.predictor.stream([inputs] if isinstance(inputs, str) else inputs, **options)
-
-
-def load(path: str | Path, device: str | torch.device = "cpu", recipe: Mapping[str, Any] | None = None) -> Bundle:
-    """The model folder at `path`. The recipe is parsed here, once, unless it is given; it travels with the bundle."""
-    recipe = folders.load_recipe(path) if recipe is None else recipe
-    model = folders.load(path, device, recipe)
-    bundle = Bundle(model, folders.load_tokenizers(path), recipe, path)
-    bundle.own = True
-    return bundle
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Lean:
         self.model, self.start = model, partial(LeanState, model)
         self.layers = [Layer(block) for block in model.decoder.blocks]
         self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
-        self.positions: Tensor | None = None  # position embeddings, [positions, dim]
+        self.positions = torch.empty(0)  # position embeddings, [positions, dim]; the table grows by doubling
         weight, self.packed = model.output_head.project.weight, None
         if weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
             # The output matrix in the layout of oneDNN: a matmul of few rows takes a third less.
@@ -48,7 +48,14 @@ class Lean:
 
     def step(self, tokens: Tensor, state: LeanState) -> Tensor:
         """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of the next one."""
-        slot, x = state.length, self.first(self._embed(tokens, state.length))
+        x, slot, position = self.model.target_embedding(tokens)[:, 0], state.length, self.model.decoder.position
+        if slot >= len(self.positions):
+            position.check_length(Positions.of(1, x.device, start=slot), slot)
+            size = 2 * slot or 64
+            size = min(size, position.config.max_length) if position.config.position == "learned" else size
+            table = position.embed(torch.arange(size)[None])
+            self.positions = x.new_zeros(size, 1) if table is None else table[0].to(x.dtype)
+        x = self.first(x + self.positions[slot])
         if state.within[0][0].shape[2] == slot:  # the buffers grow by doubling
             state.within = [(F.pad(k, (0, 0, 0, slot)), F.pad(v, (0, 0, 0, slot))) for k, v in state.within]
         mask = x.new_zeros(1, 1, 1, -(-(slot + 1) // LANE) * LANE)
@@ -66,22 +73,6 @@ class Lean:
         else:
             logits = torch.ops.mkldnn._linear_pointwise(head.transform(x), self.packed, head.bias, "none", [], "")
         return logits[:, None]
-
-    def _embed(self, tokens: Tensor, at: int) -> Tensor:
-        """The tokens [rows, 1] at position `at`, [rows, dim]; the table of all positions grows by doubling."""
-        x = self.model.target_embedding(tokens)[:, 0]
-        position, config = self.model.decoder.position, self.model.decoder.config
-        if config.position == "none":
-            return x
-        positions = self.positions  # batches in other threads may store a longer table there, or a shorter one
-        if positions is None or at >= len(positions):
-            position.check_length(Positions.of(1, x.device, start=at), at)
-            count = max(2 * at, 64)
-            pos = torch.arange(min(count, config.max_length) if config.position == "learned" else count)
-            table = position.embed(pos[None])
-            assert table is not None
-            positions = self.positions = table[0].to(x.dtype)
-        return x + positions[at]
 
 
 class LeanState:

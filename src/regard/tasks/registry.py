@@ -42,13 +42,18 @@ def task_of(tables: Mapping[str, Any]) -> type[Task]:
     return cast("type[Task]", getattr(importlib.import_module(module), kind))
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> Bundle:
-    """The model in a folder with everything that is needed to use it: `regard.load("runs/x").predict([...])`."""
-    from regard.predict.bundle import load as load_bundle
+def load(path: str | Path, device: str | torch.device = "cpu", recipe: Mapping[str, Any] | None = None) -> Bundle:
+    """The model in a folder with everything that is needed to use it: `regard.load("runs/x").predict([...])`.
 
-    bundle = load_bundle(path, device)
-    name = bundle.recipe.get("task", task_for(bundle.config))
-    if name is not None:
+    `recipe`: the tables of its recipe, if already read; they are parsed once, and travel with the bundle.
+    """
+    from regard.models import folder
+    from regard.predict.bundle import Bundle
+
+    recipe = folder.load_recipe(path) if recipe is None else recipe
+    bundle = Bundle(folder.load(path, device, recipe), folder.load_tokenizers(path), recipe, path)
+    bundle.own = True
+    if name := bundle.recipe.get("task") or task_for(bundle.config):
         bundle.predictor_class = task_of({"task": name}).predictor
     return bundle
 
