@@ -62,9 +62,9 @@ def test_every_batch_size_gives_the_same_lines_in_order(run: Path) -> None:
 
 def test_long_lines_come_in_small_batches(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     translator, seen = regard.load(run).predictor, []
-    start = translator.model.start
+    encode = translator.model.encode
     monkeypatch.setattr(
-        translator.model, "start", lambda source, is_real: seen.append(source.shape) or start(source, is_real)
+        translator.model, "encode", lambda source, is_real: seen.append(source.shape) or encode(source, is_real)
     )
     translator.translate(["one " * 5000, *["two"] * 9, "two " * 4000], config=SearchConfig(beam=4, max_length=2))
     assert sorted(seen) == [(1, 4001), (1, 5001), (9, 2)]
