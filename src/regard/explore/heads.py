@@ -64,9 +64,8 @@ class HeadMetrics:
     @property
     def pattern(self) -> tuple[str, float]:
         """What the head attends to, and the fraction of its attention that does."""
-        kind = max(self.fractions, key=self.fractions.__getitem__, default=None)
-        score = 0.0 if kind is None else self.fractions[kind]
-        if kind is not None and score >= CLEAR:
+        kind, score = max(self.fractions.items(), key=lambda item: item[1], default=("", 0.0))
+        if score >= CLEAR:
             return (f"{self.offset:+d} tokens" if kind == "positional" else NAMES.get(kind, kind)), score
         return ("broad", self.breadth) if self.breadth >= EVEN else ("mixed", score)
 

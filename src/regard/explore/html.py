@@ -132,17 +132,14 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, classes: 
     if classes is None:
         classes = ["number" if rows and all(map(_NUMERIC.fullmatch, texts)) else "" for texts in columns]
     attributes = [f' class="{escape(name)}"' if name else "" for name in classes]
-    head = "".join(
-        f'<th scope="col"{attribute}>{escape(name)}</th>' for attribute, name in zip(attributes, headers, strict=True)
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td{attribute}>{escape(text)}</td>" for attribute, text in zip(attributes, row, strict=True))
-        + "</tr>"
-        for row in zip(*columns, strict=True)
-    )
+
+    def row(tag: str, texts: Sequence[str]) -> str:
+        cells = zip(attributes, texts, strict=True)
+        return "<tr>" + "".join(f"<{tag}{attribute}>{escape(text)}</{tag[:2]}>" for attribute, text in cells) + "</tr>"
+
+    head, body = row('th scope="col"', headers), "".join(row("td", texts) for texts in zip(*columns, strict=True))
     body = body or f'<tr><td class="muted" colspan="{max(1, width)}">No rows.</td></tr>'
-    return _scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    return _scrolling(f"<table><thead>{head}</thead><tbody>{body}</tbody></table>")
 
 
 def _scrolling(inner: str, kind: str = "Table") -> str:

@@ -111,15 +111,11 @@ class Listener:
 
     def __init__(self, models: Models, port: int = 0) -> None:
         self.models, token = models, secrets.token_urlsafe(18)
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        if os.name == "posix":  # a port just closed may be reused; on Windows this would share it
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self.socket.bind((HOST, port))
+            self.socket = socket.create_server((HOST, port), backlog=128)  # an early request waits instead of failing
         except OSError as error:
-            self.socket.close()
-            raise UserError(f"--port {port}: {error.strerror}; choose another, or remove --port") from None
-        self.socket.listen(128)  # from here on, an early request waits instead of failing
+            why = os.strerror(error.errno or 0)
+            raise UserError(f"--port {port}: {why}; choose another, or remove --port") from None
         port = self.socket.getsockname()[1]
         self.address = f"http://{HOST}:{port}/{token}/"
         config = uvicorn.Config(

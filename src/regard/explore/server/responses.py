@@ -98,26 +98,18 @@ def output_of(before: Output, after: Output, decode: Callable[[list[int]], str])
     change = difference(before, after)
     if not all(np.isfinite(change.divergence)):
         raise UserError("the model's output is not a number (NaN) under these changes; undo one of them")
-    output: dict[str, Any] = {
-        "kind": after.kind,
-        "before": _summary(before),
-        "after": _summary(after),
-        "positions": [],
-        "apart": list(change.divergence) if after.kind == "vector" else [],
-    }
-    if after.kind == "vector":
-        return output
     p, q = (one.logits.softmax(dim=-1).numpy() for one in (before, after))
 
     def both(at: int, choice: Choice) -> dict[str, Any]:
         return {"label": choice.label, "before": float(p[at, choice.id]), "after": float(q[at, choice.id])}
 
+    positions = []
     for at, (old, new) in enumerate(zip(before.positions, after.positions, strict=True)):
         choices = {choice.id: both(at, choice) for choice in (*new.top, *old.top)}
         if after.kind == "next" and at == len(after.positions) - 1:
             for id, choice in choices.items():
                 choice["text"] = decode([id])
-        output["positions"].append(
+        positions.append(
             {
                 "read": old.read,
                 "expected": None if old.expected is None else both(at, old.expected),
@@ -126,7 +118,9 @@ def output_of(before: Output, after: Output, decode: Callable[[list[int]], str])
                 "flipped": at in change.flipped,
             }
         )
-    return output
+    apart = change.divergence if after.kind == "vector" else ()
+    both_states = {"before": _summary(before), "after": _summary(after)}
+    return {"kind": after.kind, **both_states, "positions": positions, "apart": apart}
 
 
 def _summary(output: Output) -> dict[str, Any]:
