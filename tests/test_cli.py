@@ -26,7 +26,7 @@ def fake_command(run) -> types.ModuleType:
     """A module with the three names a command has."""
     help_text = "A command for the tests.\n\nexamples:\n  regard fake --steps 3    three steps\n"
     module = types.ModuleType("regard.commands.fake", help_text)
-    module.add_arguments = lambda parser: parser.add_argument("--steps", type=int, default=1, help="how many")
+    module.ARGUMENTS = {"--steps N": ("how many", {"type": int, "default": 1})}
     module.run = run
     return module
 
@@ -71,7 +71,7 @@ FAKE = """
 import sys, time, types
 from regard import cli
 fake = sys.modules["fake"] = types.ModuleType("fake")
-fake.add_arguments = lambda parser: None
+fake.ARGUMENTS = {}
 fake.run = lambda args: run()
 cli.COMMANDS["fake"] = ("fake", "")
 """
@@ -93,8 +93,7 @@ def test_arguments_reach_the_command_and_its_result_is_the_exit_code(command):
 def test_options_may_precede_the_texts(words):
     from regard.commands import translate
 
-    parser = cli.Parser("regard translate", "")
-    translate.add_arguments(parser)
+    parser = cli.Parser("regard translate", "", translate.ARGUMENTS)
     parsed = parser.parse_all(words.split())
     assert (parsed.run, parsed.text, parsed.beam) == ("RUN", ["one", "two"], 5)
     assert parser.parse_all(["--beam", "5", "RUN", "--", "-one"]).text == ["-one"]

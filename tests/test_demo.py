@@ -19,7 +19,7 @@ import torch
 
 import regard
 from regard import cli
-from regard.commands.demo import SHOWN
+from regard.commands.demo import ARGUMENTS, SHOWN
 from regard.data.korean import examples
 from regard.errors import program
 from regard.models.folder import load_recipe
@@ -97,9 +97,7 @@ def test_each_thing_to_try_next_is_a_command_that_runs(done, capsys):
     for command in (commands[0], commands[2]):
         assert cli.main(shlex.split(command)[1:]) == 0, command
     assert capsys.readouterr().err == ""
-    module = __import__("regard.commands.demo", fromlist=["add_arguments"])
-    parser = cli.Parser("regard demo", "")
-    module.add_arguments(parser)
+    parser = cli.Parser("regard demo", "", ARGUMENTS)
     assert parser.parse_all(shlex.split(commands[1])[2:]).set == ["heads=1"]
 
 

@@ -277,7 +277,7 @@ def test_mistakes_of_the_command(run, tmp_path, monkeypatch, capsys):
         ((run, "--prompt-file", tmp_path / "bad.txt"), "byte 3 is not UTF-8"),
         ((run, "--prompt-file", tmp_path / "none.txt"), "cannot be read"),
         ((run, "a", "--prompt-file", tmp_path / "bad.txt"), "pass one of them"),
-        ((run, "ab\udcff"), "PROMPT: character 3 is not UTF-8"),
+        ((run, "ab\udcff"), "PROMPT: byte 3 is not UTF-8"),
         ((run, "x" * 40), "the prompt has 40 tokens, but the context has 32"),
         ((run, "a", "--stop", ""), "--stop ''"),
         ((run, "a", "--temperature", "0"), "temperature = 0.0: must be greater than 0; top_k = 1"),

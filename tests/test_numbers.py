@@ -235,7 +235,7 @@ def test_mistakes_of_a_series(here: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_what_predict_refuses(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert train("pairs.toml") == 0 and train("series.toml") == 0
     capsys.readouterr()
-    monkeypatch.setattr("sys.stdin", io.StringIO("1 2\n\n3\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1 2\n\n3\n")))
     assert main(["predict", "runs/pairs"]) == 0
     assert [len(line.split()) for line in capsys.readouterr().out.splitlines()] == [2, 0, 1]  # a line for a line
     for arguments, message in (

@@ -153,9 +153,7 @@ def parse_command(where: str, words: list[str]) -> None:
 
 
 def command_parser(name: str) -> cli.Parser:
-    parser = cli.Parser(f"regard {name}", "")
-    importlib.import_module(cli.COMMANDS[name][0]).add_arguments(parser)
-    return parser
+    return cli.Parser(f"regard {name}", "", importlib.import_module(cli.COMMANDS[name][0]).ARGUMENTS)
 
 
 def check_make(where: str, words: list[str]) -> None:

@@ -11,10 +11,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import regard
-from regard.commands import Command
+from regard.commands import Arguments, Command
 from regard.errors import UserError, suggest
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ EXIT_CODES = """exit codes:
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises a `UserError` instead of exiting; `text` is a description, then examples."""
 
-    def __init__(self, prog: str, text: str, listing: str = "") -> None:
+    def __init__(self, prog: str, text: str, arguments: Arguments, listing: str = "") -> None:
         description, title, examples = text.partition("examples:\n")
         super().__init__(
             prog=prog,
@@ -93,6 +93,18 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,  # an abbreviation in a script breaks when an option is added
         )
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        groups: list[tuple[Any, Arguments]] = [(self, arguments)]
+        for group, table in groups:
+            for names, value in table.items():
+                if isinstance(value, dict):
+                    groups.append((self.add_argument_group(names), value))
+                    continue
+                text, keywords = value if isinstance(value, tuple) else (value, {})
+                *options, last = names.split()
+                if last.startswith("-"):  # an option without a metavar, and if it has no keywords, without a value
+                    group.add_argument(*options, last, **keywords or {"action": "store_true"}, help=text)
+                else:
+                    group.add_argument(*options or [last.lower()], metavar=last, **keywords, help=text)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see: {self.prog} --help)")
@@ -121,10 +133,9 @@ def overview() -> Parser:
         f"{purpose}:\n" + "".join(f"  {name:<{width}}  {summary}\n" for name, summary in commands.items()) + "\n"
         for purpose, commands in GROUPS.items()
     )
-    parser = Parser("regard", HELP, listing + EXIT_CODES)
+    version = {"action": "version", "version": f"regard {regard.__version__}"}
+    parser = Parser("regard", HELP, {"--version": ("show the version and exit", version)}, listing + EXIT_CODES)
     parser.usage = "regard [--version] [--debug] COMMAND ..."
-    version = f"regard {regard.__version__}"
-    parser.add_argument("--version", action="version", version=version, help="show the version and exit")
     return parser
 
 
@@ -142,25 +153,8 @@ def dispatch(arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}: {suggest(name, COMMANDS)}")
     command = cast(Command, importlib.import_module(COMMANDS[name][0]))
-    parser = Parser(f"regard {name}", command.__doc__ or "")
-    command.add_arguments(parser)
+    parser = Parser(f"regard {name}", command.__doc__ or "", command.ARGUMENTS)
     return command.run(parser.parse_all(arguments[at + 1 :])) or 0
-
-
-def describe(error: BaseException) -> tuple[int, str]:
-    """The exit code and the message for an uncaught error."""
-    first_line = next(iter(str(error).strip().splitlines()), "")
-    match error:
-        case UserError():
-            return 2, str(error)
-        case KeyboardInterrupt():
-            return 130, "interrupted"
-        case OSError(strerror=str(reason)):
-            names = [repr(str(name)) for name in (error.filename, error.filename2) if name is not None]
-            return 1, f"{reason}: {' -> '.join(names)}" if names else reason
-        case OSError():
-            return 1, first_line or type(error).__name__
-    return 1, f"{type(error).__name__}: {first_line} (unexpected; run again with --debug to see the traceback)"
 
 
 def report(error: BaseException, debug: bool) -> int:
@@ -169,8 +163,22 @@ def report(error: BaseException, debug: bool) -> int:
         import traceback
 
         traceback.print_exception(error)
-    code, line = describe(error)
-    print(f"error: {line}" if code != 130 else f"\n{line}", file=sys.stderr)
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    code, line = (
+        1,
+        f"error: {type(error).__name__}: {first_line} (unexpected; run again with --debug to see the traceback)",
+    )
+    match error:
+        case UserError():
+            code, line = 2, f"error: {error}"
+        case KeyboardInterrupt():
+            code, line = 130, "\ninterrupted"
+        case OSError(strerror=str(reason)):
+            names = [repr(str(name)) for name in (error.filename, error.filename2) if name is not None]
+            line = f"error: {reason}: {' -> '.join(names)}" if names else f"error: {reason}"
+        case OSError():
+            line = f"error: {first_line or type(error).__name__}"
+    print(line, file=sys.stderr)
     return code
 
 

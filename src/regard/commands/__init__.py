@@ -10,8 +10,11 @@ A command module is a `Command`; its docstring is the text of `regard NAME --hel
       regard NAME --option 3   a variation
     '''
 
-    def add_arguments(parser): ...   # options, with defaults in the help texts
-    def run(args): ...               # returns the exit code; None is success
+    ARGUMENTS = {...}    # name and metavar: help text with the default, or (help text, keywords of add_argument)
+    def run(args): ...   # returns the exit code; None is success
+
+In `ARGUMENTS`, "RUN" is the positional argument `args.run`, "-o --out FILE" an option with a value and "--json" one
+without; a nested table is a group of options with its title.
 
 Slow imports (torch, numpy, the rest of regard) belong inside `run`, so that `regard NAME --help` is fast. A command
 raises `UserError` for what the user can correct and does not catch other exceptions; `regard.cli` turns both into one
@@ -25,6 +28,12 @@ import json
 import unicodedata
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Protocol
+
+Arguments = dict[str, Any]
+RUN: Arguments = {"RUN": "folder of a trained model"}
+CPU: Arguments = {"--device NAME": ("cpu or cuda (default: cpu)", {"default": "cpu"})}
+GPU: Arguments = {"--device NAME": "cpu or cuda (default: cuda if available)"}
+REPEATABLE = {"action": "append", "default": []}
 
 
 def positive(text: str) -> int:
@@ -61,7 +70,6 @@ class Command(Protocol):
     """The interface of a command module."""
 
     __doc__: str | None
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    ARGUMENTS: Arguments
 
     def run(self, args: argparse.Namespace) -> int | None: ...

@@ -17,14 +17,14 @@ from collections import Counter
 from typing import Any
 
 from regard.commands import aligned
-from regard.commands.attention_options import NOTE, add_input, describe_output, open_look
+from regard.commands.attention_options import ATTENTION, NOTE, describe_output, open_look
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_input(parser)
-    parser.add_argument("--top", type=int, default=3, metavar="K", help="keys per token (default: 3)")
-    parser.add_argument("--each", action="store_true", help="every head by itself instead of their mean")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+ARGUMENTS = {
+    **ATTENTION,
+    "--top K": ("keys per token (default: 3)", {"type": int, "default": 3}),
+    "--each": "every head by itself instead of their mean",
+    "--json": "print JSON",
+}
 
 
 def run(args: argparse.Namespace) -> None:

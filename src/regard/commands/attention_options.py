@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.commands import CPU, Arguments
 from regard.errors import MissingExtra, UserError
 
 if TYPE_CHECKING:
@@ -21,33 +22,33 @@ NOTE = (
     "Switch a head off to see whether it matters:  --off PART.LAYER.HEAD"
 )
 
+# What `figure` and `attend` read: a model, its input, the attention to show and interventions
+ATTENTION: Arguments = {
+    "RUN": MODEL,
+    "INPUT": "the text, or the file of an image for a model that reads images",
+    "--target TEXT": "target text for an encoder-decoder (default: what it generates)",
+    **CPU,
+    "--part": ("which attention (default: cross, or the only one)", {"choices": ("encoder", "decoder", "cross")}),
+    "--layer N": ("which layer, from 0 on", {"type": int}),
+    "--head N": ("which head of that layer, from 0 on", {"type": int}),
+    "interventions: the output is printed with and without them": {
+        "--off HEAD": ("switch heads off, as PART.LAYER.HEAD: cross.1.3", {"nargs": "+", "default": []}),
+        "--skip LAYER": ("skip layers: decoder.1", {"nargs": "+", "default": []}),
+        "--future": "remove the causal mask",
+        "--temperature T": (
+            "of the softmax: below 1 sharper, above 1 flatter (default: 1)",
+            {"type": float, "default": 1.0},
+        ),
+        "--shuffle SEED": ("permute the positions of the tokens", {"type": int}),
+    },
+}
 
-def add_input(parser: argparse.ArgumentParser) -> None:
-    """What `figure` and `attend` read: a model, its input, the attention to show and interventions."""
-    add = parser.add_argument
-    add("run", metavar="RUN", help=MODEL)
-    add("input", metavar="INPUT", help="the text, or the file of an image for a model that reads images")
-    add("--target", metavar="TEXT", help="target text for an encoder-decoder (default: what it generates)")
-    add("--device", default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
-    add("--part", choices=("encoder", "decoder", "cross"), help="which attention (default: cross, or the only one)")
-    add("--layer", type=int, metavar="N", help="which layer, from 0 on")
-    add("--head", type=int, metavar="N", help="which head of that layer, from 0 on")
-    add = parser.add_argument_group("interventions: the output is printed with and without them").add_argument
-    add("--off", nargs="+", metavar="HEAD", default=[], help="switch heads off, as PART.LAYER.HEAD: cross.1.3")
-    add("--skip", nargs="+", metavar="LAYER", default=[], help="skip layers: decoder.1")
-    add("--future", action="store_true", help="remove the causal mask")
-    text = "of the softmax: below 1 sharper, above 1 flatter (default: 1)"
-    add("--temperature", type=float, default=1.0, metavar="T", help=text)
-    add("--shuffle", type=int, metavar="SEED", help="permute the positions of the tokens")
-
-
-def add_data(parser: argparse.ArgumentParser, required: bool) -> None:
-    """What `heads` and `prune` read: a model, and the data on which its heads are measured."""
-    add = parser.add_argument
-    add("run", metavar="RUN", help=MODEL)
-    add("--data", nargs="+", required=required, metavar="FILE", help="data on which the heads are measured")
-    add("--limit", type=int, default=200, metavar="N", help="number of examples (default: 200)")
-    add("--device", default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
+# What `heads` and `prune` read: a model, and how much of the data with which its heads are measured
+HEADS: Arguments = {
+    "RUN": MODEL,
+    "--limit N": ("number of examples (default: 200)", {"type": int, "default": 200}),
+    **CPU,
+}
 
 
 def progress(heads: Sequence[Any]) -> Any:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from regard.commands import positive
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of the run")
-    parser.add_argument("--last", type=positive, default=10, metavar="N", help="number of checkpoints (default: 10)")
+ARGUMENTS = {
+    "RUN": "folder of the run",
+    "--last N": ("number of checkpoints (default: 10)", {"type": positive, "default": 10}),
+}
 
 
 def run(args: argparse.Namespace) -> None:

@@ -14,29 +14,31 @@ from __future__ import annotations
 import argparse
 import sys
 
-from regard.commands.inputs import add_run, add_search, open_predictor, search_options
-from regard.commands.outputs import note, write_text
+from regard.commands import CPU, RUN
+from regard.commands.prediction import DECODING, SEARCH, note, open_predictor, write_text
 
-OPTIONS = ("beam", "n_best", "length_penalty", "max_length", "sample", "temperature", "seed")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser, "cpu", "image: file, caption, score, n_best")
-    parser.add_argument("files", metavar="FILE", nargs="+", help="images, or features")
-    parser.add_argument("--key", metavar="NAME", help="features: which tensor of a .safetensors, or row of an .npy")
-    add_search(parser, *OPTIONS)
+OPTIONS = (
+    "--beam N", "--n-best N", "--length-penalty A", "--max-length N", "--sample", "--temperature T", "--seed N"
+)  # fmt: skip
+ARGUMENTS = {
+    **RUN,
+    "FILE": ("images, or features", {"nargs": "+"}),
+    "--key NAME": "features: which tensor of a .safetensors, or row of an .npy",
+    **CPU,
+    "--json": "print one JSON object per image: file, caption, score, n_best",
+    DECODING: {name: SEARCH[name] for name in OPTIONS},
+}
 
 
 def run(args: argparse.Namespace) -> None:
     from regard.predict.captioner import Captioner
 
     captioner = open_predictor(args, Captioner)
-    config = captioner.configured(**search_options(args))
-    for at in range(0, len(args.files), captioner.BATCH):
-        files = args.files[at : at + captioner.BATCH]
-        predictions = captioner.predict(files, key=args.key, config=config, first=at)
+    for at in range(0, len(args.file), captioner.BATCH):
+        files = args.file[at : at + captioner.BATCH]
+        predictions = captioner.predict(files, key=args.key, first=at)
         for number, (file, prediction) in enumerate(zip(files, predictions, strict=True), start=at + 1):
             if prediction.note:
                 note(prediction.note)
-            write_text(args.json, number, prediction, config.n_best > 1, "caption", file=file)
+            write_text(args, number, prediction, captioner.config.n_best > 1, "caption", file=file)
         sys.stdout.flush()

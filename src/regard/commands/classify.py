@@ -14,31 +14,23 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
-from itertools import chain, islice
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from itertools import chain
 
-from regard.commands.inputs import GPU, add_run, open_predictor, progress, read_texts
-from regard.commands.outputs import note, opened, write_json, write_row
+from regard.commands import GPU, RUN
+from regard.commands.prediction import Input, note, open_predictor, opened, read_tables, read_texts, write
 from regard.errors import UserError
 from regard.files import name_some
 
-
-class Input(NamedTuple):
-    """A text, or the name of an image; of a table also the file and the row."""
-
-    text: str
-    file: str | None = None
-    row: int | None = None
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser, GPU, "text: text (or image), label, probabilities, file, row")
-    add = parser.add_argument
-    add("text", metavar="TEXT", nargs="*", help="texts to classify (default: standard input), or image files")
-    add("--files", nargs="+", metavar="FILE", help="read the texts from these files")
-    add("--column", metavar="NAME", help="column of a table with the text (default: the recipe's)")
-    add("-o", "--out", metavar="FILE", help="save to a file, which appears when it is complete")
+ARGUMENTS = {
+    **RUN,
+    "TEXT": ("texts to classify (default: standard input), or image files", {"nargs": "*"}),
+    "--files FILE": ("read the texts from these files", {"nargs": "+"}),
+    "--column NAME": "column of a table with the text (default: the recipe's)",
+    "-o --out FILE": "save to a file, which appears when it is complete",
+    **GPU,
+    "--json": "print one JSON object per text: text (or image), label, probabilities, file, row",
+}
 
 
 def run(args: argparse.Namespace) -> None:
@@ -53,61 +45,31 @@ def run(args: argparse.Namespace) -> None:
     if images and (not files or args.column is not None):
         raise UserError(f"{args.run}: reads images; pass image files, such as  classify {args.run} image.png")
     kind, truncated = "image" if images else "text", []
-    column = classifier.bundle.tables["data"].get("text")
-    chunks = iter([[Input(file) for file in files]]) if images else read_inputs(args, column, classifier.BATCH)
+    if images:
+        chunks: Iterable[list[Input]] = [[Input(file) for file in files]]
+    elif args.files:
+        column = classifier.bundle.tables["data"].get("text")
+        chunks = read_tables(args.files, args.column, str(column or "text"), classifier.BATCH)
+    else:
+        chunks = ([Input(line) for line in lines] for lines, _ in read_texts(args.text))
     with opened(args.out) as out:
         predicted = ((chunk, classifier.predict([one.text for one in chunk])) for chunk in chunks)
         first = next(predicted, ([], []))  # an error comes before the header of the table
         if not args.json:
-            write_row("label", *classifier.bundle.classes, kind, out=out)
+            write(args, {}, ("label", *classifier.bundle.classes, kind), out=out)
         for chunk, predictions in chain([first], predicted):
             for one, prediction in zip(chunk, predictions, strict=True):
                 if images and prediction.note:
                     note(f"{one.text}: {prediction.note}")
                 elif prediction.note:
                     truncated.append(prediction.note)
-                if args.json:
-                    row = {} if one.file is None else {"file": one.file, "row": one.row}
-                    result = {"label": prediction.label, "probabilities": prediction.probabilities}
-                    write_json({kind: one.text, **result, **row}, out)
-                else:
-                    write_row(prediction.label, *prediction.probabilities.values(), one.text, out=out)
+                where = {} if one.file is None else {"file": one.file, "row": one.row}
+                value = {"label": prediction.label, "probabilities": prediction.probabilities, **where}
+                row = (prediction.label, *prediction.probabilities.values(), one.text)
+                write(args, {kind: one.text, **value}, row, out=out)
             out.flush()
     if truncated:
         texts = "1 text was" if len(truncated) == 1 else f"{len(truncated):,} texts were"
         note(f"{texts} {truncated[0]}")
-    if not images and (named := [text for text in args.text if _names_file(text)]):
+    if not images and (named := [text for text in args.text if len(text.split()) == 1 and os.path.isfile(text)]):
         note(f"{name_some(named)}: the name of a file, and the name itself was classified; --files reads files")
-
-
-def _names_file(text: str) -> bool:
-    """Whether a text looks like the name of a file and is one."""
-    short = len(text.encode(errors="replace")) <= 255
-    return short and not any(map(str.isspace, text)) and os.path.isfile(text)
-
-
-def read_inputs(args: argparse.Namespace, column: Any, size: int) -> Iterator[list[Input]]:
-    """The texts of arguments, standard input or files, some at a time; `column` is the recipe's column of texts."""
-    from regard.data.sets import find_files
-    from regard.data.tables import read_rows, table_kind
-
-    if not args.files:
-        with progress(args.text) as bar:
-            for lines in read_texts(args.text, bar, len):
-                for at in range(0, len(lines), size):
-                    yield [Input(line) for line in lines[at : at + size]]
-        return
-    tables = [
-        read_rows(
-            [str(path)],
-            (args.column or str(column or "text"),),
-            kind="text" if args.column is None and table_kind(path) is None else None,
-            remedy="Name the column with --column",
-        )
-        for path in find_files(args.files)
-    ]
-    for table in tables:  # every file is read to its end before the first output
-        table.check()
-    inputs = (Input(row.cells[0], row.file, row.line) for row in chain.from_iterable(tables))
-    while chunk := list(islice(inputs, size)):
-        yield chunk

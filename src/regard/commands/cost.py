@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from regard.commands import aligned, show
+from regard.commands import REPEATABLE, aligned, show
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,19 +27,22 @@ if TYPE_CHECKING:
 
 Row = tuple[str, str, str]  # quantity, value, remark
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", nargs="?", metavar="MODEL", help="a preset, a recipe file or a model folder")
-    text = "tokens per row, of the source if there is a target (default: max_length, or the patches of an image)"
-    add("--seq", type=int, metavar="N", help=text)
-    add("--target-seq", type=int, metavar="N", help="target tokens per row (default: as --seq)")
-    add("--batch", type=int, default=1, metavar="B", help="rows (default: 1)")
-    text = "data type (default: bf16); training with 16 bits means mixed precision"
-    add("--dtype", choices=("bf16", "fp16", "fp32", "fp64"), default="bf16", help=text)
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting of the model; repeatable")
-    add("--json", action="store_true", help="print all values as JSON")
-    add("--list", action="store_true", help="list the presets with their parameters")
+ARGUMENTS = {
+    "MODEL": ("a preset, a recipe file or a model folder", {"nargs": "?"}),
+    "--seq N": (
+        "tokens per row, of the source if there is a target (default: max_length, or the patches of an image)",
+        {"type": int},
+    ),
+    "--target-seq N": ("target tokens per row (default: as --seq)", {"type": int}),
+    "--batch B": ("rows (default: 1)", {"type": int, "default": 1}),
+    "--dtype": (
+        "data type (default: bf16); training with 16 bits means mixed precision",
+        {"choices": ("bf16", "fp16", "fp32", "fp64"), "default": "bf16"},
+    ),
+    "--set NAME=VALUE": ("change a setting of the model; repeatable", REPEATABLE),
+    "--json": "print all values as JSON",
+    "--list": "list the presets with their parameters",
+}
 
 
 def run(args: argparse.Namespace) -> None:

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 ACTIONS = ("list", "get", "check")
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", metavar="ACTION", help="list, get or check")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="get: a data set; check: a recipe")
-    parser.add_argument("-o", "--out", metavar="DIR", help="get: the output folder (default: data/NAME)")
-    parser.add_argument("--data", metavar="DIR", help="check: the data folder (default: the folder of the recipe)")
-    parser.add_argument("--skip-bad-lines", action="store_true", help="check: count bad lines instead of stopping")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+ARGUMENTS = {
+    "ACTION": "list, get or check",
+    "NAME": ("get: a data set; check: a recipe", {"nargs": "?"}),
+    "-o --out DIR": "get: the output folder (default: data/NAME)",
+    "--data DIR": "check: the data folder (default: the folder of the recipe)",
+    "--skip-bad-lines": "check: count bad lines instead of stopping",
+    "--json": "print the result as JSON",
+}
 
 
 def run(args: argparse.Namespace) -> None:

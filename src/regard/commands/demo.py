@@ -21,21 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from regard.commands import aligned, positive
+from regard.commands import REPEATABLE, aligned, positive
 from regard.errors import program
 
 SHOWN = ("March 3rd, 2021", "three hundred forty-two thousand", "Friday, August 15th, 1947", "seven hundred five")
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("-o", "--out", metavar="DIR", default="runs/demo", help="folder of the run (default: runs/demo)")
-    add("--open", action="store_true", help="open the report in the browser")
-    add("--fresh", action="store_true", help="delete the earlier run in that folder first")
-    add("--steps", type=positive, metavar="N", help="training steps (default: 1000)")
-    add("--seed", type=int, metavar="N", help="seed of weights and data order (default: 1)")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="change the model: heads=1; repeatable")
-    add("--json", action="store_true", help="print the metrics as JSON")
+ARGUMENTS = {
+    "-o --out DIR": ("folder of the run (default: runs/demo)", {"default": "runs/demo"}),
+    "--open": "open the report in the browser",
+    "--fresh": "delete the earlier run in that folder first",
+    "--steps N": ("training steps (default: 1000)", {"type": positive}),
+    "--seed N": ("seed of weights and data order (default: 1)", {"type": int}),
+    "--set NAME=VALUE": ("change the model: heads=1; repeatable", REPEATABLE),
+    "--json": "print the metrics as JSON",
+}
 
 
 def run(args: argparse.Namespace) -> int:

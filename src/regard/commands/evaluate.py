@@ -17,25 +17,29 @@ from __future__ import annotations
 
 import argparse
 
-from regard.commands import show
+from regard.commands import GPU, RUN, show
 from regard.errors import UserError
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of a trained model")
-    parser.add_argument("--test", metavar="NAME", help="only this set of the recipe's [data] test, or valid")
-    text = """instead of the recipe's: two aligned files, or tables; text files or folders; folders with one folder per
-    class, or two idx files; of captions, a .jsonl table"""
-    parser.add_argument("--files", nargs="+", metavar="FILE", help=text)
-    pairs = parser.add_argument_group("translation")
-    pairs.add_argument("--beam", type=int, metavar="N", help="beam size of the search (default: the recipe's)")
-    text = "how BLEU splits words: 13a, intl, zh, char, ja-mecab, ko-mecab, none (default: what fits the references)"
-    pairs.add_argument("--tokenize", metavar="NAME", help=text)
-    language = parser.add_argument_group("language models")
-    language.add_argument("--context", type=int, metavar="N", help="tokens of context (default: as in training)")
-    language.add_argument("--stride", type=int, metavar="N", help="tokens by which it slides (default: context)")
-    parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
-    parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
+ARGUMENTS = {
+    **RUN,
+    "--test NAME": "only this set of the recipe's [data] test, or valid",
+    "--files FILE": (
+        "instead of the recipe's: two aligned files, or tables; text files or folders; folders with one folder per "
+        "class, or two idx files; of captions, a .jsonl table",
+        {"nargs": "+"},
+    ),
+    **GPU,
+    "--json": "print the metrics as JSON",
+    "translation": {
+        "--beam N": ("beam size of the search (default: the recipe's)", {"type": int}),
+        "--tokenize NAME": "how BLEU splits words: 13a, intl, zh, char, ja-mecab, ko-mecab, none (default: what fits "
+        "the references)",
+    },
+    "language models": {
+        "--context N": ("tokens of context (default: as in training)", {"type": int}),
+        "--stride N": ("tokens by which it slides (default: context)", {"type": int}),
+    },
+}
 
 
 def run(args: argparse.Namespace) -> None:

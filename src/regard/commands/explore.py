@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 
+from regard.commands import CPU
+
 
 def port_number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 <= int(text[:6]) <= 65535:
@@ -21,13 +23,14 @@ def port_number(text: str) -> int:
     return int(text)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run, a Hugging Face model, or a folder of several")
-    parser.add_argument("--text", help="the text to start with")
-    parser.add_argument("--link", metavar="URL", help="start with the state of a link copied from the page")
-    parser.add_argument("--port", type=port_number, default=0, help="default: 0, any free port")
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
-    parser.add_argument("--device", help="cpu or cuda (default: cpu)", default="cpu")
+ARGUMENTS = {
+    "RUN": "a run, a Hugging Face model, or a folder of several",
+    "--text TEXT": "the text to start with",
+    "--link URL": "start with the state of a link copied from the page",
+    "--port PORT": ("default: 0, any free port", {"type": port_number, "default": 0}),
+    "--no-browser": "only print the address",
+    **CPU,
+}
 
 
 def run(args: argparse.Namespace) -> None:

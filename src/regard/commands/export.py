@@ -18,13 +18,13 @@ from regard.errors import UserError
 if TYPE_CHECKING:
     from regard.interop import Difference
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="RUN", help="the Regard folder: recipe.toml and model.safetensors")
-    parser.add_argument("--hf", metavar="DIR", required=True, help="the Hugging Face folder to save to")
-    parser.add_argument("--check", action="store_true", help="load DIR with transformers and compare the outputs")
-    parser.add_argument("--force", action="store_true", help="replace DIR if it is a Hugging Face folder")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+ARGUMENTS = {
+    "RUN": "the Regard folder: recipe.toml and model.safetensors",
+    "--hf DIR": ("the Hugging Face folder to save to", {"required": True}),
+    "--check": "load DIR with transformers and compare the outputs",
+    "--force": "replace DIR if it is a Hugging Face folder",
+    "--json": "print the result as JSON",
+}
 
 
 def run(args: argparse.Namespace) -> None:
@@ -33,15 +33,15 @@ def run(args: argparse.Namespace) -> None:
     from regard.models.folder import weights_of
     from regard.tasks.registry import load
 
-    bundle = load(args.folder)
-    with staged(args.hf, marker="config.json", force=args.force, keep=args.folder) as fresh:
+    bundle = load(args.run)
+    with staged(args.hf, marker="config.json", force=args.force, keep=args.run) as fresh:
         family = export_folder(bundle.model, fresh, bundle.tokenizers, metadata=bundle.tables["hf"])
         difference = compare(bundle.model, fresh) if args.check else None
         report_check(difference)
         files = sorted(str(path.relative_to(fresh)) for path in fresh.rglob("*") if path.is_file())
     parameters = sum(tensor.numel() for tensor in weights_of(bundle.model).values())
     result = {"family": family, "parameters": parameters, "folder": args.hf, "files": files}
-    line = f"{family}, {parameters:,} parameters: {args.folder} -> {args.hf} ({', '.join(files)})"
+    line = f"{family}, {parameters:,} parameters: {args.run} -> {args.hf} ({', '.join(files)})"
     largest, summary = (difference.largest, [difference.summary]) if difference else (None, [])
     show(args.json, {**result, "difference": largest}, [line, *summary])
 

@@ -18,22 +18,22 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.commands.attention_options import NOTE, add_input, check_output, describe_output, image_file, open_look
+from regard.commands import REPEATABLE
+from regard.commands.attention_options import ATTENTION, NOTE, check_output, describe_output, image_file, open_look
 from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.explore.inside import Look
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_input(parser)
-    add = parser.add_argument
-    add("-o", "--out", required=True, metavar="FILE", help="output file: .png, .svg, .html or .json")
-    add("--grid", action="store_true", help="every head of every layer of that part")
-    add("--all", action="store_true", help="every part: .png and .svg become one file per part")
-    add("--query", metavar="POSITION", help="stages of one query (its position or its token); over an image: the query")
-    add("--zoom", type=float, default=2.0, metavar="X", help="pixels of a PNG per unit of the figure (2)")
-    add("--font", action="append", default=[], metavar="FILE", help="a font file for a PNG, besides the system's")
+ARGUMENTS = {
+    **ATTENTION,
+    "-o --out FILE": ("output file: .png, .svg, .html or .json", {"required": True}),
+    "--grid": "every head of every layer of that part",
+    "--all": "every part: .png and .svg become one file per part",
+    "--query POSITION": "stages of one query (its position or its token); over an image: the query",
+    "--zoom X": ("pixels of a PNG per unit of the figure (2)", {"type": float, "default": 2.0}),
+    "--font FILE": ("a font file for a PNG, besides the system's", REPEATABLE),
+}
 
 
 def run(args: argparse.Namespace) -> None:

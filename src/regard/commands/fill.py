@@ -12,32 +12,30 @@ import argparse
 import sys
 from itertools import chain
 
-from regard.commands import positive
-from regard.commands.inputs import GPU, add_run, open_predictor, progress, read_texts
-from regard.commands.outputs import write_json, write_row
+from regard.commands import GPU, RUN, positive
+from regard.commands.prediction import open_predictor, read_texts, write
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser, GPU, "text: text, masks")
-    parser.add_argument("text", metavar="TEXT", nargs="*", help="texts with <mask> in them (default: standard input)")
-    parser.add_argument("--top", type=positive, default=5, metavar="N", help="tokens for each mask (default: 5)")
+ARGUMENTS = {
+    **RUN,
+    "TEXT": ("texts with <mask> in them (default: standard input)", {"nargs": "*"}),
+    "--top N": ("tokens for each mask (default: 5)", {"type": positive, "default": 5}),
+    **GPU,
+    "--json": "print one JSON object per text: text, masks",
+}
 
 
 def run(args: argparse.Namespace) -> None:
     from regard.predict.mask_predictor import MaskPredictor
 
     predictor = open_predictor(args, MaskPredictor)
-    with progress(args.text) as bar:
-        pieces = read_texts(args.text, bar, lambda lines: [predictor.encode(text) for text in lines])
-        first = next(pieces, [])  # an error comes before the header of the table
-        if not args.json:
-            write_row("text", "mask", "rank", "token", "probability")
-        for number, text in enumerate(chain(first, chain.from_iterable(pieces)), 1):
-            prediction = predictor.predict([text], top=args.top)[0]
-            if args.json:
-                write_json({"text": text, **prediction.to_dict()})
-                continue
-            for mask, candidates in enumerate(prediction.masks, 1):
-                for rank, candidate in enumerate(candidates, 1):
-                    write_row(number, mask, rank, candidate.token, candidate.probability)
-            sys.stdout.flush()
+    pieces = (lines for lines, _ in read_texts(args.text, lambda lines: [predictor.encode(text) for text in lines]))
+    first = next(pieces, [])  # an error comes before the header of the table
+    if not args.json:
+        write(args, {}, ("text", "mask", "rank", "token", "probability"))
+    for number, text in enumerate(chain(first, chain.from_iterable(pieces)), 1):
+        prediction = predictor.predict([text], top=args.top)[0]
+        masks = enumerate(prediction.masks, 1)
+        ranked = ((mask, rank, one) for mask, candidates in masks for rank, one in enumerate(candidates, 1))
+        rows = [(number, mask, rank, one.token, one.probability) for mask, rank, one in ranked]
+        write(args, {"text": text, **prediction.to_dict()}, *rows)
+        sys.stdout.flush()

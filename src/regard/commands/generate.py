@@ -13,29 +13,38 @@ examples:
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.commands.inputs import GPU, add_run, add_search, open_predictor, read_prompt, search_options
-from regard.commands.outputs import note, write_json
+from regard.commands import GPU, REPEATABLE, RUN, positive
+from regard.commands.prediction import DECODING, SEARCH, note, open_predictor, write
 from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.predict.generator import Sample, Token
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser, GPU, "sample: text, tokens with log-probabilities, why it ended")
-    add = parser.add_argument
-    add("prompt", metavar="PROMPT", nargs="?", help="the text to continue (default: standard input)")
-    add("--prompt-file", metavar="FILE", help="read the prompt from a file")
-    add("--begin", action="store_true", help="start a new document; the prompt may then be empty")
-    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
-    add("--context", type=int, metavar="N", help="tokens attended to (default: as many as in training)")
-    text = "when the context is full: stop, or slide: drop the older half and continue (default: stop)"
-    add("--overflow", default="stop", metavar="HOW", help=text)
-    names = ("temperature", "top_k", "top_p", "seed", "no_repeat_ngram")
-    add_search(parser, *names, n_best="samples", max_length="max_tokens")
+SAMPLING = ("--temperature T", "--top-k K", "--top-p P", "--seed N", "--no-repeat-ngram N")
+ARGUMENTS = {
+    **RUN,
+    "PROMPT": ("the text to continue (default: standard input)", {"nargs": "?"}),
+    "--prompt-file FILE": "read the prompt from a file",
+    "--begin": "start a new document; the prompt may then be empty",
+    "--stop TEXT": ("end before this text; repeatable", REPEATABLE),
+    "--context N": ("tokens attended to (default: as many as in training)", {"type": int}),
+    "--overflow HOW": (
+        "when the context is full: stop, or slide: drop the older half and continue (default: stop)",
+        {"default": "stop"},
+    ),
+    **GPU,
+    "--json": "print one JSON object per sample: text, tokens with log-probabilities, why it ended",
+    DECODING: {
+        **{name: SEARCH[name] for name in SAMPLING},
+        "--samples N": ("continuations of the prompt (1)", {"type": positive, "dest": "n_best"}),
+        "--max-tokens N": ("most tokens of a continuation (200)", {"type": positive, "dest": "max_length"}),
+    },
+}
 
 
 def run(args: argparse.Namespace) -> None:
@@ -44,15 +53,14 @@ def run(args: argparse.Namespace) -> None:
     if "" in args.stop:
         raise UserError("--stop '': every text contains the empty text; pass at least one character")
     generator = open_predictor(args, Generator)
-    config, tokenizer = generator.configured(**search_options(args)), generator.tokenizer
+    tokenizer = generator.tokenizer
     prompt = read_prompt(args.prompt, args.prompt_file, args.begin)
     if tokenizer.unk is not None and (unknown := tokenizer.encode(prompt).count(tokenizer.unk)):
         tokens = "1 token of the prompt is" if unknown == 1 else f"{unknown} tokens of the prompt are"
         note(f"{tokens} not in the model's vocabulary")
-    stream = generator.stream(
-        [prompt], config=config, stops=args.stop, overflow=args.overflow, begin=args.begin, context=args.context
-    )
-    samples = [Sample() for _ in range(config.n_best)]
+    options = {"stops": args.stop, "overflow": args.overflow, "begin": args.begin, "context": args.context}
+    stream = generator.stream([prompt], **options)
+    samples = [Sample() for _ in range(generator.config.n_best)]
     if not args.json:
         print_samples(prompt, samples, stream)
         if any(sample.ended == "context" for sample in samples):
@@ -63,10 +71,27 @@ def run(args: argparse.Namespace) -> None:
     for number, sample in enumerate(samples, 1):
         rows = zip(sample.ids, sample.log_probabilities, strict=True)
         tokens_of = [{"id": id, "token": tokenizer.token(id), "log_probability": value} for id, value in rows]
-        write_json({
+        write(args, {
             "sample": number, "prompt": prompt, "text": sample.text, "ended": sample.ended,
             "log_probability": sum(sample.log_probabilities), "tokens": tokens_of,
         })  # fmt: skip
+
+
+def read_prompt(prompt: str | None, file: str | None, may_be_empty: bool) -> str:
+    """The whole text of an argument, a file or standard input, line ends included."""
+    if prompt is not None and file is not None:
+        raise UserError(f"--prompt-file {file}: there is a PROMPT too; pass one of them")
+    if prompt is None and file is None and (may_be_empty or sys.stdin is None or sys.stdin.isatty()):
+        return ""
+    name = "PROMPT" if prompt is not None else file or "standard input"
+    try:
+        if prompt is not None:
+            return prompt.encode(errors="surrogateescape").decode()  # the shell may pass bytes of another encoding
+        return (Path(file).read_bytes() if file else sys.stdin.buffer.read()).decode()
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name}: byte {error.start + 1} is not UTF-8 text; convert it first") from None
 
 
 def print_samples(prompt: str, samples: Sequence[Sample], stream: Iterable[Token]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.commands import aligned
-from regard.commands.attention_options import add_data, check_output, image_file, progress
+from regard.commands.attention_options import HEADS, check_output, image_file, progress
 
 if TYPE_CHECKING:
     from regard.explore.heads import HeadMetrics
@@ -37,14 +37,14 @@ NOTE = (
     "redundant heads all seem unimportant, so use regard prune to measure what a set of heads contributes."
 )
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_data(parser, required=True)
-    add = parser.add_argument
-    add("--no-loss", action="store_true", help="do not switch heads off one by one")
-    add("--sort", choices=ORDERS, default="position", help="order of the rows (position)")
-    add("-o", "--out", metavar="FILE", help="write .html, .json, or the maps as .svg or .png")
-    add("--json", action="store_true", help="print JSON instead of the table")
+ARGUMENTS = {
+    **HEADS,
+    "--data FILE": ("data on which the heads are measured", {"nargs": "+", "required": True}),
+    "--no-loss": "do not switch heads off one by one",
+    "--sort": ("order of the rows (position)", {"choices": ORDERS, "default": "position"}),
+    "-o --out FILE": "write .html, .json, or the maps as .svg or .png",
+    "--json": "print JSON instead of the table",
+}
 
 
 def run(args: argparse.Namespace) -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 from regard.commands import show
 from regard.commands.export import report_check
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="the Hugging Face folder")
-    parser.add_argument("-o", "--out", metavar="RUN", help="the output folder (default: runs/NAME of DIR)")
-    parser.add_argument("--check", action="store_true", help="also load DIR with transformers and compare the outputs")
-    parser.add_argument("--force", action="store_true", help="replace RUN if it is a Regard folder")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+ARGUMENTS = {
+    "DIR": "the Hugging Face folder",
+    "-o --out RUN": "the output folder (default: runs/NAME of DIR)",
+    "--check": "also load DIR with transformers and compare the outputs",
+    "--force": "replace RUN if it is a Regard folder",
+    "--json": "print the result as JSON",
+}
 
 
 def run(args: argparse.Namespace) -> None:
@@ -30,10 +30,10 @@ def run(args: argparse.Namespace) -> None:
     from regard.models import folder as runs
     from regard.tasks.registry import task_for
 
-    imported = read_folder(args.folder)
-    output = Path(args.out) if args.out else Path("runs") / Path(args.folder).resolve().name
-    with staged(output, marker=runs.RECIPE, force=args.force, keep=args.folder) as fresh:
-        difference = compare(imported.model, args.folder) if args.check else None
+    imported = read_folder(args.dir)
+    output = Path(args.out) if args.out else Path("runs") / Path(args.dir).resolve().name
+    with staged(output, marker=runs.RECIPE, force=args.force, keep=args.dir) as fresh:
+        difference = compare(imported.model, args.dir) if args.check else None
         report_check(difference)
         task = task_for(imported.model.config)
         recipe = {name: value for name, value in (("task", task), ("hf", imported.metadata)) if value}
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
         files = sorted(path.name for path in fresh.iterdir())
     parameters = sum(tensor.numel() for tensor in runs.weights_of(imported.model).values())
     family, unused = imported.family, imported.unused
-    lines = [f"{family}, {parameters:,} parameters: {args.folder} -> {output} ({', '.join(files)})"]
+    lines = [f"{family}, {parameters:,} parameters: {args.dir} -> {output} ({', '.join(files)})"]
     if unused:
         lines.append(f"skipped, since the model does not use them: {', '.join(unused)}")
     if not imported.tokenizers and imported.model.config.input == "tokens":

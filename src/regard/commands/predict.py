@@ -14,26 +14,27 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.commands import positive
-from regard.commands.inputs import add_run, open_predictor
-from regard.commands.outputs import note, write_json
+from regard.commands import CPU, RUN, positive
+from regard.commands.prediction import note, open_predictor, read_texts, write
 from regard.errors import UserError
 from regard.files import name_some
 
 if TYPE_CHECKING:
     from regard.predict.regressor import Regressor
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser, "cpu", "sequence: source, predicted")
-    parser.add_argument("numbers", metavar="NUMBERS", nargs="*", help="a sequence, such as '1 2 3' (default: input)")
-    add = parser.add_argument
-    add("--file", metavar="FILE", help="a time series, .csv or .tsv with a header: its last steps are read")
-    add("--steps", type=positive, metavar="N", help="how many numbers to predict")
-    add("--digits", type=int, choices=range(16), default=4, metavar="N", help="digits after the decimal point (4)")
+ARGUMENTS = {
+    **RUN,
+    "NUMBERS": ("a sequence, such as '1 2 3' (default: input)", {"nargs": "*"}),
+    "--file FILE": "a time series, .csv or .tsv with a header: its last steps are read",
+    "--steps N": ("how many numbers to predict", {"type": positive}),
+    "--digits N": ("digits after the decimal point (4)", {"type": int, "choices": range(16), "default": 4}),
+    **CPU,
+    "--json": "print one JSON object per sequence: source, predicted",
+}
 
 
 def run(args: argparse.Namespace) -> None:
@@ -50,18 +51,17 @@ def run(args: argparse.Namespace) -> None:
     name, outside, longest = "NUMBERS" if args.numbers else "standard input, line", list[float](), 0
     for number, text in enumerate(args.numbers, 1):  # an error comes before the first output
         parse(f"{name} {number}", text)
-    for number, text in enumerate(args.numbers or sys.stdin or (), 1):
-        if not text.strip():  # each line of input gives one line of output
-            write_json({"source": [], "predicted": []}) if args.json else print()
-            continue
-        source = parse(f"{name} {number}", text)
-        predicted = regressor.predict([source], steps=args.steps)[0].series
-        outside += regressor.out_of_range(regressor.as_series(source))[0]
-        longest = max(longest, len(source), len(predicted))
-        if args.json:
-            write_json({"source": source, "predicted": predicted})
-        else:
-            print(" ".join(f"{value:.{args.digits}f}" for value in predicted), flush=True)
+    texts = chain.from_iterable(lines for lines, _ in read_texts(args.numbers))
+    for number, text in enumerate(texts, 1):
+        source, predicted = list[float](), list[float]()
+        if text.strip():  # each line of input gives one line of output
+            source = parse(f"{name} {number}", text)
+            predicted = regressor.predict([source], steps=args.steps)[0].series
+            outside += regressor.out_of_range(regressor.as_series(source))[0]
+            longest = max(longest, len(source), len(predicted))
+        row = (" ".join(f"{value:.{args.digits}f}" for value in predicted),)
+        write(args, {"source": source, "predicted": predicted}, row)
+        sys.stdout.flush()
     warn(regressor, [outside], ("",), longest)
 
 
@@ -109,9 +109,6 @@ def predict_table(args: argparse.Namespace, regressor: Regressor) -> None:
     except UserError as error:
         raise UserError(f"{args.file}: {error}") from None
     warn(regressor, regressor.out_of_range(series), channels, max(len(series), len(predicted)))
-    if args.json:
-        write_json({"channels": list(channels), "predicted": predicted.tolist()})
-        return
-    print(",".join(channels))
-    for step in predicted.tolist():
-        print(",".join(f"{value:.{args.digits}f}" for value in step))
+    steps = predicted.tolist()
+    rows = [(",".join(f"{value:.{args.digits}f}" for value in step),) for step in steps]
+    write(args, {"channels": list(channels), "predicted": steps}, (",".join(channels),), *rows)

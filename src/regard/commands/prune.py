@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from regard.commands import positive
-from regard.commands.attention_options import add_data, progress, read_head
+from regard.commands.attention_options import HEADS, progress, read_head
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,18 +31,19 @@ def fraction(text: str) -> float | int:
     raise argparse.ArgumentTypeError(f"{text!r}: give a percentage between 0% and 100%, or a whole number of heads")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_data(parser, required=False)
-    parser.add_argument("-o", "--out", required=True, metavar="NEW", help="folder of the smaller model")
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--heads", nargs="+", metavar="HEAD", help="heads to remove, as PART.LAYER.HEAD: cross.1.0")
-    text = "the least important: 40%%, or a number of heads"
-    which.add_argument("--least", type=fraction, metavar="FRACTION", help=text)
-    text = "measure of importance: the loss without the head (default), or the gradient at its gate"
-    parser.add_argument("--by", choices=("loss", "gradient"), default="loss", help=text)
-    text = "rounds of measuring and removing (default: 4)"
-    parser.add_argument("--rounds", type=positive, default=4, metavar="N", help=text)
-    parser.add_argument("--force", action="store_true", help="replace an existing folder")
+ARGUMENTS = {
+    **HEADS,
+    "--data FILE": ("data on which the heads are measured", {"nargs": "+"}),
+    "-o --out NEW": ("folder of the smaller model", {"required": True}),
+    "--heads HEAD": ("heads to remove, as PART.LAYER.HEAD: cross.1.0", {"nargs": "+"}),
+    "--least FRACTION": ("the least important: 40%%, or a number of heads", {"type": fraction}),
+    "--by": (
+        "measure of importance: the loss without the head (default), or the gradient at its gate",
+        {"choices": ("loss", "gradient"), "default": "loss"},
+    ),
+    "--rounds N": ("rounds of measuring and removing (default: 4)", {"type": positive, "default": 4}),
+    "--force": "replace an existing folder",
+}
 
 
 def run(args: argparse.Namespace) -> None:
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> None:
     from regard.models.prune import prune
     from regard.models.recipe import RECIPE
 
+    if (args.heads is None) == (args.least is None):
+        raise UserError("--heads names the heads to remove, --least how many: pass one of them")
     if args.least is not None and not args.data:
         raise UserError("--least: importance is measured on data; give --data FILE")
     inside = Inside.open(args.run, args.device)

@@ -10,15 +10,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from regard.commands import GPU
 from regard.commands.train import train_folder
 from regard.errors import UserError
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of the run")
-    parser.add_argument("--data", metavar="DIR", help="folder of the data files, where they have moved")
-    parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
-    parser.add_argument("--json", action="store_true", help="print the final metrics as JSON")
+ARGUMENTS = {
+    "RUN": "folder of the run",
+    "--data DIR": "folder of the data files, where they have moved",
+    **GPU,
+    "--json": "print the final metrics as JSON",
+}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,14 +18,14 @@ from regard.errors import UserError
 
 HEADERS = ("run", "task", "steps", "seconds", "loss", "best", "test")
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", nargs="?", default="runs", help="where the runs are (default: runs)")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+ARGUMENTS = {
+    "DIR": ("where the runs are (default: runs)", {"nargs": "?", "default": "runs"}),
+    "--json": "print everything as JSON",
+}
 
 
 def run(args: argparse.Namespace) -> None:
-    folder = Path(args.folder)
+    folder = Path(args.dir)
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder; name the one that holds the runs")
     runs = [run for path in sorted(folder.iterdir()) if (run := read(path)) is not None]

@@ -20,22 +20,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.commands import GPU, REPEATABLE
 from regard.errors import MissingFiles, UserError, program
 
 if TYPE_CHECKING:
     from regard.training.distributed import Workers
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("recipe", metavar="RECIPE", help="TOML file with [data], [model], [train], …")
-    add("-o", "--out", metavar="RUN", help="folder of the run (default: runs/NAME-OF-THE-RECIPE)")
-    add("--data", metavar="DIR", help="folder of the data, or sample:NAME (default: the recipe's)")
-    add("--set", action="append", default=[], metavar="TABLE.NAME=VALUE", help="change a setting; repeatable")
-    add("--smoke", action="store_true", help="the recipe's small form, on sample data: a test of a minute")
-    add("--skip-bad-lines", action="store_true", help="skip unusable lines of the data, with a note")
-    add("--device", help="cpu or cuda (default: cuda where there is one)")
-    add("--json", action="store_true", help="print the final metrics as JSON")
+ARGUMENTS = {
+    "RECIPE": "TOML file with [data], [model], [train], …",
+    "-o --out RUN": "folder of the run (default: runs/NAME-OF-THE-RECIPE)",
+    "--data DIR": "folder of the data, or sample:NAME (default: the recipe's)",
+    "--set TABLE.NAME=VALUE": ("change a setting; repeatable", REPEATABLE),
+    "--smoke": "the recipe's small form, on sample data: a test of a minute",
+    "--skip-bad-lines": "skip unusable lines of the data, with a note",
+    **GPU,
+    "--json": "print the final metrics as JSON",
+}
 
 
 def run(args: argparse.Namespace) -> int:

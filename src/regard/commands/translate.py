@@ -13,35 +13,27 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
-from regard.commands import positive
-from regard.commands.inputs import SEARCH, add_run, add_search, open_predictor, progress, read_texts, search_options
-from regard.commands.outputs import write_text
+from regard.commands import CPU, RUN, positive
+from regard.commands.prediction import DECODING, SEARCH, open_predictor, read_texts, write_text
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser, "cpu", "line: source, translation, score, n_best")
-    add = parser.add_argument
-    add("text", metavar="TEXT", nargs="*", help="lines to translate (default: standard input)")
-    add("--batch", type=positive, default=128, metavar="N", help="lines decoded together (default: 128)")
-    add_search(parser, *SEARCH)
+ARGUMENTS = {
+    **RUN,
+    "TEXT": ("lines to translate (default: standard input)", {"nargs": "*"}),
+    "--batch N": ("lines decoded together (default: 128)", {"type": positive, "default": 128}),
+    **CPU,
+    "--json": "print one JSON object per line: source, translation, score, n_best",
+    DECODING: SEARCH,
+}
 
 
 def run(args: argparse.Namespace) -> None:
     from regard.predict.translator import Translator
 
-    translator = open_predictor(args, Translator)
-    config = translator.configured(**search_options(args))
-    done = 0
-    with progress(args.text) as bar:
-        for lines in read_texts(args.text, bar):
-
-            def count(rows: Sequence[int], lines: Sequence[str] = lines) -> None:
-                bar.update(sum(len(lines[row].encode()) for row in rows))
-
-            predictions = translator.predict(lines, batch=args.batch, config=config, first=done, done=count)
-            for number, (line, prediction) in enumerate(zip(lines, predictions, strict=True), start=done + 1):
-                write_text(args.json, number, prediction, config.n_best > 1, "translation", source=line)
-            sys.stdout.flush()
-            done += len(lines)
+    translator, done = open_predictor(args, Translator), 0
+    for lines, count in read_texts(args.text):
+        predictions = translator.predict(lines, batch=args.batch, first=done, done=count)
+        for number, (line, prediction) in enumerate(zip(lines, predictions, strict=True), start=done + 1):
+            write_text(args, number, prediction, translator.config.n_best > 1, "translation", source=line)
+        sys.stdout.flush()
+        done += len(lines)
