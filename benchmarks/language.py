@@ -48,7 +48,7 @@ from training import LeftOut, ceiling, prepare
 
 from regard.data.streams import Blocks
 from regard.errors import UserError
-from regard.interop import config_to_hf
+from regard.interop.convert import config_to_hf
 from regard.models import ModelConfig, build
 from regard.models.presets import preset
 from regard.tasks.language_modeling import next_token

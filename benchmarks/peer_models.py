@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.interop import config_to_hf
+from regard.interop.convert import config_to_hf
 from regard.models import ModelConfig
 from regard.nn.position import Sinusoidal
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.interop import config_to_hf, weights_to_hf
+from regard.interop.convert import config_to_hf, weights_to_hf
 from regard.models import EncoderDecoder, ModelConfig, Recurrent
 from regard.models.folder import weights_of
 from regard.nn.trace import trace

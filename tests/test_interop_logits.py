@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from regard.interop import config_from_hf, export_folder, read_folder
+from regard.interop import export_folder, read_folder
+from regard.interop.convert import config_from_hf
 from regard.models import folder as run
 from regard.models.config import ModelConfig
 from regard.models.transformer import build

@@ -12,7 +12,7 @@ import regard
 from regard.cost import cost
 from regard.cost.operations import count_parameters
 from regard.errors import UserError
-from regard.interop import config_to_hf
+from regard.interop.convert import config_to_hf
 from regard.models import ModelConfig, build
 from regard.models.prune import prune
 from regard.nn.multihead import HeadList

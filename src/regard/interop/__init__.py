@@ -10,27 +10,6 @@ and reports the largest difference.
 """
 
 from regard.interop.check import Difference, compare
-from regard.interop.convert import (
-    FAMILIES,
-    config_from_hf,
-    config_to_hf,
-    family_of,
-    weights_from_hf,
-    weights_to_hf,
-)
 from regard.interop.folder import Imported, export_folder, import_folder, read_folder
 
-__all__ = [
-    "FAMILIES",
-    "Difference",
-    "Imported",
-    "compare",
-    "config_from_hf",
-    "config_to_hf",
-    "export_folder",
-    "family_of",
-    "import_folder",
-    "read_folder",
-    "weights_from_hf",
-    "weights_to_hf",
-]
+__all__ = ["Difference", "Imported", "compare", "export_folder", "import_folder", "read_folder"]

@@ -78,48 +78,35 @@ def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[
         ids = torch.randint(vocab_size, (3, longest), generator=generator)
         return ids, torch.arange(longest) < torch.tensor([longest, (longest + 1) // 2, 1])[:, None]
 
+    is_real: Any = slice(None)
     match model:
         case EncoderDecoder() | Recurrent():
             source, source_is_real = tokens(config.vocab_size or 0)
-            target, target_is_real = tokens(config.target_size)
+            target, is_real = tokens(config.target_size)
+            inputs: tuple[Any, ...] = (source, target, source_is_real, is_real)
             out = peer(
                 input_ids=source, attention_mask=source_is_real.long(),
-                decoder_input_ids=target, decoder_attention_mask=target_is_real.long(),
+                decoder_input_ids=target, decoder_attention_mask=is_real.long(),
             )  # fmt: skip
-            logits = model(source, target, source_is_real, target_is_real)
-            return [(logits[target_is_real], _logits(out, peer)[target_is_real])]
         case Decoder():
             ids, is_real = tokens(config.vocab_size or 0)
-            out = peer(input_ids=ids, attention_mask=is_real.long())
-            return [(model(ids, is_real)[is_real], _logits(out, peer)[is_real])]
+            inputs, out = (ids, is_real), peer(input_ids=ids, attention_mask=is_real.long())
         case Encoder() if config.input == "patches":
             shape = (3, config.channels, config.image_size, config.image_size)
             images = torch.randn(shape, generator=generator)
-            return _encoded(model, (images,), peer(pixel_values=images), None)
+            inputs, out = (images,), peer(pixel_values=images)
         case Encoder():
             ids, is_real = tokens(config.vocab_size or 0)
             types = torch.randint(max(1, config.token_types), ids.shape, generator=generator)
+            inputs = (ids, is_real, types if config.token_types else None)
             out = peer(input_ids=ids, attention_mask=is_real.long(), token_type_ids=types)
-            return _encoded(model, (ids, is_real, types if config.token_types else None), out, is_real)
-
-
-def _logits(out: Any, peer: Any) -> Tensor:
-    """Logits; without an output layer, computed with the input embeddings, as Regard does."""
-    if "logits" in out:
-        logits: Tensor = out.logits
-        return logits
-    states: Tensor = out.last_hidden_state
-    return states @ peer.get_input_embeddings().weight.T
-
-
-def _encoded(model: Encoder, inputs: tuple[Any, ...], out: Any, is_real: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    real: Any = slice(None) if is_real is None else is_real
     logits = out.get("logits", out.get("prediction_logits"))  # the second in BertForPreTraining
     if logits is not None:
-        keep = real if model.config.output_head == "tokens" else slice(None)
+        keep = is_real if config.output_head == "tokens" else slice(None)
         return [(model(*inputs)[keep], logits[keep])]
-    states = model.encode(*inputs)
-    pairs = [(states[real], out.last_hidden_state[real])]
-    if model.pooler is not None:
-        pairs.append((model.pooled(states), out.pooler_output))
-    return pairs
+    states = out.last_hidden_state[is_real]
+    if not isinstance(model, Encoder):  # no output layer: logits with the input embeddings, as Regard computes them
+        return [(model(*inputs)[is_real], states @ peer.get_input_embeddings().weight.T)]
+    own = model.encode(*inputs)
+    pooled = [] if model.pooler is None else [(model.pooled(own), out.pooler_output)]
+    return [(own[is_real], states), *pooled]

@@ -72,11 +72,10 @@ def config_from_hf(hf: Json, tensors: Mapping[str, Tensor] | None = None) -> Mod
 def weights_from_hf(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[Tensors, list[str]]:
     """The tensors of our model, each once, and the names of theirs that it does not use."""
     family = family_of(config)
-    tensors = _without_prefix(family, tensors)
-    family.check(config, tensors)
+    theirs = family.prepare(config, _without_prefix(family, tensors))
     with torch.device("meta"):
         shapes = weights_of(build(config))
-    return rules.from_hf(family.rules(config), family.drop_copies(config, tensors), shapes, family.unused)
+    return rules.from_hf(family.rules(config), theirs, shapes, family.unused)
 
 
 def _without_prefix(family: Family, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -114,7 +113,7 @@ def weights_to_hf(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Tensors
     family = family_of(config)
     theirs = rules.to_hf(family.rules(config), family.reorder(config, dict(tensors)))
     example = next(iter(theirs.values()))
-    theirs.update({name: example.new_zeros(shape) for name, shape in family.zeros(config).items()})
-    theirs.update({copy: theirs[original].clone() for copy, original in family.written_copies(config).items()})
+    for name, content in family.additions(config).items():
+        theirs[name] = theirs[content].clone() if isinstance(content, str) else example.new_zeros(content)
     prefix = "" if config.output_head in ("none", "pooled") else family.prefix
     return {name if name.startswith(family.unprefixed) else prefix + name: tensor for name, tensor in theirs.items()}

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import torch
 
 from regard.errors import UserError
-from regard.interop.family import ACTIVATION_NAMES, Family, Json, equal, is_tied, read_activation
+from regard.interop.family import ACTIVATION_NAMES, Additions, Family, Json, equal, is_tied, read_activation
 from regard.interop.rules import Rule, Tensors, layer, linear, rows, same, squeeze
 from regard.models.config import ModelConfig
 from regard.nn.position import Sinusoidal
@@ -54,22 +54,30 @@ STREAM = {
 }  # fmt: skip
 
 
-def infer_sharing(hf: Json, tensors: Tensors | None) -> Json:
-    """Which of the three matrices (source and target embedding, output layer) are shared."""
-    share = hf.get("share_encoder_decoder_embeddings", True)
-    if tensors is None:
-        return {"share_embeddings": share, "tie_embeddings": is_tied(hf, tensors, OUTPUT, SHARED)}
-    source, target = (name if name in tensors else SHARED for name in (SOURCE, TARGET))
-    share = share and equal(tensors, source, target)
-    return {"share_embeddings": share, "tie_embeddings": is_tied(hf, tensors, OUTPUT, target)}
+class EncoderDecoderFamily(Family):
+    """Which of three matrices (source and target embedding, output layer) are shared."""
+
+    def rules(self, config: ModelConfig) -> Iterator[Rule]:
+        yield same("source_embedding.tokens.weight", SHARED if config.share_embeddings else SOURCE)
+        if not config.share_embeddings:
+            yield same("target_embedding.tokens.weight", TARGET)
+        if not config.tie_embeddings:
+            yield same("output_head.project.weight", OUTPUT)
+
+    def infer(self, hf: Json, tensors: Tensors | None, architecture: str) -> Json:
+        share = hf.get("share_encoder_decoder_embeddings", True)
+        if tensors is None:
+            return {"share_embeddings": share, "tie_embeddings": is_tied(hf, tensors, OUTPUT, SHARED)}
+        source, target = (name if name in tensors else SHARED for name in (SOURCE, TARGET))
+        share = share and equal(tensors, source, target)
+        return {"share_embeddings": share, "tie_embeddings": is_tied(hf, tensors, OUTPUT, target)}
+
+    def copies(self, config: ModelConfig) -> dict[str, str]:
+        shared = {SOURCE: SHARED, TARGET: SHARED} if config.share_embeddings else {}
+        return {**shared, OUTPUT: SHARED if config.share_embeddings else TARGET} if config.tie_embeddings else shared
 
 
-def embedding_copies(config: ModelConfig) -> dict[str, str]:
-    shared = {SOURCE: SHARED, TARGET: SHARED} if config.share_embeddings else {}
-    return {**shared, OUTPUT: SHARED if config.share_embeddings else TARGET} if config.tie_embeddings else shared
-
-
-class BART(Family):
+class BART(EncoderDecoderFamily):
     model_type = "bart"
     name = "BART"
     architectures: ClassVar[tuple[str, ...]] = ("BartForConditionalGeneration", "BartModel")
@@ -101,11 +109,7 @@ class BART(Family):
     unused = SHARED  # if the source and target embeddings differ from it
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
-        yield same("source_embedding.tokens.weight", SHARED if config.share_embeddings else SOURCE)
-        if not config.share_embeddings:
-            yield same("target_embedding.tokens.weight", TARGET)
-        if not config.tie_embeddings:
-            yield same("output_head.project.weight", OUTPUT)
+        yield from super().rules(config)
         if config.logit_bias:
             yield squeeze("output_head.bias", BIAS)
         for stack, count in (("encoder", config.layers), ("decoder", config.decoder_layers or config.layers)):
@@ -125,7 +129,7 @@ class BART(Family):
                     f"only that of the encoder, {encoder!r}, is"
                 )
         bias = architecture == self.architectures[0] and (tensors is None or BIAS in tensors)
-        return {**infer_sharing(hf, tensors), "logit_bias": bias}
+        return {**super().infer(hf, tensors, architecture), "logit_bias": bias}
 
     def implied(self, config: ModelConfig) -> Json:
         shared = {"share_embeddings": True} if config.tie_embeddings else {}
@@ -140,17 +144,12 @@ class BART(Family):
             "is_encoder_decoder": True,
         }
 
-    def copies(self, config: ModelConfig) -> dict[str, str]:
-        return embedding_copies(config)
-
-    def written_copies(self, config: ModelConfig) -> dict[str, str]:
+    def additions(self, config: ModelConfig) -> Additions:
         """Without tying, transformers reads each matrix from the file, so a shared one is saved three times."""
+        added: Additions = {} if config.logit_bias else {BIAS: (1, config.target_size)}
         if config.tie_embeddings:
-            return {}
-        return {SOURCE: SHARED, TARGET: SHARED} if config.share_embeddings else {SHARED: SOURCE}
-
-    def zeros(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-        return {} if config.logit_bias else {BIAS: (1, config.target_size)}
+            return added
+        return {**added, **({SOURCE: SHARED, TARGET: SHARED} if config.share_embeddings else {SHARED: SOURCE})}
 
 
 class Marian(BART):
@@ -177,10 +176,10 @@ class Marian(BART):
             "decoder_start_token_id": 0,  # required; a tokenizer or the metadata replaces it
         }
 
-    def written_copies(self, config: ModelConfig) -> dict[str, str]:
-        return super().written_copies(config) if config.share_embeddings else {}
+    def additions(self, config: ModelConfig) -> Additions:
+        return {name: content for name, content in super().additions(config).items() if name != SHARED}
 
-    def check(self, config: ModelConfig, tensors: Tensors) -> None:
+    def prepare(self, config: ModelConfig, tensors: Tensors) -> Tensors:
         """Stored position embeddings must be the sinusoidal ones that we compute."""
         for name in ("encoder.embed_positions.weight", "decoder.embed_positions.weight"):
             if name in tensors:
@@ -189,6 +188,7 @@ class Marian(BART):
                 # perhaps in half precision
                 if stored.shape != computed.shape or (stored - computed).abs().max() > 2e-3:
                     raise UserError(f"{name}: not the sinusoidal embeddings of a Marian model; it cannot be imported")
+        return super().prepare(config, tensors)
 
     def reorder(self, config: ModelConfig, tensors: Tensors) -> Tensors:
         """Our tensors with the residual stream in the order of pairs = "halves"."""
@@ -206,9 +206,20 @@ class Marian(BART):
 # gated activations; "gated-gelu" means the tanh form
 GATED = {"gated-gelu": "geglu", "gated-gelu_new": "geglu", "gated-silu": "swiglu"}
 GATED_NAMES = {"geglu": "gated-gelu", "swiglu": "gated-silu"}
+SELF_ATTENTION = {
+    "attention.qkv": ("0.SelfAttention.q", "0.SelfAttention.k", "0.SelfAttention.v"),
+    "attention.out": ("0.SelfAttention.o",),
+    "attention_norm": ("0.layer_norm",),
+}
+CROSS_ATTENTION = {
+    "cross.q": ("1.EncDecAttention.q",),
+    "cross.kv": ("1.EncDecAttention.k", "1.EncDecAttention.v"),
+    "cross.out": ("1.EncDecAttention.o",),
+    "cross_norm": ("1.layer_norm",),
+}
 
 
-class T5(Family):
+class T5(EncoderDecoderFamily):
     model_type = "t5"
     name = "T5"
     architectures = ("T5ForConditionalGeneration",)
@@ -238,39 +249,25 @@ class T5(Family):
     unused = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
-        yield same("source_embedding.tokens.weight", SHARED)
-        if not config.tie_embeddings:
-            yield same("output_head.project.weight", OUTPUT)
+        yield from super().rules(config)
+        up = ("wi_0", "wi_1") if config.activation in GATED_NAMES else ("wi",)
         for stack, count in (("encoder", config.layers), ("decoder", config.decoder_layers or config.layers)):
             first = f"{stack}.block.0.layer.0.SelfAttention"
             yield same(f"{stack}.position.embedding.weight", f"{first}.relative_attention_bias.weight")
-            modules = self._block(config, decoder=stack == "decoder")
+            last = 2 if stack == "decoder" else 1
+            modules = {
+                **SELF_ATTENTION,
+                **(CROSS_ATTENTION if stack == "decoder" else {}),
+                "feedforward.up": tuple(f"{last}.DenseReluDense.{part}" for part in up),
+                "feedforward.down": (f"{last}.DenseReluDense.wo",),
+                "feedforward_norm": (f"{last}.layer_norm",),
+            }
             for number in range(count):
                 yield from layer(f"{stack}.blocks.{number}", f"{stack}.block.{number}.layer", modules, bias=False)
             yield from linear(f"{stack}.norm", f"{stack}.final_layer_norm", bias=False)
 
-    def _block(self, config: ModelConfig, decoder: bool) -> dict[str, tuple[str, ...]]:
-        """{module of ours: modules of theirs} of one block."""
-        last = 2 if decoder else 1
-        up = ("wi_0", "wi_1") if config.activation in GATED_NAMES else ("wi",)
-        modules: dict[str, tuple[str, ...]] = {
-            "attention.qkv": ("0.SelfAttention.q", "0.SelfAttention.k", "0.SelfAttention.v"),
-            "attention.out": ("0.SelfAttention.o",),
-            "attention_norm": ("0.layer_norm",),
-            "feedforward.up": tuple(f"{last}.DenseReluDense.{part}" for part in up),
-            "feedforward.down": (f"{last}.DenseReluDense.wo",),
-            "feedforward_norm": (f"{last}.layer_norm",),
-        }
-        cross: dict[str, tuple[str, ...]] = {
-            "cross.q": ("1.EncDecAttention.q",),
-            "cross.kv": ("1.EncDecAttention.k", "1.EncDecAttention.v"),
-            "cross.out": ("1.EncDecAttention.o",),
-            "cross_norm": ("1.layer_norm",),
-        }
-        return {**modules, **cross} if decoder else modules
-
     def infer(self, hf: Json, tensors: Tensors | None, architecture: str) -> Json:
-        sharing = infer_sharing(hf, tensors)
+        sharing = super().infer(hf, tensors, architecture)
         if not sharing["share_embeddings"]:
             raise UserError(f"{SOURCE} and {TARGET} differ; only a T5 that shares them is supported")
         name = hf.get("feed_forward_proj") or "relu"
@@ -309,9 +306,6 @@ class T5(Family):
             "is_encoder_decoder": True,
         }
 
-    def copies(self, config: ModelConfig) -> dict[str, str]:
-        return embedding_copies(config)
-
-    def written_copies(self, config: ModelConfig) -> dict[str, str]:
+    def additions(self, config: ModelConfig) -> Additions:
         """A tied output layer without scaling must be in the file, since config.json cannot express it."""
         return {OUTPUT: SHARED} if config.tie_embeddings and config.logit_scale == 1.0 else {}

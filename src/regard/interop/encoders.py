@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from regard.errors import UserError
-from regard.interop.family import Family, Json, is_tied
+from regard.interop.family import Additions, Family, Json, is_tied
 from regard.interop.rules import Rule, Tensors, layer, linear, same, squeeze
 from regard.models.config import ModelConfig
 
@@ -135,16 +135,15 @@ class BERT(EncoderFamily):
     def copies(self, config: ModelConfig) -> dict[str, str]:
         return {OUTPUT: EMBEDDING, OUTPUT_BIAS: BIAS} if config.tie_embeddings else {BIAS: OUTPUT_BIAS}
 
-    def written_copies(self, config: ModelConfig) -> dict[str, str]:
-        return {BIAS: OUTPUT_BIAS} if config.output_head == "tokens" and not config.tie_embeddings else {}
-
-    def zeros(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {}
+    def additions(self, config: ModelConfig) -> Additions:
+        added: Additions = {}
         if not config.token_types:
-            shapes["embeddings.token_type_embeddings.weight"] = (1, config.dim)
+            added["embeddings.token_type_embeddings.weight"] = (1, config.dim)
         if config.output_head == "tokens" and not config.logit_bias:
-            shapes[BIAS if config.tie_embeddings else OUTPUT_BIAS] = (config.vocab_size or 0,)
-        return shapes
+            added[BIAS if config.tie_embeddings else OUTPUT_BIAS] = (config.vocab_size or 0,)
+        if config.output_head == "tokens" and not config.tie_embeddings:
+            added[BIAS] = OUTPUT_BIAS
+        return added
 
 
 class ViT(EncoderFamily):

@@ -25,6 +25,7 @@ from regard.interop.rules import Rule, Tensors
 from regard.models.config import ModelConfig
 
 Json = dict[str, Any]
+Additions = dict[str, str | tuple[int, ...]]
 
 # their name -> ours; gelu_new, gelu_fast and gelu_pytorch_tanh are three implementations of one formula
 ACTIVATIONS = {
@@ -72,16 +73,9 @@ class Family(ABC):
         """Tensors of theirs that are copies of others: {copy: original}."""
         return {}
 
-    def written_copies(self, config: ModelConfig) -> dict[str, str]:
-        """Copies that an exported file must contain."""
+    def additions(self, config: ModelConfig) -> Additions:
+        """Tensors that an exported file must contain besides: the copy of another, or zeros of a shape."""
         return {}
-
-    def zeros(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-        """Tensors that only theirs has, which are zero: {name: shape}."""
-        return {}
-
-    def check(self, config: ModelConfig, tensors: Tensors) -> None:  # noqa: B027 -- most families have nothing to check
-        """Check the tensors before importing."""
 
     def reorder(self, config: ModelConfig, tensors: Tensors) -> Tensors:
         """Change our tensors before exporting."""
@@ -136,7 +130,7 @@ class Family(ABC):
             hf.setdefault(theirs, value)  # of two fields with the same key, the first counts
         return {**hf, **self.to_config(config)}
 
-    def drop_copies(self, config: ModelConfig, tensors: Tensors) -> Tensors:
+    def prepare(self, config: ModelConfig, tensors: Tensors) -> Tensors:
         """Each tensor once, under the name of the original; a copy that differs is an error, unless it is unused."""
         kept = dict(tensors)
         for copy, original in self.copies(config).items():

@@ -19,15 +19,7 @@ import torch
 
 from regard.errors import UserError
 from regard.files import make_folder, write_atomically
-from regard.interop.convert import (
-    METADATA,
-    config_from_hf,
-    config_to_hf,
-    family_in,
-    family_of,
-    weights_from_hf,
-    weights_to_hf,
-)
+from regard.interop import convert
 from regard.interop.family import Json
 from regard.interop.rules import Tensors
 from regard.models.config import ModelConfig
@@ -66,11 +58,11 @@ def read_folder(folder: str | Path) -> Imported:
         hint = f"; get it from the Hugging Face hub:  hf download {folder} --local-dir {folder.name}" if hub else ""
         raise UserError(f"{folder}: no such folder{hint}")
     hf = read_json(folder / "config.json")
-    family = family_in(hf)
+    family = convert.family_in(hf)
     tensors = _read_tensors(folder, hf)
     try:
-        config = config_from_hf(hf, tensors)
-        ours, unused = weights_from_hf(config, tensors)
+        config = convert.config_from_hf(hf, tensors)
+        ours, unused = convert.weights_from_hf(config, tensors)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
     with torch.random.fork_rng(devices=[]):
@@ -79,7 +71,9 @@ def read_folder(folder: str | Path) -> Imported:
         model = model.double()
     fill(model, ours, str(folder))
     tokenizers = _read_tokenizers(folder, family.model_type)
-    return Imported(family.name, model.eval(), tokenizers, _metadata(hf, config), unused)
+    kept = [name for name in convert.METADATA if name != "id2label" or config.output_head == "classes"]
+    metadata = {name: hf[name] for name in kept if hf.get(name) is not None}
+    return Imported(family.name, model.eval(), tokenizers, metadata, unused)
 
 
 def _read_tokenizers(folder: Path, model_type: str) -> dict[str, Tokenizer]:
@@ -100,11 +94,6 @@ def _read_ids(path: Path) -> dict[str, int]:
     if not ids or sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str) or "<unk>" not in ids:
         raise UserError(f"{path}: not a vocabulary, which maps tokens to the ids 0, 1, 2, …; copy it again")
     return ids
-
-
-def _metadata(hf: Json, config: ModelConfig) -> Json:
-    names = (name for name in METADATA if name != "id2label" or config.output_head == "classes")
-    return {name: hf[name] for name in names if hf.get(name) is not None}
 
 
 def read_json(path: Path) -> Json:
@@ -163,11 +152,15 @@ def export_folder(
     """
     folder, tokenizers = Path(folder), dict(tokenizers or {})
     config = model.config
-    family = family_of(config)
-    weights = weights_to_hf(config, weights_of(model))
+    family = convert.family_of(config)
+    weights = convert.weights_to_hf(config, weights_of(model))
     source = tokenizers.get("source", tokenizers.get("tokenizer"))
     target = tokenizers.get("target", source)
-    hf = config_to_hf(config, {**_special_ids(config, target), **(metadata or {})})
+    ids = {f"{role}_token_id": getattr(target, role, None) for role in ("pad", "bos", "eos")}
+    if config.architecture == "encoder-decoder":
+        ids["decoder_start_token_id"] = ids["bos_token_id"]
+    special = {name: id for name, id in ids.items() if id is not None}
+    hf = convert.config_to_hf(config, {**special, **(metadata or {})})
     hf["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     make_folder(folder)
     for name, tokenizer in ((".", source), ("target", tokenizers.get("target"))):
@@ -180,15 +173,6 @@ def export_folder(
     _write_json(folder / "config.json", hf)
     write_weights(folder / "model.safetensors", weights)
     return family.name
-
-
-def _special_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> Json:
-    if tokenizer is None:
-        return {}
-    ids: Json = {"pad_token_id": tokenizer.pad, "bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos}
-    if config.architecture == "encoder-decoder":
-        ids["decoder_start_token_id"] = tokenizer.bos
-    return {name: id for name, id in ids.items() if id is not None}
 
 
 def _tokenizer_config(tokenizer: Tokenizer, added: set[str], config: ModelConfig) -> Json:
