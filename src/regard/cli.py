@@ -54,9 +54,8 @@ GROUPS = {
         "export": "convert a Regard folder to a Hugging Face model",
     },
 }
-MODULES = {"import": "import_"}  # a keyword of Python
 COMMANDS = {
-    name: (f"regard.commands.{MODULES.get(name, name)}", summary)
+    name: (f"regard.commands.{name if name != 'import' else 'import_'}", summary)  # import: a keyword of Python
     for commands in GROUPS.values()
     for name, summary in commands.items()
 }

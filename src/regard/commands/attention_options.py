@@ -35,10 +35,7 @@ ATTENTION: Arguments = {
         "--off HEAD": ("switch heads off, as PART.LAYER.HEAD: cross.1.3", {"nargs": "+", "default": []}),
         "--skip LAYER": ("skip layers: decoder.1", {"nargs": "+", "default": []}),
         "--future": "remove the causal mask",
-        "--temperature T": (
-            "of the softmax: below 1 sharper, above 1 flatter (default: 1)",
-            {"type": float, "default": 1.0},
-        ),
+        "--temperature T": ("of the softmax: below 1 sharper, above 1 flatter (1)", {"type": float, "default": 1.0}),
         "--shuffle SEED": ("permute the positions of the tokens", {"type": int}),
     },
 }

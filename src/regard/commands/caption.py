@@ -12,10 +12,9 @@ examples:
 from __future__ import annotations
 
 import argparse
-import sys
 
 from regard.commands import CPU, RUN
-from regard.commands.prediction import DECODING, SEARCH, note, open_predictor, write_text
+from regard.commands.prediction import DECODING, SEARCH, open_predictor, write_texts
 
 OPTIONS = (
     "--beam N", "--n-best N", "--length-penalty A", "--max-length N", "--sample", "--temperature T", "--seed N"
@@ -37,8 +36,4 @@ def run(args: argparse.Namespace) -> None:
     for at in range(0, len(args.file), captioner.BATCH):
         files = args.file[at : at + captioner.BATCH]
         predictions = captioner.predict(files, key=args.key, first=at)
-        for number, (file, prediction) in enumerate(zip(files, predictions, strict=True), start=at + 1):
-            if prediction.note:
-                note(prediction.note)
-            write_text(args, number, prediction, captioner.config.n_best > 1, "caption", file=file)
-        sys.stdout.flush()
+        write_texts(args, ("file", "caption"), files, predictions, captioner.config.n_best > 1, at)

@@ -16,9 +16,10 @@ import argparse
 import os
 from collections.abc import Iterable
 from itertools import chain
+from typing import Any
 
 from regard.commands import GPU, RUN
-from regard.commands.prediction import Input, note, open_predictor, opened, read_tables, read_texts, write
+from regard.commands.prediction import note, open_predictor, opened, read_tables, read_texts, write
 from regard.errors import UserError
 from regard.files import name_some
 
@@ -46,27 +47,26 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{args.run}: reads images; pass image files, such as  classify {args.run} image.png")
     kind, truncated = "image" if images else "text", []
     if images:
-        chunks: Iterable[list[Input]] = [[Input(file) for file in files]]
+        chunks: Iterable[list[tuple[str, dict[str, Any]]]] = [[(file, {}) for file in files]]
     elif args.files:
         column = classifier.bundle.tables["data"].get("text")
         chunks = read_tables(args.files, args.column, str(column or "text"), classifier.BATCH)
     else:
-        chunks = ([Input(line) for line in lines] for lines, _ in read_texts(args.text))
+        chunks = ([(line, {}) for line in lines] for lines, _ in read_texts(args.text))
     with opened(args.out) as out:
-        predicted = ((chunk, classifier.predict([one.text for one in chunk])) for chunk in chunks)
+        predicted = ((chunk, classifier.predict([text for text, _ in chunk])) for chunk in chunks)
         first = next(predicted, ([], []))  # an error comes before the header of the table
         if not args.json:
             write(args, {}, ("label", *classifier.bundle.classes, kind), out=out)
         for chunk, predictions in chain([first], predicted):
-            for one, prediction in zip(chunk, predictions, strict=True):
+            for (text, where), prediction in zip(chunk, predictions, strict=True):
                 if images and prediction.note:
-                    note(f"{one.text}: {prediction.note}")
+                    note(f"{text}: {prediction.note}")
                 elif prediction.note:
                     truncated.append(prediction.note)
-                where = {} if one.file is None else {"file": one.file, "row": one.row}
-                value = {"label": prediction.label, "probabilities": prediction.probabilities, **where}
-                row = (prediction.label, *prediction.probabilities.values(), one.text)
-                write(args, {kind: one.text, **value}, row, out=out)
+                label, probabilities = prediction.label, prediction.probabilities
+                value = {kind: text, "label": label, "probabilities": probabilities, **where}
+                write(args, value, (label, *probabilities.values(), text), out=out)
             out.flush()
     if truncated:
         texts = "1 text was" if len(truncated) == 1 else f"{len(truncated):,} texts were"

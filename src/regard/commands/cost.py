@@ -25,14 +25,11 @@ if TYPE_CHECKING:
     from regard.cost import Cost
     from regard.models.config import ModelConfig
 
-Row = tuple[str, str, str]  # quantity, value, remark
+Row = tuple[str, float, str]  # quantity, value, remark
 
 ARGUMENTS = {
     "MODEL": ("a preset, a recipe file or a model folder", {"nargs": "?"}),
-    "--seq N": (
-        "tokens per row, of the source if there is a target (default: max_length, or the patches of an image)",
-        {"type": int},
-    ),
+    "--seq N": ("tokens per row, or source tokens (default: max_length, or the patches of an image)", {"type": int}),
     "--target-seq N": ("target tokens per row (default: as --seq)", {"type": int}),
     "--batch B": ("rows (default: 1)", {"type": int, "default": 1}),
     "--dtype": (
@@ -53,27 +50,20 @@ def run(args: argparse.Namespace) -> None:
     if args.list:
         if args.model is not None:
             raise UserError(f"--list shows every preset: remove either {args.model!r} or --list")
-        costs = {name: cost(preset(name)) for name in PRESETS}
-        parameters = {name: one.to_dict()["parameters"] for name, one in costs.items()}
-        show(args.json, parameters, aligned(_presets(costs), right=range(2, 8)))
+        rows = [["preset", "architecture", "layers", "dim", "heads", "ff_dim", "vocab_size", "parameters"]]
+        parameters = {}
+        for name in PRESETS:
+            config, parameters[name] = preset(name), cost(preset(name)).to_dict()["parameters"]
+            inside = ("-", "-") if config.architecture == "recurrent" else (config.heads, config.ff_dim)
+            sizes = (_layers(config), config.dim, *inside, config.vocab_size or "-")
+            rows.append([name, config.architecture, *map(str, sizes), f"{parameters[name]['total']:,}"])
+        show(args.json, parameters, aligned(rows, right=range(2, 8)))
         return
     if args.model is None:
         raise UserError(f"no model: pass a recipe, a folder or one of the presets: {', '.join(PRESETS)}")
     config = read_model(args.model, read_changes(args.set))
     result = cost(config, seq=args.seq, batch=args.batch, target_seq=args.target_seq, dtype=args.dtype)
     show(args.json, {"model": args.model, **result.to_dict()}, _report(args.model, config, result))
-
-
-def _presets(costs: dict[str, Cost]) -> Iterator[list[str]]:
-    """The rows of the table of presets."""
-    from regard.models.presets import preset
-
-    yield ["preset", "architecture", "layers", "dim", "heads", "ff_dim", "vocab_size", "parameters"]
-    for name, cost in costs.items():
-        config = preset(name)
-        inside = ("-", "-") if config.architecture == "recurrent" else (config.heads, config.ff_dim)
-        sizes = (_layers(config), config.dim, *inside, config.vocab_size or "-")
-        yield [name, config.architecture, *map(str, sizes), f"{sum(cost.parameters.values()):,}"]
 
 
 def _layers(config: ModelConfig) -> str:
@@ -83,17 +73,20 @@ def _layers(config: ModelConfig) -> str:
 
 
 def _report(name: str, config: ModelConfig, cost: Cost) -> list[str]:
-    """Four tables with aligned columns."""
+    """The model, the batch, four tables with aligned columns, and the assumptions."""
+    batch = f"{cost.seq} {config.input}"
+    if cost.target_seq:
+        batch = f"({cost.seq} source {config.input}, {cost.target_seq} target tokens)"
+    lines = [f"{name}: {_describe(config)}", f"batch: {cost.batch} x {batch}"]
     tables = {
-        "parameters": list(_parameter_rows(config, cost)),
-        "FLOPs of a forward pass": list(_forward_rows(config, cost)),
-        "FLOPs of training and generation": list(_training_rows(config, cost)),
-        "memory": list(_memory_rows(config, cost)),
+        title: [
+            (label, (size if title == "memory" else count)(value), remark) for label, value, remark in rows if value
+        ]
+        for title, rows in _tables(config, cost).items()
     }
-    rows = iter(aligned([row for table in tables.values() for row in table], right=(1,)))
-    lines = [f"{name}: {_describe(config)}", _workload(config, cost)]
-    for title, table in tables.items():
-        lines += ["", title, *(f"  {line}" for line in islice(rows, len(table)))]
+    texts = iter(aligned([row for rows in tables.values() for row in rows], right=(1,)))
+    for title, rows in tables.items():
+        lines += ["", title, *(f"  {text}" for text in islice(texts, len(rows)))]
     return [*lines, "", *_assumptions(config, cost)]
 
 
@@ -109,71 +102,58 @@ def _describe(config: ModelConfig) -> str:
     return ", ".join(parts)
 
 
-def _workload(config: ModelConfig, cost: Cost) -> str:
-    if cost.target_seq:
-        return f"batch: {cost.batch} x ({cost.seq} source {config.input}, {cost.target_seq} target tokens)"
-    return f"batch: {cost.batch} x {cost.seq} {config.input}"
-
-
-def _parameter_rows(config: ModelConfig, cost: Cost) -> Iterator[Row]:
-    total = sum(cost.parameters.values())
-    yield from _parts(cost.parameters)
-    yield "total", count(total), f"{total:,}"
-    yield "without embeddings", count(total - cost.table_parameters), ""
-    if cost.active_parameters != total:
-        remark = f"{config.experts_per_token} of {config.experts} experts"
-        yield "active per token", count(cost.active_parameters), remark
-
-
-def _forward_rows(config: ModelConfig, cost: Cost) -> Iterator[Row]:
-    total = sum(cost.forward.values())
-    yield from _parts(cost.forward)
-    yield "total", count(total), ""
-    yield f"per {_token(config)}", count(total / cost.tokens), ""
-    if cost.masked:
-        fraction = f"{cost.masked / total:.1%} of the total: computed, then masked"
-        yield "masked query-key pairs", count(cost.masked), fraction
-
-
-def _training_rows(config: ModelConfig, cost: Cost) -> Iterator[Row]:
-    multiplied = cost.multiplied_parameters
-    yield "training, per batch", count(cost.train), "forward + backward"
-    yield f"training, per {_token(config)}", count(cost.train / cost.tokens), ""
-    yield "  rule of thumb 6·N", count(6 * multiplied), f"N = {count(multiplied)} parameters in matmuls"
-    if cost.recomputed:
-        yield "attention scores, recomputed", count(cost.recomputed), "in addition, in the backward pass"
-    if cost.step:
-        yield "generation, one token per row", count(cost.step), "with a full cache"
-
-
-def _memory_rows(config: ModelConfig, cost: Cost) -> Iterator[Row]:
-    yield "weights", size(cost.weights), cost.dtype
-    if cache := sum(cost.kv_cache.values()):
-        own = "state" if config.architecture == "recurrent" else "self"
-        cross = f"{own} {size(cost.kv_cache['self'])}, cross {size(cost.kv_cache['cross'])}"
-        yield "key/value cache", size(cache), cross if cost.kv_cache["cross"] else ""
-    yield "training: weights, gradients, Adam", size(cost.training_state), "fp64" if cost.dtype == "fp64" else "fp32"
-    activations = sum(cost.activations.values())
-    yield "training: activations", size(activations), ""
-    yield from ((f"  {name.replace('_', ' ')}", size(value), "") for name, value in cost.activations.items())
-    if cost.loss_gradients:
-        yield "training: gradients of the loss", size(cost.loss_gradients), "at the start of backward"
-    yield "training, peak total", size(cost.training_memory), ""
-    if config.attention != "reference" and config.architecture != "recurrent":
-        written_out = cost.training_memory + cost.reference_activations - activations
-        yield "  with attention = 'reference'", size(written_out), ""
+def _tables(config: ModelConfig, cost: Cost) -> dict[str, list[Row]]:
+    """The rows by title; one whose value is 0 is not shown."""
+    total, forward, N = sum(cost.parameters.values()), sum(cost.forward.values()), cost.multiplied_parameters
+    cache, activations = sum(cost.kv_cache.values()), sum(cost.activations.values())
+    recurrent = config.architecture == "recurrent"
+    token = {"tokens": "token", "patches": "patch", "features": "feature"}[config.input]
+    token = "target token" if cost.target_seq else token
+    idle = cost.active_parameters != total
+    own, cross = size(cost.kv_cache["self"]), size(cost.kv_cache["cross"])
+    caches = f"{'state' if recurrent else 'self'} {own}, cross {cross}" if cost.kv_cache["cross"] else ""
+    written_out = cost.training_memory + cost.reference_activations - activations
+    return {
+        "parameters": [
+            *_parts(cost.parameters),
+            ("total", total, f"{total:,}"),
+            ("without embeddings", total - cost.table_parameters, ""),
+            (
+                "active per token",
+                idle * cost.active_parameters,
+                f"{config.experts_per_token} of {config.experts} experts",
+            ),
+        ],
+        "FLOPs of a forward pass": [
+            *_parts(cost.forward),
+            ("total", forward, ""),
+            (f"per {token}", forward / cost.tokens, ""),
+            ("masked query-key pairs", cost.masked, f"{cost.masked / forward:.1%} of the total: computed, then masked"),
+        ],
+        "FLOPs of training and generation": [
+            ("training, per batch", cost.train, "forward + backward"),
+            (f"training, per {token}", cost.train / cost.tokens, ""),
+            ("  rule of thumb 6·N", 6 * N, f"N = {count(N)} parameters in matmuls"),
+            ("attention scores, recomputed", cost.recomputed, "in addition, in the backward pass"),
+            ("generation, one token per row", cost.step, "with a full cache"),
+        ],
+        "memory": [
+            ("weights", cost.weights, cost.dtype),
+            ("key/value cache", cache, caches),
+            ("training: weights, gradients, Adam", cost.training_state, "fp64" if cost.dtype == "fp64" else "fp32"),
+            ("training: activations", activations, ""),
+            *((f"  {name.replace('_', ' ')}", value, "") for name, value in cost.activations.items()),
+            ("training: gradients of the loss", cost.loss_gradients, "at the start of backward"),
+            ("training, peak total", cost.training_memory, ""),
+            ("  with attention = 'reference'", (config.attention != "reference" and not recurrent) * written_out, ""),
+        ],
+    }
 
 
 def _parts(parts: dict[str, int]) -> Iterator[Row]:
     total = sum(parts.values())
     for name, value in parts.items():
-        yield name.replace(".", " ").replace("_", " "), count(value), f"{value / total:6.1%}"
-
-
-def _token(config: ModelConfig) -> str:
-    if config.architecture in ("encoder-decoder", "recurrent"):
-        return "target token"
-    return {"tokens": "token", "patches": "patch", "features": "feature"}[config.input]
+        yield name.replace(".", " ").replace("_", " "), value, f"{value / total:6.1%}"
 
 
 def _assumptions(config: ModelConfig, cost: Cost) -> list[str]:

@@ -10,13 +10,14 @@ examples:
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.commands import show
 from regard.errors import UserError
 
 if TYPE_CHECKING:
-    from regard.interop import Difference
+    from regard.models.transformer import Model
 
 ARGUMENTS = {
     "RUN": "the Regard folder: recipe.toml and model.safetensors",
@@ -29,27 +30,31 @@ ARGUMENTS = {
 
 def run(args: argparse.Namespace) -> None:
     from regard.files import staged
-    from regard.interop import compare, export_folder
+    from regard.interop import export_folder
     from regard.models.folder import weights_of
     from regard.tasks.registry import load
 
     bundle = load(args.run)
     with staged(args.hf, marker="config.json", force=args.force, keep=args.run) as fresh:
         family = export_folder(bundle.model, fresh, bundle.tokenizers, metadata=bundle.tables["hf"])
-        difference = compare(bundle.model, fresh) if args.check else None
-        report_check(difference)
+        difference, summary = check(args, bundle.model, fresh)
         files = sorted(str(path.relative_to(fresh)) for path in fresh.rglob("*") if path.is_file())
     parameters = sum(tensor.numel() for tensor in weights_of(bundle.model).values())
     result = {"family": family, "parameters": parameters, "folder": args.hf, "files": files}
     line = f"{family}, {parameters:,} parameters: {args.run} -> {args.hf} ({', '.join(files)})"
-    largest, summary = (difference.largest, [difference.summary]) if difference else (None, [])
-    show(args.json, {**result, "difference": largest}, [line, *summary])
+    show(args.json, {**result, "difference": difference}, [line, *summary])
 
 
-def report_check(difference: Difference | None) -> None:
-    """An error, before anything is saved, if the outputs differ by more than rounding."""
-    if difference is not None and not difference.within_tolerance:
+def check(args: argparse.Namespace, model: Model, folder: str | Path) -> tuple[float | None, list[str]]:
+    """With --check: the largest difference from transformers; an error if it is larger than rounding errors."""
+    from regard.interop import compare
+
+    if not args.check:
+        return None, []
+    difference = compare(model, folder)
+    if not difference.within_tolerance:
         raise UserError(
             f"--check: the outputs differ from those of transformers by up to {difference.largest:.2g} (largest value "
             f"{difference.scale:.2g}), more than rounding explains; nothing was saved"
         )
+    return difference.largest, [difference.summary]

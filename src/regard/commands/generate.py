@@ -33,10 +33,7 @@ ARGUMENTS = {
     "--begin": "start a new document; the prompt may then be empty",
     "--stop TEXT": ("end before this text; repeatable", REPEATABLE),
     "--context N": ("tokens attended to (default: as many as in training)", {"type": int}),
-    "--overflow HOW": (
-        "when the context is full: stop, or slide: drop the older half and continue (default: stop)",
-        {"default": "stop"},
-    ),
+    "--overflow HOW": ("if the context is full: stop, or slide: drop the older half (stop)", {"default": "stop"}),
     **GPU,
     "--json": "print one JSON object per sample: text, tokens with log-probabilities, why it ended",
     DECODING: {

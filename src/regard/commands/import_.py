@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from regard.commands import show
-from regard.commands.export import report_check
+from regard.commands.export import check
 
 ARGUMENTS = {
     "DIR": "the Hugging Face folder",
@@ -26,15 +26,14 @@ ARGUMENTS = {
 
 def run(args: argparse.Namespace) -> None:
     from regard.files import staged
-    from regard.interop import compare, read_folder
+    from regard.interop import read_folder
     from regard.models import folder as runs
     from regard.tasks.registry import task_for
 
     imported = read_folder(args.dir)
     output = Path(args.out) if args.out else Path("runs") / Path(args.dir).resolve().name
     with staged(output, marker=runs.RECIPE, force=args.force, keep=args.dir) as fresh:
-        difference = compare(imported.model, args.dir) if args.check else None
-        report_check(difference)
+        difference, summary = check(args, imported.model, args.dir)
         task = task_for(imported.model.config)
         recipe = {name: value for name, value in (("task", task), ("hf", imported.metadata)) if value}
         runs.save(imported.model, fresh, tokenizers=imported.tokenizers, recipe=recipe)
@@ -47,5 +46,4 @@ def run(args: argparse.Namespace) -> None:
     if not imported.tokenizers and imported.model.config.input == "tokens":
         lines.append("the folder has no tokenizer.json, so the model can only be used with token ids")
     result = {"family": family, "task": task, "parameters": parameters, "folder": str(output), "files": files}
-    largest, summary = (difference.largest, [difference.summary]) if difference else (None, [])
-    show(args.json, {**result, "unused": unused, "difference": largest}, [*lines, *summary])
+    show(args.json, {**result, "unused": unused, "difference": difference}, [*lines, *summary])

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from io import BufferedReader
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from regard.commands import positive
 from regard.errors import UserError
@@ -72,32 +72,33 @@ def read_texts(
 
     A file is checked to its end before its first lines are returned, so that no output precedes an error; a pipe is
     checked as it comes. If standard error is a terminal, a progress bar shows how much of a file is done; the function
-    that is returned with the texts counts some of them, by their indices, before all of them are done.
+    that is returned with the texts counts some of them before all are done.
     """
     from tqdm import tqdm
 
     if sys.stdin is None and not texts:
         raise UserError("standard input is closed: pass texts as arguments, or files")
-    total = 0
+    total = done = 0
     if not texts and sys.stdin.buffer.seekable():
         begin = sys.stdin.buffer.tell()
-        for lines, taken in read_lines():
+        for lines in read_lines():
             check(lines)
-            total = taken
+            total += len(lines)
         sys.stdin.buffer.seek(begin)
     shown = total > 0 and sys.stderr.isatty() and not sys.stdout.isatty()
     tqdm.monitor_interval = 0  # no thread of its own: see `regard.predict.workers`
-    with tqdm(total=total, unit="B", unit_scale=True, disable=not shown, leave=False) as bar:
-        for lines, taken in [(list(texts), 0)] if texts else read_lines():
+    with tqdm(total=total, unit=" lines", disable=not shown, leave=False) as bar:
+        for lines in [list(texts)] if texts else read_lines():
             check(lines)
-            yield lines, lambda rows, lines=lines: bar.update(sum(len(lines[row].encode()) for row in rows))
-            bar.update(taken - bar.n)
+            yield lines, lambda rows: bar.update(len(rows))
+            done += len(lines)
+            bar.update(done - bar.n)
 
 
-def read_lines() -> Iterator[tuple[list[str], int]]:
-    """The complete lines of each read of standard input, and the number of bytes read so far."""
+def read_lines() -> Iterator[list[str]]:
+    """The complete lines of each read of standard input."""
     stdin = cast(BufferedReader, sys.stdin.buffer)
-    rest, number, taken = b"", 0, 0
+    rest, number = b"", 0
     for piece in chain(iter(lambda: stdin.read1(PIECE), b""), [b""]):
         *lines, rest = (rest + piece).split(b"\n")
         if not piece and rest:  # the last line may lack its end
@@ -105,27 +106,21 @@ def read_lines() -> Iterator[tuple[list[str], int]]:
         lines = [line.removesuffix(b"\r") for line in lines]  # a file from Windows
         if lines and number == 0:
             lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
-        taken += len(piece)
         try:
-            if lines:
-                yield [line.decode("utf-8") for line in lines], taken
+            texts = [line.decode("utf-8") for line in lines]
         except UnicodeDecodeError as error:
             bad = next(at for at, line in enumerate(lines, start=number + 1) if line == error.object)
             where = f"standard input: line {bad}, byte {error.start + 1}"
             raise UserError(f"{where} is not UTF-8 text; convert the file first") from None
-        number += len(lines)
+        if texts:
+            yield texts
+        number += len(texts)
 
 
-class Input(NamedTuple):
-    """A text, or the name of an image; of a table also the file and the row."""
-
-    text: str
-    file: str | None = None
-    row: int | None = None
-
-
-def read_tables(files: Sequence[str], column: str | None, default: str, size: int) -> Iterator[list[Input]]:
-    """`size` texts at a time: a column of tables, or the lines of other files if only a `default` names the column."""
+def read_tables(
+    files: Sequence[str], column: str | None, default: str, size: int
+) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """`size` texts at a time, each with {"file", "row"}: a column of tables, or without a `column` lines of text."""
     from regard.data.sets import find_files
     from regard.data.tables import read_rows, table_kind
 
@@ -140,7 +135,7 @@ def read_tables(files: Sequence[str], column: str | None, default: str, size: in
     ]
     for table in tables:  # every file is read to its end before the first output
         table.check()
-    inputs = (Input(row.cells[0], row.file, row.line) for row in chain.from_iterable(tables))
+    inputs = ((row.cells[0], {"file": row.file, "row": row.line}) for row in chain.from_iterable(tables))
     while chunk := list(islice(inputs, size)):
         yield chunk
 
@@ -158,13 +153,21 @@ def write(args: argparse.Namespace, value: dict[str, Any], *rows: Sequence[objec
         print(*(cell if len(row) == 1 else cell.replace("\t", " ") for cell in cells), sep="\t", file=out)
 
 
-def write_text(
-    args: argparse.Namespace, number: int, prediction: TextPrediction, several: bool, name: str, **input: str
-) -> None:
-    """A translation or caption (the `name` in JSON): its text, or `several` with their scores."""
-    n_best = [{name: one.text, "score": one.score} for one in prediction.n_best]
-    rows = [(number, one.score, one.text) for one in prediction.n_best] if several else [(prediction.text,)]
-    write(args, {**input, **n_best[0], "n_best": n_best}, *rows)
+def write_texts(
+    args: argparse.Namespace, names: tuple[str, str], inputs: Sequence[str], outputs: Sequence[TextPrediction],
+    several: bool, first: int,
+) -> None:  # fmt: skip
+    """Translations or captions: their texts, or `several` of each input with their scores.
+
+    `names` are those of an input and of its output in JSON, `first` is the index of the first input.
+    """
+    for number, (text, output) in enumerate(zip(inputs, outputs, strict=True), first + 1):
+        if output.note:
+            note(output.note)
+        n_best = [{names[1]: one.text, "score": one.score} for one in output.n_best]
+        rows = [(number, one.score, one.text) for one in output.n_best] if several else [(output.text,)]
+        write(args, {names[0]: text, **n_best[0], "n_best": n_best}, *rows)
+    sys.stdout.flush()
 
 
 def note(text: str) -> None:

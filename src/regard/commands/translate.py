@@ -12,10 +12,9 @@ examples:
 from __future__ import annotations
 
 import argparse
-import sys
 
 from regard.commands import CPU, RUN, positive
-from regard.commands.prediction import DECODING, SEARCH, open_predictor, read_texts, write_text
+from regard.commands.prediction import DECODING, SEARCH, open_predictor, read_texts, write_texts
 
 ARGUMENTS = {
     **RUN,
@@ -33,7 +32,5 @@ def run(args: argparse.Namespace) -> None:
     translator, done = open_predictor(args, Translator), 0
     for lines, count in read_texts(args.text):
         predictions = translator.predict(lines, batch=args.batch, first=done, done=count)
-        for number, (line, prediction) in enumerate(zip(lines, predictions, strict=True), start=done + 1):
-            write_text(args, number, prediction, translator.config.n_best > 1, "translation", source=line)
-        sys.stdout.flush()
+        write_texts(args, ("source", "translation"), lines, predictions, translator.config.n_best > 1, done)
         done += len(lines)

@@ -6,6 +6,6 @@ Read the modules in this order: `shapes` (tokens per stack), `operations` (param
 training stores), and `total`, which adds the state of the optimizer and the KV cache.
 """
 
-from regard.cost.total import BYTES, Cost, Dtype, cost
+from regard.cost.total import BYTES, Cost, cost
 
-__all__ = ["BYTES", "Cost", "Dtype", "cost"]
+__all__ = ["BYTES", "Cost", "cost"]

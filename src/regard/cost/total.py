@@ -12,26 +12,15 @@ With two sequences, "per token" means per target token; the cost of the source i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
-from regard.cost import recurrent
+from regard.cost import operations, recurrent
 from regard.cost.activations import activation_bytes, loss_gradient_bytes
-from regard.cost.operations import (
-    count_parameters,
-    feedforward_parameters,
-    forward_operations,
-    masked_operations,
-    output_size,
-    recomputed_operations,
-    source_operations,
-    step_operations,
-)
 from regard.cost.shapes import StackShape, lengths, stack_shapes
 from regard.errors import UserError, suggest
 from regard.models.config import ModelConfig
 
-Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
-BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 LIMIT = 10**60  # larger than any machine, and still a float
 
 
@@ -42,7 +31,7 @@ class Cost:
     seq: int  # source tokens per row with two sequences, else tokens per row
     target_seq: int  # 0: there is no second sequence
     batch: int
-    dtype: Dtype
+    dtype: str
     parameters: dict[str, int]
     active_parameters: int  # used by one token: fewer with experts
     table_parameters: int  # embeddings of tokens and positions
@@ -76,8 +65,12 @@ class Cost:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values under stable names, for JSON."""
         total, forward = sum(self.parameters.values()), sum(self.forward.values())
+
+        def values(*names: str) -> dict[str, Any]:
+            return {name: getattr(self, name) for name in names}
+
         return {
-            "workload": {"seq": self.seq, "target_seq": self.target_seq, "batch": self.batch, "dtype": self.dtype},
+            "workload": values("seq", "target_seq", "batch", "dtype"),
             "tokens": self.tokens,
             "parameters": {
                 "total": total,
@@ -88,22 +81,16 @@ class Cost:
             "operations": {
                 "forward": forward,
                 "forward_per_token": forward / self.tokens,
-                "masked": self.masked,
-                "backward": self.backward,
-                "recomputed": self.recomputed,
-                "train": self.train,
+                **values("masked", "backward", "recomputed", "train", "step"),
                 "train_per_token": self.train / self.tokens,
                 "rule_6n_per_token": 6 * self.multiplied_parameters,
-                "step": self.step,
                 "parts": self.forward,
             },
             "memory": {
-                "weights": self.weights,
-                "training_state": self.training_state,
+                **values("weights", "training_state", "loss_gradients"),
                 "activations": sum(self.activations.values()),
                 "activations_reference": self.reference_activations,
                 "activation_parts": self.activations,
-                "loss_gradients": self.loss_gradients,
                 "training": self.training_memory,
                 "kv_cache": sum(self.kv_cache.values()),
                 "kv_cache_parts": self.kv_cache,
@@ -112,16 +99,16 @@ class Cost:
 
 
 def cost(
-    config: ModelConfig, *, seq: int | None = None, batch: int = 1, target_seq: int | None = None, dtype: Dtype = "bf16"
+    config: ModelConfig, *, seq: int | None = None, batch: int = 1, target_seq: int | None = None, dtype: str = "bf16"
 ) -> Cost:
     """The cost of `batch` rows of `seq` tokens (None: max_length, or the patches of an image)."""
     if dtype not in BYTES:
-        raise UserError(f"dtype = {dtype!r}: unknown dtype; {suggest(str(dtype), get_args(Dtype))}")
+        raise UserError(f"dtype = {dtype!r}: unknown dtype; {suggest(str(dtype), BYTES)}")
     if batch < 1:
         raise UserError(f"batch = {batch}: must be 1 or more")
     source, target = lengths(config, seq, target_seq)
     stacks, size = stack_shapes(config, source, target), BYTES[dtype]
-    parameters, forward = count_parameters(config), forward_operations(config, stacks, batch)
+    parameters, forward = operations.count_parameters(config), operations.forward_operations(config, stacks, batch)
     total = sum(parameters.values())
     if config.pruned:
         raise UserError(
@@ -130,13 +117,17 @@ def cost(
         )
     if max(total, sum(forward.values())) > LIMIT:
         raise UserError(f"seq = {source}, batch = {batch}: the counts exceed 1e60; use smaller sizes")
-    idle = max(0, config.experts - config.experts_per_token) * feedforward_parameters(config)
+    idle = max(0, config.experts - config.experts_per_token) * operations.feedforward_parameters(config)
     active = total if config.architecture == "recurrent" else total - idle * sum(stack.layers for stack in stacks)
     tables = parameters.get("embedding", 0) + parameters.get("positions", 0)
-    tied = config.token_dim * output_size(config) if config.tie_embeddings and config.output_head == "tokens" else 0
+    tied = (
+        config.token_dim * operations.output_size(config)
+        if config.tie_embeddings and config.output_head == "tokens"
+        else 0
+    )
     half = {"half_weights": size * (total - tables + tied)} if size < 4 else {}
     # matmuls whose input needs no gradient
-    constant = source_operations(config, batch, source)[0] + forward.get("target", 0)
+    constant = operations.source_operations(config, batch, source)[0] + forward.get("target", 0)
     if config.architecture == "recurrent":
         constant = recurrent.first_step_operations(config, batch)
     written_out = replace(config, attention="reference")
@@ -151,9 +142,9 @@ def cost(
         multiplied_parameters=active - tables + tied,
         forward=forward,
         backward=2 * sum(forward.values()) - constant,
-        recomputed=recomputed_operations(config, stacks, batch),
-        masked=masked_operations(config, stacks, batch),
-        step=step_operations(config, stacks[-1], batch),
+        recomputed=operations.recomputed_operations(config, stacks, batch),
+        masked=operations.masked_operations(config, stacks, batch),
+        step=operations.step_operations(config, stacks[-1], batch),
         weights=size * total,
         training_state=4 * max(4, size) * total,
         activations=activation_bytes(config, stacks, batch, size) | half,

@@ -19,7 +19,7 @@ from regard.errors import UserError, suggest
 from regard.interop import rules
 from regard.interop.encoder_decoders import BART, T5, Marian
 from regard.interop.encoders import BERT, ViT
-from regard.interop.family import Family, Json, actual_value
+from regard.interop.family import Family, Json, actual_value, unsupported
 from regard.interop.gpt2 import GPT2
 from regard.interop.rules import Tensors
 from regard.models.config import ModelConfig
@@ -39,7 +39,7 @@ def family_in(hf: Json) -> Family:
     """The family that config.json names."""
     name = hf.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise UserError(f"config.json: model_type = {name!r} is not supported; {suggest(str(name), FAMILIES)}")
+        raise unsupported("model_type", name, suggest(str(name), FAMILIES))
     return FAMILIES[name]
 
 

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import torch
 
 from regard.errors import UserError
-from regard.interop.family import ACTIVATION_NAMES, Additions, Family, Json, equal, is_tied, read_activation
+from regard.interop.family import ACTIVATIONS, Additions, Family, Json, equal, is_tied, unsupported
 from regard.interop.rules import Rule, Tensors, layer, linear, rows, same, squeeze
 from regard.models.config import ModelConfig
 from regard.nn.position import Sinusoidal
@@ -91,8 +91,7 @@ class BART(EncoderDecoderFamily):
         ("activation", "activation_function", "gelu"),
         ("max_length", "max_position_embeddings", 1024),
         ("embed_scale", "scale_embedding", False),
-        ("dropout", "dropout", 0.1),
-        ("embed_dropout", "dropout", 0.1),
+        ("dropout embed_dropout", "dropout", 0.1),
         ("attention_dropout", "attention_dropout", 0.0),
     )
     fixed: ClassVar[Json] = {
@@ -124,10 +123,7 @@ class BART(EncoderDecoderFamily):
         for part, default in (("ffn_dim", 4096), ("attention_heads", 16)):
             encoder, decoder = (hf.get(f"{stack}_{part}", default) for stack in ("encoder", "decoder"))
             if encoder != decoder:
-                raise UserError(
-                    f"config.json: decoder_{part} = {decoder!r} is not supported; "
-                    f"only that of the encoder, {encoder!r}, is"
-                )
+                raise unsupported(f"decoder_{part}", decoder, f"only that of the encoder, {encoder!r}, is")
         bias = architecture == self.architectures[0] and (tensors is None or BIAS in tensors)
         return {**super().infer(hf, tensors, architecture), "logit_bias": bias}
 
@@ -203,9 +199,7 @@ class Marian(BART):
         return {name: permute(name) for name in tensors}
 
 
-# gated activations; "gated-gelu" means the tanh form
-GATED = {"gated-gelu": "geglu", "gated-gelu_new": "geglu", "gated-silu": "swiglu"}
-GATED_NAMES = {"geglu": "gated-gelu", "swiglu": "gated-silu"}
+GATED = {"gated-gelu": "geglu", "gated-gelu_new": "geglu", "gated-silu": "swiglu"}  # "gated-gelu": its tanh form
 SELF_ATTENTION = {
     "attention.qkv": ("0.SelfAttention.q", "0.SelfAttention.k", "0.SelfAttention.v"),
     "attention.out": ("0.SelfAttention.o",),
@@ -227,6 +221,7 @@ class T5(EncoderDecoderFamily):
         ("dim", "d_model", 512),
         ("head_dim", "d_kv", 64),
         ("ff_dim", "d_ff", 2048),
+        ("activation", "feed_forward_proj", "relu"),
         ("layers", "num_layers", 6),
         ("heads", "num_heads", 8),
         ("vocab_size", "vocab_size", 32128),
@@ -234,9 +229,7 @@ class T5(EncoderDecoderFamily):
         ("position_buckets", "relative_attention_num_buckets", 32),
         ("position_distance", "relative_attention_max_distance", 128),
         ("norm_eps", "layer_norm_epsilon", 1e-6),
-        ("dropout", "dropout_rate", 0.1),
-        ("embed_dropout", "dropout_rate", 0.1),
-        ("attention_dropout", "dropout_rate", 0.1),
+        ("dropout embed_dropout attention_dropout", "dropout_rate", 0.1),
     )
     fixed: ClassVar[Json] = {
         "architecture": "encoder-decoder", "input": "tokens", "position": "t5", "norm": "rms", "norm_order": "pre",
@@ -244,13 +237,14 @@ class T5(EncoderDecoderFamily):
         "share_embeddings": True, "token_types": 0, "head_layer": False, "logit_bias": False,
     }  # fmt: skip
     supported: ClassVar[Json] = {"is_encoder_decoder": True, "is_decoder": False}
+    activations: ClassVar[dict[str, str]] = {**ACTIVATIONS, **GATED}
     free = ("head_dim", "attention_scale")
     # cross-attention does not use it; in files of old versions
     unused = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield from super().rules(config)
-        up = ("wi_0", "wi_1") if config.activation in GATED_NAMES else ("wi",)
+        up = ("wi_0", "wi_1") if config.activation in GATED.values() else ("wi",)
         for stack, count in (("encoder", config.layers), ("decoder", config.decoder_layers or config.layers)):
             first = f"{stack}.block.0.layer.0.SelfAttention"
             yield same(f"{stack}.position.embedding.weight", f"{first}.relative_attention_bias.weight")
@@ -270,27 +264,17 @@ class T5(EncoderDecoderFamily):
         sharing = super().infer(hf, tensors, architecture)
         if not sharing["share_embeddings"]:
             raise UserError(f"{SOURCE} and {TARGET} differ; only a T5 that shares them is supported")
-        name = hf.get("feed_forward_proj") or "relu"
-        gated = isinstance(name, str) and name.startswith("gated-")
-        if gated and name not in GATED:
-            raise UserError(
-                f"config.json: feed_forward_proj = {name!r} is not supported; gated, only {', '.join(GATED)} are"
-            )
         # Version 1.1 has tie_word_embeddings = false, or, in newer files, its own key.
         scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings", True) is not False)
         dim = hf.get("d_model", 512)
         return {
             **sharing,
-            "activation": GATED[name] if gated else read_activation("feed_forward_proj", name),
             "decoder_layers": hf.get("num_decoder_layers"),
             "logit_scale": dim**-0.5 if scaled and isinstance(dim, int) and dim > 0 else 1.0,
         }
 
     def mismatches(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
         yield from super().mismatches(config)
-        names = (*GATED_NAMES, *ACTIVATION_NAMES)
-        if config.activation not in names:
-            yield "activation", f"one of {', '.join(names)}"
         scales = (1.0, config.dim**-0.5) if config.tie_embeddings else (1.0,)
         if config.logit_scale not in scales:
             yield "logit_scale", "1.0 or 1 / sqrt(dim)" if config.tie_embeddings else "1.0 with tie_embeddings = False"
@@ -298,9 +282,7 @@ class T5(EncoderDecoderFamily):
     def to_config(self, config: ModelConfig) -> Json:
         scaled = config.logit_scale != 1.0
         return {
-            "feed_forward_proj": {**ACTIVATION_NAMES, **GATED_NAMES}[config.activation],
             "num_decoder_layers": config.decoder_layers or config.layers,
-            "d_kv": config.key_dim,
             "tie_word_embeddings": scaled,
             "scale_decoder_outputs": scaled,
             "is_encoder_decoder": True,

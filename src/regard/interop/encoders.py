@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from regard.errors import UserError
-from regard.interop.family import Additions, Family, Json, is_tied
+from regard.interop.family import Additions, Family, Json, is_tied, unsupported
 from regard.interop.rules import Rule, Tensors, layer, linear, same, squeeze
 from regard.models.config import ModelConfig
 
@@ -43,7 +42,7 @@ class EncoderFamily(Family):
         labels = hf.get("id2label")
         count = len(labels) if isinstance(labels, dict) and labels else hf.get("num_labels", 2)
         if not isinstance(count, int) or count < 2:
-            raise UserError(f"config.json: num_labels = {count!r} is not supported; a classifier has 2 or more classes")
+            raise unsupported("num_labels", count, "a classifier has 2 or more classes")
         return {"output_head": "classes", "classes": count}
 
     def to_config(self, config: ModelConfig) -> Json:
@@ -70,8 +69,7 @@ class BERT(EncoderFamily):
         ("vocab_size", "vocab_size", 30522),
         ("max_length", "max_position_embeddings", 512),
         ("token_types", "type_vocab_size", 2),
-        ("dropout", "hidden_dropout_prob", 0.1),
-        ("embed_dropout", "hidden_dropout_prob", 0.1),
+        ("dropout embed_dropout", "hidden_dropout_prob", 0.1),
         ("attention_dropout", "attention_probs_dropout_prob", 0.1),
     )
     fixed: ClassVar[Json] = {
@@ -115,10 +113,8 @@ class BERT(EncoderFamily):
         if architecture == "BertModel":
             return super().infer(hf, tensors, architecture)
         if hf.get("hidden_act") not in (None, "gelu", "gelu_python"):
-            raise UserError(
-                f"config.json: hidden_act = {hf['hidden_act']!r} is not supported for a masked language model, "
-                "whose output head has a GELU; only 'gelu' is"
-            )
+            only = "only 'gelu' is for a masked language model, whose output head has a GELU"
+            raise unsupported("hidden_act", hf["hidden_act"], only)
         tied = is_tied(hf, tensors, OUTPUT, EMBEDDING)
         return {"output_head": "tokens", "head_layer": True, "logit_bias": True, "tie_embeddings": tied}
 
@@ -153,8 +149,7 @@ class ViT(EncoderFamily):
     keys = (
         *EncoderFamily.encoder_keys,
         ("channels", "num_channels", 3),
-        ("dropout", "hidden_dropout_prob", 0.0),
-        ("embed_dropout", "hidden_dropout_prob", 0.0),
+        ("dropout embed_dropout", "hidden_dropout_prob", 0.0),
         ("attention_dropout", "attention_probs_dropout_prob", 0.0),
     )
     fixed: ClassVar[Json] = {
@@ -189,7 +184,7 @@ class ViT(EncoderFamily):
             for key, only in (("pooler_act", "tanh"), ("pooler_output_size", hf.get("hidden_size", 768))):
                 if hf.get(key) not in (None, only):
                     hint = "hidden_size" if key == "pooler_output_size" else repr(only)
-                    raise UserError(f"config.json: {key} = {hf[key]!r} is not supported; only {hint} is")
+                    raise unsupported(key, hf[key], f"only {hint} is")
         return {**size, **head}
 
     def implied(self, config: ModelConfig) -> Json:
@@ -203,5 +198,5 @@ def _side(hf: Json, key: str, default: int) -> int:
     value: Any = hf.get(key, default)
     sides = value if isinstance(value, list) else [value]
     if not all(isinstance(side, int) and side > 0 for side in sides) or len(set(sides)) != 1:
-        raise UserError(f"config.json: {key} = {value!r} is not supported; only square images are, such as {default}")
+        raise unsupported(key, value, f"only square images are, such as {default}")
     return int(sides[0])

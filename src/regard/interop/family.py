@@ -27,12 +27,12 @@ from regard.models.config import ModelConfig
 Json = dict[str, Any]
 Additions = dict[str, str | tuple[int, ...]]
 
-# their name -> ours; gelu_new, gelu_fast and gelu_pytorch_tanh are three implementations of one formula
+# their name -> ours; gelu_new, gelu_fast and gelu_pytorch_tanh are three implementations of one formula.
+# Of several names, the first is exported.
 ACTIVATIONS = {
     "relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu-tanh", "gelu_fast": "gelu-tanh",
     "gelu_pytorch_tanh": "gelu-tanh", "silu": "silu", "swish": "silu",
 }  # fmt: skip
-ACTIVATION_NAMES = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_new", "silu": "silu"}
 
 # Our fields that have this value in every family
 COMMON: Json = {
@@ -45,9 +45,10 @@ class Family(ABC):
     model_type: ClassVar[str]  # in config.json
     name: ClassVar[str]
     architectures: ClassVar[tuple[str, ...]]  # the first one is exported
-    keys: ClassVar[tuple[tuple[str, str, Any], ...]]  # (ours, theirs, the default of transformers)
+    keys: ClassVar[tuple[tuple[str, str, Any], ...]]  # (ours: one or several, theirs, the default of transformers)
     fixed: ClassVar[Json]
     supported: ClassVar[Json]
+    activations: ClassVar[dict[str, str]] = ACTIVATIONS
     free: tuple[str, ...] = ()  # which of attention_scale and head_dim may be set
     prefix = ""  # of all tensors except those in `unprefixed`, in models with an output head
     unprefixed: tuple[str, ...] = ()
@@ -86,8 +87,8 @@ class Family(ABC):
         for name, value in {**COMMON, **self.fixed, **self.implied(config)}.items():
             if actual_value(config, name) != value:
                 yield name, repr(value)
-        if "activation" in (ours for ours, *_ in self.keys) and config.activation not in ACTIVATION_NAMES:
-            yield "activation", f"one of {', '.join(ACTIVATION_NAMES)}"
+        if config.activation not in self.activations.values():
+            yield "activation", f"one of {', '.join(dict.fromkeys(self.activations.values()))}"
         if config.key_heads != config.heads:
             yield "kv_heads", "as many as heads"
         if config.val_dim != config.key_dim:
@@ -101,20 +102,19 @@ class Family(ABC):
         """Our config from the content of config.json; `tensors` determine what it leaves open."""
         for name, supported in self.supported.items():
             if hf.get(name, supported) not in (supported, None):
-                raise UserError(
-                    f"config.json: {name} = {hf[name]!r} is not supported for {self.name}; only {supported!r} is"
-                )
+                raise unsupported(name, hf[name], f"for {self.name} only {supported!r} is")
         names = hf.get("architectures") or [None]
         architecture = names[0] if isinstance(names, list) else names
         if architecture not in self.architectures:
-            raise UserError(
-                f"config.json: architectures = {names!r} is not supported for {self.name}; "
-                f"only {', '.join(self.architectures)} are"
-            )
+            raise unsupported("architectures", names, f"for {self.name} only {', '.join(self.architectures)} are")
         values = dict(self.fixed)
-        for ours, theirs, default in self.keys:
+        for fields, theirs, default in self.keys:
             value = default if hf.get(theirs) is None else hf[theirs]
-            values[ours] = read_activation(theirs, value) if ours == "activation" else value
+            if fields == "activation":
+                if not isinstance(value, str) or value not in self.activations:
+                    raise unsupported(theirs, value, f"only {', '.join(self.activations)} are")
+                value = self.activations[value]
+            values.update(dict.fromkeys(fields.split(), value))
         values.update(self.infer(hf, tensors, architecture))
         try:
             return ModelConfig(init="normal", **values)
@@ -124,10 +124,10 @@ class Family(ABC):
     def write_config(self, config: ModelConfig) -> Json:
         """The content of config.json."""
         hf: Json = {"model_type": self.model_type, "architectures": [self.architectures[0]]}
-        for ours, theirs, _ in self.keys:
-            value = getattr(config, ours)
-            value = ACTIVATION_NAMES[value] if ours == "activation" else value
-            hf.setdefault(theirs, value)  # of two fields with the same key, the first counts
+        for fields, theirs, _ in self.keys:
+            hf[theirs] = actual_value(config, fields.split()[0])
+            if fields == "activation":
+                hf[theirs] = next(name for name, ours in self.activations.items() if ours == hf[theirs])
         return {**hf, **self.to_config(config)}
 
     def prepare(self, config: ModelConfig, tensors: Tensors) -> Tensors:
@@ -149,14 +149,15 @@ class Family(ABC):
 
 def actual_value(config: ModelConfig, name: str) -> Any:
     """The value of a field, with defaults resolved."""
-    resolved = {"final_norm": "ends_with_norm", "attention_scale": "scale", "target_vocab_size": "target_size"}
+    resolved = {
+        "final_norm": "ends_with_norm", "attention_scale": "scale", "target_vocab_size": "target_size",
+        "head_dim": "key_dim",
+    }  # fmt: skip
     return getattr(config, resolved.get(name, name))
 
 
-def read_activation(key: str, name: Any) -> str:
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise UserError(f"config.json: {key} = {name!r} is not supported; only {', '.join(ACTIVATIONS)} are")
-    return ACTIVATIONS[name]
+def unsupported(key: str, value: Any, supported: str) -> UserError:
+    return UserError(f"config.json: {key} = {value!r} is not supported; {supported}")
 
 
 def is_tied(hf: Json, tensors: Tensors | None, output: str, embedding: str) -> bool:
