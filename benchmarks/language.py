@@ -53,7 +53,6 @@ from regard.models import ModelConfig, build
 from regard.models.presets import preset
 from regard.tasks.language_modeling import next_token
 from regard.training.config import TrainConfig
-from regard.training.objective import chunked
 from regard.training.trainer import Trainer
 
 SHEET = 989e12  # FLOP/s, dense bf16
@@ -117,7 +116,7 @@ class Ours:
         ids = np.random.default_rng(SEED).integers(size.config.vocab_size, size=64 * size.tokens + 1, dtype=np.uint16)
         model = build(size.config).to(place).train()
         stream = Blocks(torch.from_numpy(ids), size.rows, length, SEED, place)
-        self.trainer = Trainer(model, stream, functools.partial(next_token, loss=chunked), config, folder)
+        self.trainer = Trainer(model, stream, functools.partial(next_token, loss_chunk=0), config, folder)
         self.batches, self.parameters = iter(stream), count(model)
 
     def step(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from regard.data.streams import BlockBatch
 from regard.models import Decoder, ModelConfig
 from regard.tasks.language_modeling import next_token
-from regard.training.objective import chunked, cross_entropy, score
+from regard.training.objective import cross_entropy, score, token_loss
 
 CONFIG = ModelConfig(
     architecture="decoder", vocab_size=50, dim=16, layers=2, heads=2, ff_dim=32, norm_order="pre", position="rope",
@@ -44,7 +43,7 @@ def test_loss_and_gradients_are_those_of_cross_entropy(chunk, smoothing, changes
     model, batch = make(**changes)
     logits, expected = model(batch.read).flatten(0, 1), batch.labels.flatten()
     plain = F.cross_entropy(logits, expected, label_smoothing=smoothing, reduction="sum")
-    ours, count = next_token(model, batch, smoothing, loss=partial(chunked, chunk=chunk))
+    ours, count = next_token(model, batch, smoothing, loss_chunk=chunk)
     torch.testing.assert_close(ours, plain)
     assert int(count) == 21
     wanted, found = gradients(model, plain / 21), gradients(model, ours / 21)
@@ -58,7 +57,7 @@ def test_what_is_ignored_teaches_nothing():
     states = model.states(batch.read).detach().requires_grad_()
     expected = batch.labels.clone()
     expected[0] = -100
-    ours = chunked(states, model.output_head, expected, 0.1, chunk=5)
+    ours = token_loss(states, model.output_head, expected, 0.1, 0.0, 5)
     plain = F.cross_entropy(
         model.output_head(states).flatten(0, 1),
         expected.flatten(),
@@ -77,7 +76,7 @@ def test_under_autocast_as_the_plain_loss():
     model, batch = make(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         plain, _ = next_token(model, batch)
-        ours, _ = next_token(model, batch, loss=partial(chunked, chunk=7))
+        ours, _ = next_token(model, batch, loss_chunk=7)
     torch.testing.assert_close(ours, plain, rtol=1e-2, atol=1e-2)
     assert ours.dtype == torch.float32
     wanted, found = gradients(model, plain), gradients(model, ours)
@@ -98,7 +97,7 @@ def test_the_scores_are_never_all_there():
             return out
 
     with Watch():
-        next_token(model, batch, 0.1, loss=partial(chunked, chunk=4))[0].backward()
+        next_token(model, batch, 0.1, loss_chunk=4)[0].backward()
     assert max(sizes) == 4 * 50
 
 
@@ -111,7 +110,7 @@ def test_r_drop_in_chunks(chunk, alpha):
     expected = torch.randint(50, (3, 8)).masked_fill(torch.rand(3, 8) < 0.3, -100).repeat(2, 1)
     given = [states, *model.output_head.parameters()]
     plain = cross_entropy(model.output_head(states), expected, 0.1, alpha)
-    ours = chunked(states, model.output_head, expected, 0.1, alpha, chunk=chunk)
+    ours = token_loss(states, model.output_head, expected, 0.1, alpha, chunk)
     torch.testing.assert_close(ours, plain)
     for found, wanted in zip(*(torch.autograd.grad(loss, given) for loss in (ours, plain)), strict=True):
         torch.testing.assert_close(found, wanted)

@@ -37,7 +37,7 @@ from regard.models.recipe import with_preset
 from regard.predict.config import SearchConfig
 from regard.predict.generator import Generator, check_vocabulary
 from regard.text.config import TextConfig
-from regard.training.objective import Loss, balance, make_objective, unchunked
+from regard.training.objective import balance, make_objective, token_loss
 from regard.training.results import AttentionInput, Chart, Section, Table
 from regard.training.task import Evaluation, Metrics, Task
 from regard.training.trainer import Objective
@@ -48,11 +48,11 @@ POINTS = 200  # of a curve over positions
 
 
 def next_token(
-    model: Decoder, batch: BlockBatch, label_smoothing: float = 0.0, r_drop: float = 0.0, loss: Loss = unchunked
+    model: Decoder, batch: BlockBatch, label_smoothing: float = 0.0, r_drop: float = 0.0, loss_chunk: int = -1
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of tokens): each token of a row from those before it."""
     rows = BlockBatch(torch.cat((batch.ids, batch.ids))) if r_drop else batch  # two dropout masks: see `objective`
-    total = loss(model.states(rows.read), model.output_head, rows.labels, label_smoothing, r_drop)
+    total = token_loss(model.states(rows.read), model.output_head, rows.labels, label_smoothing, r_drop, loss_chunk)
     return total + balance(model, batch.tokens), batch.tokens
 
 

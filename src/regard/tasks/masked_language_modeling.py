@@ -32,7 +32,7 @@ from regard.predict.mask_predictor import MaskPredictor
 from regard.tasks.language_modeling import PlainTextTask
 from regard.text.config import TextConfig
 from regard.text.tokenizer import MASK_NAMES, Tokenizer
-from regard.training.objective import Loss, balance, cross_entropy, token_loss, unchunked
+from regard.training.objective import balance, cross_entropy, token_loss
 from regard.training.results import AttentionInput, Section, Table
 from regard.training.task import Evaluation, Metrics
 from regard.training.trainer import LOSS, Metric, Objective
@@ -50,11 +50,11 @@ def masked_states(model: Encoder, batch: MaskedBatch) -> Tensor:
 
 
 def masked_tokens(
-    model: Encoder, batch: MaskedBatch, label_smoothing: float = 0.0, loss: Loss = unchunked
+    model: Encoder, batch: MaskedBatch, label_smoothing: float = 0.0, loss_chunk: int = -1
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of masked tokens)."""
     assert model.output_head is not None
-    total = loss(masked_states(model, batch), model.output_head, batch.labels, label_smoothing, 0.0)
+    total = token_loss(masked_states(model, batch), model.output_head, batch.labels, label_smoothing, 0.0, loss_chunk)
     return total + balance(model, batch.tokens), batch.tokens
 
 
@@ -116,7 +116,7 @@ class MaskedLanguageModeling(PlainTextTask):
 
     def objective(self) -> Objective:
         config = self.config
-        return partial(masked_tokens, label_smoothing=config.label_smoothing, loss=token_loss(config.loss_chunk))
+        return partial(masked_tokens, label_smoothing=config.label_smoothing, loss_chunk=config.loss_chunk)
 
     def evaluate(self, model: Any) -> dict[str, float]:
         """Loss and accuracy over the validation text, in the precision of training."""

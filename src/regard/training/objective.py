@@ -10,7 +10,7 @@
 The sum over tokens and their number are returned separately, so that batches of different sizes are averaged
 correctly.
 
-Over a large vocabulary the logits of only a few tokens are in memory at a time, never of all (`chunked`). A batch of
+Over a large vocabulary the logits of only a few tokens are in memory at a time, never of all (`token_loss`). A batch of
 32 x 1024 tokens has 1.6 billion logits over GPT-2's vocabulary: 6.6 GB in float32, and the same again for their
 gradients; the states that they are computed from are 0.1 GB. But the loss is a sum over tokens, and the gradient of a
 token's logits is known as soon as they are (y is the correct token):
@@ -55,7 +55,6 @@ from regard.training.parallel import Objective
 
 Batch = TypeVar("Batch", bound=Tensors)
 Score = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
-Loss = Callable[[Tensor, OutputHead, Tensor, float, float], Tensor]
 CHUNK = {"cpu": 256, "cuda": 16384}  # tokens: they fit in the cache; they keep a GPU busy in little memory
 LARGE = 1024  # vocabulary from which the Triton kernel is worth its compilation
 BALANCE = 0.01  # weight of a mixture of experts' load-balancing loss (Fedus et al. 2021)
@@ -66,11 +65,12 @@ def translation(
     batch: PairBatch | PackedBatch,
     label_smoothing: float = 0.0,
     r_drop: float = 0.0,
-    loss: Loss | None = None,
+    loss_chunk: int = -1,
 ) -> tuple[Tensor, Tensor]:
-    """(summed loss, number of target tokens) under teacher forcing; `loss` is `unchunked`, or `chunked`."""
+    """(summed loss, number of target tokens) under teacher forcing."""
     read = repeat_batch(batch) if r_drop else batch
-    total = (loss or unchunked)(target_states(model, read), model.output_head, read.labels, label_smoothing, r_drop)
+    states = target_states(model, read)
+    total = token_loss(states, model.output_head, read.labels, label_smoothing, r_drop, loss_chunk)
     return total + balance(model, batch.tokens), batch.tokens
 
 
@@ -85,20 +85,8 @@ def target_states(model: SequenceToSequence, batch: PairBatch | PackedBatch) -> 
 def make_objective(objective: Callable[..., tuple[Tensor, Tensor]], config: TrainConfig) -> Objective:
     """An objective over a vocabulary with the settings of [train]."""
     return partial(
-        objective, label_smoothing=config.label_smoothing, r_drop=config.r_drop, loss=token_loss(config.loss_chunk)
+        objective, label_smoothing=config.label_smoothing, r_drop=config.r_drop, loss_chunk=config.loss_chunk
     )
-
-
-def token_loss(chunk: int) -> Loss:
-    """The loss over a vocabulary as `train.loss_chunk` says: so many tokens at a time, or all with -1."""
-    return unchunked if chunk < 0 else partial(chunked, chunk=chunk)
-
-
-def unchunked(
-    states: Tensor, head: OutputHead, labels: Tensor, label_smoothing: float = 0.0, r_drop: float = 0.0
-) -> Tensor:
-    """The summed loss, with the logits of all tokens in memory at once."""
-    return cross_entropy(head(states), labels, label_smoothing, r_drop)
 
 
 def balance(model: nn.Module, tokens: Tensor) -> Tensor | float:
@@ -172,22 +160,18 @@ class WordDropout:
 # --- a large vocabulary
 
 
-def chunked(
-    states: Tensor,
-    head: OutputHead,
-    labels: Tensor,
-    label_smoothing: float = 0.0,
-    r_drop: float = 0.0,
-    *,
-    chunk: int = 0,
+def token_loss(
+    states: Tensor, head: OutputHead, labels: Tensor, label_smoothing: float, r_drop: float, loss_chunk: int
 ) -> Tensor:
-    """The summed loss (`cross_entropy`) of `head`'s logits for states [R, T, dim], `chunk` tokens at a time.
+    """The summed loss (`cross_entropy`) of `head`'s logits for states [R, T, dim], in chunks of `loss_chunk` tokens.
 
-    chunk = 0: a default for the device.
+    0: a default for the device; -1: the logits of all tokens are in memory at once.
     """
+    if loss_chunk < 0:
+        return cross_entropy(head(states), labels, label_smoothing, r_drop)
     ready, kind = head.transform(states).flatten(0, 1), states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else ready.dtype
-    chunk = chunk or CHUNK.get(kind, CHUNK["cuda"])
+    chunk = loss_chunk or CHUNK.get(kind, CHUNK["cuda"])
     arguments = (labels.flatten(), label_smoothing, r_drop, chunk, dtype)
     return _Chunked.apply(ready, head.project.weight, head.bias, *arguments)  # type: ignore[no-any-return]
 
