@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -224,7 +225,7 @@ def test_the_log_tells_mean_loss_rate_and_speed(tmp_path):
 def test_without_a_terminal_a_line_every_ten_seconds_and_the_last(monkeypatch, capsys):
     clock = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    with progress.Progress(100, done=20) as shown:
+    with closing(progress.Progress(100, done=20)) as shown:
         for step in range(21, 101):
             clock[0] += 1.0
             shown.update(step, 2.5, 1e-3, 12_345.6)
@@ -232,7 +233,7 @@ def test_without_a_terminal_a_line_every_ten_seconds_and_the_last(monkeypatch, c
     assert [int(re.search(r"step (\d+)/100", line)[1]) for line in lines] == [30, 40, 50, 60, 70, 80, 90, 100]
     assert lines[0] == "training: step 30/100, loss 2.5000, lr 1.0e-03, 12,346 tokens/s, 70 s left"
     assert lines[-1].endswith(" 0 s left")
-    with progress.Progress(1, unit="pictures") as shown:
+    with closing(progress.Progress(1, unit="pictures")) as shown:
         shown.update(1, 2.5, 1e-3, 12.0)
     assert "12 pictures/s, 0 s left" in capsys.readouterr().err
 

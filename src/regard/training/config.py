@@ -57,31 +57,23 @@ class TrainConfig:
             raise UserError(f"betas = {list(self.betas)}: must be two numbers from 0 to below 1, such as [0.9, 0.98]")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed = {self.seed}: must be an integer from 0 to {2**32 - 1}")
-        self._check_combinations()
-
-    def _check_combinations(self) -> None:
         if self.ema and self.average > 1:
-            raise UserError(
-                f"average = {self.average}: ema = {self.ema} is also a mean of the weights; choose one of them"
-            )
+            raise UserError(f"average = {self.average}: ema = {self.ema} is also a mean of the weights; choose one")
         if self.average > self.keep:
             raise UserError(f"average = {self.average}: needs as many checkpoints; set keep >= {self.average}")
-        if self.pack and self.pack > self.batch_tokens:
+        if self.pack > self.batch_tokens:
             raise UserError(
                 f"pack = {self.pack}: must be at most batch_tokens = {self.batch_tokens}; raise batch_tokens"
             )
-        one_shape = (
-            self.pack and self.gradient_accumulation == 1 and self.precision != "fp16" and self.nonfinite == "stop"
-        )
-        if self.cuda_graph and not one_shape:
+        one_step = self.gradient_accumulation == 1 and self.precision != "fp16" and self.nonfinite == "stop"
+        if self.cuda_graph and not (self.pack and one_step):
             raise UserError(
                 f"cuda_graph = true records one step of one shape: it needs pack > 0 (pack = {self.pack}), "
                 "gradient_accumulation = 1, precision fp32 or bf16, and nonfinite = 'stop'"
             )
         if self.optimizer == "muon" and self.parallel == "fsdp":
             raise UserError(
-                "optimizer = 'muon': needs unsharded matrices; set parallel = 'ddp' instead of 'fsdp', or "
-                "optimizer = 'adamw'"
+                "optimizer = 'muon': needs unsharded matrices; set parallel = 'ddp', or optimizer = 'adamw'"
             )
         if self.patience and not self.evaluate_every:
             raise UserError(f"patience = {self.patience}: counts evaluations; set evaluate_every, such as 500")

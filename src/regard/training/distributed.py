@@ -78,14 +78,10 @@ class Workers:
         return outcome[0]  # type: ignore[no-any-return]
 
     @contextmanager
-    def leading(self, context: AbstractContextManager[object]) -> Iterator[None]:
+    def leading(self, context: AbstractContextManager[None]) -> Iterator[None]:
         """Inside, rank 0 is in `context`."""
         with ExitStack() as stack:
-
-            def enter() -> None:
-                stack.enter_context(context)
-
-            self.on_lead(enter)
+            self.on_lead(lambda: stack.enter_context(context))
             yield
 
     @contextmanager
@@ -97,22 +93,19 @@ class Workers:
         if self.control is None:
             yield ask
             return
-        pending: list[tuple[dist.Work, Tensor]] = []
+        vote, work = torch.tensor(0), None  # of the previous call
 
         def agreed() -> bool:
-            vote = torch.tensor(int(ask()))
+            nonlocal vote, work
+            if work is not None:
+                work.wait()
+            result, vote = bool(vote), torch.tensor(int(ask()))
             work = dist.all_reduce(vote, dist.ReduceOp.MAX, group=self.control, async_op=True)
-            pending.append((work, vote))
-            return len(pending) > 1 and result()
-
-        def result() -> bool:
-            work, vote = pending.pop(0)
-            work.wait()
-            return bool(vote)
+            return result
 
         yield agreed
-        while pending:
-            result()
+        if work is not None:
+            work.wait()
 
 
 _current: Workers | None = None
@@ -145,8 +138,11 @@ def join(device: str | None = None) -> Iterator[Workers]:
         yield _current
         dist.destroy_process_group()
     except Exception as error:
-        reports = not isinstance(error, PeerError) and _is_first(store)
-        _wait_for_cleanup(store, rank)
+        reports = not isinstance(error, PeerError)
+        with suppress(RuntimeError):  # torchrun itself has ended, or rank 0 waits elsewhere
+            reports = reports and store.add("errors", 1) == 1  # no other rank has reported an error yet
+            # Once a process has ended, torchrun kills the others: so they wait until rank 0 has cleaned up.
+            store.set("cleanup", "done") if rank == 0 else store.wait(["cleanup"], CLEANUP)
         if not reports:
             raise SystemExit(2) from None
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower()):
@@ -173,16 +169,3 @@ def _own_device(name: str | None) -> torch.device:
         )
     torch.cuda.set_device(local)
     return find_device(f"cuda:{local}")
-
-
-def _is_first(store: dist.Store) -> bool:
-    """Whether no other rank has reported an error yet."""
-    with suppress(RuntimeError):  # torchrun itself has ended
-        return store.add("errors", 1) == 1
-    return True
-
-
-def _wait_for_cleanup(store: dist.Store, rank: int) -> None:
-    """Once a process has ended, torchrun kills the others: so the other ranks wait until rank 0 has cleaned up."""
-    with suppress(RuntimeError):  # rank 0 waits elsewhere, or has ended
-        store.set("cleanup", "done") if rank == 0 else store.wait(["cleanup"], CLEANUP)

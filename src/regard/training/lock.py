@@ -11,7 +11,6 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from regard.errors import UserError
@@ -19,38 +18,29 @@ from regard.files import make_folder
 
 NAME = ".lock"
 
-
-@dataclass
-class _Lock:
-    handle: int
-    created: list[Path]  # the folder and its parents, if they did not exist before
-    count: int = 0
-
-
-_held: dict[Path, _Lock] = {}  # by this process
+_held: set[Path] = set()  # by this process
 
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Inside, no other process can lock `folder`. It is created if needed, and removed if it stays empty."""
     path = folder.resolve()
-    if path not in _held:
-        created = [parent for parent in (path, *path.parents) if not parent.exists()]
-        _held[path] = _Lock(_take(folder), created)
-    held = _held[path]
-    held.count += 1
+    if path in _held:  # the outermost call releases it
+        yield
+        return
+    created = [parent for parent in (path, *path.parents) if not parent.exists()]
+    handle = _take(folder)
+    _held.add(path)
     try:
         yield
     finally:
-        held.count -= 1
-        if not held.count:
-            del _held[path]
-            with suppress(OSError):
-                (path / NAME).unlink()  # while it is still ours
-            os.close(held.handle)
-            with suppress(OSError):  # it is not empty
-                for parent in held.created:
-                    parent.rmdir()
+        _held.remove(path)
+        with suppress(OSError):
+            (path / NAME).unlink()  # while it is still ours
+        os.close(handle)
+        with suppress(OSError):  # it is not empty
+            for parent in created:
+                parent.rmdir()
 
 
 def _take(folder: Path) -> int:
@@ -70,19 +60,13 @@ def _take(folder: Path) -> int:
                 f"{folder}: another process is training in this folder ({holder or 'it has just started'}): wait for "
                 "it or stop it, or name another folder"
             )
-        if _is_at(handle, path):
-            with suppress(OSError):  # a full disk: the lock works without its content
-                os.ftruncate(handle, 0)
-                os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
-            return handle
-        os.close(handle)  # its owner had just removed it
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False
+        with suppress(FileNotFoundError):  # its owner had just removed it
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                with suppress(OSError):  # a full disk: the lock works without its content
+                    os.ftruncate(handle, 0)
+                    os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
+                return handle
+        os.close(handle)
 
 
 def _lock(handle: int, folder: Path) -> bool:
@@ -94,8 +78,5 @@ def _lock(handle: int, folder: Path) -> bool:
     except BlockingIOError:
         return False
     except (ImportError, OSError) as error:  # Windows; a network drive
-        print(
-            f"warning: {folder}: cannot be locked here ({error}): start no other process there",
-            file=sys.stderr,
-        )
+        print(f"warning: {folder}: cannot be locked here ({error}): start no other process there", file=sys.stderr)
     return True

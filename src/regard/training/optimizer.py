@@ -133,20 +133,16 @@ def rate(step: int, config: TrainConfig) -> float:
     """The learning rate of update number `step`, counted from 1."""
     if step < config.warmup:
         return config.lr * step / config.warmup
+    done = min((step - config.warmup) / max(config.steps - config.warmup, 1), 1.0)  # of the steps after the warmup
     match config.schedule:
         case "inverse-sqrt":
             return config.lr * math.sqrt(max(config.warmup, 1) / step)
         case "cosine":
-            return config.lr * (1 + math.cos(math.pi * _done(step, config))) / 2
+            return config.lr * (1 + math.cos(math.pi * done)) / 2
         case "linear":
-            return config.lr * (1 - _done(step, config))
+            return config.lr * (1 - done)
         case "constant":
             return config.lr
-
-
-def _done(step: int, config: TrainConfig) -> float:
-    """The fraction of the steps after the warmup that are done."""
-    return min((step - config.warmup) / max(config.steps - config.warmup, 1), 1.0)
 
 
 def paper_rate(dim: int, warmup: int) -> float:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
@@ -22,37 +21,29 @@ LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 class Progress:
     """Steps done, loss, speed and time left, on standard error."""
 
-    def __init__(
-        self, steps: int, done: int = 0, label: str = "training", show: bool = True, unit: str = "tokens"
-    ) -> None:
-        self.unit, self.steps, self.first, self.label, self.metrics, self.show = unit, steps, done, label, "", show
+    def __init__(self, steps: int, done: int = 0, show: bool = True, unit: str = "tokens") -> None:
+        self.unit, self.steps, self.first, self.metrics, self.show = unit, steps, done, "", show
         self.began = self.spoke = time.monotonic()
-        live = show and sys.stderr.isatty() and done < steps
-        self.bar = tqdm(total=steps, initial=done, desc=label, unit="step", dynamic_ncols=True) if live else None
+        hidden = not (show and sys.stderr.isatty() and done < steps)
+        self.bar = tqdm(total=steps, initial=done, desc="training", unit="step", dynamic_ncols=True, disable=hidden)
 
     def update(self, step: int, loss: float, rate: float, speed: float) -> None:
         """Show the progress after `step` steps."""
         text = f"loss {loss:.4f}, lr {rate:.1e}, {speed:,.0f} {self.unit}/s{self.metrics}"
-        if self.bar is not None:
-            self.bar.set_postfix_str(text, refresh=False)
-            self.bar.update(step - self.bar.n)
-            return
+        self.bar.set_postfix_str(text, refresh=False)
+        self.bar.update(step - self.bar.n)
         now = time.monotonic()
-        if self.show and (now - self.spoke >= LINE_EVERY or step == self.steps):
+        if self.bar.disable and self.show and (now - self.spoke >= LINE_EVERY or step == self.steps):
             left = (now - self.began) / max(step - self.first, 1) * (self.steps - step)
-            print(f"{self.label}: step {step}/{self.steps}, {text}, {left:.0f} s left", file=sys.stderr, flush=True)
+            print(f"training: step {step}/{self.steps}, {text}, {left:.0f} s left", file=sys.stderr, flush=True)
             self.spoke = now
 
     def show_metrics(self, metrics: Mapping[str, float]) -> None:
         """Show the metrics of the last evaluation from now on."""
         self.metrics = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.bar is not None:
-            self.bar.close()
+    def close(self) -> None:
+        self.bar.close()
 
 
 class Board:

@@ -167,7 +167,7 @@ class Trainer:
             closing(iter(self.batches) if config.pack else prefetch(self.batches, on_gpu)) as stream,  # packs are ready
             interruptible(quiet=not workers.leads) as interrupted,
             workers.agreement(interrupted) as stop,
-            Progress(config.steps, self.step, show=workers.leads, unit=self.unit) as progress,
+            closing(Progress(config.steps, self.step, workers.leads, self.unit)) as progress,
         ):
             while not self.finished:
                 self._set_rate(rate(self.step + 1, config))
