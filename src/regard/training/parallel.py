@@ -22,11 +22,11 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from regard.models.folder import weights_of
 from regard.nn.block import Block
@@ -50,27 +50,28 @@ class ModelWithLoss(nn.Module):
         return self.objective(self.model, batch)
 
 
-class Single:
-    """The model on one process; the base of the other engines."""
-
-    compute: Callable[[Any], tuple[Tensor, Tensor]]  # the objective of a batch
+class Engine:
+    """All weights on every rank: the model on one process, or wrapped in DDP. `compute` is the objective of a batch."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
-        self.model, self.compute = model, partial(objective, model)
+        self.model = model
+        self.compute: nn.Module = ModelWithLoss(model, objective)
 
     def exchange(self, last: bool) -> AbstractContextManager[object]:
         """Encloses forward and backward pass of a batch: gradients are exchanged with the last batch of a step."""
-        return nullcontext()
+        engine = self.compute
+        return nullcontext() if last or not isinstance(engine, DistributedDataParallel) else engine.no_sync()
 
     @contextmanager
-    def full_model(self, weights: Sequence[Tensor]) -> Iterator[nn.Module]:
-        """A model that needs no other rank, with these parameters or (if empty) its own. Only rank 0 may use it."""
+    def evaluation_model(self, weights: Sequence[Tensor]) -> Iterator[nn.Module]:
+        """The model in eval mode with these parameters or (if empty) its own; for rank 0, without any other rank."""
         own = [parameter.detach().clone() for parameter in self.model.parameters()] if weights else []
         self._put(weights)
         try:
-            yield self.model
+            yield self.model.eval()
         finally:
             self._put(own)
+            self.model.train()
 
     @torch.no_grad()
     def _put(self, weights: Sequence[Tensor]) -> None:
@@ -78,22 +79,7 @@ class Single:
             parameter.copy_(weight)
 
 
-class Replicated(Single):
-    """DDP: all weights on every rank."""
-
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
-        super().__init__(model, objective)
-        with warnings.catch_warnings():  # torch 2.13 renamed the argument
-            warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
-            self.compute = self.engine = nn.parallel.DistributedDataParallel(
-                ModelWithLoss(model, objective), broadcast_buffers=False, gradient_as_bucket_view=True
-            )
-
-    def exchange(self, last: bool) -> AbstractContextManager[object]:
-        return nullcontext() if last else self.engine.no_sync()
-
-
-class Sharded(Single):
+class Sharded(Engine):
     """FSDP: a part of every weight on each rank. Rank 0 has a second model in main memory, for evaluation."""
 
     def __init__(self, model: nn.Module, objective: Objective, workers: Workers, half: torch.dtype | None) -> None:
@@ -108,16 +94,15 @@ class Sharded(Single):
         policy = MixedPrecisionPolicy(half, torch.float32, cast_forward_inputs=False)
         for block in [module for module in model.modules() if isinstance(module, Block)]:
             fully_shard(block, mesh=mesh, mp_policy=policy)
-        wrapped = ModelWithLoss(model, objective)
-        fully_shard(wrapped, mesh=mesh, mp_policy=policy)
-        self.compute = wrapped
+        fully_shard(self.compute, mesh=mesh, mp_policy=policy)
 
     @contextmanager
-    def full_model(self, weights: Sequence[Tensor]) -> Iterator[nn.Module]:
+    def evaluation_model(self, weights: Sequence[Tensor]) -> Iterator[nn.Module]:
         """Collective: all ranks must enter, since each holds a part."""
         try:
-            yield self.fill(weights)
+            yield self.fill(weights).eval()
         finally:
+            self.model.train()
             if self.copy is not None:
                 self.copy.cpu()
 
@@ -144,13 +129,18 @@ def full(tensor: Tensor) -> Tensor:
 
 def distribute(
     model: nn.Module, objective: Objective, config: TrainConfig, device: torch.device, workers: Workers
-) -> Single:
+) -> Engine:
     """Move `model`, or a shard of it, to `device`, as `config.parallel` says."""
-    if workers.world == 1:
-        return Single(model.to(device), objective)
-    if config.parallel == "ddp":
-        return Replicated(model.to(device), objective)
-    return Sharded(model, objective, workers, HALF.get(config.precision))  # block by block: it may not fit as a whole
+    if workers.world > 1 and config.parallel == "fsdp":  # block by block: it may not fit as a whole
+        return Sharded(model, objective, workers, HALF.get(config.precision))
+    engine = Engine(model.to(device), objective)
+    if workers.world > 1:
+        with warnings.catch_warnings():  # torch 2.13 renamed the argument
+            warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+            engine.compute = DistributedDataParallel(
+                engine.compute, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+    return engine
 
 
 class Graph:
@@ -180,14 +170,12 @@ class Graph:
         if self.graph is None:
             self.batch = batch.clone()
             self.graph = torch.cuda.CUDAGraph()
-            self._check_lengths(False)  # that would read a tensor; the warm-up steps were checked
+            for position in self.learned:  # that would read a tensor; the warm-up steps were checked
+                position.checks_length = False
             with torch.cuda.graph(self.graph):  # records without running
                 self.result = self.update(self.batch)
-            self._check_lengths(True)
+            for position in self.learned:
+                position.checks_length = True
         self.batch.copy_(batch)
         self.graph.replay()
         return self.result
-
-    def _check_lengths(self, checks: bool) -> None:
-        for position in self.learned:
-            position.checks_length = checks

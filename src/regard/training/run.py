@@ -181,7 +181,7 @@ class Run:
             return average(self.folder, count)
         if (self.folder / WEIGHTS).exists() and trainer.evaluate is not None:
             return read_weights(self.folder / WEIGHTS)  # the best
-        with trainer.evaluation_model() as model:
+        with trainer.engine.evaluation_model(trainer.mean) as model:
             return {name: tensor.clone() for name, tensor in weights_of(model).items()}
 
 

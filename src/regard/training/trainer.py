@@ -41,7 +41,7 @@ from regard.training.config import TrainConfig
 from regard.training.distributed import current
 from regard.training.lock import hold
 from regard.training.optimizer import make_optimizer, rate
-from regard.training.parallel import HALF, Graph, Objective, Sharded, Single, Update, distribute, full
+from regard.training.parallel import HALF, Engine, Graph, Objective, Sharded, Update, distribute, full
 from regard.training.progress import Board, Progress
 
 Evaluate = Callable[[Any], dict[str, float]]  # model in eval mode -> "valid_loss" and other metrics by name
@@ -193,7 +193,7 @@ class Trainer:
                     break
         if self.finished and isinstance(self.engine, Sharded):  # the rest is done by rank 0 alone
             self.model, self.mean = self.engine.fill(self.mean), []
-            self.engine = Single(self.model, self.objective)
+            self.engine = Engine(self.model, self.objective)
         self.model.eval()
         if self.board is not None:
             self.board.close()
@@ -294,7 +294,7 @@ class Trainer:
 
     def _evaluate(self, progress: Progress) -> None:
         """Evaluate the weights; save them as model.safetensors if they are the best so far."""
-        with self.evaluation_model() as model:
+        with self.engine.evaluation_model(self.mean) as model:
             metrics, self.best = self.workers.on_lead(lambda: self._validate(model))
         progress.show_metrics(metrics)
 
@@ -310,16 +310,6 @@ class Trainer:
         self._write({"step": self.step, "seconds": round(self.seconds, 3), **metrics})
         newest = {"step": self.step, "stale": 0, "value": value}
         return metrics, newest if better else {**self.best, "stale": self.best["stale"] + 1}
-
-    @contextmanager
-    def evaluation_model(self) -> Iterator[nn.Module]:
-        """A model in eval mode, with the running mean of the weights where there is one; for use by rank 0."""
-        with self.engine.full_model(self.mean) as model:
-            model.eval()
-            try:
-                yield model
-            finally:
-                model.train()
 
     def _write(self, line: dict[str, Any]) -> None:
         try:
