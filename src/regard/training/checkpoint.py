@@ -29,9 +29,9 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class Checkpoint:
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, mean: Sequence[Tensor] = ()) -> None:
         parameters = dict(model.named_parameters())
-        if (self.path / FILES[0]).exists() and not _is_sharded(model):
+        if (self.path / FILES[0]).exists() and not is_sharded(model):
             fill(model, read_weights(self.path / FILES[0]), str(self.path / FILES[0]))
             tensors = read_weights(self.path / FILES[1])
         else:
@@ -72,7 +72,7 @@ class Checkpoint:
             if name.startswith("rng.cpu"):
                 torch.set_rng_state(tensors[name])
             else:
-                torch.cuda.set_rng_state(tensors[name], _device(model))
+                torch.cuda.set_rng_state(tensors[name], next(model.parameters()).device)
         for name, running in zip(parameters, mean, strict=False):
             if f"{name}/mean" not in tensors:
                 raise UserError(f"{self.path}: has no mean weights: it was saved with train.ema = 0; keep that setting")
@@ -105,13 +105,14 @@ def write(
     workers.on_lead(lambda: _begin(folder, fresh))
     try:
         tensors = _optimizer_tensors(model, optimizer, mean)
-        if _is_sharded(model):
-            files = _write_shards(fresh, {**weights_of(model), **tensors}, workers)
+        if is_sharded(model):
+            parts: dict[str, dict[str, Tensor]] = {}
+            shards = _write_shards(fresh, {**weights_of(model), **tensors}, workers)
         else:
             generators = workers.gather(_generators(model))
             tensors |= {name: generator for part in generators[1:] for name, generator in part.items()}
-            files = workers.on_lead(lambda: _write_files(fresh, model, tensors))
-        workers.on_lead(lambda: _complete(fresh, target, {**state, "files": files}))
+            parts, shards = dict(zip(FILES, (weights_of(model), tensors), strict=True)), {}
+        workers.on_lead(lambda: _complete(fresh, target, state, parts, shards))
     except PeerError:
         raise
     except (OSError, UserError) as error:
@@ -135,13 +136,17 @@ def _begin(folder: Path, fresh: Path) -> None:
     make_folder(fresh)
 
 
-def _write_files(fresh: Path, model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, str]:
-    write_weights(fresh / FILES[0], weights_of(model))
-    write_weights(fresh / FILES[1], tensors)
-    return {name: _digest(fresh / name) for name in FILES}
-
-
-def _complete(fresh: Path, target: Path, content: dict[str, Any]) -> None:
+def _complete(
+    fresh: Path, target: Path, state: dict[str, Any], parts: dict[str, dict[str, Tensor]], shards: dict[str, str]
+) -> None:
+    """Write the files that are not sharded, then the state; `shards` are those of all ranks, with their SHA-256."""
+    if missing := [name for name in shards if not (fresh / name).exists()]:
+        raise UserError(
+            f"this machine cannot see {name_some(missing)}: put the run on a file system that all machines share"
+        )
+    for name, tensors in parts.items():
+        write_weights(fresh / name, tensors)
+    content = {**state, "files": {**shards, **{name: _digest(fresh / name) for name in parts}}}
     write_atomically(fresh / STATE, json.dumps({**content, "sha256": _sum(content)}, indent=1).encode())
     _flush(fresh)
     shutil.rmtree(target, ignore_errors=True)
@@ -160,24 +165,19 @@ def _remove_old(folder: Path, step: int, keep: int, every: int) -> None:
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest complete checkpoint, and a line for each damaged one that was skipped."""
     damaged: list[str] = []
+    return next(complete_checkpoints(folder, damaged), None), damaged
+
+
+def complete_checkpoints(folder: Path, damaged: list[str] | None = None) -> Iterator[Checkpoint]:
+    """The checkpoints that are complete and undamaged, newest first; `damaged` gets a line for each of the others."""
+    damaged = [] if damaged is None else damaged
     for path in reversed(_folders(folder)):
         try:
-            return Checkpoint(path, _read(path)), damaged
+            yield Checkpoint(path, _read(path))
         except OSError as error:
             damaged.append(f"{path}: skipped: {Path(error.filename or STATE).name}: {error.strerror or error}")
         except (ValueError, RecursionError) as error:
             damaged.append(f"{path}: skipped: {error}")
-    return None, damaged
-
-
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints that are complete and undamaged, oldest first."""
-    complete = []
-    for path in _folders(folder):
-        with suppress(OSError, ValueError, RecursionError):
-            _read(path)
-            complete.append(path)
-    return complete
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -198,21 +198,17 @@ def _read(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def read_model(path: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint of either kind."""
-    return read_weights(path / FILES[0]) if (path / FILES[0]).exists() else read_shards(path)
-
-
 def average(folder: Path, last: int) -> dict[str, Tensor]:
     """The mean weights of the newest `last` complete checkpoints of a run."""
-    paths = complete_checkpoints(folder / "checkpoints")[-last:]
-    if len(paths) < last:
+    found = [*islice(complete_checkpoints(folder / "checkpoints"), last)]
+    if len(found) < last:
         raise UserError(
-            f"{folder}: has {len(paths)} complete checkpoints, not {last}: use fewer, or train with keep = {last}"
+            f"{folder}: has {len(found)} complete checkpoints, not {last}: use fewer, or train with keep = {last}"
         )
     total: dict[str, Tensor] = {}
-    for path in paths:
-        for name, tensor in read_model(path).items():
+    for path in (one.path for one in reversed(found)):
+        weights = read_weights(path / FILES[0]) if (path / FILES[0]).exists() else read_shards(path)
+        for name, tensor in weights.items():
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
     return {name: (tensor / last).to(torch.float32) for name, tensor in total.items()}
 
@@ -239,24 +235,15 @@ def _blank(parameters: dict[str, nn.Parameter], mean: Sequence[Tensor]) -> dict[
 
 def _generators(model: nn.Module) -> dict[str, Tensor]:
     """The state of this rank's random generators: rng.cpu, rng.cuda on rank 0, rng.cpu.1, … on the others."""
-    states = {"rng.cpu": torch.get_rng_state()}
-    if _device(model).type == "cuda":
-        states["rng.cuda"] = torch.cuda.get_rng_state(_device(model))
-    rank = current().rank
+    states, device, rank = {"rng.cpu": torch.get_rng_state()}, next(model.parameters()).device, current().rank
+    if device.type == "cuda":
+        states["rng.cuda"] = torch.cuda.get_rng_state(device)
     return {f"{name}.{rank}" if rank else name: state for name, state in states.items()}
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _is_sharded(model: nn.Module) -> bool:
-    return any(is_sharded(parameter) for parameter in model.parameters())
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -306,16 +293,7 @@ def _write_shards(folder: Path, tensors: Mapping[str, Tensor], workers: Workers)
     except CheckpointException as error:  # the same on all ranks
         raise UserError(_reason(error)) from None
     own = {path.name: _digest(path) for path in folder.glob(f"shard-{workers.rank + 1:05d}-*.safetensors")}
-    files = {name: value for part in workers.gather(own) for name, value in part.items()}
-    workers.on_lead(lambda: _check_seen(folder, files))
-    return files
-
-
-def _check_seen(folder: Path, files: Mapping[str, str]) -> None:
-    if missing := [name for name in files if not (folder / name).exists()]:
-        raise UserError(
-            f"this machine cannot see {name_some(missing)}: put the run on a file system that all machines share"
-        )
+    return {name: value for part in workers.gather(own) for name, value in part.items()}
 
 
 def _fill_shards(path: Path, wanted: Mapping[str, Tensor]) -> None:

@@ -117,9 +117,9 @@ class Sharded(Engine):
         return self.model if self.copy is None else self.copy.to(self.device)
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether other ranks hold the rest of the tensor."""
-    return hasattr(tensor, "full_tensor")
+def is_sharded(model: nn.Module) -> bool:
+    """Whether other ranks hold the rest of its parameters."""
+    return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from regard.models import ModelConfig, build
 from regard.models.folder import WEIGHTS, fill, load_tokenizers, read_weights, weights_of, write_weights
 from regard.models.recipe import RECIPE
 from regard.settings import from_dict, read_toml, write_toml
-from regard.training.checkpoint import average, complete_checkpoints
+from regard.training.checkpoint import average, complete_checkpoints, newest
 from regard.training.distributed import current
 from regard.training.initialize import initialize_tokenizers, initialize_weights
 from regard.training.objective import score_on_gpu
@@ -154,7 +154,7 @@ class Run:
         model = build(task.model_config)
         evaluate, metric = task.evaluate if task.has_validation else None, task.METRICS[config.metric]
         with self._removed_on_error():
-            if config.init_from is not None and not complete_checkpoints(self.folder / "checkpoints"):
+            if config.init_from is not None and newest(self.folder / "checkpoints")[0] is None:
                 initialize_weights(model, config.init_from, verbose=current().leads)
             stream, objective = task.stream(), task.objective()
             return Trainer(model, stream, objective, config, self.folder, evaluate, metric, task.device, task.UNIT)
@@ -173,7 +173,7 @@ class Run:
     def _final_weights(self, trainer: Trainer) -> Mapping[str, torch.Tensor]:
         """The mean of the last checkpoints, or the best weights, or the last, as [train] says."""
         if self.config.average > 1:
-            count = min(self.config.average, len(complete_checkpoints(self.folder / "checkpoints")))
+            count = min(self.config.average, len([*complete_checkpoints(self.folder / "checkpoints")]))
             if count < self.config.average:
                 print(
                     f"note: train.average = {self.config.average}, but there are {count} checkpoints", file=sys.stderr
