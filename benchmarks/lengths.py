@@ -76,8 +76,8 @@ def measured(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any
     near, far = (perplexity(trainer.model, text, CONTEXT * times) for times in (1, TIMES))
     return {
         "model": name, "parameters": sum(p.numel() for p in trainer.model.parameters()),
-        "loss": round(near.loss, 4), "loss_at_8_times": round(far.loss, 4),
-        "by_position": grouped(far.loss_per_position),
+        "loss": round(near["loss"], 4), "loss_at_8_times": round(far["loss"], 4),
+        "by_position": grouped(far["loss_per_position"]),
     }  # fmt: skip
 
 

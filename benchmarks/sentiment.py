@@ -32,7 +32,7 @@ from regard.data.batch import Ragged
 from regard.data.labels import Example
 from regard.data.pack import Labelled
 from regard.data.streams import Batches
-from regard.metrics.classification import ClassMetrics, evaluate_classes
+from regard.metrics.classification import evaluate_classes
 from regard.models.recipe import override, read_recipe, smoke_form
 from regard.samples import sample_folder
 from regard.tasks.text_classification import TextClassification
@@ -55,7 +55,7 @@ class Texts:
     def labels(self, rows: Sequence[Example]) -> Tensor:
         return torch.tensor([self.classes.index(one.label) for one in rows])
 
-    def evaluate(self, probabilities: Tensor, rows: Sequence[Example]) -> ClassMetrics:
+    def evaluate(self, probabilities: Tensor, rows: Sequence[Example]) -> dict[str, Any]:
         return evaluate_classes(probabilities, self.labels(rows), self.classes)
 
 
@@ -82,12 +82,12 @@ def read_all(args: argparse.Namespace) -> dict[int, Texts]:
     return {seed: read(args, seed) for seed in args.seeds}
 
 
-def majority(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
+def majority(texts: Texts, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     counts = texts.labels(texts.train).bincount(minlength=len(texts.classes))
     return texts.evaluate((counts / counts.sum()).expand(len(texts.test), -1), texts.test)
 
 
-def linear(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
+def linear(texts: Texts, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
@@ -99,7 +99,7 @@ def linear(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
     for strength in STRENGTHS:
         model = LogisticRegression(C=strength, max_iter=300).fit(known, labels)
         found = torch.from_numpy(model.predict_proba(vectors.transform([one.text for one in texts.valid])))
-        accuracy = texts.evaluate(found, texts.valid).accuracy
+        accuracy = texts.evaluate(found, texts.valid)["accuracy"]
         if best is None or accuracy > best[0]:
             best = accuracy, model
     assert best is not None
@@ -123,7 +123,7 @@ class Convolutions(nn.Module):
         return logits
 
 
-def cnn(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
+def cnn(texts: Texts, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     tokenizer = Tokenizer.train(
         (one.text for one in texts.train), "char", min_count=2 if len(texts.train) > 5000 else 1
@@ -141,7 +141,7 @@ def cnn(texts: Texts, args: argparse.Namespace, seed: int) -> ClassMetrics:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        accuracy = texts.evaluate(_answers(model, valid, device), texts.valid).accuracy
+        accuracy = texts.evaluate(_answers(model, valid, device), texts.valid)["accuracy"]
         if accuracy > best[0]:
             best = accuracy, {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.load_state_dict(best[1])
@@ -161,7 +161,7 @@ def _answers(model: Convolutions, data: Labelled, device: torch.device) -> Tenso
     return found
 
 
-MODELS: dict[str, Callable[[Texts, argparse.Namespace, int], ClassMetrics]] = {
+MODELS: dict[str, Callable[[Texts, argparse.Namespace, int], dict[str, Any]]] = {
     "majority": majority, "linear": linear, "cnn": cnn
 }  # fmt: skip
 
@@ -182,7 +182,7 @@ def main() -> None:
     texts = read_all(args)
     for name in args.only:
         begin = time.perf_counter()
-        judged = [dataclasses.asdict(MODELS[name](texts[seed], args, seed)) for seed in args.seeds]
+        judged = [MODELS[name](texts[seed], args, seed) for seed in args.seeds]
         rows.append(_row(name, judged, (time.perf_counter() - begin) / len(judged)))
         print(f"{name}: accuracy {rows[-1]['accuracy']['mean']:.4f}", flush=True)
     for path in args.quality:

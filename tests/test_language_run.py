@@ -83,10 +83,11 @@ def test_six_lines_make_a_complete_run(here, capsys):
     # the weights that are kept are those with the figures that are told
     model, valid = regard.load(run).model, Store.open(run / "data" / "valid")
     found = perplexity(model, valid, 24)
-    assert told["scores"]["valid"]["loss"] == pytest.approx(found.loss)
-    assert found.bits_per_byte == pytest.approx(found.loss / math.log(2) * found.tokens / len(TEXT[cut + 1 :].encode()))
+    assert told["scores"]["valid"]["loss"] == pytest.approx(found["loss"])
+    size = len(TEXT[cut + 1 :].encode())
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2) * found["tokens"] / size)
     judged = [line["valid_loss"] for line in read_metrics(run) if "valid_loss" in line]
-    assert judged == [pytest.approx(found.loss)]
+    assert judged == [pytest.approx(found["loss"])]
     report = (run / "report.html").read_text()
     assert "Samples" in report and "Loss by position" in report and "loss on valid" in report
 

@@ -29,12 +29,11 @@ from regard.data.numeric import (
     read_series,
     seasonal_series,
 )
-from regard.metrics.regression import evaluate_pairs, evaluate_series
 from regard.models import ModelConfig, build
 from regard.predict.bundle import Bundle
 from regard.predict.regressor import Regressor, autoregress
 from regard.settings import read_toml, to_dict
-from regard.tasks.regression import squared_error
+from regard.tasks.regression import evaluate_pairs, evaluate_series, squared_error
 from smoke import smoke_run
 from stopping import assert_same_weights, interrupt_at
 

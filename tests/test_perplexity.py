@@ -49,19 +49,19 @@ def test_every_token_given_those_before_it_in_its_window(tmp_path, context, stri
         losses.append(cross_entropy(model, ids, place, late * stride))
     found = perplexity(model, text, context, stride)
     total = sum(losses)
-    assert found.tokens == len(losses) and found.documents == 2 and found.unknown == 0
-    assert found.loss == pytest.approx(total / len(losses), rel=1e-6)
-    assert found.perplexity == pytest.approx(math.exp(total / len(losses)), rel=1e-6)
+    assert found["tokens"] == len(losses) and found["documents"] == 2 and found["unknown"] == 0
+    assert found["loss"] == pytest.approx(total / len(losses), rel=1e-6)
+    assert found["perplexity"] == pytest.approx(math.exp(total / len(losses)), rel=1e-6)
     paid = len((TEXT + "Ende.").encode()) - 1  # the first token is the first of two bytes of "Ü"
-    assert found.bits_per_byte == pytest.approx(total / math.log(2) / paid, rel=1e-6)
-    assert found.bits_per_character == pytest.approx(total / math.log(2) / len(TEXT + "Ende."), rel=1e-6)
+    assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / paid, rel=1e-6)
+    assert found["bits_per_character"] == pytest.approx(total / math.log(2) / len(TEXT + "Ende."), rel=1e-6)
 
 
 def test_the_first_token_is_given_and_not_paid_for(tmp_path):
     text = make_text(tmp_path, "abc")
     found = perplexity(make_model(), text, 8)
-    assert (found.tokens, found.characters, found.bytes) == (2, 2, 2)
-    assert found.bits_per_byte == pytest.approx(found.loss / math.log(2))
+    assert (found["tokens"], found["characters"], found["bytes"]) == (2, 2, 2)
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2))
 
 
 def test_a_model_without_an_opinion_has_the_perplexity_of_its_vocabulary(tmp_path):
@@ -70,7 +70,7 @@ def test_a_model_without_an_opinion_has_the_perplexity_of_its_vocabulary(tmp_pat
         for parameter in model.parameters():
             parameter.zero_()
     found = perplexity(model, make_text(tmp_path, TEXT), 8)
-    assert found.perplexity == pytest.approx(len(BYTES)) and found.loss == pytest.approx(math.log(len(BYTES)))
+    assert found["perplexity"] == pytest.approx(len(BYTES)) and found["loss"] == pytest.approx(math.log(len(BYTES)))
 
 
 def test_the_loss_of_each_position(tmp_path):
@@ -82,8 +82,8 @@ def test_the_loss_of_each_position(tmp_path):
             start + position + 1 for start in range(0, len(ids) - 1, context) if start + position + 1 < len(ids)
         ]
         expected = sum(cross_entropy(model, ids, place, place - position - 1) for place in positions) / len(positions)
-        assert found.loss_per_position[position] == pytest.approx(expected, rel=1e-6)
-    assert perplexity(model, make_text(tmp_path / "short", "abc"), 8).loss_per_position[2:] == (None,) * 6
+        assert found["loss_per_position"][position] == pytest.approx(expected, rel=1e-6)
+    assert perplexity(model, make_text(tmp_path / "short", "abc"), 8)["loss_per_position"][2:] == [None] * 6
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_the_loss_of_each_position(tmp_path):
 def test_eight_times_the_length_of_training(tmp_path, changes):
     model, text = make_model(**changes), make_text(tmp_path, TEXT * 3)
     found = perplexity(model, text, 8 * model.config.max_length)
-    assert math.isfinite(found.loss) and found.loss_per_position[127] is not None
+    assert math.isfinite(found["loss"]) and found["loss_per_position"][127] is not None
     if "window" in changes and changes["position"] == "none":
         # nothing beyond layers x (window - 1) tokens reaches a token, so more context changes nothing
         ids = text.columns["ids"].tolist()

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from regard.errors import UserError, suggest
 
@@ -27,17 +26,6 @@ Splitting = Literal["13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none"]
 _KANA = re.compile(r"[\u3040-\u30ff\uff66-\uff9f]")
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]")
 _SOUTH_EAST = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # Thai, Lao, Burmese, Khmer
-
-
-@dataclass(frozen=True)
-class Scores:
-    lines: int
-    bleu: float
-    tokenised_bleu: float
-    chrf: float
-    exact: float
-    signature: str  # of `bleu`: says exactly what was computed
-    reference_tokens: int  # of `tokenised_bleu`: 12,103 for Multi30k test2016 En-De
 
 
 def natural_splitting(references: Sequence[str]) -> Splitting:
@@ -51,8 +39,8 @@ def natural_splitting(references: Sequence[str]) -> Splitting:
     return "zh" if han > 9 * kana and han > others else "char"
 
 
-def score(hypotheses: Sequence[str], references: Sequence[str], splitting: Splitting | None = None) -> Scores:
-    """All metrics of these hypotheses, each against one reference.
+def score(hypotheses: Sequence[str], references: Sequence[str], splitting: Splitting | None = None) -> dict[str, Any]:
+    """All metrics of these hypotheses, each against one reference, as plain values.
 
     `splitting` is the tokenisation of `bleu`; by default what fits the references (`natural_splitting`).
     """
@@ -65,15 +53,15 @@ def score(hypotheses: Sequence[str], references: Sequence[str], splitting: Split
     plain = bleu_metric(splitting or natural_splitting(references))
     split = BLEU(tokenize="none", lowercase=True, force=True)
     bleu, tokenised = plain.corpus_score(hypotheses, [references]), split.corpus_score(hypotheses, [references])
-    return Scores(
-        lines=len(references),
-        bleu=bleu.score,
-        tokenised_bleu=tokenised.score,
-        chrf=CHRF().corpus_score(hypotheses, [references]).score,
-        exact=sum(map(str.__eq__, hypotheses, references)) / len(references),
-        signature=str(plain.get_signature()),
-        reference_tokens=tokenised.ref_len,
-    )
+    return {
+        "lines": len(references),
+        "bleu": bleu.score,
+        "tokenised_bleu": tokenised.score,
+        "chrf": CHRF().corpus_score(hypotheses, [references]).score,
+        "exact": sum(map(str.__eq__, hypotheses, references)) / len(references),
+        "signature": str(plain.get_signature()),  # of `bleu`: says exactly what was computed
+        "reference_tokens": tokenised.ref_len,  # of `tokenised_bleu`: 12,103 for Multi30k test2016 En-De
+    }
 
 
 def bleu_metric(splitting: str) -> BLEU:

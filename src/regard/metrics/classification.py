@@ -14,7 +14,6 @@ arXiv 1706.04599). All are functions of probabilities [N, C] and labels [N], wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,26 +24,8 @@ from regard.errors import UserError
 BINS = 15  # of equal width, as in the paper
 
 
-@dataclass(frozen=True)
-class ClassMetrics:
-    """The result of `evaluate_classes`: plain values, so that `dataclasses.asdict` can go into scores.json."""
-
-    accuracy: float
-    macro_f1: float
-    loss: float
-    calibration_error: float
-    examples: int
-    majority: float  # accuracy of always predicting the most frequent class
-    classes: tuple[str, ...]
-    confusion: tuple[tuple[int, ...], ...]  # [label][predicted class]
-    precision: tuple[float, ...]
-    recall: tuple[float, ...]
-    f1: tuple[float, ...]
-    bins: tuple[dict[str, Any], ...]  # those with examples: confidence, accuracy, examples
-
-
-def evaluate_classes(probabilities: Tensor, labels: Tensor, classes: Sequence[str]) -> ClassMetrics:
-    """All metrics of probabilities [N, C] for examples with these `labels` [N]."""
+def evaluate_classes(probabilities: Tensor, labels: Tensor, classes: Sequence[str]) -> dict[str, Any]:
+    """All metrics of probabilities [N, C] for examples with these `labels` [N], as plain values."""
     count = len(labels)
     if not count or probabilities.shape != (count, len(classes)):
         shapes = f"probabilities {list(probabilities.shape)} for {count} examples and {len(classes)} classes"
@@ -57,20 +38,20 @@ def evaluate_classes(probabilities: Tensor, labels: Tensor, classes: Sequence[st
     f1 = 2 * hit / (named + support).clamp_min(1)
     bins = _bins(confidence, predicted == labels)
     losses = -probabilities.gather(1, labels[:, None]).clamp_min(torch.finfo(torch.float32).tiny).log()
-    return ClassMetrics(
-        accuracy=hit.sum().item() / count,
-        macro_f1=f1[named + support > 0].mean().item(),
-        loss=losses.mean().item(),
-        calibration_error=sum(one["examples"] * abs(one["accuracy"] - one["confidence"]) for one in bins) / count,
-        examples=count,
-        majority=support.max().item() / count,
-        classes=tuple(classes),
-        confusion=tuple(map(tuple, confusion.tolist())),
-        precision=tuple(precision.tolist()),
-        recall=tuple(recall.tolist()),
-        f1=tuple(f1.tolist()),
-        bins=tuple(bins),
-    )
+    return {
+        "accuracy": hit.sum().item() / count,
+        "macro_f1": f1[named + support > 0].mean().item(),
+        "loss": losses.mean().item(),
+        "calibration_error": sum(one["examples"] * abs(one["accuracy"] - one["confidence"]) for one in bins) / count,
+        "examples": count,
+        "majority": support.max().item() / count,  # accuracy of always predicting the most frequent class
+        "classes": list(classes),
+        "confusion": confusion.tolist(),  # [label][predicted class]
+        "precision": precision.tolist(),
+        "recall": recall.tolist(),
+        "f1": f1.tolist(),
+        "bins": bins,
+    }
 
 
 def _bins(confidence: Tensor, hit: Tensor) -> list[dict[str, Any]]:

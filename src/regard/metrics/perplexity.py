@@ -13,7 +13,6 @@ context - stride of them (see `regard.data.streams.windows`), which costs contex
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,25 +25,9 @@ from regard.errors import UserError
 LOGITS = 1 << 26  # scores computed at once, 4 bytes each
 
 
-@dataclass(frozen=True)
-class Perplexity:
-    loss: float
-    perplexity: float
-    bits_per_character: float
-    bits_per_byte: float
-    tokens: int  # that count: all but the first
-    characters: int
-    bytes: int
-    documents: int
-    unknown: int  # <unk> tokens; if there are any, the bits are those of a coarser text
-    context: int
-    stride: int
-    loss_per_position: tuple[float | None, ...]  # mean loss by number of previous tokens; None: none counted
-
-
 @torch.inference_mode()
-def perplexity(model: Any, text: Store, context: int, stride: int | None = None) -> Perplexity:
-    """All metrics of a decoder in eval mode."""
+def perplexity(model: Any, text: Store, context: int, stride: int | None = None) -> dict[str, Any]:
+    """All metrics of a decoder in eval mode, as plain values."""
     if len(text) < 2:
         raise UserError(f"the text has {len(text)} token: at least 2 are needed, because the first is not predicted")
     stride, device = context if stride is None else stride, next(model.parameters()).device
@@ -62,17 +45,17 @@ def perplexity(model: Any, text: Store, context: int, stride: int | None = None)
     characters, size = index["characters"] - index["first"][0], index["bytes"] - index["first"][1]
     means = [value / count if count else None for value, count in zip(sums.tolist(), counts.tolist(), strict=True)]
     loss, bits = total / tokens, total / math.log(2)
-    return Perplexity(
-        loss=loss,
-        perplexity=math.exp(min(loss, 700.0)),
-        bits_per_character=bits / max(characters, 1),
-        bits_per_byte=bits / max(size, 1),
-        tokens=tokens,
-        characters=characters,
-        bytes=size,
-        documents=index["documents"],
-        unknown=index["unknown"],
-        context=context,
-        stride=stride,
-        loss_per_position=tuple(means),
-    )
+    return {
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+        "bits_per_character": bits / max(characters, 1),
+        "bits_per_byte": bits / max(size, 1),
+        "tokens": tokens,  # that count: all but the first
+        "characters": characters,
+        "bytes": size,
+        "documents": index["documents"],
+        "unknown": index["unknown"],  # <unk> tokens; if there are any, the bits are those of a coarser text
+        "context": context,
+        "stride": stride,
+        "loss_per_position": means,  # by number of previous tokens; None: none counted
+    }

@@ -249,8 +249,7 @@ class ImageCaptioning(Task):
         for rows in torch.arange(len(examples)).split(BATCH):
             predictions = predictor.decode(*examples.sources(rows), batch=BATCH, **options)
             captions += [prediction.text for prediction in predictions]
-        metrics = dataclasses.asdict(score(captions, examples.captions))
-        return metrics | noun_attention(predictor, examples), captions
+        return score(captions, examples.captions) | noun_attention(predictor, examples), captions
 
     @staticmethod
     def format_metrics(metrics: Metrics) -> list[str]:

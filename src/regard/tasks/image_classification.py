@@ -25,6 +25,7 @@ from torch import Tensor
 from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageStream, augment
 from regard.data.images import ImageData, Images, Listed, list_set, make_images
 from regard.errors import UserError
+from regard.metrics.classification import evaluate_classes
 from regard.models import Encoder, ModelConfig
 from regard.predict.classifier import ImageClassifier
 from regard.tasks.text_classification import ClassificationTask, class_sections
@@ -148,7 +149,7 @@ class ImageClassification(ClassificationTask):
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
         probabilities = predictor.probabilities(lambda begin, end: examples[torch.arange(begin, end)], len(examples))
-        return self.measure(probabilities, examples.labels), probabilities
+        return evaluate_classes(probabilities, examples.labels, self.data.classes), probabilities
 
     # --- report
 

@@ -201,14 +201,13 @@ class LanguageModeling(PlainTextTask):
         # Compiled code is specialized to the shapes of training: compiling for these would cost more than it saves.
         eager = torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
         with self.autocast(model), eager:
-            return {"valid_loss": perplexity(model, self.valid_text, self.config.pack).loss}
+            return {"valid_loss": perplexity(model, self.valid_text, self.config.pack)["loss"]}
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
         context = options.get("context") or predictor.bundle.limits.context
         if options.get("context", 1) < 1:
             raise UserError(f"--context {options['context']}: must be 1 or more tokens")
-        result = perplexity(predictor.bundle.model, examples, context, options.get("stride"))
-        return dataclasses.asdict(result), None
+        return perplexity(predictor.bundle.model, examples, context, options.get("stride")), None
 
     @staticmethod
     def format_metrics(metrics: Metrics) -> list[str]:

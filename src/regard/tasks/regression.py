@@ -2,30 +2,34 @@
 
     [data]    pairs of sequences, or a time series to be forecast     `regard.data.numeric`
     loss      Σ (y - ŷ)² over scaled numbers, each given those before
-    metrics   errors of autoregressive predictions                    `regard.metrics.regression`
+    metrics   MAE, mean of |y - ŷ|; MSE, mean of (y - ŷ)²
 
 Nothing else differs from translation: a linear layer replaces the token embedding, another one the output layer. All
 rows have one shape (sequences padded to data.longest, windows of data.context steps), so `train.cuda_graph` applies;
 `train.batch_tokens` counts source steps.
+
+Metrics are those of autoregressive predictions: the model reads its own outputs. A forecast of a time series is
+compared with two that need no model, the last value and the last season, in units of each channel's standard deviation
+in the training data; a sequence with the source itself (or, where lengths differ, with the mean).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from regard.data.numeric import NumberBatch, NumberData, NumberSets, Scale, make_sets
+from regard.data.numeric import NumberBatch, NumberData, NumberSets, Scale, last_season, last_value, make_sets
 from regard.data.streams import Examples
-from regard.metrics.regression import TOGETHER, evaluate_regression, format_regression
 from regard.models import EncoderDecoder, ModelConfig
-from regard.predict.regressor import Regressor
+from regard.predict.regressor import Regressor, autoregress
 from regard.training.results import Chart, Section, Table
 from regard.training.task import Evaluation, Metrics, Task
 from regard.training.trainer import LOSS, Metric, Objective
 
+TOGETHER = 1024  # rows that are evaluated at once
 SHOWN_SEQUENCE = [10.0, 20.0, 30.0, 40.0, 50.0]  # in every report on sequences by rule
 BEFORE = 96  # steps before a forecast that are drawn
 LISTED = 8  # sequences in the report
@@ -37,6 +41,41 @@ def squared_error(model: EncoderDecoder, batch: NumberBatch) -> tuple[Tensor, Te
     if batch.target_is_real is not None:
         error = error * batch.target_is_real[..., None]
     return error.sum(), batch.tokens
+
+
+def evaluate_series(batch: NumberBatch, predicted: Tensor, data: NumberData, channels: tuple[str, ...]) -> Metrics:
+    """Of windows [n, horizon, channels]: over all, by channel and by step, compared with the two simple forecasts."""
+    metrics: Metrics = {"windows": len(predicted), "channels": list(channels)}
+    forecasts = {
+        "": predicted,
+        "last_": last_value(batch.source, data.horizon),
+        "seasonal_": last_season(batch.source, data.horizon, data.period),
+    }
+    for name, forecast in forecasts.items():
+        error = (forecast - batch.target).double()
+        metrics |= {f"{name}mae": error.abs().mean().item(), f"{name}mse": error.square().mean().item()}
+        metrics[f"{name}mae_by_channel"] = error.abs().mean(dim=(0, 1)).tolist()
+        metrics[f"{name}mae_by_step"] = error.abs().mean(dim=(0, 2)).tolist()
+    return metrics
+
+
+def evaluate_pairs(batch: NumberBatch, predicted: Tensor, forced: Tensor, data: NumberData) -> Metrics:
+    """Of padded sequences, in the units of the data; `forced` was predicted from the true numbers (teacher forcing)."""
+    assert batch.source_is_real is not None and batch.target_is_real is not None
+    is_real, unit = batch.target_is_real, data.std[0]
+    error, forced_error = (((outputs - batch.target)[is_real] * unit).double().abs() for outputs in (predicted, forced))
+    same = torch.equal(batch.source_is_real, is_real)
+    naive = (batch.source - batch.target)[is_real] if same else batch.target[is_real]  # scaled numbers: their mean is 0
+    return {
+        "sequences": len(batch.source),
+        "mae": error.mean().item(),
+        "mse": error.square().mean().item(),
+        "largest": error.max().item(),
+        "within": (error <= data.tolerance).double().mean().item(),
+        "tolerance": data.tolerance,
+        "forced_mae": forced_error.mean().item(),
+        "naive_mae": (naive * unit).double().abs().mean().item(),
+    }
 
 
 class Regression(Task):
@@ -57,7 +96,6 @@ class Regression(Task):
     LOSS_UNIT = "squared error, scaled"
     EXAMPLE = 'train = ["pairs.tsv"]'
     predictor = Regressor
-    format_metrics = staticmethod(format_regression)
 
     data: NumberData
     numbers: NumberSets
@@ -105,24 +143,50 @@ class Regression(Task):
     def objective(self) -> Objective:
         return squared_error
 
-    @torch.inference_mode()
+    def _parts(self, batch: NumberBatch) -> Iterator[NumberBatch]:
+        return (batch.rows(slice(at, at + TOGETHER)).to(self.device) for at in range(0, len(batch.source), TOGETHER))
+
     def evaluate(self, model: Any) -> dict[str, float]:
         """The squared error under teacher forcing; the MAE of autoregressive predictions if `train.metric` is "mae"."""
-        valid = self.numbers.rows["valid"]
-        parts = (valid.rows(slice(at, at + TOGETHER)) for at in range(0, len(valid.source), TOGETHER))
-        loss, count = self.sum_loss(squared_error, model, parts)
+        loss, count = self.sum_loss(squared_error, model, self._parts(self.numbers.rows["valid"]))
         metrics = {"valid_loss": loss / count}
         if self.config.metric == "mae":
             metrics["mae"] = self.score(self.bundle(model).predictor, self.examples("valid"))[0]["mae"]
         return metrics
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
-        name, batch = examples
-        metrics = evaluate_regression(predictor.bundle.model, batch, self.data, self.numbers.channels)
-        if name == "test" and self.data.rule is not None:
+        (name, batch), model, data = examples, predictor.bundle.model, self.data
+        predicted, forced = [], []
+        for part in self._parts(batch):
+            predicted.append(autoregress(model, part.source, part.source_is_real, part.target.shape[1]).cpu())
+            if not data.context:
+                with torch.inference_mode():
+                    forced.append(model(part.source, part.read, part.source_is_real).cpu())
+        if data.context:
+            return evaluate_series(batch, torch.cat(predicted), data, self.numbers.channels), None
+        metrics = evaluate_pairs(batch, torch.cat(predicted), torch.cat(forced), data)
+        if name == "test" and data.rule is not None:
             _, expected, predicted = self._rule_example(predictor)
             metrics["largest_of_example"] = max(abs(a - b) for a, b in zip(expected, predicted, strict=True))
         return metrics, None
+
+    @staticmethod
+    def format_metrics(metrics: Metrics) -> list[str]:
+        if "windows" in metrics:
+            return [
+                f"MAE {metrics['mae']:.4f}  MSE {metrics['mse']:.4f}  (last value {metrics['last_mae']:.4f}, "
+                f"{metrics['last_mse']:.4f}; last season {metrics['seasonal_mae']:.4f}, {metrics['seasonal_mse']:.4f})",
+                f"{metrics['windows']:,} windows, in units of each channel's standard deviation",
+            ]
+        lines = [
+            f"MAE {metrics['mae']:.4f}  within {metrics['tolerance']:g}: {metrics['within']:.2%}  "
+            f"largest error {metrics['largest']:.4f}",
+            f"{metrics['sequences']:,} sequences; MAE {metrics['forced_mae']:.4f} with teacher forcing, "
+            f"{metrics['naive_mae']:.4f} without a model",
+        ]
+        if "largest_of_example" in metrics:
+            lines.append(f"10 20 30 40 50: largest error {metrics['largest_of_example']:.4f}")
+        return lines
 
     # --- report
 

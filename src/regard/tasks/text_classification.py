@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -91,10 +91,6 @@ class ClassificationTask(Task):
     def use(self, bundle: Bundle) -> None:
         super().use(bundle)
         self.data = replace(self.data, classes=bundle.classes)
-
-    def measure(self, probabilities: Tensor, labels: Tensor) -> Metrics:
-        """Metrics of probabilities [N, classes] with the correct classes [N]."""
-        return asdict(evaluate_classes(probabilities, labels, self.data.classes))
 
     @staticmethod
     def validation(metrics: Metrics) -> dict[str, float]:
@@ -265,11 +261,11 @@ class TextClassification(ClassificationTask):
                 logits = class_logits(model, batch)
             probabilities.append(logits[:, 0].float().softmax(dim=-1).cpu())
             labels.append(self.valid_texts.labels[rows])
-        return self.validation(self.measure(torch.cat(probabilities), torch.cat(labels)))
+        return self.validation(evaluate_classes(torch.cat(probabilities), torch.cat(labels), self.data.classes))
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
         probabilities = predictor.probabilities([one.text for one in examples])
-        return self.measure(probabilities, self._numbers(examples)), probabilities
+        return evaluate_classes(probabilities, self._numbers(examples), self.data.classes), probabilities
 
     # --- report
 

@@ -10,7 +10,6 @@ Batches are padded sentences of similar length, or packed rows of one shape (`tr
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -182,8 +181,7 @@ class Translation(Task):
             bleu_metric(tokenize)  # a mistake shows before everything is translated
         sources, references = [pair.source for pair in examples], [pair.target for pair in examples]
         hypotheses = [prediction.text for prediction in predictor.predict(sources, **options)]
-        metrics = dataclasses.asdict(score(hypotheses, references, tokenize))
-        return metrics, list(zip(sources, references, hypotheses, strict=True))
+        return score(hypotheses, references, tokenize), list(zip(sources, references, hypotheses, strict=True))
 
     @staticmethod
     def format_metrics(metrics: Metrics) -> list[str]:
