@@ -120,8 +120,7 @@ class Ours:
         self.batches, self.parameters = iter(stream), count(model)
 
     def step(self) -> None:
-        batch = next(self.batches).to(self.trainer.device)
-        self.trainer.update(batch if self.trainer.config.cuda_graph else [batch])
+        self.trainer.update([next(self.batches).to(self.trainer.device)])
 
 
 class Other:

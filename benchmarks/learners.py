@@ -154,7 +154,7 @@ class Ours:
     def step(self, batch: Any) -> Tensor:
         """The number of target tokens, on the device."""
         given = batch.to(self.trainer.device)
-        _, count = self.trainer.update(given if self.trainer.config.cuda_graph else [given])
+        _, count = self.trainer.update([given])
         return count
 
     def warm_up(self) -> None:

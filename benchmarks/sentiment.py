@@ -68,11 +68,11 @@ def read(args: argparse.Namespace, seed: int) -> Texts:
         args.data or Path(args.recipe).parent
     )
     tables["data"] = {**tables["data"], "folder": str(folder.resolve())}
-    tables = override(tables, [f"data.fraction={args.fraction}"])
+    tables = override(tables, [f"data.fraction={args.fraction}", f"train.seed={seed}"])
     task = TextClassification(tables, Path("nowhere"), torch.device("cpu"))
     task.check_data()
     name = next(name for name in task.sets if name != "valid")
-    return Texts(task.training_examples(seed), task.examples("valid"), task.examples(name), task.data.classes)
+    return Texts(task.examples("train"), task.examples("valid"), task.examples(name), task.data.classes)
 
 
 def read_all(args: argparse.Namespace) -> dict[int, Texts]:

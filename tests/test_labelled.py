@@ -19,7 +19,7 @@ from regard.data.streams import Batches, sample_rows
 from regard.models import Encoder, ModelConfig, build
 from regard.tasks.text_classification import class_logits, classification
 from regard.text import Tokenizer
-from regard.training.objective import WordDropout
+from regard.training.objective import make_word_dropout
 
 TINY = {
     "architecture": "encoder",
@@ -140,7 +140,9 @@ def test_r_drop_is_the_formula_of_two_passes():
 
 def test_a_share_of_the_words_is_hidden_in_training_alone():
     torch.manual_seed(0)
-    hide = WordDropout(0.3, replacement=1, kept=(2, 3))
+    tokenizer = Tokenizer.train(["a b"], "word")
+    assert (tokenizer.unk, tokenizer.bos, tokenizer.eos) == (1, 2, 3)
+    hide = make_word_dropout(0.3, tokenizer)
     text = torch.randint(4, 600, (500, 20))
     text[:, 0], text[:, -1] = 2, 3
     hidden = hide(text)

@@ -19,7 +19,7 @@ from regard.predict.bundle import Bundle
 from regard.predict.captioner import Captioner
 from regard.tasks.image_captioning import captioning, noun_attention
 from regard.text.tokenizer import Tokenizer
-from regard.training.objective import WordDropout
+from regard.training.objective import make_word_dropout
 
 SAMPLE = Path(__file__).parent.parent / "src/regard/samples/fashion-mnist"
 
@@ -194,10 +194,8 @@ def test_words_are_hidden_from_the_decoder_in_training_alone_and_still_expected(
     batch = next(iter(SceneStream(own, Targets.of(tokenizer, captions, 20), rows=4, seed=3)))
     small = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 16, "image_size": 48, "patch_size": 8, "channels": 1}
     model = build(ModelConfig(**small, input="patches", vocab_size=len(tokenizer), dropout=0.0, embed_dropout=0.0))
-    assert WordDropout.of(0.0, tokenizer) is None
-    hide = WordDropout(
-        1.0, *(getattr(WordDropout.of(0.5, tokenizer), name) for name in ("replacement", "kept"))
-    )  # every word
+    assert make_word_dropout(0.0, tokenizer) is None
+    hide = make_word_dropout(1.0, tokenizer)  # every word
     plain, count = captioning(model.eval(), batch)
     assert torch.equal(captioning(model, batch, word_dropout=hide)[0], plain)
     blank = torch.where(batch.target == tokenizer.bos, batch.target, tokenizer.unk)

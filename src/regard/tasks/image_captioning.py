@@ -24,7 +24,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
@@ -52,7 +51,7 @@ from regard.models import EncoderDecoder, ModelConfig
 from regard.predict.captioner import Captioner, as_input
 from regard.predict.config import SearchConfig
 from regard.text.config import TextConfig
-from regard.training.objective import WordDropout, translation
+from regard.training.objective import WordDropout, make_word_dropout, translation
 from regard.training.results import AttentionInput, Examples, Images, Section
 from regard.training.task import Evaluation, Metrics, Task
 from regard.training.trainer import LOSS, Metric, Objective
@@ -196,8 +195,6 @@ class ImageCaptioning(Task):
     def read_files(self, files: Sequence[str]) -> CaptionSet:
         config = self.model_config
         rows, _ = read_captions(tuple(files), self.data, config.input, config.feature_dim)
-        self.temporary = TemporaryDirectory()  # exists as long as the task
-        self.folder = Path(self.temporary.name)
         return self._file_set("files", rows)
 
     def training_texts(self) -> Iterable[str]:
@@ -229,7 +226,7 @@ class ImageCaptioning(Task):
             captioning,
             label_smoothing=self.config.label_smoothing,
             r_drop=self.config.r_drop,
-            word_dropout=WordDropout.of(self.data.word_dropout, self.tokenizer),
+            word_dropout=make_word_dropout(self.data.word_dropout, self.tokenizer),
         )
 
     @torch.inference_mode()

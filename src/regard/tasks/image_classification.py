@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
@@ -117,8 +116,7 @@ class ImageClassification(ClassificationTask):
         return self.images[name]
 
     def read_files(self, files: Sequence[str]) -> Images:
-        self.temporary = TemporaryDirectory()  # exists as long as the task
-        return self._decoded(list_set(tuple(files), self.data, self.data.classes), Path(self.temporary.name) / "files")
+        return self._decoded(list_set(tuple(files), self.data, self.data.classes), self.folder / "files")
 
     def stream(self) -> ImageStream:
         config, side = self.config, self.model_config.image_size

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
@@ -173,9 +172,7 @@ class LanguageModeling(PlainTextTask):
         data = TextData(train=tuple(files))
         report = data.read(files).check()
         report.print()
-        self.temporary = TemporaryDirectory()  # exists as long as the task
-        folder = Path(self.temporary.name) / "text"
-        return store_tokens(data.read(files), folder, self.tokenizer, "", report.totals["characters"])
+        return store_tokens(data.read(files), self.folder / "files", self.tokenizer, "", report.totals["characters"])
 
     def model_sizes(self) -> dict[str, int | None]:
         """The tokenizer's size, unless [model] has a larger vocabulary on purpose."""

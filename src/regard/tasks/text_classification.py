@@ -33,7 +33,7 @@ from regard.models import Encoder, ModelConfig
 from regard.predict.bundle import Bundle
 from regard.predict.classifier import TextClassifier
 from regard.text.config import TextConfig
-from regard.training.objective import WordDropout, balance, cross_entropy, repeat_batch
+from regard.training.objective import WordDropout, balance, cross_entropy, make_word_dropout, repeat_batch
 from regard.training.results import AttentionInput, Chart, Matrix, Section, Table
 from regard.training.task import Evaluation, Metrics, Task
 from regard.training.trainer import LOSS, Metric, Objective
@@ -177,7 +177,7 @@ class TextClassification(ClassificationTask):
             texts = f"{cut:,} text{'s' * (cut != 1)}"
             print(f"truncated: {texts} longer than data.max_length = {self.data.max_length}", file=sys.stderr)
         everything = Labelled.of(store)
-        chosen, held_out = self._split(everything.labels, self.config.seed)
+        chosen, held_out = self._split(everything.labels)
         self.train_texts, self.valid_texts = everything.choose(chosen), None
         if self.data.valid:
             self.valid_texts = Labelled.of(self._store("valid"))
@@ -186,28 +186,26 @@ class TextClassification(ClassificationTask):
                 raise UserError(f"data.valid_fraction = {fraction}: holds out none of {len(everything):,} texts")
             self.valid_texts = everything.choose(held_out)
 
-    def _split(self, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def _split(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of the training files that are trained on, and those held out for validation."""
         held_out = sample_rows(labels, self.data.valid_fraction, HOLD_OUT, keep=True)
         rest = (~held_out).nonzero()[:, 0]
-        return rest[sample_rows(labels[rest], self.data.fraction, seed, keep=False)], held_out.nonzero()[:, 0]
+        sampled = sample_rows(labels[rest], self.data.fraction, self.config.seed, keep=False)
+        return rest[sampled], held_out.nonzero()[:, 0]
 
     def _numbers(self, rows: Sequence[Example]) -> Tensor:
         return torch.tensor([self.data.classes.index(one.label) for one in rows])
 
     def examples(self, name: str) -> list[Example]:
-        if name != "valid" or self.data.valid:
+        """Of the training files: "train", the rows that are trained on, and "valid", those held out."""
+        if name in self.data.sets:
             return self.read_files(self.data.sets[name])
         rows = self.read_files(self.data.train)
-        return [rows[i] for i in self._split(self._numbers(rows), self.config.seed)[1].tolist()]
+        chosen, held_out = self._split(self._numbers(rows))
+        return [rows[i] for i in (chosen if name == "train" else held_out).tolist()]
 
     def read_files(self, files: Sequence[str]) -> list[Example]:
         return list(self.data.read(files))
-
-    def training_examples(self, seed: int) -> list[Example]:
-        """The rows that are trained on: without those held out, and the sampled fraction of the rest."""
-        rows = self.read_files(self.data.train)
-        return [rows[i] for i in self._split(self._numbers(rows), seed)[0].tolist()]
 
     def stream(self) -> Stream:
         config, data = self.config, self.train_texts
@@ -245,7 +243,7 @@ class TextClassification(ClassificationTask):
             label_smoothing=self.config.label_smoothing,
             r_drop=self.config.r_drop,
             weight=None if weight is None else weight.to(self.device),
-            word_dropout=WordDropout.of(self.data.word_dropout, self.tokenizer),
+            word_dropout=make_word_dropout(self.data.word_dropout, self.tokenizer),
         )
 
     @torch.inference_mode()

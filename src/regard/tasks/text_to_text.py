@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -36,14 +35,6 @@ from regard.training.task import Evaluation, Metrics
 
 EVALUATION_SEED = 0  # of the spans that are corrupted in evaluation
 LISTED = 8  # examples of each set in the report
-
-
-@dataclass(frozen=True)
-class _Set:
-    """One evaluated set: pairs, or the corrupted texts of a denoising task."""
-
-    lines: list[Pair] | None
-    pairs: Pairs
 
 
 class TextToText(Translation):
@@ -142,20 +133,22 @@ class TextToText(Translation):
     # --- evaluation
 
     def examples(self, name: str) -> Any:
+        """(lines, their tokens); of a denoising task (None, its corrupted texts)."""
         task, _, part = name.partition(".")
         if isinstance(self.tasks[task].data, TextData):
-            return _Set(None, self._denoised(self.tasks[task], part, EVALUATION_SEED).at(0))
+            return None, self._denoised(self.tasks[task], part, EVALUATION_SEED).at(0)
         lines = list(self.lines(name))
         sources = self.source.encode_batch([pair.source for pair in lines], add_eos=True)
         targets = self.target.encode_batch([pair.target for pair in lines], add_bos=True, add_eos=True)
-        return _Set(lines, Pairs(sources, targets))
+        return lines, Pairs(sources, targets)
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
-        loss, tokens = self.loss_of(predictor.bundle.model, examples.pairs)
+        lines, pairs = examples
+        loss, tokens = self.loss_of(predictor.bundle.model, pairs)
         metrics = {"loss": loss / tokens, "perplexity": math.exp(min(loss / tokens, 700.0)), "tokens": tokens}
-        if examples.lines is None:
+        if lines is None:
             return metrics, None
-        scores, rows = super().score(predictor, examples.lines, **options)
+        scores, rows = super().score(predictor, lines, **options)
         return {**metrics, **scores}, rows
 
     @staticmethod

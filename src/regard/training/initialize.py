@@ -43,8 +43,8 @@ def complete_from(
 
     The recipe in the `folder` of a run is already complete: it is resumed even if the other run no longer exists.
     """
-    name = tables.get("train", {}).get("init_from")
-    if not isinstance(name, str) or _is_complete(tables, folder):
+    name, saved = tables.get("train", {}).get("init_from"), folder / RECIPE
+    if not isinstance(name, str) or (saved.is_file() and {**read_toml(saved), "task": ""} == {**tables, "task": ""}):
         return dict(tables)
     where = f"train.init_from = {name!r}"
     if not Path(name).exists():
@@ -80,11 +80,6 @@ def complete_from(
 def _contains(theirs: str, needed: object) -> bool:
     """The encoder of an encoder-decoder can initialize an encoder."""
     return theirs == needed or (needed, theirs) == ("encoder", "encoder-decoder")
-
-
-def _is_complete(tables: Mapping[str, Any], folder: Path) -> bool:
-    path = folder / RECIPE
-    return path.is_file() and {**read_toml(path), "task": ""} == {**tables, "task": ""}
 
 
 def initialize_tokenizers(name: str, names: tuple[str, ...]) -> dict[str, Tokenizer]:

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -54,6 +53,7 @@ from regard.training.config import TrainConfig
 from regard.training.parallel import Objective
 
 Batch = TypeVar("Batch", bound=Tensors)
+WordDropout = Callable[[Tensor], Tensor]
 Score = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 CHUNK = {"cpu": 256, "cuda": 16384}  # tokens: they fit in the cache; they keep a GPU busy in little memory
 LARGE = 1024  # vocabulary from which the Triton kernel is worth its compilation
@@ -125,36 +125,29 @@ def repeat_batch(batch: Batch) -> Batch:
     return batch.each(lambda part: torch.cat((part, part)))
 
 
-@dataclass(frozen=True)
-class WordDropout:
-    """In training, a random fraction of the tokens, except <s> and </s>, is replaced by one without meaning.
+def make_word_dropout(fraction: float, tokenizer: Tokenizer) -> WordDropout | None:
+    """`data.word_dropout`: a random fraction of the tokens, except <s> and </s>, is replaced by one without meaning.
 
         input      <s> a large bag above two coats </s>
         replaced   <s> a <unk> bag above <unk> coats </s>
 
-    A classifier then cannot rely on single words (Iyyer et al. 2015), and a decoder cannot rely on the previous tokens
-    alone: it has to attend to its source (Bowman et al. 2016). The random numbers come from torch's generator on the
-    device of the tokens, so a recorded step (`train.cuda_graph`) samples new ones each time.
+    It is <mask> where the tokenizer has it (a pretrained encoder knows it), else <unk>. A classifier then cannot rely
+    on single words (Iyyer et al. 2015), and a decoder cannot rely on the previous tokens alone: it has to attend to its
+    source (Bowman et al. 2016). The random numbers come from torch's generator on the device of the tokens, so a
+    recorded step (`train.cuda_graph`) samples new ones each time.
     """
+    if not fraction:
+        return None
+    bos, eos = tokenizer.special_id("bos"), tokenizer.special_id("eos")
+    replacement = tokenizer.unk if tokenizer.mask is None else tokenizer.mask
+    if replacement is None:
+        raise UserError(f"data.word_dropout = {fraction}: the tokenizer has neither <mask> nor <unk>; remove it")
 
-    fraction: float
-    replacement: int
-    kept: tuple[int, int]
+    def drop(ids: Tensor) -> Tensor:
+        dropped = (torch.rand(ids.shape, device=ids.device) < fraction) & (ids != bos) & (ids != eos)
+        return torch.where(dropped, replacement, ids)
 
-    def __call__(self, ids: Tensor) -> Tensor:
-        bos, eos = self.kept
-        dropped = (torch.rand(ids.shape, device=ids.device) < self.fraction) & (ids != bos) & (ids != eos)
-        return torch.where(dropped, self.replacement, ids)
-
-    @classmethod
-    def of(cls, fraction: float, tokenizer: Tokenizer) -> WordDropout | None:
-        """For `data.word_dropout`: by <mask> where the tokenizer has it (a pretrained encoder knows it), else <unk>."""
-        if not fraction:
-            return None
-        replacement = tokenizer.unk if tokenizer.mask is None else tokenizer.mask
-        if replacement is None:
-            raise UserError(f"data.word_dropout = {fraction}: the tokenizer has neither <mask> nor <unk>; remove it")
-        return cls(fraction, replacement, (tokenizer.special_id("bos"), tokenizer.special_id("eos")))
+    return drop
 
 
 # --- a large vocabulary

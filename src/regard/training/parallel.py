@@ -35,7 +35,7 @@ from regard.training.config import TrainConfig
 from regard.training.distributed import Workers
 
 Objective = Callable[[Any, Any], tuple[Tensor, Tensor]]  # (model, batch) -> (summed loss, number of tokens)
-Update = Callable[[Any], tuple[Tensor, Tensor]]
+Update = Callable[[Sequence[Any]], tuple[Tensor, Tensor]]  # a step of the optimizer on these batches
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -144,7 +144,7 @@ def distribute(
 
 
 class Graph:
-    """`update(batch)` for batches of one shape, recorded once, then replayed; the next call overwrites the result.
+    """`update([batch])` for batches of one shape, recorded once, then replayed; the next call overwrites the result.
 
     The step of a small model is a thousand kernels of a few microseconds each, and Python needs longer to launch a
     kernel than the GPU to run it. A graph launches all of them at once. In return every tensor keeps its shape and its
@@ -158,13 +158,14 @@ class Graph:
         self.learned = [part for part in model.modules() if isinstance(part, Learned)]
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def __call__(self, batches: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        (batch,) = batches
         self.calls += 1
         if self.calls <= self.WARM_UP:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                result = self.update(batch)
+                result = self.update([batch])
             torch.cuda.current_stream().wait_stream(stream)
             return result
         if self.graph is None:
@@ -173,7 +174,7 @@ class Graph:
             for position in self.learned:  # that would read a tensor; the warm-up steps were checked
                 position.checks_length = False
             with torch.cuda.graph(self.graph):  # records without running
-                self.result = self.update(self.batch)
+                self.result = self.update([self.batch])
             for position in self.learned:
                 position.checks_length = True
         self.batch.copy_(batch)

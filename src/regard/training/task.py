@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
@@ -335,8 +336,9 @@ def evaluate_bundle(kind: type[Task], bundle: Bundle, options: Mapping[str, Any]
     task = kind(tables, bundle.path or Path(), bundle.device)
     task.use(bundle)
     if files:
-        task.data = replace(task.data, folder=".")
-        return {"files": task.score(bundle.predictor, task.read_files(files), **given)[0]}
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # for what is prepared of the files
+            task.data, task.folder = replace(task.data, folder="."), Path(folder)
+            return {"files": task.score(bundle.predictor, task.read_files(files), **given)[0]}
     task.prepare_evaluation()
     if test is not None and test not in task.sets:
         raise UserError(f"--test {test}: is not a set of the recipe; {suggest(test, task.sets)}")

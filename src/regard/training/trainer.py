@@ -54,9 +54,6 @@ class Metric(NamedTuple):
     key: str  # in metrics.jsonl
     higher: bool = False  # whether higher is better
 
-    def better(self, value: float, best: float) -> bool:
-        return value > best if self.higher else value < best
-
 
 LOSS = Metric("valid_loss")
 
@@ -101,7 +98,7 @@ class Trainer:
             stack.compute = torch.compile(run_block) if config.compile else run_block
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.mean = [p.detach().clone() for p in model.parameters()] if config.ema else []  # `TrainConfig.ema`
-        self.update: Update = Graph(lambda batch: self._update([batch]), model) if config.cuda_graph else self._update
+        self.update: Update = Graph(self._update, model) if config.cuda_graph else self._update
         self.evaluate, self.metric, self.unit = evaluate, metric, unit
         self.best: dict[str, Any] = {"step": 0, "stale": 0}  # and "value", once there is one
         self.seconds = 0.0  # spent training, over all runs
@@ -171,7 +168,7 @@ class Trainer:
         ):
             while not self.finished:
                 self._set_rate(rate(self.step + 1, config))
-                loss, count = self.update(self._next(stream))
+                loss, count = self.update([next(stream).to(self.device) for _ in range(config.gradient_accumulation)])
                 self.loss, self.tokens, self.step = self.loss + loss, self.tokens + count, self.step + 1
                 last, stopped = self.step == config.steps, stop()
                 log = last or self.step % config.log_every == 0
@@ -204,12 +201,6 @@ class Trainer:
         """All steps are done, or the validation metric has not improved for `patience` evaluations."""
         patience = self.config.patience
         return self.step >= self.config.steps or bool(patience and self.best["stale"] >= patience)
-
-    def _next(self, stream: Iterator[Any]) -> Any:
-        """One batch for a step recorded as a CUDA graph, else `gradient_accumulation` of them."""
-        if self.config.cuda_graph:
-            return next(stream).to(self.device)
-        return [next(stream).to(self.device) for _ in range(self.config.gradient_accumulation)]
 
     def _set_rate(self, value: float) -> None:
         for group in self.optimizer.param_groups:
@@ -304,7 +295,7 @@ class Trainer:
         if self.metric.key not in metrics:
             raise UserError(f"train.metric = {self.config.metric!r}: the evaluation gives only {sorted(metrics)}")
         value, best = metrics[self.metric.key], self.best.get("value")
-        better = best is None or self.metric.better(value, best)
+        better = best is None or (value > best if self.metric.higher else value < best)
         if better:
             write_weights(self.folder / WEIGHTS, weights_of(model))
         self._write({"step": self.step, "seconds": round(self.seconds, 3), **metrics})
