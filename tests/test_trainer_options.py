@@ -15,6 +15,7 @@ from regard.data.streams import Batches
 from regard.errors import UserError
 from regard.models import build
 from regard.models.folder import WEIGHTS, read_weights, weights_of
+from regard.nn.feedforward import Experts
 from regard.training.config import TrainConfig
 from regard.training.objective import target_states, translation
 from regard.training.trainer import LOSS, Metric, Trainer, read_metrics
@@ -43,6 +44,20 @@ def make(folder, config=TRAIN, model=MODEL, evaluate=None, objective=None, metri
 
 def weights(trainer):
     return {name: tensor.clone() for name, tensor in weights_of(trainer.model).items()}
+
+
+# --- mixtures of experts
+
+
+def test_the_load_balancing_loss_is_added_to_every_objective(tmp_path):
+    """Fedus et al. 2021, eq. 4: α times the sum over layers, per token."""
+    trainer = make(tmp_path, model=replace(STILL, experts=2), objective=cross_entropy)
+    batch = next(iter(trainer.batches))
+    loss, tokens = trainer.engine.compute(batch)
+    balances = [module.balance for module in trainer.model.modules() if isinstance(module, Experts)]
+    plain, _ = cross_entropy(trainer.model, batch)
+    assert len(balances) == 2 and tokens == batch.tokens
+    torch.testing.assert_close(loss, plain + 0.01 * tokens * sum(balances))
 
 
 # --- several batches a step

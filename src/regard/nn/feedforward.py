@@ -62,7 +62,7 @@ class Experts(Traceable):
         self.count, self.top = config.experts, config.experts_per_token
         self.router = nn.Linear(config.dim, config.experts, bias=False)
         self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.experts))
-        self.balance: Tensor | None = None  # load-balancing loss of the last forward pass, for the objective
+        self.balance: Tensor | None = None  # load-balancing loss of the last forward pass, for the trainer
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "balance": None}  # part of an autograd graph: it cannot be copied or saved

@@ -146,8 +146,7 @@ class ImageCaptioning(Task):
         if scenes is not None:
             self.generators = scene_generators(scenes, self.data.folder, config.image_size)
             return
-        self.feature_dim = None if "feature_dim" not in self.model_fields else int(self.model_fields["feature_dim"])
-        self.rows = {}
+        self.feature_dim, self.rows = self.model_fields.get("feature_dim"), {}
         for name, files in self.files.items():
             self.rows[name], self.feature_dim = read_captions(files, self.data, config.input, self.feature_dim)
 

@@ -29,7 +29,6 @@ from regard.models import Encoder, ModelConfig
 from regard.predict.classifier import ImageClassifier
 from regard.tasks.text_classification import ClassificationTask, class_sections
 from regard.training import results
-from regard.training.objective import balance
 from regard.training.results import AttentionInput, Section
 from regard.training.task import Evaluation, Metrics
 from regard.training.trainer import Objective
@@ -41,7 +40,7 @@ LISTED, AUGMENTED, DRAWN = 12, 12, 3  # images in the report: errors, augmented 
 def image_loss(model: Encoder, batch: ImageBatch, label_smoothing: float = 0.0, crop: int = 0) -> tuple[Tensor, Tensor]:
     """(summed loss, number of images) of augmented images."""
     logits = model(augment(batch.pixels.float() / 255, batch, crop))
-    return mixed_loss(logits, batch.labels, batch, label_smoothing) + balance(model, batch.tokens), batch.tokens
+    return mixed_loss(logits, batch.labels, batch, label_smoothing), batch.tokens
 
 
 def mixed_loss(logits: Tensor, labels: Tensor, augmentation: Augmentation, label_smoothing: float = 0.0) -> Tensor:

@@ -36,7 +36,7 @@ from regard.models.recipe import with_preset
 from regard.predict.config import SearchConfig
 from regard.predict.generator import Generator, check_vocabulary
 from regard.text.config import TextConfig
-from regard.training.objective import balance, make_objective, token_loss
+from regard.training.objective import make_objective, repeat_batch, token_loss
 from regard.training.results import AttentionInput, Chart, Section, Table
 from regard.training.task import Evaluation, Metrics, Task
 from regard.training.trainer import Objective
@@ -50,9 +50,9 @@ def next_token(
     model: Decoder, batch: BlockBatch, label_smoothing: float = 0.0, r_drop: float = 0.0, loss_chunk: int = -1
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of tokens): each token of a row from those before it."""
-    rows = BlockBatch(torch.cat((batch.ids, batch.ids))) if r_drop else batch  # two dropout masks: see `objective`
+    rows = repeat_batch(batch) if r_drop else batch
     total = token_loss(model.states(rows.read), model.output_head, rows.labels, label_smoothing, r_drop, loss_chunk)
-    return total + balance(model, batch.tokens), batch.tokens
+    return total, batch.tokens
 
 
 class PlainTextTask(Task):

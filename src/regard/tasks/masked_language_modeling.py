@@ -32,7 +32,7 @@ from regard.predict.mask_predictor import MaskPredictor
 from regard.tasks.language_modeling import PlainTextTask
 from regard.text.config import TextConfig
 from regard.text.tokenizer import MASK_NAMES, Tokenizer
-from regard.training.objective import balance, cross_entropy, token_loss
+from regard.training.objective import cross_entropy, token_loss
 from regard.training.results import AttentionInput, Section, Table
 from regard.training.task import Evaluation, Metrics
 from regard.training.trainer import LOSS, Metric, Objective
@@ -54,8 +54,8 @@ def masked_tokens(
 ) -> tuple[Tensor, Tensor]:
     """(summed loss, number of masked tokens)."""
     assert model.output_head is not None
-    total = token_loss(masked_states(model, batch), model.output_head, batch.labels, label_smoothing, 0.0, loss_chunk)
-    return total + balance(model, batch.tokens), batch.tokens
+    states = masked_states(model, batch)
+    return token_loss(states, model.output_head, batch.labels, label_smoothing, 0.0, loss_chunk), batch.tokens
 
 
 class MaskedLanguageModeling(PlainTextTask):

@@ -137,7 +137,6 @@ class Regression(Task):
             resident = windows.to(self.device)
             return Examples(len(starts), rows, self.config.seed, lambda chosen: resident.batch(starts[chosen]))
         train = self.numbers.rows["train"].to(self.device)
-
         return Examples(len(train.source), rows, self.config.seed, lambda chosen: train.rows(chosen.to(self.device)))
 
     def objective(self) -> Objective:

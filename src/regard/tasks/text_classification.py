@@ -33,7 +33,7 @@ from regard.models import Encoder, ModelConfig
 from regard.predict.bundle import Bundle
 from regard.predict.classifier import TextClassifier
 from regard.text.config import TextConfig
-from regard.training.objective import WordDropout, balance, cross_entropy, make_word_dropout, repeat_batch
+from regard.training.objective import WordDropout, cross_entropy, make_word_dropout, repeat_batch
 from regard.training.results import AttentionInput, Chart, Matrix, Section, Table
 from regard.training.task import Evaluation, Metrics, Task
 from regard.training.trainer import LOSS, Metric, Objective
@@ -66,8 +66,7 @@ def classification(
     """(summed loss, number of texts); `weight` [classes] are class weights."""
     read = repeat_batch(batch) if r_drop else batch
     read = replace(read, text=word_dropout(read.text)) if word_dropout is not None and model.training else read
-    total = cross_entropy(class_logits(model, read), read.labels, label_smoothing, r_drop, weight)
-    return total + balance(model, batch.tokens), batch.tokens
+    return cross_entropy(class_logits(model, read), read.labels, label_smoothing, r_drop, weight), batch.tokens
 
 
 class ClassificationTask(Task):

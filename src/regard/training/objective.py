@@ -40,14 +40,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.data.batch import PairBatch, Tensors
 from regard.data.pack import PackedBatch
 from regard.errors import UserError
 from regard.models import SequenceToSequence
 from regard.models.output_head import OutputHead
-from regard.nn.feedforward import Experts
 from regard.text.tokenizer import Tokenizer
 from regard.training.config import TrainConfig
 from regard.training.parallel import Objective
@@ -57,7 +56,6 @@ WordDropout = Callable[[Tensor], Tensor]
 Score = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 CHUNK = {"cpu": 256, "cuda": 16384}  # tokens: they fit in the cache; they keep a GPU busy in little memory
 LARGE = 1024  # vocabulary from which the Triton kernel is worth its compilation
-BALANCE = 0.01  # weight of a mixture of experts' load-balancing loss (Fedus et al. 2021)
 
 
 def translation(
@@ -70,8 +68,7 @@ def translation(
     """(summed loss, number of target tokens) under teacher forcing."""
     read = repeat_batch(batch) if r_drop else batch
     states = target_states(model, read)
-    total = token_loss(states, model.output_head, read.labels, label_smoothing, r_drop, loss_chunk)
-    return total + balance(model, batch.tokens), batch.tokens
+    return token_loss(states, model.output_head, read.labels, label_smoothing, r_drop, loss_chunk), batch.tokens
 
 
 def target_states(model: SequenceToSequence, batch: PairBatch | PackedBatch) -> Tensor:
@@ -87,14 +84,6 @@ def make_objective(objective: Callable[..., tuple[Tensor, Tensor]], config: Trai
     return partial(
         objective, label_smoothing=config.label_smoothing, r_drop=config.r_drop, loss_chunk=config.loss_chunk
     )
-
-
-def balance(model: nn.Module, tokens: Tensor) -> Tensor | float:
-    """The load-balancing loss of mixtures of experts, without which a few experts would get all tokens."""
-    if not model.training:
-        return 0.0
-    parts = [module.balance for module in model.modules() if isinstance(module, Experts)]
-    return BALANCE * tokens * sum(part for part in parts if part is not None)
 
 
 def cross_entropy(

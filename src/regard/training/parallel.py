@@ -30,24 +30,31 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regard.models.folder import weights_of
 from regard.nn.block import Block
+from regard.nn.feedforward import Experts
 from regard.nn.position import Learned
 from regard.training.config import TrainConfig
 from regard.training.distributed import Workers
 
 Objective = Callable[[Any, Any], tuple[Tensor, Tensor]]  # (model, batch) -> (summed loss, number of tokens)
 Update = Callable[[Sequence[Any]], tuple[Tensor, Tensor]]  # a step of the optimizer on these batches
+BALANCE = 0.01  # weight of the load-balancing loss (Fedus et al. 2021)
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ModelWithLoss(nn.Module):
-    """A model and its objective as one module."""
+    """A model and its objective as one module.
+
+    The load-balancing loss of mixtures of experts is added, without which a few experts would get all tokens.
+    """
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.model, self.objective = model, objective
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
-        return self.objective(self.model, batch)
+        loss, tokens = self.objective(self.model, batch)
+        parts = [module.balance for module in self.model.modules() if isinstance(module, Experts)]
+        return loss + BALANCE * tokens * sum(part for part in parts if part is not None), tokens
 
 
 class Engine:

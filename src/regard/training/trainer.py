@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -180,7 +181,9 @@ class Trainer:
                     now = time.monotonic()
                     self.seconds, mark = self.seconds + now - mark, now
                 if evaluate:
-                    self._evaluate(progress)
+                    with self.engine.evaluation_model(self.mean) as model:
+                        metrics, self.best = workers.on_lead(partial(self._evaluate, model))
+                    progress.show_metrics(metrics)
                     mark = time.monotonic()  # `seconds` count training only
                 if log:
                     self._log(progress)
@@ -283,13 +286,8 @@ class Trainer:
         self._begin_line(self.seconds, 0)
         progress.update(self.step, loss, learning_rate, speed)
 
-    def _evaluate(self, progress: Progress) -> None:
-        """Evaluate the weights; save them as model.safetensors if they are the best so far."""
-        with self.engine.evaluation_model(self.mean) as model:
-            metrics, self.best = self.workers.on_lead(lambda: self._validate(model))
-        progress.show_metrics(metrics)
-
-    def _validate(self, model: nn.Module) -> tuple[dict[str, float], dict[str, Any]]:
+    def _evaluate(self, model: nn.Module) -> tuple[dict[str, float], dict[str, Any]]:
+        """The metrics of `model` and what is best now; its weights are saved if they are the best so far."""
         assert self.evaluate is not None
         metrics = self.evaluate(model)
         if self.metric.key not in metrics:
