@@ -165,8 +165,8 @@ class Regression(Task):
             return evaluate_series(batch, torch.cat(predicted), data, self.numbers.channels), None
         metrics = evaluate_pairs(batch, torch.cat(predicted), torch.cat(forced), data)
         if name == "test" and data.rule is not None:
-            _, expected, predicted = self._rule_example(predictor)
-            metrics["largest_of_example"] = max(abs(a - b) for a, b in zip(expected, predicted, strict=True))
+            _, expected, outputs = self._rule_example(predictor)
+            metrics["largest_of_example"] = max(abs(a - b) for a, b in zip(expected, outputs, strict=True))
         return metrics, None
 
     @staticmethod

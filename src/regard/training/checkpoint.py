@@ -298,6 +298,9 @@ def _write_shards(folder: Path, tensors: Mapping[str, Tensor], workers: Workers)
 
 def _fill_shards(path: Path, wanted: Mapping[str, Tensor]) -> None:
     """Fill the tensors of `wanted` from a checkpoint; a shard is filled with its part."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
     known = _known(path)
     if missing := [name for name in wanted if name not in known]:
         raise UserError(f"{path}: lacks {name_some(missing)}; the checkpoint belongs to another [model] or [train]")
@@ -306,7 +309,12 @@ def _fill_shards(path: Path, wanted: Mapping[str, Tensor]) -> None:
     for name, tensor in wanted.items():
         if (shape := tuple(known[name].size)) != tuple(tensor.shape):
             raise UserError(f"{path}: {name} has shape {shape}, but [model] requires {tuple(tensor.shape)}")
-    _load_shards(path, dict(wanted))
+    try:
+        with warnings.catch_warnings():  # every rank reads on its own, which causes a warning
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            dcp.load(dict(wanted), storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=True)
+    except CheckpointException as error:
+        raise UserError(f"{path}: cannot be read: {_reason(error)}") from None
 
 
 def read_shards(path: Path) -> dict[str, Tensor]:
@@ -316,7 +324,7 @@ def read_shards(path: Path) -> dict[str, Tensor]:
         tensors = {name: torch.zeros(entry.size, dtype=entry.properties.dtype) for name, entry in known.items()}
     except RuntimeError as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
-    _load_shards(path, tensors)
+    _fill_shards(path, tensors)
     return tensors
 
 
@@ -332,18 +340,6 @@ def _known(path: Path) -> dict[str, Any]:
     except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     return known
-
-
-def _load_shards(path: Path, tensors: dict[str, Any]) -> None:
-    from torch.distributed import checkpoint as dcp
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    try:
-        with warnings.catch_warnings():  # every rank reads on its own, which causes a warning
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=True)
-    except CheckpointException as error:
-        raise UserError(f"{path}: cannot be read: {_reason(error)}") from None
 
 
 def _reason(error: Any) -> str:

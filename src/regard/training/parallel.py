@@ -72,18 +72,16 @@ class Engine:
     @contextmanager
     def evaluation_model(self, weights: Sequence[Tensor]) -> Iterator[nn.Module]:
         """The model in eval mode with these parameters or (if empty) its own; for rank 0, without any other rank."""
-        own = [parameter.detach().clone() for parameter in self.model.parameters()] if weights else []
-        self._put(weights)
+        self._exchange_weights(weights)
         try:
             yield self.model.eval()
         finally:
-            self._put(own)
+            self._exchange_weights(weights)
             self.model.train()
 
-    @torch.no_grad()
-    def _put(self, weights: Sequence[Tensor]) -> None:
+    def _exchange_weights(self, weights: Sequence[Tensor]) -> None:
         for parameter, weight in zip(self.model.parameters(), weights, strict=False):
-            parameter.copy_(weight)
+            parameter.data, weight.data = weight.data, parameter.data
 
 
 class Sharded(Engine):
