@@ -228,7 +228,6 @@ class ImageCaptioning(Task):
             word_dropout=make_word_dropout(self.data.word_dropout, self.tokenizer),
         )
 
-    @torch.inference_mode()
     def evaluate(self, model: Any) -> dict[str, float]:
         """The loss; the exact matches of greedy search if `train.metric` is "exact"."""
         valid = self.captioned["valid"]

@@ -197,7 +197,7 @@ class LanguageModeling(PlainTextTask):
         assert self.valid_text is not None
         # Compiled code is specialized to the shapes of training: compiling for these would cost more than it saves.
         eager = torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
-        with self.autocast(model), eager:
+        with self.autocast(), eager:
             return {"valid_loss": perplexity(model, self.valid_text, self.config.pack)["loss"]}
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:

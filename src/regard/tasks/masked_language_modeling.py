@@ -121,7 +121,7 @@ class MaskedLanguageModeling(PlainTextTask):
     def evaluate(self, model: Any) -> dict[str, float]:
         """Loss and accuracy over the validation text, in the precision of training."""
         assert self.valid_text is not None
-        with self.autocast(model):
+        with self.autocast():
             metrics = self._measure(model, self.valid_text)
         return {"valid_loss": metrics["loss"], "accuracy": metrics["accuracy"]}
 
@@ -131,9 +131,8 @@ class MaskedLanguageModeling(PlainTextTask):
     @torch.inference_mode()
     def _measure(self, model: Any, text: Store, unigram: Tensor | None = None) -> Metrics:
         """With `unigram` log-probabilities [vocab_size], also the loss of a unigram model on the same tokens."""
-        device = next(model.parameters()).device
-        count, make = self._packs(text, EVALUATION_SEED, device).open(0)
-        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct predictions, unigram loss
+        count, make = self._packs(text, EVALUATION_SEED, self.device).open(0)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, correct predictions, unigram loss
         tokens = 0
         for number in range(count):
             batch = make(number)
@@ -143,7 +142,7 @@ class MaskedLanguageModeling(PlainTextTask):
             sums[0] += cross_entropy(logits, batch.labels)
             sums[1] += (logits.argmax(dim=-1) == batch.labels)[known].sum()
             if unigram is not None:
-                sums[2] -= unigram.to(device)[batch.labels[known]].sum()
+                sums[2] -= unigram.to(self.device)[batch.labels[known]].sum()
             tokens += int(batch.tokens)
         loss, accuracy, unigram_loss = (sums / max(tokens, 1)).tolist()
         metrics: Metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}

@@ -249,12 +249,11 @@ class TextClassification(ClassificationTask):
     def evaluate(self, model: Any) -> dict[str, float]:
         """Loss, accuracy and macro-F1 on the validation texts, in the precision of training."""
         assert self.valid_texts is not None
-        device = next(model.parameters()).device
         probabilities, labels = [], []
         batches = Batches(self.valid_texts, max(self.config.batch_tokens, self.valid_texts.longest_row), seed=0)
         for rows in batches.plan(0):
-            batch = self.valid_texts.batch(rows).to(device)
-            with self.autocast(model):
+            batch = self.valid_texts.batch(rows).to(self.device)
+            with self.autocast():
                 logits = class_logits(model, batch)
             probabilities.append(logits[:, 0].float().softmax(dim=-1).cpu())
             labels.append(self.valid_texts.labels[rows])

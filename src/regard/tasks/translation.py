@@ -16,8 +16,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
 
-import torch
-
 from regard.data.batch import Pairs
 from regard.data.columns import Store
 from regard.data.encode import store_pairs
@@ -151,7 +149,6 @@ class Translation(Task):
     def objective(self) -> Objective:
         return make_objective(translation, self.config)
 
-    @torch.inference_mode()
     def evaluate(self, model: Any) -> dict[str, float]:
         """The loss without label smoothing; BLEU and chrF of greedy search if `train.metric` is one of them."""
         assert self.valid_pairs is not None

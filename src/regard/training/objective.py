@@ -207,27 +207,26 @@ class _Chunked(torch.autograd.Function):
         run = score_on_gpu() if states.is_cuda and large else score
         wide = weight.dtype  # gradients are summed in the precision of the weights
         loss = torch.zeros((), dtype=torch.promote_types(wide, torch.float32), device=states.device)
-        to_states, to_weight = torch.empty_like(states), torch.zeros_like(weight)
+        # [1, N, dim], or with R-Drop [2, N / 2, dim]: both rows of a token are in one chunk
+        rows = states.view(2 if r_drop else 1, -1, states.shape[1])
+        labels = labels.view(len(rows), -1)
+        to_rows, to_weight = torch.empty_like(rows), torch.zeros_like(weight)
         to_bias = None if bias is None else torch.zeros_like(bias)
         narrow, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
-        half = len(states) // 2
         with torch.autocast(states.device.type, enabled=False):
-            for begin in range(0, half if r_drop else len(states), chunk):
-                end = min(begin + chunk, half) if r_drop else begin + chunk
-                at = [slice(begin, end)] + [slice(half + begin, half + end)] * bool(r_drop)
-                part = torch.cat([states[piece] for piece in at]).to(dtype)
-                named = torch.cat([labels[piece] for piece in at])
+            for begin in range(0, rows.shape[1], chunk):
+                at = slice(begin, begin + chunk)
+                part, named = rows[:, at].flatten(0, 1).to(dtype), labels[:, at].flatten()
                 some, gradient = run(F.linear(part, narrow, shift), named, label_smoothing, r_drop)
                 loss += some
-                for piece, new in zip(at, F.linear(gradient, narrow.T).chunk(len(at)), strict=True):
-                    to_states[piece] = new
+                to_rows[:, at] = F.linear(gradient, narrow.T).view_as(to_rows[:, at])
                 if dtype == wide:
                     to_weight.addmm_(gradient.T, part)
                 else:
                     to_weight += (gradient.T @ part).to(wide)
                 if to_bias is not None:
                     to_bias += gradient.sum(dim=0, dtype=wide)
-        ctx.save_for_backward(to_states, to_weight, *([] if to_bias is None else [to_bias]))
+        ctx.save_for_backward(to_rows.view_as(states), to_weight, *([] if to_bias is None else [to_bias]))
         return loss
 
     @staticmethod

@@ -259,11 +259,10 @@ class Task(ABC):
             total, count = total + loss.item(), count + int(tokens)
         return total, count
 
-    def autocast(self, model: Any) -> AbstractContextManager[object]:
+    def autocast(self) -> AbstractContextManager[object]:
         """The precision of training, for evaluation on a GPU."""
-        device = next(model.parameters()).device.type
-        half = HALF.get(self.config.precision) if device == "cuda" else None
-        return torch.autocast(device, half, enabled=half is not None)
+        half = HALF.get(self.config.precision) if self.device.type == "cuda" else None
+        return torch.autocast(self.device.type, half, enabled=half is not None)
 
     @abstractmethod
     def examples(self, name: str) -> Any:
