@@ -11,7 +11,6 @@ Its default is the model's `max_length`.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
