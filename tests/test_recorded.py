@@ -29,6 +29,11 @@ CONFIGS = [
 ]
 
 
+def search(searches: RecordedSearches, source, is_real, config: SearchConfig) -> list[list[Hypothesis]]:
+    """One batch."""
+    return next(searches.search_all([(None, source, is_real)], config))[1]
+
+
 def same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]], tolerance: float = 1e-9) -> None:
     assert [[(one.tokens, one.finished) for one in some] for some in found] == [
         [(one.tokens, one.finished) for one in some] for some in expected
@@ -52,21 +57,21 @@ def test_the_answers_are_those_of_beam_search(changes, position):
     searches = RecordedSearches(model, BOS, EOS)
     for rows in (6, 5, 8):  # the same shape again: nothing of the search before may be left
         source, is_real = padded(rows)
-        same(searches.search(source, is_real, config), beam(model, source, is_real, config, BOS, EOS))
+        same(search(searches, source, is_real, config), beam(model, source, is_real, config, BOS, EOS))
     assert len(searches.ready) == 1
 
 
 def test_no_padding_is_no_difference():
     model, source = transformer(), torch.randint(4, 20, (3, 7))
     config = SearchConfig(beam=3)
-    same(RecordedSearches(model, BOS, EOS).search(source, None, config), beam(model, source, None, config, BOS, EOS))
+    same(search(RecordedSearches(model, BOS, EOS), source, None, config), beam(model, source, None, config, BOS, EOS))
 
 
 @pytest.mark.parametrize("changes", [{"kv_heads": 1}, {"window": 3}, {"decoder_layers": 1}, {"norm_order": "pre"}])
 def test_other_models(changes):
     model, config = transformer(**changes), SearchConfig(beam=3)
     source, is_real = padded()
-    found = RecordedSearches(model, BOS, EOS).search(source, is_real, config)
+    found = search(RecordedSearches(model, BOS, EOS), source, is_real, config)
     same(found, beam(model, source, is_real, config, BOS, EOS))
 
 
@@ -98,7 +103,7 @@ def test_few_searches_are_kept():
     searches = RecordedSearches(model, BOS, EOS)
     for length in range(1, 300, 17):
         source = torch.randint(4, 20, (2, length))
-        searches.search(source, None, config)
+        search(searches, source, None, config)
     assert len(searches.ready) == SHAPES
 
 
@@ -112,7 +117,7 @@ def test_two_searches_at_once_share_no_buffer():
     for at, found in chain(*by_turns):
         same(found, expected[at])
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda batch: searches.search(*batch, config), batches))
+        answers = list(pool.map(lambda batch: search(searches, *batch, config), batches))
     for found, wanted in zip(answers, expected, strict=True):
         same(found, wanted)
 
@@ -127,13 +132,13 @@ def test_searches_left_half_way_are_kept():
     under_way.close()
     assert len(searches.ready) == 3
     for batch in batches:
-        same(searches.search(*batch, config), beam(model, *batch, config, BOS, EOS))
+        same(search(searches, *batch, config), beam(model, *batch, config, BOS, EOS))
 
 
 def test_a_search_waits_for_its_turn():
     """What another thread may be recording is not disturbed."""
     searches, found = RecordedSearches(transformer(), BOS, EOS), []
-    thread = threading.Thread(target=lambda: found.append(searches.search(*padded(2), SearchConfig(max_length=3))))
+    thread = threading.Thread(target=lambda: found.append(search(searches, *padded(2), SearchConfig(max_length=3))))
     with TURN:
         thread.start()
         thread.join(0.2)
@@ -148,7 +153,7 @@ def test_weights_that_are_no_numbers_are_named():
         model.decoder.norm = torch.nn.Identity()
         model.output_head.project.weight.fill_(float("nan"))
     with pytest.raises(UserError, match="not numbers"):
-        RecordedSearches(model, BOS, EOS).search(torch.randint(4, 20, (2, 4)), None, SearchConfig(beam=2))
+        search(RecordedSearches(model, BOS, EOS), torch.randint(4, 20, (2, 4)), None, SearchConfig(beam=2))
 
 
 def test_what_cannot_be_done_in_fixed_shapes_is_not_tried():

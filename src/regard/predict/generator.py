@@ -28,13 +28,12 @@ from regard.predict.bundle import Bundle, Prediction, SearchPredictor
 from regard.predict.config import SearchConfig
 from regard.predict.engine import lean
 from regard.predict.replay import FixedSampler, Replays
-from regard.predict.sampling import Uniform, sample_token
+from regard.predict.sampling import CHUNK, Uniform, sample_token
 from regard.text.stream import StopStrings, StreamDecoder
 from regard.text.tokenizer import Tokenizer
 
 Overflow = Literal["stop", "slide"]
 LIMIT = 200  # tokens, by default
-CHUNK = 64  # random numbers of a row, made together
 PADDING = 128  # a vocabulary may be padded to a multiple of at most this many, which makes matmuls faster
 
 

@@ -19,7 +19,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ POSITIONS = ("sinusoidal", "learned", "relative", "t5", "rope", "none")
 Name = TypeVar("Name")
 Shape = TypeVar("Shape")
 Recorded = TypeVar("Recorded")
+Graphs = dict[str | int, torch.cuda.CUDAGraph | None]  # None: done once, not yet recorded
 Key = tuple[SearchConfig, int, int, int, int, int]  # what a search is made for: see `_taken`
 ASK = 4  # steps between two questions whether all sentences are closed
 LANES = 4  # batches in progress at once
@@ -122,7 +123,8 @@ class FixedCache(Cache):
         for keys, values in self._layers.values():
             both = together(keys, values)
             for buffer in (keys[None], values[None]) if both is None else (both,):
-                part = _words(buffer).narrow(3, 0, self.reach)
+                wide = buffer.shape[-1] * buffer.element_size() % 16 == 0  # words of 16 bytes are copied faster
+                part = (buffer.view(torch.complex128) if wide else buffer).narrow(3, 0, self.reach)
                 part.copy_(part.index_select(1, rows))
 
 
@@ -135,9 +137,18 @@ def together(k: Tensor, v: Tensor) -> Tensor | None:
     return k.as_strided((2, *k.shape), (apart, *k.stride()), k.storage_offset()) if apart > 0 else None
 
 
-def _words(x: Tensor) -> Tensor:
-    """The same memory [..., D] in words of 16 bytes, if D fills them: fewer and larger elements to copy."""
-    return x.view(torch.complex128) if x.shape[-1] * x.element_size() % 16 == 0 else x
+def replay(graphs: Graphs, key: str | int, work: Callable[[], None], is_cuda: bool, **options: Any) -> None:
+    """On a GPU: the first time `work` is done as it is, the second time it is recorded, from then on replayed."""
+    if not is_cuda or key not in graphs:
+        work()
+        graphs[key] = None
+        return
+    if (graph := graphs[key]) is None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, **options):  # records, does not run
+            work()
+        graphs[key] = graph
+    graph.replay()
 
 
 class RecordedSearches:
@@ -157,14 +168,10 @@ class RecordedSearches:
         plain = not (config.sample or config.coverage_penalty or config.no_repeat_ngram)
         return plain and max(limits) <= LONGEST and recordable(self.model)
 
-    def search(self, source: Tensor, is_real: Tensor | None, config: SearchConfig) -> list[list[Hypothesis]]:
-        """As `beam`, for token ids [B, S]."""
-        return next(self.search_all([(None, source, is_real)], config))[1]
-
     def search_all(
         self, batches: Iterable[tuple[Name, Tensor, Tensor | None]], config: SearchConfig
     ) -> Iterator[tuple[Name, list[list[Hypothesis]]]]:
-        """The results of each batch by its name, in the order in which they are ready."""
+        """As `beam`, for batches of token ids [B, S]: the results of each by its name, in the order they are ready."""
         waiting, live = iter(batches), deque[tuple[Name, Key, RecordedSearch]]()
         free = list(range(len(self.lanes)))
         try:
@@ -233,7 +240,7 @@ class RecordedSearch:
         self.state = State(self.cache, memory)
         self.all_closed = torch.zeros((), dtype=torch.bool, pin_memory=stream is not None)  # as the CPU knows it
         self.event = None if stream is None else torch.cuda.Event()
-        self.graphs: dict[str, torch.cuda.CUDAGraph | None] = {}  # None: done once, not yet recorded
+        self.graphs: Graphs = {}
 
     def _here(self) -> AbstractContextManager[object]:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
@@ -252,7 +259,7 @@ class RecordedSearch:
             self.is_real[:, 0] = True  # a row without a sentence has something to attend to, too
             self.is_real[:count, :length] = True if is_real is None else is_real.to(self.device)
             self.live.start(torch.tensor(limits, device=self.device))
-            self._do("read", self.read)
+            replay(self.graphs, "read", self.read, self.stream is not None, stream=self.stream)
         self.advance()
 
     @torch.inference_mode()
@@ -261,7 +268,7 @@ class RecordedSearch:
         with self._here():
             for _ in range(min(ASK, self.most - self.steps)):
                 self.cache.reach = min(_up(self.steps + 1, REACH), self.capacity)
-                self._do(f"step {self.cache.reach}", self.step)
+                replay(self.graphs, self.cache.reach, self.step, self.stream is not None, stream=self.stream)
                 self.steps += 1
             self.all_closed.copy_(self.live.closed.all(), non_blocking=True)
             if self.event is not None:
@@ -272,19 +279,6 @@ class RecordedSearch:
         if self.event is not None:
             self.event.synchronize()
         return self.steps >= self.most or bool(self.all_closed)
-
-    def _do(self, name: str, work: Callable[[], None]) -> None:
-        """On a GPU: the first time as it is, the second time recorded, from then on replayed."""
-        if self.stream is None or name not in self.graphs:
-            work()
-            self.graphs[name] = None
-            return
-        graph = self.graphs[name]
-        if graph is None:
-            graph = self.graphs[name] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self.stream):  # records, does not run
-                work()
-        graph.replay()
 
     def read(self) -> None:
         """The memory of the sources. No shape depends on a value, and nothing is read back."""

@@ -27,7 +27,7 @@ from torch import Tensor
 from regard.models.transformer import Decoder, State
 from regard.predict.beam import check_scores, next_scores
 from regard.predict.config import SearchConfig
-from regard.predict.recorded import TURN, FixedCache, keep_ready, recordable
+from regard.predict.recorded import TURN, FixedCache, Graphs, keep_ready, recordable, replay
 from regard.predict.sampling import Uniform, sample_token
 
 ASK = 8  # steps that are launched, and read back, together
@@ -147,8 +147,7 @@ class FixedStep:
         pinned = device.type == "cuda"  # what the CPU reads of them: asynchronous copies
         self.read_written = torch.zeros(capacity, self.rows, dtype=torch.long, pin_memory=pinned)
         self.read_known = torch.zeros(capacity, self.rows, dtype=exact, pin_memory=pinned)
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by reach
-        self.warm: set[int] = set()
+        self.graphs: Graphs = {}  # by reach
         self.pool = torch.cuda.graph_pool_handle() if pinned else None  # they run in turn, in the same memory
 
     def begin(self, ids: Tensor, uniforms: Tensor, least: int) -> None:
@@ -163,19 +162,10 @@ class FixedStep:
         self._sample(logits.expand(self.rows, -1))
 
     def next(self) -> None:
-        """One more token for every row. The first step of a reach is its warm-up, the second is recorded."""
+        """One more token for every row."""
         self.read += 1
         self.cache.reach = min(reach(self.read), self.cache.capacity)
-        if not self.tokens.is_cuda or self.cache.reach not in self.warm:
-            self.warm.add(self.cache.reach)
-            self.step()
-            return
-        if self.cache.reach not in self.graphs:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):  # records, does not run
-                self.step()
-            self.graphs[self.cache.reach] = graph
-        self.graphs[self.cache.reach].replay()
+        replay(self.graphs, self.cache.reach, self.step, self.tokens.is_cuda, pool=self.pool)
 
     def step(self) -> None:
         """What is recorded: no shape depends on a value, and nothing is read back."""

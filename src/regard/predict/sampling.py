@@ -24,6 +24,8 @@ from regard.predict.beam import Hypothesis, check_scores, next_scores
 from regard.predict.config import SearchConfig
 from regard.predict.engine import Engine
 
+CHUNK = 64  # random numbers of a row, made together
+
 
 @torch.inference_mode()
 def sample(
@@ -55,7 +57,9 @@ def sample(
             state.reorder(parents)
         known, allowed = next_scores(logits, written.shape[1] < config.min_length, written, config, eos)
         check_scores(known[:, eos].tolist())
-        token = sample_token(allowed, config, uniform.at(written.shape[1], live))  # [rows]
+        if (column := written.shape[1] % CHUNK) == 0:
+            uniforms = uniform.following(CHUNK).to(device)  # [lines · count, CHUNK]
+        token = sample_token(allowed, config, uniforms[live, column])  # [rows]
         totals = totals + known.gather(1, token[:, None])[:, 0].double()
         written = torch.cat((written, token[:, None]), dim=1)
         ended = (token == eos) | (written.shape[1] == most[live])
@@ -75,24 +79,13 @@ def sample(
 
 
 class Uniform:
-    """Uniform random numbers in [0, 1), a stream of its own for each sample of each line, made in blocks."""
-
-    BLOCK = 64
+    """Uniform random numbers in [0, 1), a stream of its own for each sample of each line."""
 
     def __init__(self, seed: int, lines: Sequence[int], count: int) -> None:
         self._streams = [np.random.default_rng([seed, line, sample]) for line in lines for sample in range(count)]
-        self._block = torch.zeros(len(self._streams), self.BLOCK, dtype=torch.float64)
-
-    def at(self, length: int, live: Tensor) -> Tensor:
-        """The number for token `length` of each row in `live`, [rows]; lengths come one after the other."""
-        column, rows = length % self.BLOCK, live.cpu()
-        if column == 0:
-            fresh = [self._streams[row].random(self.BLOCK) for row in rows.tolist()]
-            self._block[rows] = torch.from_numpy(np.stack(fresh))
-        return self._block[rows, column].to(live.device)
 
     def following(self, count: int) -> Tensor:
-        """The next `count` numbers of every row, [rows, count]: what `at` gives one length after the other."""
+        """The next `count` numbers of every row, [rows, count]."""
         return torch.from_numpy(np.stack([stream.random(count) for stream in self._streams]))
 
 
