@@ -133,8 +133,6 @@ def train_run(tables: Mapping[str, Any], folder: Path, workers: Workers, fresh: 
         if trainer.resume() and workers.leads and not trainer.finished:
             print(f"resuming from step {trainer.step} of {run.config.steps}.", file=sys.stderr)
         begin = trainer.step
-        if not trainer.run():
-            return Outcome(run, begin, trainer.step, trainer.seconds, None)
 
         def finish() -> dict[str, Metrics]:
             evaluations = run.finish(trainer)
@@ -142,4 +140,5 @@ def train_run(tables: Mapping[str, Any], folder: Path, workers: Workers, fresh: 
             write_report(folder / "report.html", results, run.bundle)
             return {name: one.metrics for name, one in evaluations.items()}
 
-        return Outcome(run, begin, trainer.step, trainer.seconds, workers.on_lead(finish))
+        metrics = workers.on_lead(finish) if trainer.run() else None
+        return Outcome(run, begin, trainer.step, trainer.seconds, metrics)

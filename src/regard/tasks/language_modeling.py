@@ -40,6 +40,7 @@ from regard.training.results import AttentionInput, Chart, Section, Table
 from regard.training.task import Evaluation, Metrics, Task
 from regard.training.trainer import Objective
 
+COUNTS = "data/characters.json"
 SAMPLES, SAMPLE_TOKENS = 2, 150  # in the report
 DRAWN = 24  # tokens whose attention is drawn
 POINTS = 200  # of a curve over positions
@@ -63,8 +64,8 @@ class PlainTextTask(Task):
     """
 
     data: TextData
-    characters: dict[str, int]  # in the files of each set
-    fingerprints: dict[str, str]
+    fingerprints: dict[str, str]  # of the sets
+    characters: dict[str, int]  # by fingerprint
 
     @classmethod
     def complete(cls, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -81,19 +82,21 @@ class PlainTextTask(Task):
         return {"train": self.data.train, **held_out, **self.data.sets}
 
     def check_data(self) -> None:
-        known = self._read_counts()
         self.fingerprints = {name: self.data.fingerprint(files) for name, files in self.files.items()}
-        for name, files in self.files.items():
-            if (key := self.fingerprints[name]) not in known:
-                report = self.data.read(files).check()
+        try:
+            counts = json.loads((self.folder / COUNTS).read_bytes()).items()
+            self.characters = {key: int(count) for key, count in counts}
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            self.characters = {}
+        for name, key in self.fingerprints.items():
+            if key not in self.characters:
+                report = self.data.read(self.files[name]).check()
                 report.print()
-                known[key] = report.totals["characters"]
-        self.characters = {name: known[key] for name, key in self.fingerprints.items()}
+                self.characters[key] = report.totals["characters"]
 
     def prepare_data(self) -> None:
         make_folder(self.folder / "data")
-        counts = {key: self.characters[name] for name, key in self.fingerprints.items()}
-        write_atomically(self._counts_file, json.dumps(counts, indent=1).encode())
+        write_atomically(self.folder / COUNTS, json.dumps(self.characters, indent=1).encode())
         self.train_text, self.valid_text  # noqa: B018 - tokenise them now
 
     def prepare_evaluation(self) -> None:
@@ -108,26 +111,20 @@ class PlainTextTask(Task):
         return self.examples("valid") if "valid" in self.sets else None
 
     def examples(self, name: str) -> Store:
-        begin, end = self.data.span(name, self.characters[name])
+        begin, end = self.span(name)
         fingerprint = f"{self.fingerprints[name]} {begin} {end}"
         return self.store(self.pieces(name), self.folder / "data" / name, fingerprint, end - begin)
+
+    def span(self, name: str) -> tuple[int, int]:
+        """Which characters of its files a set has."""
+        return self.data.span(name, self.characters[self.fingerprints[name]])
 
     @abstractmethod
     def store(self, pieces: Iterator[Piece], folder: Path, fingerprint: str, characters: int) -> Store:
         """Tokenise a set and store it in `folder`."""
 
-    @property
-    def _counts_file(self) -> Path:
-        return self.folder / "data" / "characters.json"
-
-    def _read_counts(self) -> dict[str, int]:
-        try:
-            return {key: int(count) for key, count in json.loads(self._counts_file.read_bytes()).items()}
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            return {}
-
     def pieces(self, name: str) -> Iterator[Piece]:
-        return part(self.data.read(self.files[name]), *self.data.span(name, self.characters[name]))
+        return part(self.data.read(self.files[name]), *self.span(name))
 
     def training_texts(self) -> Iterable[str]:
         return (piece.text for piece in self.pieces("train"))

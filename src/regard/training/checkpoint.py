@@ -248,15 +248,12 @@ def _digest(path: Path) -> str:
 
 def _folders(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first."""
-    if not folder.is_dir():
-        return []
-    return sorted((path for path in folder.iterdir() if path.is_dir() and _step(path) >= 0), key=_step)
+    named = (path for path in folder.glob("step-*") if re.fullmatch(r"step-[0-9]{8,}", path.name))
+    return sorted((path for path in named if path.is_dir()), key=_step)
 
 
 def _step(path: Path) -> int:
-    """The step that a checkpoint's name gives; -1 for any other folder."""
-    named = re.fullmatch(r"step-([0-9]{8,})", path.name)
-    return int(named[1]) if named else -1
+    return int(path.name.removeprefix("step-"))
 
 
 def _sum(content: dict[str, Any]) -> str:
