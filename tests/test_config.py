@@ -41,7 +41,7 @@ BAD = [
     ({"ff_dim": 0}, []),
     ({"window": 0}, []),
     ({"max_length": 0}, []),
-    ({"dropout": -0.1}, ["probability"]),
+    ({"dropout": -0.1}, ["at least 0"]),
     ({"dropout": 1.0}, ["below 1"]),
     ({"dropout": 1}, ["below 1"]),
     ({"dropout": "0.1"}, ["a number"]),

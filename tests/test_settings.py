@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from regard.errors import UserError
 from regard.files import write_atomically
 from regard.models import ModelConfig
-from regard.settings import check_types, from_dict, read_toml, to_dict, write_toml
+from regard.settings import check_fields, from_dict, read_toml, to_dict, write_toml
 from regard.training.config import TrainConfig
 
 
@@ -27,7 +27,7 @@ class Inner:
     kind: Literal["small", "large"] = "small"
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
         if self.size < 1:
             raise UserError(f"size = {self.size}: must be 1 or more")
 
@@ -43,7 +43,7 @@ class Outer:
     more: Inner | None = None
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
 
 
 outers = st.builds(
@@ -109,7 +109,7 @@ def test_integers_are_accepted_as_floats_also_in_tuples():
         ({"name": "x", "rate": 10**400}, "top.rate = inf: must be a finite number"),
         ({"name": "x", "pair": [0.5, math.nan]}, "top.pair = (0.5, nan): must be a finite number"),
         ({"name": "x", "pair": 3}, "top.pair = 3: expected a list, each element a number, got int"),
-        ({"name": "x", "pair": ["a"]}, "top.pair = ('a',): expected a list, each element a number, got list"),
+        ({"name": "x", "pair": ["a"]}, "top.pair = ['a']: expected a list, each element a number, got list"),
         ({"name": "x", "limit": 1.0}, "top.limit = 1.0: expected an integer, got float"),
         ({"name": "x", "flag": 1}, "top.flag = 1: expected true or false, got int"),
         ({"name": 5}, "top.name = 5: expected a string in quotes, got int"),

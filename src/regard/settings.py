@@ -11,6 +11,8 @@ import dataclasses
 import math
 import tomllib
 import types
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -22,65 +24,54 @@ from regard.files import write_atomically
 T = TypeVar("T")
 
 
-def check_types(settings: object) -> None:
-    """Check every field against its annotation; an integer is accepted for a float."""
+def check_fields(settings: object, fractions: Iterable[str] = (), **least: float) -> None:
+    """Check the type of every field, then lower bounds, such as `heads=1`, and fractions: at least 0 and below 1.
+
+    An integer is accepted for a float and a list for a tuple; None has no bounds.
+    """
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
         value, kind = getattr(settings, field.name), hints[field.name]
-        value = _widened(kind, value)
+        try:
+            value = _convert(kind, value)
+        except TypeError:
+            raise UserError(f"{field.name} = {value!r}: {_expected(kind, value)}") from None
         object.__setattr__(settings, field.name, value)
-        if not _matches(kind, value):
-            raise UserError(f"{field.name} = {value!r}: {_expected(kind, value)}")
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, float) and not math.isfinite(number):
                 raise UserError(f"{field.name} = {value}: must be a finite number")
-
-
-def check_at_least(settings: object, **least: float) -> None:
-    """Check lower bounds of fields, such as `heads=1`."""
     for name, bound in least.items():
-        if getattr(settings, name) < bound:
-            raise UserError(f"{name} = {getattr(settings, name)}: must be {bound} or more")
-
-
-def check_fractions(settings: object, *names: str) -> None:
-    """Check fractions and probabilities: at least 0 and below 1."""
-    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < bound:
+            raise UserError(f"{name} = {value}: must be {bound} or more")
+    for name in fractions:
         if not 0 <= getattr(settings, name) < 1:
             raise UserError(f"{name} = {getattr(settings, name)}: must be at least 0 and below 1, such as 0.1")
 
 
-def _widened(kind: Any, value: Any) -> Any:
-    """An integer as a float where the annotation is float, also in a tuple."""
-    if get_origin(kind) is tuple and isinstance(value, tuple):
-        kinds = _elements(kind, value)
-        return tuple(map(_widened, kinds, value)) if len(kinds) == len(value) else value
-    if _matches(int, value) and not _matches(kind, value) and _matches(kind, 0.0):
-        return float(value) if abs(value) < 2**1000 else math.inf
-    return value
-
-
-def _matches(kind: Any, value: Any) -> bool:
-    origin = get_origin(kind)
+def _convert(kind: Any, value: Any) -> Any:
+    """`value` as the annotation `kind` needs it; TypeError if it has another type."""
+    origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in get_args(kind))
-    if origin in (Union, types.UnionType):
-        return any(_matches(part, value) for part in get_args(kind))
-    if origin is tuple:
-        kinds = _elements(kind, value) if isinstance(value, tuple) else ()
-        return isinstance(value, tuple) and len(kinds) == len(value) and all(map(_matches, kinds, value))
-    if origin is dict:
-        name, item = get_args(kind)
-        return isinstance(value, dict) and all(_matches(name, k) and _matches(item, v) for k, v in value.items())
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, kind)
-
-
-def _elements(kind: Any, value: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The annotation of each element: one for all of them (tuple[int, ...]), or one for each (tuple[str, int])."""
-    kinds = get_args(kind)
-    return kinds[:1] * len(value) if kinds[-1] is ... else kinds
+        if any(value == choice and type(value) is type(choice) for choice in parts):
+            return value
+    elif origin in (Union, types.UnionType):
+        for part in parts:
+            with suppress(TypeError):
+                return _convert(part, value)
+    elif origin is tuple:
+        if isinstance(value, list | tuple):
+            kinds = parts[:1] * len(value) if parts[-1] is ... else parts  # tuple[int, ...] or tuple[str, int]
+            if len(kinds) == len(value):
+                return tuple(map(_convert, kinds, value))
+    elif origin is dict:
+        if isinstance(value, dict):
+            return {_convert(parts[0], name): _convert(parts[1], item) for name, item in value.items()}
+    elif kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value) if abs(value) < 2**1000 else math.inf
+    elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise TypeError
 
 
 def _expected(kind: Any, value: Any) -> str:
@@ -131,20 +122,13 @@ def from_dict(kind: type[T], values: dict[str, Any], where: str = "") -> T:
             if not isinstance(value, dict):
                 raise UserError(f"{where}{name} = {value!r}: expected a table [{where}{name}]")
             value = from_dict(nested, value, f"{where}{name}.")
-        ready[name] = _tuples(value)
+        ready[name] = value
     try:
         return kind(**ready)
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(where) else f"{where}{error}") from None
     except TypeError as error:
         raise UserError(f"{where.rstrip('.') or kind.__name__}: {error}") from None
-
-
-def _tuples(value: Any) -> Any:
-    """Lists become tuples, also in tables."""
-    if isinstance(value, dict):
-        return {name: _tuples(item) for name, item in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from regard.data.batch import Tensors
 from regard.data.images import Images
 from regard.data.streams import Ahead, batch_rows, epoch_generator
 from regard.errors import UserError
-from regard.settings import check_at_least, check_types
+from regard.settings import check_fields
 
 AREA = (0.02, 0.33)  # of a rectangle that is erased, as a fraction of the image
 SHAPE = 3.3  # its sides differ by at most this factor
@@ -40,8 +40,7 @@ class AugmentConfig:
     mixup: float = 0.0  # α; 0: none
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_at_least(self, crop=0)
+        check_fields(self, crop=0)
         for name in ("flip", "erase"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} = {getattr(self, name)}: a probability, so it must be from 0 to 1")

@@ -44,7 +44,7 @@ from regard.data.sets import DataConfig
 from regard.data.streams import Ahead
 from regard.data.tables import TABLES, Notes, Row, read_rows, table_kind, text
 from regard.errors import UserError, suggest
-from regard.settings import check_at_least, check_fractions
+from regard.settings import check_fields
 from regard.text.tokenizer import Tokenizer
 
 ENDINGS = (".npy", ".safetensors")  # of features
@@ -63,8 +63,7 @@ class CaptionData(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fractions(self, "word_dropout")
-        check_at_least(self, max_length=2)  # a token and its end
+        check_fields(self, ("word_dropout",), max_length=2)  # a token and its end
 
 
 class Captioned(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 from regard.data.sets import DataConfig
 from regard.data.tables import Notes, Report, Row, Rows, label, read_rows
 from regard.errors import UserError, suggest
-from regard.settings import check_at_least, check_fractions
+from regard.settings import check_fields
 
 MOST = 1000  # classes that are taken from the data; with more of them, the column is probably the wrong one
 REMEDY = "Set text and label in [data] to the names of the columns; header = false if the first line is data"
@@ -42,12 +42,9 @@ class LabelData(DataConfig):
     word_dropout: float = 0.0  # probability that a token of a training text is masked
 
     def __post_init__(self) -> None:
-        if isinstance(self.class_weights, dict):
-            floats = {name: float(w) if type(w) is int else w for name, w in self.class_weights.items()}
-            object.__setattr__(self, "class_weights", floats)
         super().__post_init__()
         self.check_valid_fraction(self.valid_fraction)
-        check_fractions(self, "word_dropout")
+        check_fields(self, ("word_dropout",), max_length=3)  # a token and the two ends
         if self.text == self.label:
             raise UserError(f"text = label = {self.text!r}: name two different columns")
         if not self.header and not (self.text.isdecimal() and self.label.isdecimal() and "0" not in self.columns):
@@ -57,7 +54,6 @@ class LabelData(DataConfig):
             )
         if not 0 < self.fraction <= 1:
             raise UserError(f"fraction = {self.fraction}: must be above 0 and at most 1, such as 0.1")
-        check_at_least(self, max_length=3)  # a token and the two ends
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:
             raise UserError(f"classes = {list(self.classes)}: name two or more, each once, or remove them")
         if self.classes and (extra := set(self.names.values()) - set(self.classes)):

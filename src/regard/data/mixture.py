@@ -47,7 +47,7 @@ from regard.data.sets import Files, fingerprint, home
 from regard.data.streams import epoch_generator, sample_rows
 from regard.errors import UserError
 from regard.samples import sample_folder
-from regard.settings import check_at_least, check_types, from_dict, to_dict
+from regard.settings import check_fields, from_dict, to_dict
 from regard.text.tokenizer import Tokenizer
 
 SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))
@@ -80,8 +80,7 @@ class TaskOptions(Noise):
     folder: str = "."  # where its files are, from [data] folder on
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_at_least(self, repeat=1, span=1)
+        check_fields(self, repeat=1, span=1)
         if not 0 < self.density < 1:
             raise UserError(f"density = {self.density}: must be above 0 and below 1, such as 0.15")
 
@@ -164,8 +163,7 @@ class TasksData:
     folder: str = "."
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_at_least(self, max_length=8)
+        check_fields(self, max_length=8)
 
 
 def read_tasks(table: Mapping[str, Any]) -> tuple[TasksData, dict[str, TextTask]]:

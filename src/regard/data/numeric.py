@@ -37,7 +37,7 @@ from regard.data.batch import Tensors, pad_rows
 from regard.data.sets import DataConfig, Files
 from regard.data.tables import Notes, Row, Table, column_names, read_rows
 from regard.errors import UserError
-from regard.settings import check_at_least, check_fractions, check_types
+from regard.settings import check_fields
 
 Pair = tuple[list[float], list[float]]
 DAY, WEEK = 24, 168  # the two periods of a seasonal series
@@ -59,8 +59,7 @@ class Rule:
     seed: int = 1  # of the data; it does not depend on train.seed
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_at_least(self, shortest=1, train=1, valid=1, test=1, seed=0)
+        check_fields(self, shortest=1, train=1, valid=1, test=1, seed=0)
         if not self.low < self.high:
             raise UserError(f"low = {self.low}: must be below high = {self.high}")
 
@@ -75,8 +74,7 @@ class Seasonal:
     seed: int = 1  # of the data; it does not depend on train.seed
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_at_least(self, steps=100, channels=1, noise=0, seed=0)
+        check_fields(self, steps=100, channels=1, noise=0, seed=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +101,9 @@ class NumberData(DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_kind()
-        check_at_least(self, longest=1, context=0, horizon=1, period=1)
+        check_fields(self, ("valid_fraction", "test_fraction"), longest=1, context=0, horizon=1, period=1)
         if not self.tolerance > 0:
             raise UserError(f"tolerance = {self.tolerance}: must be greater than 0")
-        check_fractions(self, "valid_fraction", "test_fraction")
         if (held := self.valid_fraction + self.test_fraction) >= 1:
             raise UserError(f"valid_fraction + test_fraction = {held}: leaves nothing to learn from")
         if len(self.mean) != len(self.std) or any(not scale > 0 for scale in self.std):

@@ -26,7 +26,7 @@ from regard.data.batch import Labels, Pairs, Ragged, Sequences, Tensors, steps
 from regard.data.columns import Store
 from regard.data.streams import Ahead, epoch_generator, epoch_seed
 from regard.errors import UserError
-from regard.settings import check_types
+from regard.settings import check_fields
 from regard.text.tokenizer import Tokenizer
 from regard.text.words import WordBoundaries
 
@@ -220,7 +220,7 @@ class MaskConfig:
     random: float = 0.1  # replaced by another token; the rest stays
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
         if not 0 < self.fraction < 1:
             raise UserError(f"fraction = {self.fraction}: must be above 0 and below 1, such as 0.15")
         if self.mask < 0 or self.random < 0 or self.mask + self.random > 1:

@@ -21,7 +21,7 @@ from regard.data.korean import examples
 from regard.data.sets import DataConfig, find_files, wildcards
 from regard.data.tables import TABLES, Notes, Problem, Row, Rows, Table, aligned_rows, table_kind
 from regard.errors import UserError
-from regard.settings import check_at_least, check_types
+from regard.settings import check_fields
 
 REMEDY = "Set source and target in [data]; if the file has no header, remove them"
 
@@ -36,8 +36,7 @@ class Generator:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_at_least(self, train=1, test=1)
+        check_fields(self, train=1, test=1)
 
     def pairs(self, split: Literal["train", "test"]) -> Iterator[Pair]:
         count = self.train if split == "train" else self.test
@@ -65,7 +64,7 @@ class PairData(DataConfig):
             raise UserError(f"{named} = {getattr(self, named)!r} without {other}: name both columns or neither")
         if self.source is not None and self.source == self.target:
             raise UserError(f"source = target = {self.source!r}: a pair needs two columns")
-        check_at_least(self, max_length=2)  # a token and its end
+        check_fields(self, max_length=2)  # a token and its end
 
     def find(self, files: Sequence[str]) -> list[Path]:
         return [path for paths in find_pairs(files, self.folder) for path in paths]

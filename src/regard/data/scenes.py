@@ -34,7 +34,7 @@ from regard.data.batch import Tensors
 from regard.data.images import resize
 from regard.data.sets import Files
 from regard.errors import UserError, suggest
-from regard.settings import check_at_least, check_types
+from regard.settings import check_fields
 
 QUADRANTS = ("top left", "top right", "bottom left", "bottom right")  # number: 2 · row + column
 GRID = 4  # cells in a row of the canvas, each with space for one item; number: GRID · row + column
@@ -85,8 +85,7 @@ class ScenesData:
     sizes: Files = tuple(SIZES)
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_at_least(self, train=1, valid=1, test=1, common=0)
+        check_fields(self, train=1, valid=1, test=1, common=0)
         for name, words, known, least in (("nouns", self.nouns, NOUNS, 2), ("sizes", self.sizes, SIZES, 1)):
             if unknown := [word for word in words if word not in known]:
                 raise UserError(f"{name}: {unknown[0]!r} is not known; {suggest(unknown[0], known)}")

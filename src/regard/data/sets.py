@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from regard.errors import MissingFiles, UserError
-from regard.settings import check_fractions, check_types, to_dict
+from regard.settings import check_fields, to_dict
 
 Files = tuple[str, ...]
 
@@ -52,7 +52,7 @@ class DataConfig:
             check_files(f"test.{name}", files)
             if name in ("train", "valid") or not re.fullmatch(r"\w[\w .-]*", name):
                 raise UserError(f"test.{name}: choose another name for the set, of letters, digits, '-' and '_'")
-        check_types(self)
+        check_fields(self)
         if not self.folder or "\0" in self.folder:
             raise UserError(f"folder = {self.folder!r}: not a folder name; remove it to use the recipe's folder")
         origins = [name for name in ("train", *self.GENERATORS) if getattr(self, name)]
@@ -80,7 +80,7 @@ class DataConfig:
 
     def check_valid_fraction(self, fraction: float) -> None:
         """`valid_fraction` of the training data replaces `valid`."""
-        check_fractions(self, "valid_fraction")
+        check_fields(self, ("valid_fraction",))
         if fraction and self.valid:
             raise UserError(f"valid_fraction = {fraction} and valid = {list(self.valid)}: choose one")
 
@@ -88,7 +88,7 @@ class DataConfig:
 def check_files(name: str, files: Any) -> None:
     if isinstance(files, str):
         raise UserError(f"{name} = {files!r}: write a list, {name} = [{files!r}]")
-    if not isinstance(files, tuple) or not all(isinstance(file, str) and file and "\0" not in file for file in files):
+    if not isinstance(files, list | tuple) or not all(isinstance(f, str) and f and "\0" not in f for f in files):
         raise UserError(f'{name} = {files!r}: expected a list of file names, such as ["train.en", "train.de"]')
 
 

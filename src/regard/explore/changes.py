@@ -28,7 +28,7 @@ from regard.models import Model
 from regard.nn.mask import causal
 from regard.nn.multihead import MultiHead
 from regard.nn.trace import Edit, drop, zero_heads
-from regard.settings import check_types, from_dict, to_dict
+from regard.settings import check_fields, from_dict, to_dict
 
 PartName = Literal["encoder", "decoder", "cross"]
 PARTS: tuple[PartName, ...] = get_args(PartName)
@@ -46,7 +46,7 @@ class Changes:
     rows: tuple[Row, ...] = ()  # the weights of a row are scaled to sum to 1, unless all are 0
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
 
     def __bool__(self) -> bool:
         return self != Changes()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from regard.errors import UserError
-from regard.settings import check_types
+from regard.settings import check_fields
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu"]
 PositionKind = Literal["sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none"]
@@ -75,15 +75,7 @@ class StackConfig:
     }  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_types(self)
-        for name, least in self.LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"{name} = {value}: must be {least} or more")
-        for name in ("dropout", "attention_dropout", "embed_dropout"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise UserError(f"{name} = {value}: must be a probability, at least 0 and below 1")
+        check_fields(self, ("dropout", "attention_dropout", "embed_dropout"), **self.LEAST)
         for name in ("norm_eps", "rope_base"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} = {getattr(self, name)}: must be greater than 0")

@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.settings import check_at_least, check_types, from_dict
+from regard.settings import check_fields, from_dict
 
 BEAM_ONLY = ("beam", "early_stopping", "coverage_penalty")
 SAMPLE_ONLY = ("temperature", "top_k", "top_p", "seed")
@@ -51,9 +51,8 @@ class SearchConfig:
     seed: int = 1  # with the index of a line it determines the samples of that line
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_at_least(self, beam=1, n_best=1, min_length=0, no_repeat_ngram=0, max_ratio=0, top_k=0, seed=0)
-        check_at_least(self, coverage_penalty=0)
+        least = {"min_length": 0, "no_repeat_ngram": 0, "max_ratio": 0, "coverage_penalty": 0, "top_k": 0, "seed": 0}
+        check_fields(self, beam=1, n_best=1, **least)
         if self.max_length is not None and self.max_length < max(1, self.min_length):
             raise UserError(
                 f"max_length = {self.max_length}: must be 1 or more and not below min_length = {self.min_length}"

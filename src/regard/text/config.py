@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regard.errors import UserError
-from regard.settings import check_types
+from regard.settings import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class TextConfig:
     target_kind: Literal["word", "char", "byte", "bpe", "unigram"] | None = None  # if not joint; default: kind
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
         if self.vocab_size is not None and self.vocab_size < 5:
             raise UserError(f"vocab_size = {self.vocab_size}: must be 5 or more, since four entries are special tokens")
         if self.vocab_size is not None and self.kind in ("byte", "gpt2"):

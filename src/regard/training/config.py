@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regard.errors import UserError
-from regard.settings import check_at_least, check_fractions, check_types
+from regard.settings import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,14 @@ class TrainConfig:
     tensorboard: bool = False  # metrics also as events for TensorBoard
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_at_least(self, steps=1, batch_tokens=1, log_every=1, save_every=1, keep=1, gradient_accumulation=1)
-        check_at_least(self, loss_chunk=-1, pack=0, warmup=0, evaluate_every=0, patience=0, average=1)
-        check_at_least(self, weight_decay=0, r_drop=0)
+        check_fields(
+            self, ("label_smoothing", "ema"), steps=1, batch_tokens=1, log_every=1, save_every=1, keep=1, average=1,
+            gradient_accumulation=1, loss_chunk=-1, pack=0, warmup=0, evaluate_every=0, patience=0, weight_decay=0,
+            r_drop=0,
+        )  # fmt: skip
         for name in ("lr", "eps", "clip"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} = {getattr(self, name)}: must be greater than 0")
-        check_fractions(self, "label_smoothing", "ema")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"betas = {list(self.betas)}: must be two numbers from 0 to below 1, such as [0.9, 0.98]")
         if not 0 <= self.seed < 2**32:
