@@ -22,7 +22,7 @@ from regard import cli
 from regard.commands.demo import ARGUMENTS, SHOWN
 from regard.data.korean import examples
 from regard.errors import program
-from regard.models.folder import load_recipe
+from regard.models.recipe import read_recipe
 from regard.text.tokenizer import Tokenizer
 
 SMALL = ["--set", "dim=16", "--set", "ff_dim=32", "--set", "layers=1", "--set", "heads=2"]
@@ -69,7 +69,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_it_writes_its_files_and_nothing_else(done):
     folder, _ = done
     assert set(os.listdir(folder)) == OWN
-    tables = load_recipe(folder)
+    tables = read_recipe(folder)
     assert tables["train"]["steps"] == 3 and tables["model"]["dim"] == 16
     assert tables["data"]["generator"]["train"] == 40_000
     assert len(regard.load(folder).predictor.translate(["March 3rd, 2021", "seven"])) == 2
@@ -129,7 +129,7 @@ def test_the_figure_is_the_share_of_exactly_right_answers(tmp_path, capsys):
 def test_another_model_is_one_option(tmp_path, capsys, change):
     assert demo(tmp_path / "run", "--steps", "1", "--set", change) == 0
     name, value = change.split("=")
-    assert str(load_recipe(tmp_path / "run")["model"][name]) == value
+    assert str(read_recipe(tmp_path / "run")["model"][name]) == value
     assert ("recurrent model" in capsys.readouterr().out) == (value == "recurrent")
 
 

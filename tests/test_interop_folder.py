@@ -20,6 +20,7 @@ from regard.errors import UserError
 from regard.interop import export_folder, import_folder, read_folder
 from regard.models import folder as run
 from regard.models.presets import preset
+from regard.models.recipe import read_model, read_recipe
 from regard.models.transformer import build
 from regard.tasks.registry import task_for
 from regard.text.tokenizer import Tokenizer
@@ -162,8 +163,8 @@ def test_export_of_an_import_is_the_original(hf, tmp_path, monkeypatch, capsys):
         r"GPT-2, [\d,]+ parameters: hf -> runs/hf \(model\.safetensors, recipe\.toml", capsys.readouterr().out
     )
     assert sorted(os.listdir("runs")) == ["hf"]
-    assert run.load_recipe("runs/hf")["task"] == task_for(run.load_config("runs/hf"))
-    assert run.load_recipe("runs/hf")["hf"] == {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    assert read_recipe("runs/hf")["task"] == task_for(read_model("runs/hf"))
+    assert read_recipe("runs/hf")["hf"] == {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
     assert regard("export", "runs/hf", "--hf", "again") == 0
     assert "config.json" in capsys.readouterr().out
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):

@@ -15,6 +15,7 @@ from regard.interop import export_folder, read_folder
 from regard.interop.convert import config_from_hf
 from regard.models import folder as run
 from regard.models.config import ModelConfig
+from regard.models.recipe import read_recipe
 from regard.models.transformer import build
 
 transformers = pytest.importorskip("transformers", reason="install it with  pip install 'regard[hf]'")
@@ -286,7 +287,7 @@ def test_metadata_is_kept_in_the_folder(tmp_path):
     peer.save_pretrained(tmp_path / "in")
     imported = read_folder(tmp_path / "in")
     run.save(imported.model, tmp_path / "run", recipe={"hf": imported.metadata})
-    metadata = run.load_recipe(tmp_path / "run")["hf"]
+    metadata = read_recipe(tmp_path / "run")["hf"]
     assert metadata["id2label"] == {"0": "부정", "1": "중립", "2": "긍정"} and metadata["pad_token_id"] == 0
     export_folder(run.load(tmp_path / "run"), tmp_path / "out", metadata=metadata)
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")

@@ -14,6 +14,7 @@ from regard.errors import UserError
 from regard.files import staged
 from regard.models import folder as run
 from regard.models.presets import preset
+from regard.models.recipe import read_recipe
 from regard.models.transformer import build
 from regard.settings import read_toml, write_toml
 from regard.text.tokenizer import Tokenizer
@@ -102,7 +103,7 @@ def test_loading_leaves_the_random_state_alone(folder):
 def test_other_tables_of_the_recipe_are_kept(model, tmp_path):
     run.save(model, tmp_path, recipe={"data": {"name": "toy"}, "train": {"steps": 3}})
     run.save(model, tmp_path, recipe={"train": {"steps": 5}, "model": {"dim": 7}})
-    tables = run.load_recipe(tmp_path)
+    tables = read_recipe(tmp_path)
     assert tables["data"] == {"name": "toy"} and tables["train"] == {"steps": 5}
     assert tables["model"]["dim"] == 12 and next(iter(tables)) == "model"
     assert run.load(tmp_path).config == model.config

@@ -19,7 +19,7 @@ from typing import Any
 from regard.errors import UserError
 from regard.explore.report import write_report
 from regard.models.presets import PRESETS
-from regard.models.recipe import override, read_recipe, recipe_path, smoke_form
+from regard.models.recipe import RECIPE, override, read_recipe, smoke_form
 from regard.predict.bundle import Bundle
 from regard.samples import sample_folder
 from regard.tasks.registry import load, task_of
@@ -112,8 +112,9 @@ def _read(recipe: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, 
     if str(recipe) in PRESETS and not Path(recipe).exists():
         remedy = f'write a recipe with  [data]  and  [model]  preset = "{recipe}"'
         raise UserError(f"{recipe}: is a preset of a model, without data: {remedy}")
-    path = recipe_path(recipe)
-    return read_recipe(path), str(path), path.parent
+    path = Path(recipe)
+    path = path / RECIPE if path.is_dir() else path
+    return read_recipe(recipe), str(path), path.parent
 
 
 def train_run(tables: Mapping[str, Any], folder: Path, workers: Workers, fresh: bool = False) -> Outcome:

@@ -18,10 +18,11 @@ ARGUMENTS = {
 
 
 def run(args: argparse.Namespace) -> None:
-    from regard.models.folder import WEIGHTS, load_config, write_weights
+    from regard.models.folder import WEIGHTS, write_weights
+    from regard.models.recipe import model_config, read_recipe
     from regard.training.checkpoint import average
 
     folder = Path(args.run)
-    load_config(folder)
+    model_config(read_recipe(folder, saved=True), folder)
     write_weights(folder / WEIGHTS, average(folder, args.last))
     print(f"{folder / WEIGHTS} is now the mean of the last {args.last} checkpoints")

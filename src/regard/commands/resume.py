@@ -23,13 +23,13 @@ ARGUMENTS = {
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.models.folder import RECIPE, load_recipe
+    from regard.models.recipe import RECIPE, read_recipe
     from regard.settings import write_toml
     from regard.tasks.registry import task_of
     from regard.training.distributed import join
 
     with join(args.device) as workers:
-        tables, folder = load_recipe(args.run), Path(args.run)
+        tables, folder = read_recipe(args.run, saved=True), Path(args.run)
         if not isinstance(tables.get("data"), dict) or "train" not in tables:
             raise UserError(f"{args.run}: its recipe has no tables [data] and [train], so it cannot be resumed")
         if args.data is not None:

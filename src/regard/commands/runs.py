@@ -37,12 +37,12 @@ def run(args: argparse.Namespace) -> None:
 
 def read(folder: Path) -> dict[str, Any] | None:
     """A summary of the files of a run; None for any other folder."""
-    from regard.models.folder import load_recipe
+    from regard.models.recipe import read_recipe
     from regard.tasks.registry import task_of
     from regard.training.trainer import LOSS, read_metrics
 
     try:
-        tables = load_recipe(folder)
+        tables = read_recipe(folder, saved=True)
         train, task = tables.get("train"), task_of(tables)
         lines = read_metrics(folder)
     except (UserError, OSError):

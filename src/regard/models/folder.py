@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 from regard.errors import UserError, suggest
 from regard.files import make_folder, name_some
-from regard.models.config import ModelConfig
-from regard.models.recipe import RECIPE, recipe_path
+from regard.models.recipe import RECIPE, model_config, read_recipe
 from regard.models.transformer import Model, build
-from regard.settings import from_dict, read_toml, to_dict, write_toml
+from regard.settings import read_toml, to_dict, write_toml
 from regard.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -59,7 +58,7 @@ def save(
 def load(folder: str | Path, device: str | torch.device = "cpu", recipe: Mapping[str, Any] | None = None) -> Model:
     """The model in `folder`, in eval mode and in its saved precision; `recipe`: its tables, if already read."""
     folder = Path(folder)
-    config = load_config(folder, recipe)
+    config = model_config(read_recipe(folder, saved=True) if recipe is None else recipe, folder / RECIPE)
     path = folder / WEIGHTS
     pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
     if pickles and not path.is_file():
@@ -86,26 +85,6 @@ def find_device(name: str | None) -> torch.device:
         raise UserError(f"device = {name!r} is not available: {str(error).splitlines()[0]}") from None
 
 
-def load_recipe(folder: str | Path) -> dict[str, Any]:
-    """All tables of the folder's recipe."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; pass one with {RECIPE} and {WEIGHTS}")
-    return read_toml(recipe_path(folder))
-
-
-def load_config(folder: str | Path, recipe: Mapping[str, Any] | None = None) -> ModelConfig:
-    """The [model] table of the folder's recipe."""
-    path = Path(folder) / RECIPE
-    tables = load_recipe(folder) if recipe is None else recipe
-    if not isinstance(tables.get("model"), dict):
-        raise UserError(f"{path}: has no table [model], which describes the model; copy the folder again")
-    try:
-        return from_dict(ModelConfig, tables["model"], "model.")
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-
-
 def load_tokenizers(folder: str | Path) -> dict[str, Tokenizer]:
     """The tokenizers in `folder` by name: {"tokenizer": …}, or {"source": …, "target": …}, or {}."""
     paths = {name: Path(folder) / f"{name}.json" for name in TOKENIZERS}
@@ -114,26 +93,25 @@ def load_tokenizers(folder: str | Path) -> dict[str, Tokenizer]:
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Every tensor of the model once: a tied weight has the first of its names."""
-    kept = set(model.state_dict(keep_vars=True))  # without buffers that are computed, not learned
-    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
-    return {name: tensor.detach() for name, tensor in (*model.named_parameters(), *buffers)}
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
+@torch.no_grad()
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
     """Copy `tensors` into `model`; names and shapes must match exactly."""
-    own = weights_of(model)
+    own = dict(model.named_parameters())
     if missing := [name for name in own if name not in tensors]:
         raise UserError(f"{where}: lacks {name_some(missing)}; the file belongs to another [model] or is incomplete")
     if extra := [name for name in tensors if name not in own]:
         raise UserError(f"{where}: {name_some(extra)} is not in the model; the file belongs to another [model]")
-    for name, tensor in own.items():
-        if tensor.shape != tensors[name].shape:
+    for name, parameter in own.items():
+        if parameter.shape != tensors[name].shape:
             raise UserError(
-                f"{where}: {name} has shape {tuple(tensors[name].shape)}, but [model] needs {tuple(tensor.shape)}; "
+                f"{where}: {name} has shape {tuple(tensors[name].shape)}, but [model] needs {tuple(parameter.shape)}; "
                 f"correct [model] in {RECIPE}, or use the matching file"
             )
-    for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+    for name, parameter in own.items():
+        parameter.copy_(tensors[name])
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

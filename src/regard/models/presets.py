@@ -16,14 +16,9 @@ from regard.errors import UserError, suggest
 from regard.models.config import ModelConfig
 from regard.settings import from_dict
 
-
-def _read() -> dict[str, dict[str, Any]]:
-    tables = tomllib.loads((resources.files("regard.models") / "presets.toml").read_text(encoding="utf-8"))
-    likes = {name: tables.get(table.pop("like", None), {}) for name, table in tables.items()}
-    return {name: {**likes[name], **table} for name, table in tables.items()}
-
-
-PRESETS = _read()
+_tables = tomllib.loads((resources.files("regard.models") / "presets.toml").read_text(encoding="utf-8"))
+_likes = {name: _tables.get(table.pop("like", None), {}) for name, table in _tables.items()}
+PRESETS: dict[str, dict[str, Any]] = {name: {**_likes[name], **table} for name, table in _tables.items()}
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:

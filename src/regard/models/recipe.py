@@ -32,16 +32,19 @@ def read_model(recipe: str | Path, changes: Mapping[str, Any] | None = None) -> 
     """The config of a preset, a recipe file or a model folder, with these fields changed."""
     if str(recipe) in PRESETS:
         return from_dict(ModelConfig, {**PRESETS[str(recipe)], **(changes or {})})
-    path = recipe_path(recipe)
-    table = read_toml(path).get("model")
+    return model_config(read_recipe(recipe), recipe, changes)
+
+
+def model_config(tables: Mapping[str, Any], where: str | Path, changes: Mapping[str, Any] | None = None) -> ModelConfig:
+    """The table [model] of a recipe, with these fields changed; `where` it was read, for messages."""
+    table, changes = tables.get("model"), changes or {}
     if not isinstance(table, dict):
-        raise UserError(f'{path}: has no table [model]; write one, such as  [model]  with  preset = "base"')
-    fields = {**table, **(changes or {})}
+        raise UserError(f'{where}: has no table [model]; write one, such as  [model]  with  preset = "base"')
     try:
-        return from_dict(ModelConfig, with_preset(fields), "model.")
+        return from_dict(ModelConfig, with_preset({**table, **changes}), "model.")
     except UserError as error:
         field = str(error).removeprefix("model.").partition(" ")[0].rstrip(":")
-        raise error if field in (changes or {}) else UserError(f"{path}: {error}") from None
+        raise error if field in changes else UserError(f"{where}: {error}") from None
 
 
 def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,13 +56,8 @@ def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**(PRESETS[name] if name else {}), **fields}
 
 
-def read_recipe(recipe: str | Path) -> dict[str, Any]:
-    """All tables of a recipe file, or of the recipe in a model folder."""
-    return read_toml(recipe_path(recipe))
-
-
-def recipe_path(recipe: str | Path) -> Path:
-    """The recipe file `recipe`, or the one in the folder `recipe`."""
+def read_recipe(recipe: str | Path, *, saved: bool = False) -> dict[str, Any]:
+    """All tables of a recipe file, or of the recipe in a model folder; `saved`: only a folder will do."""
     path = Path(recipe)
     if path.is_dir():
         if not (path / RECIPE).is_file() and (path / "config.json").is_file():
@@ -69,9 +67,11 @@ def recipe_path(recipe: str | Path) -> Path:
             )
         if not (path / RECIPE).is_file():
             raise UserError(f"{path / RECIPE}: missing, so this is not a saved model; pass another folder")
-        return path / RECIPE
+        return read_toml(path / RECIPE)
+    if saved:
+        raise UserError(f"{path}: no such folder; pass the folder of a saved model, with {RECIPE}")
     if path.exists():
-        return path
+        return read_toml(path)
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise UserError(f"{path}: no such file or folder; pass a recipe, a model folder or a preset")
     raise UserError(f"{str(recipe)!r} is neither a preset nor a file or folder; {suggest(str(recipe), PRESETS)}")

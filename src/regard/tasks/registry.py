@@ -48,9 +48,10 @@ def load(path: str | Path, device: str | torch.device = "cpu", recipe: Mapping[s
     `recipe`: the tables of its recipe, if already read; they are parsed once, and travel with the bundle.
     """
     from regard.models import folder
+    from regard.models.recipe import read_recipe
     from regard.predict.bundle import Bundle
 
-    recipe = folder.load_recipe(path) if recipe is None else recipe
+    recipe = read_recipe(path, saved=True) if recipe is None else recipe
     bundle = Bundle(folder.load(path, device, recipe), folder.load_tokenizers(path), recipe, path)
     bundle.own = True
     if name := bundle.recipe.get("task") or task_for(bundle.config):

@@ -23,8 +23,8 @@ from torch import nn
 
 from regard.errors import UserError
 from regard.files import name_some
-from regard.models.folder import WEIGHTS, load_config, load_recipe, load_tokenizers, read_weights, weights_of
-from regard.models.recipe import RECIPE, with_preset
+from regard.models.folder import WEIGHTS, load_tokenizers, read_weights, weights_of
+from regard.models.recipe import RECIPE, model_config, read_recipe, with_preset
 from regard.settings import read_toml, to_dict
 from regard.text.tokenizer import Tokenizer
 
@@ -50,7 +50,8 @@ def complete_from(
     if not Path(name).exists():
         raise UserError(f"{where}: there is no such folder; train that run first, or name another")
     try:
-        config = load_config(name)
+        other = read_recipe(name, saved=True)
+        config = model_config(other, Path(name) / RECIPE)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     table, text, theirs = tables.get("model", {}), tables.get("text", {}), to_dict(config)
@@ -69,7 +70,7 @@ def complete_from(
             f"{where}: its model has architecture = {config.architecture!r}, and this task needs {needed!r}; use a run "
             "with that architecture"
         )
-    kept = dict(load_recipe(name).get("text", {}))
+    kept = dict(other.get("text", {}))
     if extra := sorted(field for field in text if text[field] != kept.get(field)):
         raise UserError(f"text.{extra[0]}: the tokenizer comes from {where}; remove {extra[0]} from [text]")
     wanted = {field: value for field, value in defaults.get("model", {}).items() if field in (*FREE, "architecture")}
