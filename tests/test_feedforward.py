@@ -13,7 +13,7 @@ from regard.models.config import ModelConfig
 from regard.models.transformer import build
 from regard.nn.block import Block
 from regard.nn.config import StackConfig
-from regard.nn.feedforward import Experts, FeedForward, make_feedforward
+from regard.nn.feedforward import Experts, FeedForward
 
 
 def config(**changes: object) -> StackConfig:
@@ -183,7 +183,7 @@ def test_a_layer_can_be_copied_after_use() -> None:
 
 
 def test_no_token_no_crash() -> None:
-    for layer in (make_feedforward(config(experts=3)), make_feedforward(config())):
+    for layer in (Experts(config(experts=3)), FeedForward(config())):
         assert layer(torch.randn(2, 0, 6)).shape == (2, 0, 6)
 
 

@@ -27,7 +27,7 @@ from regard.errors import UserError
 from regard.nn.config import StackConfig
 from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, from_tensor, window
 from regard.nn.multihead import Context, HeadList, MultiHead
-from regard.nn.position import make_position
+from regard.nn.position import Rotary
 
 CPU = torch.device("cpu")
 SHAPES = shapes(24)
@@ -196,7 +196,7 @@ def test_queries_and_keys_are_normed_before_they_are_turned(path: str) -> None:
     c = StackConfig(dim=12, heads=3, head_dim=6, position="rope", qk_norm=True, attention=path, norm_eps=1e-3)
     layer = randomised(MultiHead(c))
     x, positions = torch.randn(2, 5, 12, dtype=torch.float64), Positions.of(5, CPU)
-    rotation = make_position(c, causal=True).rotation(positions.pos)
+    rotation = Rotary(c, causal=True).rotation(positions.pos)
     out = layer(
         x, Context(AttentionMask(causal, positions, positions), rotation=tuple(part.double() for part in rotation))
     )

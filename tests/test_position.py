@@ -14,7 +14,8 @@ from regard.errors import UserError
 from regard.nn.block import Stack
 from regard.nn.config import StackConfig
 from regard.nn.mask import Positions
-from regard.nn.position import T5, ALiBi, Learned, Relative, Rotary, Sinusoidal, alibi_slopes, make_position, rotate
+from regard.nn.position import KINDS as SCHEMES
+from regard.nn.position import T5, ALiBi, Learned, Relative, Rotary, Sinusoidal, alibi_slopes, rotate
 
 CPU = torch.device("cpu")
 KINDS = ("sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none")
@@ -274,7 +275,7 @@ def test_every_scheme_trains_on_a_gpu(kind: str, path: str) -> None:
 @given(st.sampled_from(("relative", "t5", "alibi")), st.lists(st.integers(0, 40), min_size=1, max_size=6))
 def test_a_bias_does_not_care_where_a_token_stands_in_the_row(kind: str, pos: list[int]) -> None:
     """Its entry for two tokens depends on their positions, not on their indices."""
-    scheme, q = make_position(config(position=kind), causal=True), torch.randn(1, 4, 1, 4).expand(1, 4, len(pos), 4)
+    scheme, q = SCHEMES[kind](config(position=kind), causal=True), torch.randn(1, 4, 1, 4).expand(1, 4, len(pos), 4)
     table = scheme.bias(torch.tensor([pos]), torch.tensor([pos]))
     back = scheme.bias(torch.tensor([pos[::-1]]), torch.tensor([pos[::-1]]))
     assert table is not None and back is not None

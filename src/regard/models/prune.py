@@ -22,9 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.nn.config import Path
-from regard.nn.mask import AttentionMask
-from regard.nn.multihead import MultiHead
+from regard.nn.multihead import Context, MultiHead
 from regard.nn.position import At, Bias
 
 if TYPE_CHECKING:
@@ -34,9 +32,7 @@ if TYPE_CHECKING:
 class PrunedMultiHead(MultiHead):
     """`whole` with only these of its heads.
 
-    kept    the original number of each head
-    key_of  the key/value head of each head
-    uneven  whether the key/value heads serve different numbers of heads
+    `kept` is the original number of each head, `key_of` its key/value head.
     """
 
     def __init__(self, whole: MultiHead, heads: list[int]) -> None:
@@ -61,13 +57,9 @@ class PrunedMultiHead(MultiHead):
         self.q_norm, self.k_norm = whole.q_norm, whole.k_norm
         self.train(whole.training)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, attention_mask: AttentionMask, bias: Bias | None, path: Path
-    ) -> Tensor:
-        if self.uneven:
-            k, v = k[:, self.key_of], v[:, self.key_of]
-        bias = None if bias is None else _bias_of_heads(bias, self.kept)
-        return super()._attend(q, k, v, attention_mask, bias, path)
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        bias = None if context.bias is None else _bias_of_heads(context.bias, self.kept)
+        return super().forward(x, replace(context, bias=bias))
 
 
 def original_heads(part: MultiHead) -> tuple[int, ...]:

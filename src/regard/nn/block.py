@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,19 +26,12 @@ from regard.errors import UserError
 from regard.nn.cache import Cache
 from regard.nn.config import StackConfig
 from regard.nn.dropout import dropout
-from regard.nn.feedforward import make_feedforward
+from regard.nn.feedforward import Experts, FeedForward
 from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, tiles, window
 from regard.nn.multihead import Context, MultiHead
 from regard.nn.norm import make_norm
-from regard.nn.position import make_position
+from regard.nn.position import KINDS, Learned
 from regard.nn.trace import Traceable
-
-
-def to_autocast_dtype(x: Tensor) -> Tensor:
-    """Under autocast to bfloat16 the residual stream is bfloat16 too: half the memory traffic."""
-    device = x.device.type
-    bfloat16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
-    return x.to(torch.bfloat16) if bfloat16 else x
 
 
 class Block(Traceable):
@@ -52,29 +46,23 @@ class Block(Traceable):
         self.attention_norm = make_norm(config)
         self.cross = MultiHead(config, layer=layer, cross=True) if memory else None
         self.cross_norm = make_norm(config) if memory else None
-        self.feedforward = make_feedforward(config)
+        self.feedforward = Experts(config) if config.experts else FeedForward(config)
         self.feedforward_norm = make_norm(config)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        out = self.attention(self._before(x, self.attention_norm), context)
-        x = self._after(x, out, self.attention_norm)
+        x = self._add(x, self.attention, self.attention_norm, context)
         if self.cross is not None and self.cross_norm is not None:
-            out = self.cross(self._before(x, self.cross_norm), context)
-            x = self._after(x, out, self.cross_norm)
-        out = self.feedforward(self._before(x, self.feedforward_norm))
-        return self.mark("output", self._after(x, out, self.feedforward_norm))
+            x = self._add(x, self.cross, self.cross_norm, context)
+        return self.mark("output", self._add(x, self.feedforward, self.feedforward_norm))
 
-    def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
-        """The input of a sub-layer: normalised in a pre-LN block."""
-        return norm(x) if self.pre_norm else x
-
-    def _after(self, x: Tensor, out: Tensor, norm: nn.Module) -> Tensor:
-        """Dropout on the output of a sub-layer, the residual connection, and the norm of a post-LN block."""
+    def _add(self, x: Tensor, layer: nn.Module, norm: nn.Module, *context: Context) -> Tensor:
+        """x + f(x) for a sub-layer f, with its norm before it or at the end, and dropout on its output."""
+        out: Tensor = layer(norm(x) if self.pre_norm else x, *context)
         if self.training and self.dropout:
             out = dropout(out, self.dropout)
         if self.residual:
             out = x + out
-        return out if self.pre_norm else norm(out)
+        return out if self.pre_norm else norm(out)  # type: ignore[no-any-return]
 
 
 def run_block(block: nn.Module, x: Tensor, context: Context) -> Tensor:
@@ -95,15 +83,15 @@ class Stack(Traceable):
 
     def __init__(self, config: StackConfig, *, causal: bool, memory: bool = False) -> None:
         super().__init__()
-        if config.grid is None and (config.position_axes == 2 or config.shifted_window is not None):
+        if (config.position_axes == 2 or config.shifted_window is not None) and config.grid is None:
             raise UserError(
                 f"position_axes = {config.position_axes}, shifted_window = {config.shifted_window}: this stack has no "
                 "rows and columns; use a ModelConfig with input = 'patches', or remove them"
             )
         self.config, self.causal = config, causal
         self.checkpoint = False  # recompute activations in the backward pass instead of storing them
-        self.compute: Callable[[nn.Module, Tensor, Context], Tensor] = run_block  # training may set a compiled one
-        self.position = make_position(config, causal=causal)
+        self.compute: Callable[[nn.Module, Tensor, Context], Tensor] | None = None  # of training: `run_block` compiled
+        self.position = KINDS[config.position](config, causal)
         self.embed_norm = make_norm(config) if config.embed_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, layer=layer, memory=memory) for layer in range(config.layers))
         self.norm = make_norm(config) if config.ends_with_norm else nn.Identity()
@@ -118,7 +106,8 @@ class Stack(Traceable):
         mask: Mask = everything,
     ) -> Tensor:
         """x: embeddings [B, N, dim]; `mask` further restricts self-attention."""
-        self.position.check_length(positions, 0 if cache is None else len(cache))
+        if isinstance(self.position, Learned):
+            self.position.check_length(positions, 0 if cache is None else len(cache))
         pos = self.mark("positions", positions.pos)  # a trace may change what is encoded; masks keep the real positions
         contexts = self._contexts(positions, pos, memory, cache, mask)
         embedded = self.position.embed(pos)
@@ -127,18 +116,23 @@ class Stack(Traceable):
         x = self.embed_norm(x)
         if self.training and self.config.embed_dropout:
             x = dropout(x, self.config.embed_dropout)
-        x = self.mark("embedded", to_autocast_dtype(x))
-        for context in contexts:
-            context.prepare(self.config.attention, x)
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        # under autocast to bfloat16 the residual stream is bfloat16 too: half the memory traffic
+        x = self.mark("embedded", x.to(dtype) if dtype == torch.bfloat16 else x)
+        if self.config.attention == "fused":  # compiled layers read these masks and must not write them
+            for shared in (part for context in contexts for part in (context.attention_mask, context.memory_mask)):
+                if shared is not None and shared.fused()[0] is not None and x.is_cuda:
+                    shared.additive(dtype)
         # a trace records each activation once, so nothing is recomputed under it
         recompute = self.checkpoint and self.tap is None and torch.is_grad_enabled()
         bias = contexts[0].bias
         if recompute and bias is not None and not bias.content and self.config.attention != "flex":
             bias.dense(x)  # all layers share it, so it is not part of a layer that is recomputed
-        compute = self.compute if self.training else run_block
         for layer, block in enumerate(self.blocks):
             context = contexts[layer % len(contexts)]
-            x = checkpoint(compute, block, x, context, use_reentrant=False) if recompute else compute(block, x, context)
+            run = partial(self.compute, block) if self.compute is not None and self.training else block
+            x = checkpoint(run, x, context, use_reentrant=False) if recompute else run(x, context)
         return self.mark("output", self.norm(x))
 
     def _contexts(
@@ -158,8 +152,10 @@ class Stack(Traceable):
             memory=None if memory is None else memory.states,
             memory_mask=None if memory is None else AttentionMask(everything, positions, memory.positions),
         )
-        size, grid = self.config.shifted_window, self.config.grid
-        if size is None or grid is None or self.causal:
+        size = self.config.shifted_window
+        if size is None or self.causal:
             return (context,)
+        grid = self.config.grid
+        assert grid is not None  # checked in `__init__`
         masks = (context.attention_mask.with_mask(tiles(size, grid, shift) & mask) for shift in (0, size // 2))
         return tuple(replace(context, attention_mask=attention_mask) for attention_mask in masks)

@@ -18,23 +18,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.nn.config import Activation, StackConfig
+from regard.nn.config import StackConfig
 from regard.nn.trace import Traceable
 
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+
+def gated(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    gate, value = x.chunk(2, dim=-1)
+    return function(gate) * value
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
+    "swiglu": lambda x: gated(x, F.silu),
+    "geglu": lambda x: gated(x, ACTIVATIONS["gelu-tanh"]),
 }
-GATES = {"swiglu": "silu", "geglu": "gelu-tanh"}  # the function of the gate
-
-
-def activate(x: Tensor, activation: Activation) -> Tensor:
-    if activation not in GATES:
-        return FUNCTIONS[activation](x)
-    gate, value = x.chunk(2, dim=-1)
-    return FUNCTIONS[GATES[activation]](gate) * value
 
 
 class FeedForward(Traceable):
@@ -43,12 +43,13 @@ class FeedForward(Traceable):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        width = 2 * config.ff_dim if config.activation in GATES else config.ff_dim  # gate and value in one matmul
+        is_gated = config.activation in ("swiglu", "geglu")
+        width = 2 * config.ff_dim if is_gated else config.ff_dim  # gate and value in one matmul
         self.up = nn.Linear(config.dim, width, bias=config.bias)
         self.down = nn.Linear(config.ff_dim, config.dim, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.mark("hidden", activate(self.up(x), self.activation))
+        hidden = self.mark("hidden", ACTIVATIONS[self.activation](self.up(x)))
         return self.mark("output", self.down(hidden))
 
 
@@ -81,7 +82,3 @@ class Experts(Traceable):
         fraction = F.one_hot(chosen, self.count).to(exact).mean(dim=(0, 1))
         self.balance = self.count * (fraction * probability.mean(dim=0)).sum()
         return self.mark("output", out.view_as(x))
-
-
-def make_feedforward(config: StackConfig) -> FeedForward | Experts:
-    return Experts(config) if config.experts else FeedForward(config)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.errors import UserError
 from regard.nn.attention import attend, attention_stages, dot
 from regard.nn.cache import Cache
-from regard.nn.config import Path, StackConfig
+from regard.nn.config import StackConfig
 from regard.nn.mask import AttentionMask
 from regard.nn.norm import RMSNorm
 from regard.nn.position import Bias, Rotation, rotate
@@ -38,19 +38,13 @@ class Context:
     memory: Tensor | None = None  # [B, M, dim], for cross-attention
     memory_mask: AttentionMask | None = None
 
-    def prepare(self, path: Path, x: Tensor) -> None:
-        """Compute the masks that the layers read before the first layer runs: compiled layers must not write them."""
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        for attention_mask in (self.attention_mask, self.memory_mask):
-            if attention_mask is not None and path == "fused" and attention_mask.fused()[0] is not None and x.is_cuda:
-                attention_mask.additive(dtype)
-
 
 class MultiHead(Traceable):
     """Self-attention, or cross-attention over a memory if `cross`."""
 
     stages = ("q", "k", "v", "mask", "scores", "scaled", "masked", "weights", "heads", "output")
+    uneven = False  # whether key/value heads serve different numbers of heads, after pruning
+    key_of: tuple[int, ...]  # then the key/value head of each head
 
     def __init__(self, config: StackConfig, *, layer: int = 0, cross: bool = False) -> None:
         super().__init__()
@@ -71,34 +65,31 @@ class MultiHead(Traceable):
         self.k_norm = RMSNorm(config.key_dim, eps=config.norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        q, k, v = self._project_cross(x, context) if self.cross else self._project_self(x, context)
-        attention_mask = context.memory_mask if self.cross else context.attention_mask
-        assert attention_mask is not None
-        path = self.config.attention
+        attention_mask, bias, path = context.attention_mask, context.bias, self.config.attention
+        if self.cross:
+            assert context.memory_mask is not None
+            q, k, v = self._project_cross(x, context)
+            attention_mask, bias = context.memory_mask, None
+        else:
+            q, k, v = self.qkv(x).split(self.sizes, dim=-1)
+            q, k = self._split(q, self.heads, self.q_norm), self._split(k, self.key_heads, self.k_norm)
+            v = self._split(v, self.key_heads)
+            if context.rotation is not None:
+                q, k = (rotate(part, context.rotation, self.config.pairs) for part in (q, k))
+            if context.cache is not None:
+                k, v = context.cache.extend(self.layer, k, v)
         if self.tap is not None:  # a trace needs every stage
             path = "reference"
             q, k, v = self.mark("q", q), self.mark("k", k), self.mark("v", v)
             attention_mask = attention_mask.with_mask(self.tap("mask", attention_mask.mask))
-        heads = self._attend(q, k, v, attention_mask, None if self.cross else context.bias, path)
-        return self.mark("output", self.out(heads.transpose(1, 2).flatten(2)).view(x.shape))
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, attention_mask: AttentionMask, bias: Bias | None, path: Path
-    ) -> Tensor:
+        if self.uneven:
+            k, v = k[:, self.key_of], v[:, self.key_of]
         dropout = self.config.attention_dropout if self.training else 0.0
         score, scale = dot if self.score is None else self.score, self.config.scale
-        return attend(
+        heads = attend(
             q, k, v, attention_mask, bias=bias, scale=scale, dropout=dropout, path=path, score=score, mark=self.mark
         )
-
-    def _project_self(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.qkv(x).split(self.sizes, dim=-1)
-        q, k, v = self._split(q, self.heads, self.q_norm), self._split(k, norm=self.k_norm), self._split(v)
-        if context.rotation is not None:
-            q, k = (rotate(part, context.rotation, self.config.pairs) for part in (q, k))
-        if context.cache is not None:
-            k, v = context.cache.extend(self.layer, k, v)
-        return q, k, v
+        return self.mark("output", self.out(heads.transpose(1, 2).flatten(2)).view(x.shape))
 
     def _project_cross(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, cache = self._split(self.q(x), self.heads, self.q_norm), context.cache
@@ -113,11 +104,10 @@ class MultiHead(Traceable):
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a memory [B, M, dim], for cross-attention."""
         k, v = self.kv(memory).split(self.sizes[1:], dim=-1)
-        return self._split(k, norm=self.k_norm), self._split(v)
+        return self._split(k, self.key_heads, self.k_norm), self._split(v, self.key_heads)
 
-    def _split(self, x: Tensor, heads: int | None = None, norm: nn.Module | None = None) -> Tensor:
+    def _split(self, x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
         """[B, N, H · D] -> [B, H, N, D]"""
-        heads = heads or self.key_heads
         parts = x.view(*x.shape[:2], heads, x.shape[2] // heads)
         return (parts if norm is None else norm(parts)).transpose(1, 2)
 

@@ -17,16 +17,6 @@ from torch import Tensor, nn
 from regard.nn.config import StackConfig
 
 
-def make_norm(config: StackConfig) -> nn.Module:
-    match config.norm:
-        case "layer":
-            return LayerNorm(config.dim, eps=config.norm_eps)
-        case "rms":
-            return RMSNorm(config.dim, eps=config.norm_eps)
-        case "none":
-            return nn.Identity()
-
-
 class LayerNorm(nn.LayerNorm):
     """Returns the dtype of its input; autocast would return float32, which the next matmul casts back."""
 
@@ -42,3 +32,10 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+NORMS: dict[str, type[nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm, "none": nn.Identity}
+
+
+def make_norm(config: StackConfig) -> nn.Module:
+    return NORMS[config.norm](config.dim, eps=config.norm_eps)

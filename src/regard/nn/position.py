@@ -66,11 +66,8 @@ class Position(nn.Module):
     def __init__(self, config: StackConfig, causal: bool = False) -> None:
         super().__init__()
         self.config, self.causal = config, causal
-
-    @property
-    def grid(self) -> tuple[int, int] | None:
-        """Of rows and columns that are encoded: only the encoder of an image model has two axes."""
-        return self.config.grid if self.config.position_axes == 2 and not self.causal else None
+        # of rows and columns that are encoded: only the encoder of an image model has two axes
+        self.grid = config.grid if config.position_axes == 2 and not causal else None
 
     def embed(self, pos: Tensor) -> Tensor | None:
         return None
@@ -81,15 +78,6 @@ class Position(nn.Module):
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Bias | None:
         return None
 
-    def check_length(self, positions: Positions, cached: int = 0) -> None:
-        """Raise an error for positions that cannot be encoded, after `cached` earlier tokens."""
-
-
-def frequencies(size: int, base: float, device: torch.device) -> Tensor:
-    """base^(-2i/size) for i = 0 … size/2 - 1, in float64 (where the device has it): large positions stay exact."""
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    return base ** (-torch.arange(0, size, 2, device=device, dtype=dtype) / size)
-
 
 def join_pairs(first: Tensor, second: Tensor, pairs: str) -> Tensor:
     """[…, n] twice -> […, 2n]: interleaved (f0 s0 f1 s1 …) or halves (f0 f1 … s0 s1 …)."""
@@ -97,13 +85,19 @@ def join_pairs(first: Tensor, second: Tensor, pairs: str) -> Tensor:
 
 
 def angles(pos: Tensor, size: int, base: float, grid: tuple[int, int] | None) -> Tensor:
-    """[B|1, N] -> [B|1, N, size / 2], the angle of each pair; with a grid, from the row and the column of a patch."""
-    if grid is None:
-        return pos[..., None] * frequencies(size, base, pos.device)
-    first = grid[1]  # [CLS] is at row 0, column 0; after it rows and columns count from 1
-    axes = (torch.where(pos < first, 0, axis + first) for axis in rows_and_columns(pos, grid))
-    half = frequencies(size // 2, base, pos.device)
-    return torch.cat([axis[..., None] * half for axis in axes], dim=-1)
+    """[B|1, N] -> [B|1, N, size / 2], the angle pos · base^(-2i/size) of each pair i.
+
+    With a grid, half of the pairs use the row of a patch and half its column. Float64 (where the device has it) keeps
+    large positions exact.
+    """
+    axes = [pos]
+    if grid is not None:
+        first = grid[1]  # [CLS] is at row 0, column 0; after it rows and columns count from 1
+        axes = [torch.where(pos < first, 0, axis + first) for axis in rows_and_columns(pos, grid)]
+    size //= len(axes)
+    dtype = torch.float32 if pos.device.type == "mps" else torch.float64
+    frequencies = base ** (-torch.arange(0, size, 2, device=pos.device, dtype=dtype) / size)
+    return torch.cat([axis[..., None] * frequencies for axis in axes], dim=-1)
 
 
 class Sinusoidal(Position):
@@ -123,6 +117,7 @@ class Learned(Position):
         return self.embedding(pos.clamp_max(last))  # type: ignore[no-any-return]
 
     def check_length(self, positions: Positions, cached: int = 0) -> None:
+        """Raise an error for positions that have no embedding, after `cached` earlier tokens."""
         longest, length = self.embedding.num_embeddings, positions.length + cached
         if length <= longest or not self.checks_length:
             return
@@ -230,8 +225,3 @@ KINDS: dict[str, type[Position]] = {
     "alibi": ALiBi,
     "none": Position,
 }
-
-
-def make_position(config: StackConfig, *, causal: bool) -> Position:
-    """The scheme of `config.position`."""
-    return KINDS[config.position](config, causal)

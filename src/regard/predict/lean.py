@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from regard.models.transformer import Decoder, EncoderDecoder, State
 from regard.nn.cache import Cache
-from regard.nn.feedforward import activate
+from regard.nn.feedforward import ACTIVATIONS
 from regard.nn.mask import Positions
 from regard.nn.multihead import MultiHead
-from regard.nn.position import Rotation, rotate
+from regard.nn.position import Learned, Rotation, rotate
 
 LANE = 16  # float32 numbers of a vector register: a softmax over a multiple of them is up to 9 times as fast
 
@@ -50,7 +50,8 @@ class Lean:
         """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of the next one."""
         x, slot, position = self.model.target_embedding(tokens)[:, 0], state.length, self.model.decoder.position
         if slot >= len(self.positions):
-            position.check_length(Positions.of(1, x.device, start=slot), slot)
+            if isinstance(position, Learned):
+                position.check_length(Positions.of(1, x.device, start=slot), slot)
             size = 2 * slot or 64
             size = min(size, position.config.max_length) if position.config.position == "learned" else size
             table = position.embed(torch.arange(size)[None])
@@ -144,7 +145,8 @@ class LeanDecoder:
             return self.model.step(tokens, state, last=last)
         stack, cache = self.model.decoder, state.cache
         positions = cache.next_positions(1, tokens.device)
-        stack.position.check_length(positions, len(cache))
+        if isinstance(stack.position, Learned):
+            stack.position.check_length(positions, len(cache))
         cache.add(positions)
         x = self.model.embedding(tokens)[:, 0]
         embedded, rotation = stack.position.embed(positions.pos), stack.position.rotation(positions.pos)  # type: ignore[operator]
@@ -179,10 +181,8 @@ class Layer:
         self.block, self.pre_norm, self.residual = block, block.pre_norm, block.residual
         norms = (block.attention_norm, block.cross_norm, block.feedforward_norm)
         self.norms = [norm_of(norm) for norm in norms if norm is not None]
-        up, down, activation = block.feedforward.up, block.feedforward.down, block.feedforward.activation
-        self.feedforward = lambda x: F.linear(
-            activate(F.linear(x, up.weight, up.bias), activation), down.weight, down.bias
-        )
+        up, down, activate = block.feedforward.up, block.feedforward.down, ACTIVATIONS[block.feedforward.activation]
+        self.feedforward = lambda x: F.linear(activate(F.linear(x, up.weight, up.bias)), down.weight, down.bias)
 
     def step(self, x: Tensor, *attention: Callable[[Tensor], Tensor]) -> Tensor:
         """x [rows, dim] through attention to the tokens so far, to a memory if there is one, and feed-forward."""

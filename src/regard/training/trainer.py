@@ -96,7 +96,7 @@ class Trainer:
         self.optimizer = make_optimizer(model, config, self.device)
         for stack in (module for module in model.modules() if isinstance(module, Stack)):
             stack.checkpoint = config.activation_checkpointing
-            stack.compute = torch.compile(run_block) if config.compile else run_block
+            stack.compute = torch.compile(run_block) if config.compile else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.mean = [p.detach().clone() for p in model.parameters()] if config.ema else []  # `TrainConfig.ema`
         self.update: Update = Graph(self._update, model) if config.cuda_graph else self._update
