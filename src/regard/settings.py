@@ -24,22 +24,27 @@ from regard.files import write_atomically
 T = TypeVar("T")
 
 
+def field_types(kind: type) -> dict[str, Any]:
+    """The annotation of each setting by name; fields that are derived from others (init=False) are no settings."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+
+
 def check_fields(settings: object, fractions: Iterable[str] = (), **least: float) -> None:
     """Check the type of every field, then lower bounds, such as `heads=1`, and fractions: at least 0 and below 1.
 
     An integer is accepted for a float and a list for a tuple; None has no bounds.
     """
-    hints = get_type_hints(type(settings))
-    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
-        value, kind = getattr(settings, field.name), hints[field.name]
+    for name, kind in field_types(type(settings)).items():
+        value = getattr(settings, name)
         try:
             value = _convert(kind, value)
         except TypeError:
-            raise UserError(f"{field.name} = {value!r}: {_expected(kind, value)}") from None
-        object.__setattr__(settings, field.name, value)
+            raise UserError(f"{name} = {value!r}: {_expected(kind, value)}") from None
+        object.__setattr__(settings, name, value)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, float) and not math.isfinite(number):
-                raise UserError(f"{field.name} = {value}: must be a finite number")
+                raise UserError(f"{name} = {value}: must be a finite number")
     for name, bound in least.items():
         value = getattr(settings, name)
         if value is not None and value < bound:
@@ -103,20 +108,17 @@ def to_dict(settings: Any) -> dict[str, Any]:
             return {name: plain(item) for name, item in value.items()}
         return [plain(item) for item in value] if isinstance(value, tuple) else value
 
-    pairs = ((field.name, getattr(settings, field.name)) for field in dataclasses.fields(settings))
+    pairs = ((name, getattr(settings, name)) for name in field_types(type(settings)))
     return {name: plain(value) for name, value in pairs if value is not None}
 
 
 def from_dict(kind: type[T], values: dict[str, Any], where: str = "") -> T:
     """A `kind` from plain values; errors name the key with its table (`model.heads`)."""
-    hints = get_type_hints(kind)
-    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    ready: dict[str, Any] = {}
+    known, ready = field_types(kind), dict[str, Any]()
     for name, value in values.items():
         if name not in known:
             raise UserError(f"{where}{name}: unknown setting; {suggest(name, known)}")
-        hint = hints[name]
-        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        parts = get_args(known[name]) if get_origin(known[name]) in (Union, types.UnionType) else (known[name],)
         nested: Any = next((part for part in parts if dataclasses.is_dataclass(part)), None)
         if nested is not None:
             if not isinstance(value, dict):

@@ -17,7 +17,8 @@ and ignores the others: it has one head and no positions, norms or feed-forward 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from regard.errors import UserError
@@ -31,6 +32,7 @@ class ModelConfig(StackConfig):
     attention_score: Score = None  # type: ignore[assignment]  # default: "additive" for recurrent, else "dot"
     cell: Literal["lstm", "gru"] = "gru"  # recurrent
     embed_dim: int | None = None  # recurrent: width of the embeddings and the readout; None: dim
+    pruned: dict[str, tuple[int, ...]] | None = None  # removed heads by layer: {"decoder.0.cross": (1, 3)}
     # input
     input: Literal["tokens", "patches", "features"] = "tokens"
     vocab_size: int | None = None  # source tokens, and target tokens unless target_vocab_size is set
@@ -55,6 +57,9 @@ class ModelConfig(StackConfig):
     head_layer: bool = False  # a layer and norm before token logits (BERT's masked LM)
     classes: int | None = None
     init: Literal["xavier", "normal"] = "xavier"  # normal: std 0.02, as GPT-2
+    # derived from the fields above
+    target_size: int = field(init=False, repr=False)  # tokens of the target
+    position_limit: int | None = field(init=False, repr=False)  # number of learned positions; None: no limit
 
     LEAST: ClassVar[dict[str, int]] = {
         **StackConfig.LEAST, "vocab_size": 1, "target_vocab_size": 1, "decoder_layers": 1, "embed_dim": 1,
@@ -64,21 +69,13 @@ class ModelConfig(StackConfig):
     def __post_init__(self) -> None:
         if self.attention_score is None:
             object.__setattr__(self, "attention_score", "additive" if self.architecture == "recurrent" else "dot")
+        limit = self.max_length if self.position == "learned" and self.architecture != "recurrent" else None
+        object.__setattr__(self, "position_limit", limit)
+        object.__setattr__(self, "target_size", self.target_vocab_size or self.vocab_size or 0)
         super().__post_init__()
-        self._check_input()
-        self._check_images()
-        counts = {"encoder": self.layers, "decoder": self.decoder_layers or self.layers}
-        if self.architecture in ("encoder", "decoder"):
-            counts = {self.architecture: self.layers}
-        for name in self.pruned or {}:
-            stack, layer, part = name.split(".")
-            missing = int(layer) >= counts.get(stack, 0) or (part == "cross" and self.architecture != "encoder-decoder")
-            if missing or self.architecture == "recurrent":
-                raise UserError(
-                    f"pruned: this model has no {name}; it has architecture = {self.architecture!r}, layers = {counts}"
-                )
 
     def _check_combinations(self) -> None:
+        """Check that input and output head fit the architecture, and the architecture's own combinations."""
         if self.architecture != "recurrent":
             super()._check_combinations()
         elif self.attention_score == "concat":
@@ -86,9 +83,6 @@ class ModelConfig(StackConfig):
                 "attention_score = 'concat': in a recurrent model this is the additive score; "
                 "use attention_score = 'additive'"
             )
-
-    def _check_input(self) -> None:
-        """Check that the input and the output head fit the architecture."""
         if self.output_head == "tokens" and self.architecture == "encoder" and self.input != "tokens":
             raise UserError(
                 f"output_head = 'tokens' with input = {self.input!r}: there are no tokens to predict; "
@@ -100,15 +94,6 @@ class ModelConfig(StackConfig):
             raise UserError(
                 f"input = {self.input!r}: a {self.architecture} model reads tokens; "
                 "use architecture = 'encoder-decoder' or 'encoder'"
-            )
-        if self.input == "patches" and self.image_size % self.patch_size:
-            raise UserError(
-                f"patch_size = {self.patch_size} does not divide image_size = {self.image_size}: change one of them"
-            )
-        if self.input == "patches" and self.position == "learned" and self.max_length < self.source_length:
-            raise UserError(
-                f"max_length = {self.max_length} is too short for {self.source_length} patches: "
-                f"set max_length = {self.source_length}"
             )
         if self.target_vocab_size not in (None, self.vocab_size) and self.input == "tokens" and self.share_embeddings:
             raise UserError(
@@ -128,20 +113,33 @@ class ModelConfig(StackConfig):
             )
         if self.output_head == "classes" and self.classes is None:
             raise UserError("classes is not set: output_head = 'classes' needs their number, such as classes = 2")
+        for name, plain in {"position_axes": 1, "shifted_window": None, "stem": "linear"}.items():
+            if getattr(self, name) != plain and self.input != "patches":
+                raise UserError(
+                    f"{name} = {getattr(self, name)!r}: needs input = 'patches', but input = {self.input!r}; remove it"
+                )
+        if self.input == "patches":
+            self._check_images()
+        if self.pruned is not None:
+            self._check_pruned(self.pruned)
 
     def _check_images(self) -> None:
         side = self.image_size // self.patch_size
+        if self.image_size % self.patch_size:
+            raise UserError(
+                f"patch_size = {self.patch_size} does not divide image_size = {self.image_size}: change one of them"
+            )
+        if self.position == "learned" and self.max_length < self.source_length:
+            raise UserError(
+                f"max_length = {self.max_length} is too short for {self.source_length} patches: "
+                f"set max_length = {self.source_length}"
+            )
         for name in ("pixel_mean", "pixel_std"):
             values = getattr(self, name)
             if len(values) not in (1, self.channels) or len(values) != len(self.pixel_mean):
                 raise UserError(f"{name} = {list(values)}: set one number for all channels, or {self.channels}")
         if min(self.pixel_std) <= 0:
             raise UserError(f"pixel_std = {list(self.pixel_std)}: must be greater than 0")
-        for name, plain in {"position_axes": 1, "shifted_window": None, "stem": "linear"}.items():
-            if getattr(self, name) != plain and self.input != "patches":
-                raise UserError(
-                    f"{name} = {getattr(self, name)!r}: needs input = 'patches', but input = {self.input!r}; remove it"
-                )
         if self.shifted_window is not None and self.window is not None:
             raise UserError(f"window = {self.window} and shifted_window = {self.shifted_window}: remove one of them")
         if self.shifted_window is not None and self.shifted_window >= side:
@@ -152,10 +150,28 @@ class ModelConfig(StackConfig):
         if self.stem == "conv" and (self.patch_size < 2 or self.patch_size & (self.patch_size - 1)):
             raise UserError(f"stem = 'conv' has stride 2, so patch_size = {self.patch_size} must be a power of two")
 
-    @property
-    def position_limit(self) -> int | None:
-        """The longest sequence that the positions reach: learned ones have a row each; None: no limit."""
-        return self.max_length if self.position == "learned" and self.architecture != "recurrent" else None
+    def _check_pruned(self, pruned: dict[str, tuple[int, ...]]) -> None:
+        counts = {"encoder": self.layers, "decoder": self.decoder_layers or self.layers}
+        if self.architecture in ("encoder", "decoder"):
+            counts = {self.architecture: self.layers}
+        for name, heads in pruned.items():
+            if not re.fullmatch(r"(encoder|decoder)\.\d+\.attention|decoder\.\d+\.cross", name):
+                raise UserError(f"pruned: {name!r} is not a layer; write encoder.0.attention or decoder.0.cross")
+            stack, layer, part = name.split(".")
+            missing = int(layer) >= counts.get(stack, 0) or (part == "cross" and self.architecture != "encoder-decoder")
+            if missing or self.architecture == "recurrent":
+                raise UserError(
+                    f"pruned: this model has no {name}; it has architecture = {self.architecture!r}, layers = {counts}"
+                )
+            if not all(0 <= head < self.heads for head in heads):
+                raise UserError(f"pruned: {name} = {list(heads)}: its heads are 0 to {self.heads - 1}")
+            if not self.kept_heads(name):
+                raise UserError(f"pruned: {name} = {list(heads)}: these are all its heads; keep at least one")
+
+    def kept_heads(self, layer: str) -> tuple[int, ...]:
+        """The heads of one attention layer that were not removed."""
+        removed = (self.pruned or {}).get(layer, ())
+        return tuple(head for head in range(self.heads) if head not in removed)
 
     @property
     def source_length(self) -> int:
@@ -182,7 +198,3 @@ class ModelConfig(StackConfig):
     def token_dim(self) -> int:
         """Width of the token embeddings."""
         return self.embed_dim if self.architecture == "recurrent" and self.embed_dim is not None else self.dim
-
-    @property
-    def target_size(self) -> int:
-        return self.target_vocab_size or self.vocab_size or 0

@@ -18,12 +18,12 @@ import tomllib
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from regard.errors import UserError, suggest
 from regard.models.config import ModelConfig
 from regard.models.presets import PRESETS
-from regard.settings import from_dict, read_toml
+from regard.settings import field_types, from_dict, read_toml
 
 RECIPE = "recipe.toml"  # its name in the folder of a saved model
 
@@ -41,7 +41,8 @@ def model_config(tables: Mapping[str, Any], where: str | Path, changes: Mapping[
     if not isinstance(table, dict):
         raise UserError(f'{where}: has no table [model]; write one, such as  [model]  with  preset = "base"')
     try:
-        return from_dict(ModelConfig, with_preset({**table, **changes}), "model.")
+        fields = {**table, **changes}
+        return from_dict(ModelConfig, with_preset(fields) if "preset" in fields else fields, "model.")
     except UserError as error:
         field = str(error).removeprefix("model.").partition(" ")[0].rstrip(":")
         raise error if field in changes else UserError(f"{where}: {error}") from None
@@ -79,7 +80,7 @@ def read_recipe(recipe: str | Path, *, saved: bool = False) -> dict[str, Any]:
 
 def read_changes(assignments: Iterable[str]) -> dict[str, Any]:
     """Fields of a ModelConfig from `name=value` strings, values as in TOML; strings need no quotes, none is None."""
-    hints = get_type_hints(ModelConfig)
+    hints = field_types(ModelConfig)
     changes: dict[str, Any] = {}
     for assignment in assignments:
         name, text = _split_assignment(assignment, "heads=4")
@@ -97,7 +98,7 @@ def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
         table, dot, field = name.partition(".")
         if not dot:
             raise UserError(f"--set {assignment}: name its table, such as --set model.{name}={text}")
-        hints = get_type_hints(ModelConfig) if table == "model" else {}
+        hints = field_types(ModelConfig) if table == "model" else {}
         value = _value(text, hints.get(field, types.NoneType))  # other tables: none removes the setting
         changed.setdefault(table, {})
         if not isinstance(changed[table], dict):

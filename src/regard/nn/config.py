@@ -11,8 +11,7 @@ when it is created; its errors name the field, the value and the remedy.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from regard.errors import UserError
@@ -36,7 +35,6 @@ class StackConfig:
     kv_heads: int | None = None  # fewer than heads: grouped-query; 1: multi-query; None: heads
     head_dim: int | None = None  # d_k; None: dim / heads
     value_dim: int | None = None  # d_v; None: head_dim
-    pruned: dict[str, tuple[int, ...]] | None = None  # removed heads by layer: {"decoder.0.cross": (1, 3)}
     attention_score: Score = "dot"
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim) for dot, else 1
     qk_norm: bool = False  # RMS normalisation of the queries and keys of each head, before rotation
@@ -67,6 +65,12 @@ class StackConfig:
     rope_base: float = 10000.0
     position_distance: int = 128  # relative: clipped at it; t5: the last bucket starts there
     position_buckets: int = 32  # t5
+    # derived from the fields above
+    key_heads: int = field(init=False, repr=False)  # heads of keys and values
+    key_dim: int = field(init=False, repr=False)  # of a query or key
+    val_dim: int = field(init=False, repr=False)  # of a value
+    scale: float = field(init=False, repr=False)  # of the attention scores
+    ends_with_norm: bool = field(init=False, repr=False)
 
     LEAST: ClassVar[dict[str, int]] = {
         "dim": 1, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "value_dim": 1, "ff_dim": 1, "window": 1,
@@ -79,6 +83,17 @@ class StackConfig:
         for name in ("norm_eps", "rope_base"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} = {getattr(self, name)}: must be greater than 0")
+        key_dim = self.dim // self.heads if self.head_dim is None else self.head_dim
+        scale = key_dim**-0.5 if self.attention_score == "dot" and key_dim else 1.0
+        derived = {
+            "key_heads": self.heads if self.kv_heads is None else self.kv_heads,
+            "key_dim": key_dim,
+            "val_dim": key_dim if self.value_dim is None else self.value_dim,
+            "scale": scale if self.attention_scale is None else self.attention_scale,
+            "ends_with_norm": self.norm_order == "pre" if self.final_norm is None else self.final_norm,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -95,13 +110,6 @@ class StackConfig:
                 f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}: "
                 "each key/value head serves the same number of query heads"
             )
-        for layer, heads in (self.pruned or {}).items():
-            if not re.fullmatch(r"(encoder|decoder)\.\d+\.attention|decoder\.\d+\.cross", layer):
-                raise UserError(f"pruned: {layer!r} is not a layer; write encoder.0.attention or decoder.0.cross")
-            if not all(0 <= head < self.heads for head in heads):
-                raise UserError(f"pruned: {layer} = {list(heads)}: its heads are 0 to {self.heads - 1}")
-            if not self.kept_heads(layer):
-                raise UserError(f"pruned: {layer} = {list(heads)}: these are all its heads; keep at least one")
         if self.position == "rope" and self.key_dim % 2:
             raise UserError(
                 f"position = 'rope' rotates pairs of elements, but head_dim = {self.key_dim} is odd: "
@@ -153,30 +161,3 @@ class StackConfig:
     def grid(self) -> tuple[int, int] | None:
         """(patches per row, positions before the first patch) of an image; None: the input is a sequence."""
         return None
-
-    def kept_heads(self, layer: str) -> tuple[int, ...]:
-        """The heads of one attention layer that were not removed."""
-        removed = (self.pruned or {}).get(layer, ())
-        return tuple(head for head in range(self.heads) if head not in removed)
-
-    @property
-    def key_heads(self) -> int:
-        return self.heads if self.kv_heads is None else self.kv_heads
-
-    @property
-    def key_dim(self) -> int:
-        return self.dim // self.heads if self.head_dim is None else self.head_dim
-
-    @property
-    def val_dim(self) -> int:
-        return self.key_dim if self.value_dim is None else self.value_dim
-
-    @property
-    def scale(self) -> float:
-        if self.attention_scale is not None:
-            return self.attention_scale
-        return self.key_dim**-0.5 if self.attention_score == "dot" else 1.0
-
-    @property
-    def ends_with_norm(self) -> bool:
-        return self.norm_order == "pre" if self.final_norm is None else self.final_norm
