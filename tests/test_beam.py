@@ -166,7 +166,7 @@ def uncached(model: EncoderDecoder, source: Tensor, config: SearchConfig, limit:
     for length in range(1, limit + 1):
         every: list[tuple[float, list[int]]] = []
         for total, tokens in live:
-            logits = model.decode(torch.tensor([[BOS, *tokens]]), memory)[0, -1]
+            logits = model.output_head(model.states(torch.tensor([[BOS, *tokens]]), memory))[0, -1]
             every += [(total + p, [*tokens, y]) for y, p in enumerate(logits.log_softmax(-1).tolist())]
         every = sorted(every, key=lambda pair: -pair[0])[: 2 * config.beam]
         ends = [one for one in every[: config.beam] if one[1][-1] == EOS or length == limit]

@@ -181,7 +181,7 @@ def test_packed_translations_look_only_at_their_own_source(kind: str) -> None:
     targets = [torch.randint(13, (n,)) for n in (5, 1, 4)]
     numbers = [torch.cat([torch.full((len(t),), i) for i, t in enumerate(texts)])[None] for texts in (sources, targets)]
     memory = made.encode(torch.cat(sources)[None], document=numbers[0])
-    packed = made.decode(torch.cat(targets)[None], memory, document=numbers[1])[0]
+    packed = made.output_head(made.states(torch.cat(targets)[None], memory, document=numbers[1]))[0]
     alone = [made(s[None], t[None])[0] for s, t in zip(sources, targets, strict=True)]
     torch.testing.assert_close(packed, torch.cat(alone), atol=1e-10, rtol=1e-10)
 
@@ -220,7 +220,8 @@ def test_packed_translations_fit_the_learned_table_one_by_one() -> None:
     assert isinstance(made, EncoderDecoder)
     sources, targets = ([torch.randint(13, (n,)) for n in sizes] for sizes in ((3, 6, 2), (5, 1, 6)))
     (source, source_document), (target, target_document) = pack(sources), pack(targets)
-    packed = made.decode(target, made.encode(source, document=source_document), document=target_document)[0]
+    memory = made.encode(source, document=source_document)
+    packed = made.output_head(made.states(target, memory, document=target_document))[0]
     alone = [made(s[None], t[None])[0] for s, t in zip(sources, targets, strict=True)]
     torch.testing.assert_close(packed, torch.cat(alone), atol=1e-10, rtol=1e-10)
 

@@ -54,7 +54,7 @@ def whole(
 ) -> Tensor:
     if isinstance(model, Decoder):
         return model(tokens, is_real, mask=mask)
-    return model.decode(tokens, model.encode(*given), is_real, mask=mask)
+    return model.output_head(model.states(tokens, model.encode(*given), is_real, mask=mask))
 
 
 def pieces(total: int, sizes: tuple[int, ...]) -> list[slice]:

@@ -87,7 +87,9 @@ def test_packed_and_padded_agree():
 
         def states(self, target, memories, *args):
             parts = zip(models, halves((target,)), memories, halves(args), strict=True)
-            return torch.cat([model.decode(*read, memory, *given) for model, read, memory, given in parts])
+            return torch.cat(
+                [model.output_head(model.states(*read, memory, *given)) for model, read, memory, given in parts]
+            )
 
         output_head = torch.nn.Identity()
 

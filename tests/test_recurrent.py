@@ -237,7 +237,7 @@ def test_an_intervention_reaches_what_follows() -> None:
     assert torch.equal(seen["decoder.cross.weights"], F.one_hot(torch.tensor(2), 5).double().expand(2, 1, 4, 5))
     memory = model.encode(source)
     with trace(model, {"decoder.cross.v": lambda v: v[:, :, 2:3].expand_as(v)}):  # every value is that of token 2
-        expected = model.decode(target, memory)
+        expected = model.output_head(model.states(target, memory))
     torch.testing.assert_close(edited, expected)
     assert not torch.allclose(edited, model(source, target))
 
@@ -346,7 +346,7 @@ def test_inputs_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(UserError, match=r"document.*packing"):
         model.encode(source, document=torch.zeros(2, 5, dtype=torch.long))
     with pytest.raises(UserError, match=r"document.*packing"):
-        model.decode(source, model.encode(source), document=torch.zeros(2, 5, dtype=torch.long))
+        model.states(source, model.encode(source), document=torch.zeros(2, 5, dtype=torch.long))
     with pytest.raises(UserError, match=r"source has shape \(2, 0\)"):
         model(tokens(2, 0), source)
     with pytest.raises(UserError, match=r"target has shape \(2, 0\)"):

@@ -22,7 +22,7 @@ starts at zero.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +85,7 @@ class RecurrentState:
     k: Tensor  # [B, 1, S, dim] keys of the source
     v: Tensor  # [B, 1, S, 2 dim] values of the source
     positions: Positions  # of the source
-    length: int = field(default=0)  # tokens read so far
+    length: int = 0  # tokens read so far
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Keep these rows in this order (beam search); the source is stored once per row, whatever `sources` says."""
@@ -214,16 +214,10 @@ class Recurrent(nn.Module):
         positions = Positions.of(x.shape[1], x.device, is_real)
         return Memory(self.encoder(x, is_real), positions)
 
-    def decode(
-        self, target: Tensor, memory: Memory, is_real: Tensor | None = None, document: Tensor | None = None
-    ) -> Tensor:
-        """Teacher forcing: logits of the token after each one of `target`. Padding on the right needs no `is_real`."""
-        return self.output_head(self.states(target, memory, is_real, document))
-
     def states(
         self, target: Tensor, memory: Memory, is_real: Tensor | None = None, document: Tensor | None = None
     ) -> Tensor:
-        """The input of the output head in `decode`, [B, T, embed_dim]."""
+        """The input of the output head, [B, T, embed_dim]. Padding on the right needs no `is_real`."""
         _refuse_documents(document)
         return self.decoder(
             _check_not_empty("target", self.target_embedding(target)), self.decoder.start(memory), is_real
@@ -232,7 +226,8 @@ class Recurrent(nn.Module):
     def forward(
         self, source: Tensor, target: Tensor, source_is_real: Tensor | None = None, target_is_real: Tensor | None = None
     ) -> Tensor:
-        return self.decode(target, self.encode(source, source_is_real), target_is_real)
+        """Teacher forcing: logits of the token after each token of `target`."""
+        return self.output_head(self.states(target, self.encode(source, source_is_real), target_is_real))
 
     def start(self, source: Tensor, is_real: Tensor | None = None, capacity: int = 0) -> RecurrentState:
         """Encode the source. The state never grows, so `capacity` has no effect."""

@@ -79,20 +79,6 @@ class EncoderDecoder(nn.Module):
         positions = Positions.of(x.shape[1], x.device, is_real, document)
         return Memory(self.encoder(x, positions), positions)
 
-    def decode(
-        self,
-        target: Tensor,
-        memory: Memory,
-        is_real: Tensor | None = None,
-        document: Tensor | None = None,
-        mask: Mask = everything,
-    ) -> Tensor:
-        """Teacher forcing: logits of the token after each token of `target`. Padding on the right needs no `is_real`.
-
-        With output_head = "values", target and output are [B, T, feature_dim]; zeros take the place of <s>.
-        """
-        return self.output_head(self.states(target, memory, is_real, document, mask))
-
     def states(
         self,
         target: Tensor,
@@ -101,7 +87,7 @@ class EncoderDecoder(nn.Module):
         document: Tensor | None = None,
         mask: Mask = everything,
     ) -> Tensor:
-        """The input of the output head in `decode`, [B, T, dim]."""
+        """The input of the output head, [B, T, dim]. Padding on the right needs no `is_real`."""
         x = self.target_embedding(target)
         positions = Positions.of(x.shape[1], x.device, is_real, document)
         return self.decoder(x, positions, memory=memory, mask=mask)
@@ -109,7 +95,11 @@ class EncoderDecoder(nn.Module):
     def forward(
         self, source: Tensor, target: Tensor, source_is_real: Tensor | None = None, target_is_real: Tensor | None = None
     ) -> Tensor:
-        return self.decode(target, self.encode(source, source_is_real), target_is_real)
+        """Teacher forcing: logits of the token after each token of `target`.
+
+        With output_head = "values", target and output are [B, T, feature_dim]; zeros take the place of <s>.
+        """
+        return self.output_head(self.states(target, self.encode(source, source_is_real), target_is_real))
 
     def start(self, source: Tensor, is_real: Tensor | None = None, capacity: int = 0) -> State:
         return State(Cache(capacity), self.encode(source, is_real))
