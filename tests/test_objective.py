@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from regard.data.pack import Packs
-from regard.models import ModelConfig, build
+from regard.models import build
 from regard.training.objective import target_states, translation
 from reversal import MODEL, reversal_pairs
 
@@ -66,7 +68,7 @@ def test_what_stands_on_padding_does_not_matter():
 
 def test_without_dropout_it_is_the_plain_loss():
     """Both passes agree, so nothing is added; the gradient is the same, too."""
-    config = ModelConfig(**{**MODEL.__dict__, "dropout": 0.0, "embed_dropout": 0.0})
+    config = replace(MODEL, dropout=0.0, embed_dropout=0.0)
     model, batch = build(config).train(), reversal_pairs().batch(torch.arange(6))
     losses = [translation(model, batch, 0.1, alpha)[0] for alpha in (0.0, 3.0)]
     torch.testing.assert_close(losses[1], losses[0])
