@@ -28,6 +28,7 @@ from regard.nn.config import StackConfig
 from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, from_tensor, window
 from regard.nn.multihead import Context, HeadList, MultiHead
 from regard.nn.position import Rotary
+from regard.nn.trace import trace
 
 CPU = torch.device("cpu")
 SHAPES = shapes(24)
@@ -152,10 +153,9 @@ def test_any_table_of_who_sees_whom_is_torch(path: str, dtype: torch.dtype) -> N
 def test_weights_are_those_of_torch() -> None:
     ours = MultiHead(config(12, 3))
     randomised(ours)
-    seen = {}
-    ours.tap = lambda stage, value: seen.setdefault(stage, value)
     x = torch.randn(2, 6, 12, dtype=torch.float64)
-    ours(x, within(6))
+    with trace(ours) as seen:
+        ours(x, within(6))
     _, weights = torch_form(ours)(x, x, x, average_attn_weights=False)
     torch.testing.assert_close(seen["weights"], weights)
 

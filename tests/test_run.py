@@ -137,7 +137,7 @@ def test_weights_are_written_last_and_whole(model, folder, monkeypatch):
         raise OSError(28, "No space left on device", str(target))
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError):
+    with pytest.raises(UserError, match="No space left on device"):
         run.write_weights(folder / "model.safetensors", run.weights_of(model))
     assert (folder / "model.safetensors").read_bytes() == before
     assert sorted(os.listdir(folder)) == ["model.safetensors", "recipe.toml"]

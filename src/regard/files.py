@@ -9,33 +9,32 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from regard.errors import UserError
 
 
-def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file atomically: to a temporary file in the same folder, flushed to disk, then renamed."""
+def write_atomically(path: str | os.PathLike[str], content: bytes | Callable[[Path], object]) -> None:
+    """Write a file atomically: to a temporary file in the same folder, flushed to disk, then renamed.
+
+    `content` may be a function that writes the file at the path it is called with.
+    """
     path = Path(path).resolve()  # follow links, so that a link stays a link
     if path.is_dir():
         raise UserError(f"{path}: cannot be written: it is a folder; pass the name of a file")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        content(temporary) if callable(content) else temporary.write_bytes(content)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def make_folder(folder: Path) -> None:

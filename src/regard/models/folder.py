@@ -11,8 +11,6 @@ never read, because they can run code.
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from regard.errors import UserError, suggest
-from regard.files import make_folder, name_some
+from regard.files import make_folder, name_some, write_atomically
 from regard.models.recipe import RECIPE, model_config, read_recipe
 from regard.models.transformer import Model, build
 from regard.settings import read_toml, to_dict, write_toml
@@ -130,14 +128,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file atomically, without a second copy in memory."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    on_cpu = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     try:
-        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, temporary, {"format": "pt"})
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        write_atomically(path, lambda temporary: save_file(on_cpu, temporary, {"format": "pt"}))
     except SafetensorError as error:  # raised for a full disk, among others
         raise UserError(f"{path}: cannot be written: {error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)

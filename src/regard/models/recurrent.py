@@ -21,8 +21,8 @@ starts at zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -116,19 +116,16 @@ class Alignment(Traceable):
         """bool [B|1, 1, T|1, S], or None where nothing is masked."""
         attention_mask = AttentionMask(everything, queries, keys)
         if self.tap is not None:
-            attention_mask = attention_mask.with_mask(self.tap("mask", attention_mask.mask))
+            attention_mask = attention_mask.with_mask(self.tap.see(self.path + "mask", attention_mask.mask))
         return None if attention_mask.kind == "everything" else attention_mask.dense()
 
     def forward(self, state: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """state [B, dim] -> context [B, 2 dim]"""
         q = self.mark("q", (state if self.q is None else self.q(state))[:, None, None])  # [B, 1, 1, dim]
         dropout = self.config.attention_dropout if self.training else 0.0
-        stages = attention_stages(q, k, v, mask, scale=self.scale, dropout=dropout, score=self._score(), mark=self.mark)
+        score = dot if self.v is None else partial(additive_projected, v=self.v)
+        stages = attention_stages(q, k, v, mask, scale=self.scale, dropout=dropout, score=score, mark=self.mark)
         return stages.output[:, 0, 0]
-
-    def _score(self) -> Callable[[Tensor, Tensor], Tensor]:
-        v = self.v
-        return dot if v is None else lambda q, k: additive_projected(q, k, v)
 
 
 class RecurrentDecoder(Traceable):

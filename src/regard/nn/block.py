@@ -62,7 +62,7 @@ class Block(Traceable):
             out = dropout(out, self.dropout)
         if self.residual:
             out = x + out
-        return out if self.pre_norm else norm(out)  # type: ignore[no-any-return]
+        return out if self.pre_norm else norm(out)
 
 
 def run_block(block: nn.Module, x: Tensor, context: Context) -> Tensor:
@@ -143,9 +143,9 @@ class Stack(Traceable):
             mask = window(self.config.window) & mask
         if self.causal:
             mask = causal & mask
-        keys = positions if cache is None else cache.add(positions)
+        first, keys = (0, positions) if cache is None else (len(cache), cache.add(positions))
         context = Context(
-            attention_mask=AttentionMask(mask, positions, keys, first=keys.length - positions.length),
+            attention_mask=AttentionMask(mask, positions, keys, first=first),
             rotation=self.position.rotation(pos),
             bias=self.position.bias(pos, pos if cache is None else keys.pos),
             cache=cache,

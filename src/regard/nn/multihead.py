@@ -81,7 +81,7 @@ class MultiHead(Traceable):
         if self.tap is not None:  # a trace needs every stage
             path = "reference"
             q, k, v = self.mark("q", q), self.mark("k", k), self.mark("v", v)
-            attention_mask = attention_mask.with_mask(self.tap("mask", attention_mask.mask))
+            attention_mask = attention_mask.with_mask(self.tap.see(self.path + "mask", attention_mask.mask))
         if self.uneven:
             k, v = k[:, self.key_of], v[:, self.key_of]
         dropout = self.config.attention_dropout if self.training else 0.0

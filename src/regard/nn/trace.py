@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,26 +41,26 @@ from regard.errors import UserError, suggest
 from regard.nn.mask import Mask
 
 Edit = Callable[[Any], Any]
+Value = TypeVar("Value")  # a tensor, or a Mask
 
 
 class Traceable(nn.Module):
     """A module whose activations have names. Without a trace, `mark` returns its value unchanged."""
 
-    tap: Tap | None = None
+    tap: Trace | None = None  # the trace in progress
+    path = ""  # the name of the module in it
     stages: tuple[str, ...] = ()
 
     def mark(self, stage: str, value: Tensor) -> Tensor:
-        if self.tap is None:
-            return value
-        out: Tensor = self.tap(stage, value)
-        return out
+        return value if self.tap is None else self.tap.see(self.path + stage, value)
 
     def joined(self, dim: int) -> AbstractContextManager[None]:
         """In this context, the values of a stage that is marked repeatedly (a loop over time) are joined along `dim`.
 
         An intervention still acts on each value when it is computed, because later ones depend on it.
         """
-        return nullcontext() if self.tap is None else self.tap.joined(self.stages, dim)
+        names = [self.path + stage for stage in self.stages]
+        return nullcontext() if self.tap is None else self.tap.joined(names, dim)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "tap"}  # a copy is not traced
@@ -70,55 +70,17 @@ class Traceable(nn.Module):
         def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
 
-class Tap:
-    """What a trace does at one module: edit values, and record them."""
-
-    def __init__(self, path: str, edits: dict[str, Edit], only: str, seen: dict[str, list[Any]]) -> None:
-        self.path, self.edits, self.only, self.seen = path, edits, only, seen
-
-    def name(self, stage: str) -> str:
-        return f"{self.path}.{stage}" if self.path else stage
-
-    def __call__(self, stage: str, value: Any) -> Any:
-        name = self.name(stage)
-        for pattern, edit in self.edits.items():
-            if fnmatchcase(name, pattern):
-                value = self._checked(name, value, edit(value))
-        if fnmatchcase(name, self.only):
-            self.seen.setdefault(name, []).append(value)
-        return value
-
-    @contextmanager
-    def joined(self, stages: tuple[str, ...], dim: int) -> Iterator[None]:
-        before = {name: len(self.seen.get(name, ())) for name in map(self.name, stages)}
-        yield
-        for name, count in before.items():
-            values = self.seen.get(name, [])
-            if len(values) > count + 1:
-                values[count:] = [torch.cat(values[count:], dim)]
-
-    @staticmethod
-    def _checked(name: str, old: Any, new: Any) -> Any:
-        def kind(value: Any) -> str:
-            return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-        if kind(new) != kind(old):
-            raise UserError(f"trace: the edit of {name!r} returned {kind(new)} instead of {kind(old)}")
-        return new
-
-
 class Trace:
     """The recorded values: `t[name]` is the latest, `t.history(name)` all of them, `t.names` all names."""
 
-    def __init__(self, model: nn.Module, edits: Mapping[str, Edit] | None = None, only: str = "*") -> None:
+    def __init__(self, model: nn.Module, edits: Mapping[str, Edit] | None = None, *, only: str = "*") -> None:
+        """Record the activations of `model` in a `with` block: those that match `only` ("": none); `edits` intervene."""
         self._modules = {
-            name.replace("blocks.", ""): module
+            f"{name.replace('blocks.', '')}." if name else "": module
             for name, module in model.named_modules()
             if isinstance(module, Traceable)
         }
-        self.names = [
-            f"{path}.{stage}" if path else stage for path, module in self._modules.items() for stage in module.stages
-        ]
+        self.names = [path + stage for path, module in self._modules.items() for stage in module.stages]
         self._edits, self._only = dict(edits or {}), only
         self._seen: dict[str, list[Any]] = {}
         for pattern in (*self._edits, only or "*"):
@@ -129,12 +91,36 @@ class Trace:
         if any(module.tap is not None for module in self._modules.values()):
             raise UserError("trace: this model is already being traced; pass all edits to the outer trace")
         for path, module in self._modules.items():
-            module.tap = Tap(path, self._edits, self._only, self._seen)
+            module.tap, module.path = self, path
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for module in self._modules.values():
             module.tap = None
+
+    def see(self, name: str, value: Value) -> Value:
+        """Edit a value that was computed, and record it."""
+
+        def kind(value: object) -> str:
+            return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+        for pattern, edit in self._edits.items():
+            if fnmatchcase(name, pattern):
+                old, value = value, edit(value)
+                if kind(value) != kind(old):
+                    raise UserError(f"trace: the edit of {name!r} returned {kind(value)} instead of {kind(old)}")
+        if fnmatchcase(name, self._only):
+            self._seen.setdefault(name, []).append(value)
+        return value
+
+    @contextmanager
+    def joined(self, names: list[str], dim: int) -> Iterator[None]:
+        before = {name: len(self._seen.get(name, ())) for name in names}
+        yield
+        for name, count in before.items():
+            values = self._seen.get(name, [])
+            if len(values) > count + 1:
+                values[count:] = [torch.cat(values[count:], dim)]
 
     def __getitem__(self, name: str) -> Any:
         return self.history(name)[-1]
@@ -163,9 +149,7 @@ class Trace:
         return torch.stack(list(values.values()))
 
 
-def trace(model: nn.Module, edits: Mapping[str, Edit] | None = None, *, only: str = "*") -> Trace:
-    """Record the activations of `model` in a `with` block: those that match `only` ("": none); `edits` intervene."""
-    return Trace(model, edits, only)
+trace = Trace
 
 
 def zero_heads(*heads: int) -> Edit:
