@@ -32,9 +32,9 @@ from translators import Alone, CTranslate2, HuggingFace, JoeyNMT, Ours, Search, 
 
 from regard.errors import UserError
 from regard.interop import export_folder
-from regard.models import SequenceToSequence, build
 from regard.models.folder import load, load_tokenizers
-from regard.models.presets import preset
+from regard.models.recipe import preset
+from regard.models.transformer import SequenceToSequence, build
 from regard.text.tokenizer import Tokenizer
 
 PEERS = {"cpu": ("regard", "huggingface", "ctranslate2", "joeynmt"), "cuda": ("regard", "huggingface")}

@@ -31,9 +31,9 @@ from playwright.sync_api import Page, sync_playwright
 
 from regard.explore.server.listen import Listener
 from regard.explore.server.models import Models, find_runs
-from regard.models import build
 from regard.models.folder import save
-from regard.models.presets import preset
+from regard.models.recipe import preset
+from regard.models.transformer import build
 from regard.text.tokenizer import Tokenizer
 
 WORDS = "the model reads what stands before it and writes the next token"

@@ -34,9 +34,10 @@ from writers import Generated, Ours, Tool, Wish
 
 from regard.errors import UserError
 from regard.interop import export_folder
-from regard.models import Decoder, ModelConfig
+from regard.models.config import ModelConfig
 from regard.models.folder import save
-from regard.models.presets import preset
+from regard.models.recipe import preset
+from regard.models.transformer import Decoder
 from regard.predict.config import SearchConfig
 from regard.text.tokenizer import Tokenizer
 

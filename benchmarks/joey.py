@@ -25,7 +25,7 @@ from learners import BETAS, CLIP, RATE, SMOOTHING, Sample, Task, padded_ids
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.models import ModelConfig
+from regard.models.config import ModelConfig
 from regard.models.folder import weights_of
 
 WORKER = Path(__file__).with_name("joey_worker.py")

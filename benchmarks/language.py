@@ -49,8 +49,9 @@ from training import LeftOut, ceiling, prepare
 from regard.data.streams import Blocks
 from regard.errors import UserError
 from regard.interop.convert import config_to_hf
-from regard.models import ModelConfig, build
-from regard.models.presets import preset
+from regard.models.config import ModelConfig
+from regard.models.recipe import preset
+from regard.models.transformer import build
 from regard.tasks.language_modeling import next_token
 from regard.training.config import TrainConfig
 from regard.training.trainer import Trainer

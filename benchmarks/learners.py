@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from regard.data.batch import PairBatch
 from regard.data.pack import Packs
 from regard.data.streams import Batches
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
 from regard.training.config import TrainConfig
 from regard.training.objective import make_objective, translation
 from regard.training.trainer import Trainer

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.interop.convert import config_to_hf
-from regard.models import ModelConfig
+from regard.models.config import ModelConfig
 from regard.nn.position import Sinusoidal
 
 

@@ -42,8 +42,8 @@ from sentences import MULTI30K, WMT, Corpus, Lengths, generate, multi30k
 
 from regard.cost import cost
 from regard.errors import UserError
-from regard.models import ModelConfig
-from regard.models.presets import preset
+from regard.models.config import ModelConfig
+from regard.models.recipe import preset
 
 OURS: dict[str, tuple[str, ...]] = {
     "regard": (),

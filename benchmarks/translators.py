@@ -27,7 +27,7 @@ from joey import JoeySearch
 from torch import Tensor
 
 from regard.data.batch import Ragged
-from regard.models import SequenceToSequence
+from regard.models.transformer import SequenceToSequence
 from regard.predict.bundle import Bundle
 from regard.predict.config import SearchConfig
 from regard.predict.translator import Translator

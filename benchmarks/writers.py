@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import regard
-from regard.models import ModelConfig
+from regard.models.config import ModelConfig
 from regard.predict.config import SearchConfig
 from regard.text.gpt2 import read_gpt2
 from regard.text.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.cost import Cost
 from regard.errors import UserError
-from regard.models import ModelConfig
+from regard.models.config import ModelConfig
 
 SMALL: dict[str, Any] = {
     "dim": 16, "heads": 4, "layers": 2, "ff_dim": 24, "vocab_size": 50, "max_length": 40, "image_size": 12,

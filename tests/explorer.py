@@ -16,8 +16,9 @@ import torch
 
 from regard.explore.server.listen import Listener
 from regard.explore.server.models import Models, find_runs
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
 from regard.models.folder import save
+from regard.models.transformer import build
 from regard.text.tokenizer import Tokenizer
 
 ENGLISH = "the animal did not cross the street because it was too tired . a cat sat on the mat in the sun"

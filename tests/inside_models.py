@@ -7,7 +7,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models, pre_tokenizers
 
 from regard.explore.inside import Inside
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
 from regard.predict.bundle import Bundle
 from regard.predict.config import SearchConfig
 from regard.text.tokenizer import Tokenizer

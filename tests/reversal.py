@@ -11,7 +11,8 @@ from torch import Tensor
 
 from regard.data.batch import Pairs
 from regard.data.streams import Batches
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
 from regard.training.config import TrainConfig
 from regard.training.objective import translation
 from regard.training.trainer import Objective, Trainer

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.interop.convert import config_to_hf, weights_to_hf
-from regard.models import EncoderDecoder, ModelConfig, Recurrent
+from regard.models.config import ModelConfig
 from regard.models.folder import weights_of
+from regard.models.transformer import EncoderDecoder, Recurrent
 from regard.nn.trace import trace
 from regard.predict import Hypothesis, SearchConfig, beam
 from regard.predict.beam import largest

@@ -33,7 +33,8 @@ import versions
 from regard.data.batch import PairBatch, Pairs
 from regard.data.pack import Packs
 from regard.data.streams import Batches
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
 
 JOEY = ["--joey", os.environ["REGARD_JOEY"]] if "REGARD_JOEY" in os.environ else []
 CONFIG = ModelConfig(dim=16, layers=2, heads=2, ff_dim=24, vocab_size=50, max_length=64)

@@ -14,7 +14,7 @@ from PIL import Image
 import regard
 from regard.cli import main
 from regard.errors import UserError
-from regard.models import ModelConfig
+from regard.models.config import ModelConfig
 from regard.predict.bundle import Bundle
 from regard.predict.captioner import Captioner
 from regard.predict.classifier import ImageClassifier, TextClassifier

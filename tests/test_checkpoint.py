@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard.errors import UserError
-from regard.models import build
+from regard.models.transformer import build
 from regard.training import checkpoint
 from regard.training.trainer import read_metrics
 from reversal import MODEL, TRAIN, make_trainer, train

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from regard.data.batch import PairBatch
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
 from regard.nn.block import Stack, run_block
 from regard.training.objective import translation
 

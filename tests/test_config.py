@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from regard.errors import UserError
 from regard.models.config import ModelConfig
-from regard.models.presets import PRESETS, preset
+from regard.models.recipe import PRESETS, preset
 from regard.nn.config import Activation, Norm, PositionKind, Score, StackConfig
 from regard.settings import from_dict, read_toml, to_dict, write_toml
 

@@ -16,8 +16,9 @@ from regard.cost import cost
 from regard.cost.operations import visible_pairs
 from regard.cost.shapes import StackShape
 from regard.errors import UserError
-from regard.models import ModelConfig, build
-from regard.models.presets import PRESETS, preset
+from regard.models.config import ModelConfig
+from regard.models.recipe import PRESETS, preset
+from regard.models.transformer import build
 from regard.nn.mask import AttentionMask, Positions, causal, everything, window
 
 

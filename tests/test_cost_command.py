@@ -9,7 +9,7 @@ import pytest
 from regard.cli import main
 from regard.commands.cost import count, size
 from regard.cost import cost
-from regard.models.presets import PRESETS, preset
+from regard.models.recipe import PRESETS, preset
 from regard.settings import to_dict, write_toml
 
 

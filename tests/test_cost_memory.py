@@ -14,9 +14,9 @@ from torch import Tensor
 from cost_models import CASES, drawn, inputs, loss, sizes, small
 from regard.cost import Cost, cost
 from regard.cost.shapes import stack_shapes
-from regard.models import ModelConfig, build
-from regard.models.presets import preset
-from regard.models.transformer import Model
+from regard.models.config import ModelConfig
+from regard.models.recipe import preset
+from regard.models.transformer import Model, build
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "fp64"])

@@ -15,8 +15,9 @@ from torch import Tensor
 import regard
 from regard import cli
 from regard.errors import UserError
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
 from regard.models.folder import save
+from regard.models.transformer import build
 from regard.predict import SearchConfig, Translator, greedy
 from regard.predict.bundle import Bundle
 from regard.text.tokenizer import Tokenizer

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.models import Decoder, EncoderDecoder, ModelConfig
+from regard.models.config import ModelConfig
+from regard.models.transformer import Decoder, EncoderDecoder
 from regard.nn.norm import LayerNorm
 from regard.nn.position import Sinusoidal
 from regard.predict import SearchConfig, beam

@@ -13,8 +13,8 @@ from playwright import sync_api
 from explorer import HOSTILE, TEXT, hover_cell, served, settle, state
 from regard.explore.inside import Inside
 from regard.interop.folder import export_folder
-from regard.models import build
-from regard.models.presets import preset
+from regard.models.recipe import preset
+from regard.models.transformer import build
 
 pytest_plugins = ["browser"]
 

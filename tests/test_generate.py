@@ -12,8 +12,9 @@ import torch
 
 from regard.cli import main
 from regard.errors import UserError
-from regard.models import Decoder, ModelConfig
+from regard.models.config import ModelConfig
 from regard.models.folder import load_tokenizers, save
+from regard.models.transformer import Decoder
 from regard.nn.embedding import Tokens
 from regard.predict import SearchConfig
 from regard.predict.bundle import Bundle
@@ -292,7 +293,7 @@ def test_mistakes_of_the_command(run, tmp_path, monkeypatch, capsys):
 
 def test_other_models_and_missing_tokenizers(tmp_path, capsys):
     small = {name: value for name, value in SHAPE.items() if name != "architecture"}
-    from regard.models import build
+    from regard.models.transformer import build
 
     save(build(ModelConfig(**small, vocab_size=260)), tmp_path / "pairs", tokenizers={"tokenizer": BYTES})
     save(make().model, tmp_path / "bare")

@@ -17,7 +17,8 @@ import generation
 import table
 import writers
 
-from regard.models import Decoder, ModelConfig
+from regard.models.config import ModelConfig
+from regard.models.transformer import Decoder
 
 
 def test_it_runs_and_the_likeliest_tokens_are_those_of_transformers(monkeypatch, tmp_path):

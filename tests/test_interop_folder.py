@@ -19,8 +19,7 @@ from regard import cli
 from regard.errors import UserError
 from regard.interop import export_folder, import_folder, read_folder
 from regard.models import folder as run
-from regard.models.presets import preset
-from regard.models.recipe import read_model, read_recipe
+from regard.models.recipe import preset, read_model, read_recipe
 from regard.models.transformer import build
 from regard.tasks.registry import task_for
 from regard.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.interop import compare, export_folder, read_folder
-from regard.models.presets import preset
+from regard.models.recipe import preset
 from regard.models.transformer import build
 
 transformers = pytest.importorskip("transformers", reason="install it with  pip install 'regard[hf]'")

@@ -14,7 +14,7 @@ from regard.errors import UserError
 from regard.interop.convert import FAMILIES, config_from_hf, config_to_hf, family_of, weights_from_hf, weights_to_hf
 from regard.models.config import ModelConfig
 from regard.models.folder import weights_of
-from regard.models.presets import PRESETS, preset
+from regard.models.recipe import PRESETS, preset
 from regard.models.transformer import build
 
 GPT = {

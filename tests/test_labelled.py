@@ -16,7 +16,8 @@ from regard.data.encode import store_labelled
 from regard.data.labels import LabelData, balanced_weights
 from regard.data.pack import ClassBatch, ClassPacks, Labelled
 from regard.data.streams import Batches, sample_rows
-from regard.models import Encoder, ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import Encoder, build
 from regard.tasks.text_classification import class_logits, classification
 from regard.text import Tokenizer
 from regard.training.objective import make_word_dropout

@@ -22,10 +22,10 @@ from regard.data.columns import Store
 from regard.data.documents import TextData
 from regard.data.streams import BlockBatch
 from regard.metrics.perplexity import perplexity
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
 from regard.models.folder import load_tokenizers
-from regard.models.presets import preset
-from regard.models.recipe import read_recipe
+from regard.models.recipe import preset, read_recipe
+from regard.models.transformer import build
 from regard.settings import read_toml
 from regard.tasks.language_modeling import LanguageModeling, next_token
 from regard.training.run import Run

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.models import EncoderDecoder, ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import EncoderDecoder, build
 from regard.nn.trace import trace
 from regard.predict import SearchConfig, Translator, beam
 from regard.predict.beam import largest

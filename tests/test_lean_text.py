@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.errors import UserError
-from regard.models import Decoder
+from regard.models.transformer import Decoder
 from regard.nn.trace import trace
 from regard.predict import SearchConfig, engine
 from regard.predict.generator import lay_columns

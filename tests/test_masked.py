@@ -12,7 +12,8 @@ from regard.data.documents import Piece
 from regard.data.encode import store_documents
 from regard.data.pack import MaskConfig, MaskedBatch, MaskedPacks, choose
 from regard.errors import UserError
-from regard.models import Encoder, ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import Encoder, build
 from regard.predict.bundle import Bundle
 from regard.predict.mask_predictor import MaskPredictor
 from regard.tasks.masked_language_modeling import masked_tokens

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 
 from regard.errors import UserError
 from regard.models.config import ModelConfig
-from regard.models.presets import preset
+from regard.models.recipe import preset
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, build
 from regard.nn.mask import from_tensor
 from regard.nn.trace import trace

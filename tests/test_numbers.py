@@ -29,7 +29,8 @@ from regard.data.numeric import (
     read_series,
     seasonal_series,
 )
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
 from regard.predict.bundle import Bundle
 from regard.predict.regressor import Regressor, autoregress
 from regard.settings import read_toml, to_dict

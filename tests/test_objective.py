@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from regard.data.pack import Packs
-from regard.models import build
+from regard.models.transformer import build
 from regard.training.objective import target_states, translation
 from reversal import MODEL, reversal_pairs
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.errors import UserError
-from regard.models import build
+from regard.models.transformer import build
 from regard.training.config import TrainConfig
 from regard.training.optimizer import Muon, block_matrices, make_optimizer, rate
 from reversal import MODEL, TRAIN, make_trainer

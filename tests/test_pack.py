@@ -14,7 +14,8 @@ from regard.data.batch import PairBatch, Pairs
 from regard.data.pack import PackedBatch, Packs, assign
 from regard.data.streams import Batches
 from regard.errors import UserError
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
 from regard.training.objective import target_states, translation
 
 POSITIONS = ["sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none"]

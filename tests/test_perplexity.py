@@ -13,7 +13,8 @@ from regard.data.documents import Piece
 from regard.data.encode import store_tokens
 from regard.errors import UserError
 from regard.metrics.perplexity import perplexity
-from regard.models import Decoder, ModelConfig
+from regard.models.config import ModelConfig
+from regard.models.transformer import Decoder
 from regard.text.tokenizer import Tokenizer
 
 TEXT = "Über allen Gipfeln ist Ruh, in allen Wipfeln spürest du kaum einen Hauch. 한국어 😀"

@@ -14,7 +14,8 @@ from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageSt
 from regard.data.images import ImageData, Images, list_set, make_images, open_pixels, read_idx
 from regard.data.streams import Examples
 from regard.errors import UserError
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
 from regard.tasks.image_classification import image_loss, mixed_loss
 from squares import write_idx, write_squares
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
 from regard.nn.block import Block
 from regard.nn.config import StackConfig
 from regard.nn.mask import AttentionMask, Positions, tiles

@@ -13,8 +13,9 @@ from regard.cost import cost
 from regard.cost.operations import count_parameters
 from regard.errors import UserError
 from regard.interop.convert import config_to_hf
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
 from regard.models.prune import prune
+from regard.models.transformer import build
 from regard.nn.multihead import HeadList
 from regard.nn.trace import trace, zero_heads
 from regard.predict.beam import beam

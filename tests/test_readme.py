@@ -77,8 +77,8 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
     from regard.api import open_recipe
-    from regard.models import build
     from regard.models.folder import save
+    from regard.models.transformer import build
     from regard.tasks.registry import task_of
     from regard.training.run import Run
 

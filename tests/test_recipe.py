@@ -6,8 +6,7 @@ import pytest
 
 from regard.errors import UserError
 from regard.models.config import ModelConfig
-from regard.models.presets import PRESETS, preset
-from regard.models.recipe import read_changes, read_model, read_recipe
+from regard.models.recipe import PRESETS, preset, read_changes, read_model, read_recipe
 from regard.settings import to_dict, write_toml
 
 

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from regard.errors import UserError
-from regard.models import EncoderDecoder
+from regard.models.transformer import EncoderDecoder
 from regard.nn.cache import Cache
 from regard.predict import Hypothesis, SearchConfig, beam
 from regard.predict.beam import largest

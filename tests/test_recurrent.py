@@ -17,9 +17,10 @@ from regard.cost import cost
 from regard.data.batch import PairBatch
 from regard.errors import UserError
 from regard.interop.convert import config_to_hf
-from regard.models import EncoderDecoder, ModelConfig, Recurrent, SequenceToSequence, build
+from regard.models.config import ModelConfig
 from regard.models.folder import load, save
-from regard.models.presets import preset
+from regard.models.recipe import preset
+from regard.models.transformer import EncoderDecoder, Recurrent, SequenceToSequence, build
 from regard.nn.trace import replace as put
 from regard.nn.trace import trace
 from regard.predict.beam import greedy

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.errors import UserError
-from regard.models import Decoder
+from regard.models.transformer import Decoder
 from regard.nn.trace import trace
 from regard.predict import SearchConfig
 from regard.predict.bundle import Bundle

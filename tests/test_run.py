@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from regard.errors import UserError
 from regard.files import staged
 from regard.models import folder as run
-from regard.models.presets import preset
-from regard.models.recipe import read_recipe
+from regard.models.recipe import preset, read_recipe
 from regard.models.transformer import build
 from regard.settings import read_toml, write_toml
 from regard.text.tokenizer import Tokenizer

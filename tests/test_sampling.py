@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.models import EncoderDecoder, ModelConfig
+from regard.models.config import ModelConfig
+from regard.models.transformer import EncoderDecoder
 from regard.predict import SearchConfig, greedy, sample
 from regard.predict.config import read_config
 from regard.predict.sampling import Uniform, distribution, pick

@@ -14,7 +14,8 @@ from regard.data.captions import SceneStream, Targets, scene_sets
 from regard.data.images import read_idx
 from regard.data.scenes import COUNTS, NOUNS, QUADRANTS, Group, SceneGenerator, Scenes, ScenesData, coverage, describe
 from regard.errors import UserError
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
 from regard.predict.bundle import Bundle
 from regard.predict.captioner import Captioner
 from regard.tasks.image_captioning import captioning, noun_attention

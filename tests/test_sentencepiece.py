@@ -19,7 +19,7 @@ from regard.cli import main
 from regard.data.korean import examples
 from regard.errors import MissingExtra, UserError
 from regard.interop import export_folder, read_folder
-from regard.models.presets import preset
+from regard.models.recipe import preset
 from regard.models.transformer import build
 from regard.text import Tokenizer, from_sentencepiece, load_tokenizer
 from regard.text.config import TextConfig

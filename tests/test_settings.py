@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from regard.errors import UserError
 from regard.files import write_atomically
-from regard.models import ModelConfig
+from regard.models.config import ModelConfig
 from regard.settings import check_fields, from_dict, read_toml, to_dict, write_toml
 from regard.training.config import TrainConfig
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from regard.data.batch import PairBatch, Pairs
 from regard.errors import UserError
-from regard.models import build
+from regard.models.transformer import build
 from regard.predict import greedy
 from regard.training import progress
 from regard.training.config import TrainConfig

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from regard.data.pack import Packs
 from regard.data.streams import Batches
 from regard.errors import UserError
-from regard.models import build
 from regard.models.folder import WEIGHTS, read_weights, weights_of
+from regard.models.transformer import build
 from regard.nn.feedforward import Experts
 from regard.training.config import TrainConfig
 from regard.training.objective import target_states, translation

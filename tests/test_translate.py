@@ -15,8 +15,9 @@ import torch
 import regard
 from regard.cli import main
 from regard.errors import UserError
-from regard.models import EncoderDecoder, ModelConfig
+from regard.models.config import ModelConfig
 from regard.models.folder import save
+from regard.models.transformer import EncoderDecoder
 from regard.predict import SearchConfig
 from regard.predict.config import read_config
 from regard.text.tokenizer import Tokenizer

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from regard.data.streams import BlockBatch
-from regard.models import Decoder, ModelConfig
+from regard.models.config import ModelConfig
+from regard.models.transformer import Decoder
 from regard.tasks.language_modeling import next_token
 from regard.training.objective import cross_entropy, score, token_loss
 

@@ -23,7 +23,8 @@ from regard.cli import report
 from regard.data.pack import Packs
 from regard.data.streams import Batches
 from regard.errors import UserError
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
 from regard.training.config import TrainConfig
 from regard.training.distributed import current, join
 from regard.training.objective import translation

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
 from regard.models.folder import save
+from regard.models.transformer import build
 from regard.text.tokenizer import Tokenizer
 
 SIDE = 64

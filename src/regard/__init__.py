@@ -16,10 +16,10 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from regard.api import train as train
-    from regard.models import ModelConfig as ModelConfig
-    from regard.models import build as build
+    from regard.models.config import ModelConfig as ModelConfig
     from regard.models.folder import save as save
-    from regard.models.presets import preset as preset
+    from regard.models.recipe import preset as preset
+    from regard.models.transformer import build as build
     from regard.nn.mask import Mask as Mask
     from regard.nn.mask import causal as causal
     from regard.nn.mask import window as window
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 # read; a test compares the two.
 _LAZY = {
     "Mask": "regard.nn.mask",
-    "ModelConfig": "regard.models",
-    "build": "regard.models",
+    "ModelConfig": "regard.models.config",
+    "build": "regard.models.transformer",
     "causal": "regard.nn.mask",
     "load": "regard.tasks.registry",
-    "preset": "regard.models.presets",
+    "preset": "regard.models.recipe",
     "save": "regard.models.folder",
     "trace": "regard.nn.trace",
     "train": "regard.api",

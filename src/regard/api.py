@@ -18,8 +18,7 @@ from typing import Any
 
 from regard.errors import UserError
 from regard.explore.report import write_report
-from regard.models.presets import PRESETS
-from regard.models.recipe import RECIPE, override, read_recipe, smoke_form
+from regard.models.recipe import PRESETS, RECIPE, override, read_recipe, smoke_form
 from regard.predict.bundle import Bundle
 from regard.samples import sample_folder
 from regard.tasks.registry import load, task_of

@@ -30,7 +30,7 @@ def field_types(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
 
 
-def check_fields(settings: object, fractions: Iterable[str] = (), **least: float) -> None:
+def check_fields(settings: object, fractions: Iterable[str] = (), /, **least: float) -> None:
     """Check the type of every field, then lower bounds, such as `heads=1`, and fractions: at least 0 and below 1.
 
     An integer is accepted for a float and a list for a tuple; None has no bounds.

@@ -44,8 +44,7 @@ ARGUMENTS = {
 
 def run(args: argparse.Namespace) -> None:
     from regard.cost import cost
-    from regard.models.presets import PRESETS, preset
-    from regard.models.recipe import read_changes, read_model
+    from regard.models.recipe import PRESETS, preset, read_changes, read_model
 
     if args.list:
         if args.model is not None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError, suggest
-from regard.models import Model
+from regard.models.transformer import Model
 from regard.nn.mask import causal
 from regard.nn.multihead import MultiHead
 from regard.nn.trace import Edit, drop, zero_heads

@@ -32,7 +32,6 @@ from regard.errors import UserError
 from regard.explore.changes import Anatomy, Changes, PartName, edits
 from regard.explore.forward import Difference, Input, InputReader, Output, difference, read_output
 from regard.models.folder import find_device
-from regard.models.prune import key_head
 from regard.models.recipe import RECIPE
 from regard.nn.multihead import MultiHead
 from regard.nn.trace import trace
@@ -107,7 +106,7 @@ class Look:
             inside.forward(self.input)
         stage = {name: seen[f"{path}.{name}"][0].float().cpu() for name in _STAGES}
         attention = inside.attention(path)
-        own = key_head(attention, head) if isinstance(attention, MultiHead) else 0  # recurrent: one head
+        own = attention.key_of[head] if isinstance(attention, MultiHead) else 0  # recurrent: one head
         k, v = stage.pop("k")[own], stage.pop("v")[own]
         output = stage.pop("heads")[head, query]
         rows = {name: values[head, query] for name, values in stage.items()}

@@ -30,18 +30,14 @@ if TYPE_CHECKING:
 
 
 class PrunedMultiHead(MultiHead):
-    """`whole` with only these of its heads.
-
-    `kept` is the original number of each head, `key_of` its key/value head.
-    """
+    """`whole` with only these of its heads."""
 
     def __init__(self, whole: MultiHead, heads: list[int]) -> None:
         with torch.device("meta"):
             super().__init__(whole.config, layer=whole.layer, cross=whole.cross)
-        config, key_of = whole.config, [key_head(whole, head) for head in heads]
-        key_heads = sorted(set(key_of))
-        self.kept: tuple[int, ...] = tuple(original_heads(whole)[head] for head in heads)
-        self.key_of = tuple(key_heads.index(head) for head in key_of)
+        config, key_heads = whole.config, sorted({whole.key_of[head] for head in heads})
+        self.numbers = tuple(whole.numbers[head] for head in heads)
+        self.key_of = tuple(key_heads.index(whole.key_of[head]) for head in heads)
         self.heads, self.key_heads = len(heads), len(key_heads)
         self.uneven = self.key_of != tuple(index // (self.heads // self.key_heads) for index in range(self.heads))
         q, k, v = _rows(heads, config.key_dim), _rows(key_heads, config.key_dim), _rows(key_heads, config.val_dim)
@@ -58,18 +54,8 @@ class PrunedMultiHead(MultiHead):
         self.train(whole.training)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        bias = None if context.bias is None else _bias_of_heads(context.bias, self.kept)
+        bias = None if context.bias is None else _bias_of_heads(context.bias, self.numbers)
         return super().forward(x, replace(context, bias=bias))
-
-
-def original_heads(part: MultiHead) -> tuple[int, ...]:
-    """The number of each head before any were removed."""
-    return part.kept if isinstance(part, PrunedMultiHead) else tuple(range(part.heads))
-
-
-def key_head(part: MultiHead, head: int) -> int:
-    """The key/value head that this head reads; several share one in grouped-query attention."""
-    return part.key_of[head] if isinstance(part, PrunedMultiHead) else head // (part.heads // part.key_heads)
 
 
 def prune(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
@@ -88,7 +74,7 @@ def prune(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
             raise UserError(f"heads: {name} has no head {unknown[0]}; its heads are 0 to {part.heads - 1}")
         if len(removed) == part.heads:
             raise UserError(f"heads: {name} would lose all its heads; keep at least one")
-        pruned.setdefault(name, []).extend(original_heads(part)[head] for head in removed)
+        pruned.setdefault(name, []).extend(part.numbers[head] for head in removed)
         remove_heads(small, name, part, removed)
     sorted_heads = {name: tuple(sorted(numbers)) for name, numbers in sorted(pruned.items()) if numbers}
     small.config = replace(model.config, pruned=sorted_heads or None)

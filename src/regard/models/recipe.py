@@ -1,4 +1,4 @@
-"""Recipes: TOML files that describe a model and its training.
+"""Recipes: TOML files that describe a model and its training; presets: configs with published sizes (presets.toml).
 
     [model]                       [model]
     preset = "base"               architecture = "decoder"
@@ -14,24 +14,35 @@ and so on.
 
 from __future__ import annotations
 
+import copy
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from regard.errors import UserError, suggest
 from regard.models.config import ModelConfig
-from regard.models.presets import PRESETS
 from regard.settings import field_types, from_dict, read_toml
 
 RECIPE = "recipe.toml"  # its name in the folder of a saved model
+_tables = tomllib.loads((resources.files("regard.models") / "presets.toml").read_text(encoding="utf-8"))
+_likes = {name: _tables.get(table.pop("like", None), {}) for name, table in _tables.items()}
+PRESETS: dict[str, dict[str, Any]] = {name: {**_likes[name], **table} for name, table in _tables.items()}
+
+
+def preset(name: str, **changes: Any) -> ModelConfig:
+    """The preset called `name`, with these fields changed: `preset("gpt2", layers=6, position="rope")`."""
+    if name not in PRESETS:
+        raise UserError(f"preset {name!r} does not exist; {suggest(name, PRESETS)}")
+    return from_dict(ModelConfig, {**PRESETS[name], **changes})
 
 
 def read_model(recipe: str | Path, changes: Mapping[str, Any] | None = None) -> ModelConfig:
     """The config of a preset, a recipe file or a model folder, with these fields changed."""
     if str(recipe) in PRESETS:
-        return from_dict(ModelConfig, {**PRESETS[str(recipe)], **(changes or {})})
+        return preset(str(recipe), **(changes or {}))
     return model_config(read_recipe(recipe), recipe, changes)
 
 
@@ -92,25 +103,22 @@ def read_changes(assignments: Iterable[str]) -> dict[str, Any]:
 
 def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """The tables of a recipe with settings changed: `train.lr=0.001`, `model.position=rope`."""
-    changed = {name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()}
+    changed = copy.deepcopy(dict(tables))
     for assignment in assignments:
         name, text = _split_assignment(assignment, "train.lr=0.001")
-        table, dot, field = name.partition(".")
-        if not dot:
+        *path, field = name.split(".")  # data.scenes.language: a table in a table
+        if not path:
             raise UserError(f"--set {assignment}: name its table, such as --set model.{name}={text}")
-        hints = field_types(ModelConfig) if table == "model" else {}
+        hints = field_types(ModelConfig) if path == ["model"] else {}
         value = _value(text, hints.get(field, types.NoneType))  # other tables: none removes the setting
-        changed.setdefault(table, {})
-        if not isinstance(changed[table], dict):
-            raise UserError(f"--set {assignment}: {table} is not a table in this recipe")
-        *outer, last = field.split(".")  # data.scenes.language: a table in a table
-        inner = changed[table]
-        for key in outer:
-            inner[key] = dict(inner[key]) if isinstance(inner.get(key), dict) else {}
-            inner = inner[key]
-        inner[last] = value
+        table = changed
+        for key in path:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise UserError(f"--set {assignment}: {key} is not a table in this recipe")
+        table[field] = value
         if value is None:
-            del inner[last]
+            del table[field]
     return changed
 
 

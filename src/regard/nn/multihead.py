@@ -43,13 +43,14 @@ class MultiHead(Traceable):
     """Self-attention, or cross-attention over a memory if `cross`."""
 
     stages = ("q", "k", "v", "mask", "scores", "scaled", "masked", "weights", "heads", "output")
-    uneven = False  # whether key/value heads serve different numbers of heads, after pruning
-    key_of: tuple[int, ...]  # then the key/value head of each head
+    uneven = False  # whether key/value heads serve different numbers of heads: only after pruning
 
     def __init__(self, config: StackConfig, *, layer: int = 0, cross: bool = False) -> None:
         super().__init__()
         self.config, self.layer, self.cross = config, layer, cross
         self.heads, self.key_heads = config.heads, config.key_heads
+        self.numbers = tuple(range(self.heads))  # of the heads; pruned layers keep the original ones
+        self.key_of = tuple(head // (self.heads // self.key_heads) for head in self.numbers)  # key/value head of each
         q_size, k_size = self.heads * config.key_dim, self.key_heads * config.key_dim
         self.sizes = (q_size, k_size, self.key_heads * config.val_dim)
         if cross:

@@ -47,7 +47,8 @@ from regard.data.scenes import SceneGenerator, coverage
 from regard.errors import UserError
 from regard.files import make_folder, write_atomically
 from regard.metrics.bleu import score
-from regard.models import EncoderDecoder, ModelConfig
+from regard.models.config import ModelConfig
+from regard.models.transformer import EncoderDecoder
 from regard.predict.captioner import Captioner, as_input
 from regard.predict.config import SearchConfig
 from regard.text.config import TextConfig

@@ -25,7 +25,8 @@ from regard.data.augment import Augmentation, AugmentConfig, ImageBatch, ImageSt
 from regard.data.images import ImageData, Images, Listed, list_set, make_images
 from regard.errors import UserError
 from regard.metrics.classification import evaluate_classes
-from regard.models import Encoder, ModelConfig
+from regard.models.config import ModelConfig
+from regard.models.transformer import Encoder
 from regard.predict.classifier import ImageClassifier
 from regard.tasks.text_classification import ClassificationTask, class_sections
 from regard.training import results

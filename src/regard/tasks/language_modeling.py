@@ -30,8 +30,9 @@ from regard.data.streams import BlockBatch, Blocks
 from regard.errors import UserError
 from regard.files import make_folder, write_atomically
 from regard.metrics.perplexity import perplexity
-from regard.models import Decoder, ModelConfig
+from regard.models.config import ModelConfig
 from regard.models.recipe import with_preset
+from regard.models.transformer import Decoder
 from regard.predict.config import SearchConfig
 from regard.predict.generator import Generator, check_vocabulary
 from regard.text.config import TextConfig

@@ -27,7 +27,8 @@ from regard.data.documents import Piece, TextData
 from regard.data.encode import store_documents
 from regard.data.pack import MaskConfig, MaskedBatch, MaskedPacks
 from regard.errors import UserError
-from regard.models import Encoder, ModelConfig
+from regard.models.config import ModelConfig
+from regard.models.transformer import Encoder
 from regard.predict.mask_predictor import MaskPredictor
 from regard.tasks.language_modeling import PlainTextTask
 from regard.text.config import TextConfig

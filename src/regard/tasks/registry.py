@@ -15,7 +15,7 @@ from regard.errors import UserError, suggest
 if TYPE_CHECKING:
     import torch
 
-    from regard.models import ModelConfig
+    from regard.models.config import ModelConfig
     from regard.predict.bundle import Bundle
     from regard.training.task import Task
 

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from regard.data.numeric import NumberBatch, NumberData, NumberSets, Scale, last_season, last_value, make_sets
 from regard.data.streams import Examples
-from regard.models import EncoderDecoder, ModelConfig
+from regard.models.config import ModelConfig
+from regard.models.transformer import EncoderDecoder
 from regard.predict.regressor import Regressor, autoregress
 from regard.training.results import Chart, Section, Table
 from regard.training.task import Evaluation, Metrics, Task

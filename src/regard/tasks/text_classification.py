@@ -29,7 +29,8 @@ from regard.data.pack import ClassBatch, ClassPacks, Labelled
 from regard.data.streams import Batches, Stream, sample_rows
 from regard.errors import UserError, suggest
 from regard.metrics.classification import evaluate_classes, format_classes
-from regard.models import Encoder, ModelConfig
+from regard.models.config import ModelConfig
+from regard.models.transformer import Encoder
 from regard.predict.bundle import Bundle
 from regard.predict.classifier import TextClassifier
 from regard.text.config import TextConfig

@@ -25,7 +25,7 @@ from regard.data.pairs import Pair, PairData
 from regard.data.streams import Batches, Stream
 from regard.errors import UserError
 from regard.metrics.bleu import bleu_metric, score
-from regard.models import ModelConfig
+from regard.models.config import ModelConfig
 from regard.predict.config import SearchConfig
 from regard.predict.translator import Translator
 from regard.text.config import TextConfig

@@ -45,8 +45,8 @@ from torch import Tensor
 from regard.data.batch import PairBatch, Tensors
 from regard.data.pack import PackedBatch
 from regard.errors import UserError
-from regard.models import SequenceToSequence
 from regard.models.output_head import OutputHead
+from regard.models.transformer import SequenceToSequence
 from regard.text.tokenizer import Tokenizer
 from regard.training.config import TrainConfig
 from regard.training.parallel import Objective

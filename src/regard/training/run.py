@@ -29,9 +29,10 @@ import torch
 
 from regard.errors import Unfinished, UserError, program
 from regard.files import make_folder, write_atomically
-from regard.models import ModelConfig, build
+from regard.models.config import ModelConfig
 from regard.models.folder import WEIGHTS, fill, load_tokenizers, read_weights, weights_of, write_weights
 from regard.models.recipe import RECIPE
+from regard.models.transformer import build
 from regard.settings import from_dict, read_toml, write_toml
 from regard.training.checkpoint import average, complete_checkpoints, newest
 from regard.training.distributed import current

@@ -24,7 +24,7 @@ import torch
 from regard.data.sets import Files, home
 from regard.data.streams import Stream
 from regard.errors import UserError, suggest
-from regard.models import ModelConfig
+from regard.models.config import ModelConfig
 from regard.models.recipe import with_preset
 from regard.predict.bundle import Bundle, Predictor
 from regard.settings import from_dict, to_dict
