@@ -74,7 +74,7 @@ class Trace:
     """The recorded values: `t[name]` is the latest, `t.history(name)` all of them, `t.names` all names."""
 
     def __init__(self, model: nn.Module, edits: Mapping[str, Edit] | None = None, *, only: str = "*") -> None:
-        """Record the activations of `model` in a `with` block: those that match `only` ("": none); `edits` intervene."""
+        """Record activations of `model` in a `with` block: those that match `only` ("": none); `edits` intervene."""
         self._modules = {
             f"{name.replace('blocks.', '')}." if name else "": module
             for name, module in model.named_modules()
