@@ -125,23 +125,18 @@ class NumberData(DataConfig):
         if self.rule is not None and self.longest < self.rule.shortest:
             raise UserError(f"longest = {self.longest}: must be rule.shortest = {self.rule.shortest} or more")
 
-
-@dataclass(frozen=True)
-class Scale(Tensors):
-    """Mean and standard deviation of the channels."""
-
-    mean: Tensor  # [channels]
-    std: Tensor
-
-    @classmethod
-    def of(cls, data: NumberData) -> Scale:
-        return cls(torch.tensor(data.mean, dtype=torch.float64), torch.tensor(data.std, dtype=torch.float64))
+    @property
+    def scale(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, [channels] each."""
+        return torch.tensor(self.mean, dtype=torch.float64), torch.tensor(self.std, dtype=torch.float64)
 
     def normalize(self, numbers: Tensor) -> Tensor:
-        return ((numbers.double() - self.mean) / self.std).float()
+        mean, std = self.scale
+        return ((numbers.double() - mean) / std).float()
 
     def denormalize(self, numbers: Tensor) -> Tensor:
-        return numbers.double().cpu() * self.std + self.mean
+        mean, std = self.scale
+        return numbers.double().cpu() * std + mean
 
 
 @dataclass(frozen=True)
@@ -206,10 +201,8 @@ class NumberSets:
 
 def make_sets(data: NumberData) -> NumberSets:
     """Read or generate everything that the table asks for."""
-    return _series(data) if data.context else _pairs(data)
-
-
-def _series(data: NumberData) -> NumberSets:
+    if not data.context:
+        return _pairs(data)
     if data.seasonal is not None:
         series = [seasonal_series(data.seasonal)]
         channels = tuple(f"channel {number}" for number in range(1, data.seasonal.channels + 1))
@@ -218,8 +211,7 @@ def _series(data: NumberData) -> NumberSets:
         print(f"note: channels: {', '.join(channels)}", file=sys.stderr)
     border, last = 1 - data.valid_fraction - data.test_fraction, 1 - data.test_fraction
     data = _with_scale(data, torch.cat([one[: int(border * len(one))] for one in series]), channels)
-    scale = Scale.of(data)
-    windows = Windows([scale.normalize(one) for one in series], data.context, data.horizon)
+    windows = Windows([data.normalize(one) for one in series], data.context, data.horizon)
     parts = {"train": (0.0, border), "valid": (border, last), "test": (last, 1.0)}
     starts = {name: windows.starts(*part) for name, part in parts.items() if part[0] < part[1]}
     if empty := [name for name, at in starts.items() if not len(at)]:
@@ -244,9 +236,8 @@ def _pairs(data: NumberData) -> NumberSets:
     train = sets["train"]
     numbers = torch.cat((train.source[train.source_is_real], train.target[train.target_is_real]))
     data = _with_scale(data, numbers, ("number",))
-    scale = Scale.of(data)
     rows = {
-        name: dataclasses.replace(one, source=scale.normalize(one.source), target=scale.normalize(one.target))
+        name: dataclasses.replace(one, source=data.normalize(one.source), target=data.normalize(one.target))
         for name, one in sets.items()
     }
     return NumberSets(data, ("number",), rows)

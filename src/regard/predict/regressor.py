@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.data.numeric import NumberData, Scale
+from regard.data.numeric import NumberData
 from regard.errors import UserError
 from regard.models.transformer import EncoderDecoder
 from regard.predict.bundle import Bundle, Prediction, Predictor
@@ -65,7 +65,6 @@ class Regressor(Predictor["Sequence[float] | Tensor", Forecast]):
             self.data = from_dict(NumberData, bundle.tables["data"], "data.")
         except UserError as error:
             raise UserError(f"{bundle.where}: {error}") from None
-        self.scale = Scale.of(self.data)
 
     @property
     def channels(self) -> int:
@@ -78,9 +77,9 @@ class Regressor(Predictor["Sequence[float] | Tensor", Forecast]):
     @property
     def training_range(self) -> tuple[Tensor, Tensor]:
         """(lowest, highest) [channels] of the training data: those of the rule, or mean ± DEVIATIONS."""
-        rule, reach = self.data.rule, DEVIATIONS * self.scale.std
+        rule, (mean, std) = self.data.rule, self.data.scale
         if rule is None:
-            return self.scale.mean - reach, self.scale.mean + reach
+            return mean - DEVIATIONS * std, mean + DEVIATIONS * std
         return torch.tensor([rule.low], dtype=torch.float64), torch.tensor([rule.high], dtype=torch.float64)
 
     @property
@@ -118,8 +117,8 @@ class Regressor(Predictor["Sequence[float] | Tensor", Forecast]):
         if context and len(series) < context:
             raise UserError(f"{len(series):,} steps are too few: the model reads {context}")
         steps = steps or (self.data.horizon if context else len(series))
-        source = self.scale.normalize(self._read(series)).to(self.device)
-        outputs = self.scale.denormalize(autoregress(self.model, source[None], None, steps))[0]
+        source = self.data.normalize(self._read(series)).to(self.device)
+        outputs = self.data.denormalize(autoregress(self.model, source[None], None, steps))[0]
         if not bool(outputs.isfinite().all()):
             scale = ", ".join(f"{mean:g} ± {std:g}" for mean, std in zip(self.data.mean, self.data.std, strict=True))
             raise UserError(

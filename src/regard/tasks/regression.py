@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.data.numeric import NumberBatch, NumberData, NumberSets, Scale, last_season, last_value, make_sets
+from regard.data.numeric import NumberBatch, NumberData, NumberSets, last_season, last_value, make_sets
 from regard.data.streams import Examples
 from regard.models.config import ModelConfig
 from regard.models.transformer import EncoderDecoder
@@ -204,10 +204,10 @@ class Regression(Task):
 
     def _windows(self, predictor: Any) -> list[Section]:
         """A window of the last set, as it was and as it is forecast."""
-        windows, starts, scale = self.numbers.windows, self.numbers.starts, Scale.of(self.data)
+        windows, starts = self.numbers.windows, self.numbers.starts
         assert windows is not None and starts is not None
         batch = [windows.batch(starts[-1:]), *self.numbers.rows.values()][-1]
-        source, target = (scale.denormalize(part[len(part) // 2]) for part in (batch.source, batch.target))
+        source, target = (self.data.denormalize(part[len(part) // 2]) for part in (batch.source, batch.target))
         forecast = predictor.forecast(source)
         sections = []
         for at, channel in enumerate(self.numbers.channels):
@@ -222,11 +222,11 @@ class Regression(Task):
         return sections
 
     def _sequences(self, predictor: Any) -> Section:
-        batch, scale = [*self.numbers.rows.values()][-1], Scale.of(self.data)
+        batch = [*self.numbers.rows.values()][-1]
         rows = [] if self.data.rule is None else [self._rule_example(predictor)]
         for row in range(min(LISTED, len(batch.source))):
             source, target = (
-                scale.denormalize(part[row])[:, 0][is_real[row]].tolist()  # type: ignore[index]
+                self.data.denormalize(part[row])[:, 0][is_real[row]].tolist()  # type: ignore[index]
                 for part, is_real in ((batch.source, batch.source_is_real), (batch.target, batch.target_is_real))
             )
             rows.append((source, target, predictor.predict([source], steps=len(target))[0].series))
