@@ -112,7 +112,7 @@ def test_interrupted_and_resumed_is_the_uninterrupted_run(here, monkeypatch, cap
     interrupt_at(monkeypatch, 2)
     assert train(*settings, "-o", "parts") == 130
     read = []
-    monkeypatch.setattr(documents, "_plain", lambda *_: read.append(_) or iter(()))  # the text is not read again
+    monkeypatch.setattr(documents, "split", lambda *_: read.append(_) or iter(()))  # the text is not read again
     assert main(["resume", "parts", "--device", "cpu"]) == 0
     assert_same_weights("whole", "parts")
     assert not read

@@ -102,7 +102,7 @@ def test_no_token_lies_across_a_cut(words, random):
     text = "".join(word + random.choice([" ", "\n", "  ", "\n\n", " \n", "\t"]) for word in words)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "PIECE", 25)
-        found = [piece.text for piece in documents._document(text, "", Counter())]
+        found = [piece.text for piece in documents.split([text], None, "", Counter())]
     for tokenizer in TOKENIZERS:
         assert [id for piece in found for id in tokenizer.encode(piece)] == tokenizer.encode(text)
 

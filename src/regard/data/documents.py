@@ -71,10 +71,11 @@ class TextData(DataConfig):
             how: dict[str, Any] = {"kind": self.table, "longest": LONGEST, "remedy": "Set column in [data]"}
             for path in self.find(files):
                 if (self.table or table_kind(path)) is None:
-                    yield from _plain(path, self.separator, notes)
+                    yield from split(_decoded(path, notes), self.separator, str(path), notes)
                     continue
                 for row in Table(path, (self.column,), notes, **how):
-                    yield from (row,) if isinstance(row, Problem) else _document(row.cells[0], row.file, notes)
+                    blocks = [row] if isinstance(row, Problem) else _blocks(row.cells[0])
+                    yield from split(blocks, None, str(path), notes)
 
         def tally(piece: Piece, totals: Counter[str]) -> None:
             totals.update(documents=piece.ends, characters=len(piece.text), bytes=utf8(piece.text))
@@ -106,17 +107,17 @@ def part(stream: Iterable[Piece], begin: int, end: int) -> Iterator[Piece]:
             return
 
 
-def cut(text: str, start: int = 0) -> int:
-    """Where a piece that begins at `start` ends: after at most PIECE characters, where no token spans the cut."""
+def cut(text: str) -> int:
+    """Where the first piece of a longer text ends: after at most PIECE characters, where no token spans the cut."""
     for mark in "\n ":
-        at = start + PIECE + 1
+        at = PIECE + 1
         for _ in range(1000):
-            at = text.rfind(mark, start + 1, at)
+            at = text.rfind(mark, 1, at)
             if at < 0:
                 break
             if not text[at - 1].isspace():
                 return at
-    return next(at for at in range(start + PIECE, start, -1) if at == start + 1 or not _joined(text[at - 1 : at + 1]))
+    return next(at for at in range(PIECE, 0, -1) if at == 1 or not _joined(text[at - 1 : at + 1]))
 
 
 def _joined(pair: str) -> bool:
@@ -124,24 +125,11 @@ def _joined(pair: str) -> bool:
     return bool(unicodedata.combining(pair[1])) or len(unicodedata.normalize("NFC", pair)) < len(pair)
 
 
-def _document(text: str, file: str, notes: Notes) -> Iterator[Piece]:
-    """A document that is in memory."""
-    if not text:
-        notes[file, "an empty document, skipped"] += 1
-        return
-    start = 0
-    while len(text) - start > PIECE:
-        end = cut(text, start)
-        yield Piece(text[start:end], False)
-        start = end
-    yield Piece(text[start:], True)
-
-
-def _plain(path: Path, separator: str | None, notes: Notes) -> Iterator[Piece | Problem]:
-    """A text file, in constant memory."""
-    held, begun, name = "", False, str(path)
+def split(blocks: Iterable[str | Problem], separator: str | None, file: str, notes: Notes) -> Iterator[Piece | Problem]:
+    """The documents of a text that arrives block by block, in constant memory."""
+    held, begun = "", False
     spare = PIECE + len(separator or "")  # characters needed before a piece is split off
-    for text in _decoded(path, notes):
+    for text in blocks:
         if isinstance(text, Problem):
             yield text
             return
@@ -161,7 +149,11 @@ def _plain(path: Path, separator: str | None, notes: Notes) -> Iterator[Piece | 
     if held or begun:
         yield Piece(held, True)
     elif separator is None:
-        notes[name, "an empty document, skipped"] += 1
+        notes[file, "an empty document, skipped"] += 1
+
+
+def _blocks(text: str) -> list[str]:
+    return [text[at : at + BLOCK] for at in range(0, len(text), BLOCK)]
 
 
 def _decoded(path: Path, notes: Notes) -> Iterator[str | Problem]:
