@@ -76,6 +76,9 @@ class Store:
             index = json.loads((folder / INDEX).read_bytes())
             if index["version"] != VERSION:
                 raise ValueError(f"version {index['version']}, not {VERSION}")
+            for name, size in _file_sizes(index).items():
+                if (found := (folder / name).stat().st_size) != size:
+                    raise ValueError(f"{name} has {found:,} bytes instead of {size:,}")
             return cls(folder, index, {name: _map(folder, name, index) for name in index["columns"]})
         except UNREADABLE as error:
             raise UserError(
@@ -87,62 +90,50 @@ class Writer:
     """Appends rows to the columns of a store in preparation; `notes` go into its index."""
 
     def __init__(self, folder: Path, columns: Mapping[str, Column], fingerprint: str) -> None:
-        self.folder, self.columns, self.fingerprint = folder, columns, fingerprint
-        self.rows: int
-        self.counts: dict[str, int]  # values of each column
-        self.notes: dict[str, Any]
+        self.folder, self.notes = folder, dict[str, Any]()
+        empty = {name: {**asdict(column), "values": 0} for name, column in columns.items()}
+        self.index: dict[str, Any] = {"version": VERSION, "fingerprint": fingerprint, "rows": 0, "columns": empty}
         self.saved = self._resume()
-        self.files = {name: (folder / name).open("ab") for name in self._sizes()}
-        for name, column in columns.items():
-            if column.shape is None and not self.saved:
-                self.files[f"{name}.offsets"].write(np.zeros(1, "<i8").tobytes())
+        self.files = {name: (folder / name).open("ab") for name in _file_sizes(self.index)}
+        for name, file in self.files.items():
+            if name.endswith(".offsets") and not self.saved:
+                file.write(np.zeros(1, "<i8").tobytes())
 
-    def _sizes(self) -> dict[str, int]:
-        """The bytes of every file."""
-        sizes = {}
-        for name, column in self.columns.items():
-            sizes[f"{name}.values"] = self.counts[name] * np.dtype(column.dtype).itemsize
-            if column.shape is None:
-                sizes[f"{name}.offsets"] = 8 * (self.rows + 1)
-        return sizes
+    @property
+    def rows(self) -> int:
+        return int(self.index["rows"])
 
     def _resume(self) -> bool:
         """Continue from the last checkpoint of the same preparation; else start again."""
         try:
-            state = json.loads((self.folder / PROGRESS).read_bytes())
-            if state.pop("fingerprint") != self.fingerprint or state.pop("version") != VERSION:
+            saved = json.loads((self.folder / PROGRESS).read_bytes())
+            if any(saved[key] != self.index[key] for key in ("version", "fingerprint")):
                 raise ValueError
-            self.rows = state.pop("rows")
-            self.counts = {name: column["values"] for name, column in state.pop("columns").items()}
-            self.notes = state
-            for name, size in self._sizes().items():
+            for name, size in _file_sizes(saved).items():
                 if (self.folder / name).stat().st_size < size:
                     raise ValueError
                 os.truncate(self.folder / name, size)
+            self.index, self.notes = {key: saved.pop(key) for key in self.index}, saved
             return True
         except UNREADABLE:
-            self.rows, self.counts, self.notes = 0, dict.fromkeys(self.columns, 0), {}
             shutil.rmtree(self.folder, ignore_errors=True)
             make_folder(self.folder)
             return False
 
     def append(self, **rows: Sequence[Any] | np.ndarray) -> None:
         """More rows of every column: sequences of a ragged one, an array [n, *shape] of the others."""
-        count = 0
-        for name, column in self.columns.items():
-            values, count = rows[name], len(rows[name])
-            if column.shape is None:
-                lengths = np.array([len(row) for row in values], "<i8")
-                ends = self.counts[name] + lengths.cumsum()
+        for name, column in self.index["columns"].items():
+            values, dtype = rows[name], column["dtype"]
+            if column["shape"] is None:
+                ends = column["values"] + np.array([len(row) for row in values], "<i8").cumsum()
                 self.files[f"{name}.offsets"].write(ends.astype("<i8").tobytes())
                 values = np.fromiter(chain.from_iterable(values), np.int64)
-            flat = np.asarray(values).reshape(-1)
-            limits = np.iinfo(column.dtype)
+            flat, limits = np.asarray(values).reshape(-1), np.iinfo(dtype)
             if len(flat) and not limits.min <= flat.min() <= flat.max() <= limits.max:
-                raise UserError(f"{name}: {flat.max() if flat.min() >= 0 else flat.min()} is outside of {column.dtype}")
-            self.files[f"{name}.values"].write(flat.astype(column.dtype).tobytes())
-            self.counts[name] += len(flat)
-        self.rows += count
+                raise UserError(f"{name}: {flat.max() if flat.min() >= 0 else flat.min()} is outside of {dtype}")
+            self.files[f"{name}.values"].write(flat.astype(dtype).tobytes())
+            column["values"] += len(flat)
+        self.index["rows"] += max(map(len, rows.values()))
 
     def checkpoint(self) -> None:
         """Rows and notes so far are kept if the preparation is interrupted."""
@@ -157,9 +148,7 @@ class Writer:
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
-        columns = {name: {**asdict(one), "values": self.counts[name]} for name, one in self.columns.items()}
-        index = {"version": VERSION, "fingerprint": self.fingerprint, "rows": self.rows, "columns": columns}
-        write_atomically(self.folder / name, json.dumps({**index, **self.notes}, indent=1).encode())
+        write_atomically(self.folder / name, json.dumps({**self.index, **self.notes}, indent=1).encode())
 
     def close(self) -> None:
         for file in self.files.values():
@@ -208,8 +197,17 @@ def prepare(
     return Store.open(folder)
 
 
+def _file_sizes(index: Mapping[str, Any]) -> dict[str, int]:
+    """The bytes of every file of a store."""
+    sizes = {}
+    for name, column in index["columns"].items():
+        sizes[f"{name}.values"] = column["values"] * np.dtype(column["dtype"]).itemsize
+        if column["shape"] is None:
+            sizes[f"{name}.offsets"] = 8 * (index["rows"] + 1)
+    return sizes
+
+
 def _map(folder: Path, name: str, index: Mapping[str, Any]) -> Ragged | Tensor:
-    """One column; its files have exactly the size that the index says."""
     rows, column = int(index["rows"]), index["columns"][name]
     dtype, count = np.dtype(column["dtype"]), int(column["values"])
     if dtype.kind not in "iuf":  # an object would be a pointer to anywhere
@@ -225,8 +223,6 @@ def _map(folder: Path, name: str, index: Mapping[str, Any]) -> Ragged | Tensor:
 
 
 def _map_file(path: Path, dtype: np.dtype, count: int) -> Tensor:
-    if path.stat().st_size != count * dtype.itemsize:
-        raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes instead of {count * dtype.itemsize:,}")
     array = np.memmap(path, dtype, mode="r") if count else np.empty(0, dtype)  # an empty file cannot be mapped
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the array is read-only; nobody writes to these tensors
