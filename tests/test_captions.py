@@ -64,7 +64,7 @@ def test_what_are_no_features(tmp_path: Path) -> None:
         ("words.npy", None, None, "not numbers"), ("nan.npy", None, None, "region 1, number 0 is nan"),
         ("two.safetensors", None, None, "contains 2 tensors; .*caption --key a"),
         ("two.safetensors", "c", None, "has no tensor 'c'"),
-        ("text.safetensors", None, None, "damaged or incomplete"),
+        ("text.safetensors", None, None, "cannot be read as features"),
         ("many.npy", 0, 2048, "each region has 7 numbers, but the model reads feature_dim = 2,048"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):

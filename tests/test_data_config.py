@@ -83,3 +83,12 @@ def test_the_command(tmp_path, capsys) -> None:
     assert capsys.readouterr().out.startswith("train: 1 pairs, 1 skipped\n")
     assert cli.main(["data", "check", str(tmp_path), "--skip-bad-lines", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["x"]["pairs"] == 1
+
+
+def test_data_of_a_generator_is_checked_by_preparing_it(tmp_path, capsys) -> None:
+    (tmp_path / "recipe.toml").write_text(
+        'task = "translation"\n[data.generator]\nname = "korean-dates"\ntrain = 50\ntest = 10\n'
+        '[text]\nkind = "char"\n[model]\ndim = 16\nlayers = 1\nheads = 2\nff_dim = 16\n[train]\nsteps = 1\n'
+    )
+    assert cli.main(["data", "check", str(tmp_path / "recipe.toml")]) == 0
+    assert "all files of [data] can be read" in capsys.readouterr().out

@@ -25,6 +25,7 @@ An .npy file with objects is a pickle, which can run code when it is opened, so 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -231,7 +232,13 @@ def open_features(path: str | Path, key: str | int | None = None, size: int | No
         raise UserError(f"{path}: features are in files ending in {' or '.join(ENDINGS)}")
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    features = _from_numpy(path, key) if path.suffix == ".npy" else _from_safetensors(path, key)
+    try:
+        features = _from_numpy(path, key) if path.suffix == ".npy" else _from_safetensors(path, key)
+    except UserError:
+        raise
+    except (SafetensorError, OSError, ValueError, EOFError) as error:
+        reason = "it contains objects, a pickle" if re.search("pickle|object", str(error), re.IGNORECASE) else error
+        raise UserError(f"{path}: cannot be read as features ({reason}); save them again as plain numbers") from None
     if features.dim() != 2 or 0 in features.shape:
         raise UserError(f"{path}: has shape {tuple(features.shape)}; give [regions, size], a vector for each region")
     if size is not None and features.shape[1] != size:
@@ -254,15 +261,7 @@ def pad_features(features: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
 
 
 def _from_numpy(path: Path, key: str | int | None) -> Tensor:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        message = str(error)
-        pickled = "pickle" in message.lower() or "objects" in message
-        reason = "it contains objects, a pickle" if pickled else message
-        raise UserError(
-            f"{path}: cannot be read as features ({reason}); save them with numpy.save as plain numbers"
-        ) from None
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
     if not np.issubdtype(array.dtype, np.number) or np.issubdtype(array.dtype, np.complexfloating):
         raise UserError(f"{path}: contains {array.dtype}, not numbers; save them as float32")
     if array.ndim == 3:
@@ -276,21 +275,17 @@ def _from_numpy(path: Path, key: str | int | None) -> Tensor:
 
 
 def _from_safetensors(path: Path, key: str | int | None) -> Tensor:
-    try:
-        with safe_open(path, "pt") as file:
-            names = list(file.keys())
-            name = str(key) if key is not None else names[0] if len(names) == 1 else None
-            if not names:
-                raise UserError(f"{path}: contains no tensors; make the features again")
-            if name is None:
-                raise UserError(
-                    f'{path}: contains {len(names):,} tensors; choose one with  "key": "{names[0]}"  in a table, or  '
-                    f"regard caption --key {shlex.quote(names[0])}"
-                )
-            if name not in names:
-                raise UserError(f"{path}: has no tensor {name!r}; {suggest(name, names[:50])}")
-            return file.get_tensor(name).float()
-    except (SafetensorError, OSError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path}: damaged or incomplete ({error}); copy or make it again") from None
+    with safe_open(path, "pt") as file:
+        names = list(file.keys())
+        if not names:
+            raise UserError(f"{path}: contains no tensors; make the features again")
+        if key is None and len(names) > 1:
+            raise UserError(
+                f'{path}: contains {len(names):,} tensors; choose one with  "key": "{names[0]}"  in a table, or  '
+                f"regard caption --key {shlex.quote(names[0])}"
+            )
+        name = names[0] if key is None else str(key)
+        if name not in names:
+            raise UserError(f"{path}: has no tensor {name!r}; {suggest(name, names[:50])}")
+        tensor: Tensor = file.get_tensor(name).float()
+        return tensor
