@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from regard.data.fetch import Dataset
 
 ACTIONS = ("list", "get", "check")
-
 ARGUMENTS = {
     "ACTION": "list, get or check",
     "NAME": ("get: a data set; check: a recipe", {"nargs": "?"}),
@@ -85,28 +84,24 @@ def _check(args: argparse.Namespace) -> None:
     tables, _ = open_recipe(args.name, args.data, skip_bad=args.skip_bad_lines)
     task = task_of(tables)
     kind = task.TABLES.get("data")
-    results = {} if kind is None else _check_files(from_dict(kind, tables["data"], "data."))
-    content: dict[str, Any] = {name: fields for name, (_, fields, _) in results.items()}
-    lines: list[str] = []
-    if not results:
+    content, lines = ({}, []) if kind is None else _check_files(from_dict(kind, tables["data"], "data."))
+    if not content:
         with tempfile.TemporaryDirectory() as folder:  # prepare the data there, which reads all of it once
             Run(task(tables, Path(folder) / "run", torch.device("cpu"))).prepare()
         content, lines = {"recipe": args.name, "readable": True}, [f"{args.name}: all files of [data] can be read"]
-    for name, (summary, fields, problems) in results.items():
-        skipped = f", {fields['bad']:,} skipped" if fields["bad"] else ""
-        lines.append("\n  ".join([f"{name}: {summary}{skipped}", *problems]))
     show(args.json, content, lines)
 
 
-def _check_files(config: Any) -> dict[str, tuple[str, dict[str, Any], list[str]]]:
-    """{set: (summary, fields of the JSON output, problems and notes)} of data in text files; {} for other data."""
+def _check_files(config: Any) -> tuple[dict[str, Any], list[str]]:
+    """What the sets of data in text files hold, for JSON and as text; nothing of other data."""
     from regard.data.documents import TextData
     from regard.data.labels import LabelData
     from regard.data.pairs import PairData
 
-    results: dict[str, tuple[str, dict[str, Any], list[str]]] = {}
+    content: dict[str, Any] = {}
+    lines: list[str] = []
     if not isinstance(config, PairData | LabelData | TextData) or not config.train:
-        return results
+        return content, lines
     for name, files in {"train": config.train, **config.sets}.items():
         report = config.read(files).check()
         fields: dict[str, Any] = {"pairs": report.count}
@@ -120,6 +115,7 @@ def _check_files(config: Any) -> dict[str, tuple[str, dict[str, Any], list[str]]
             summary += ": " + ", ".join(f"{label} {report.totals.get(label, 0):,}" for label in config.classes)
         problems = [str(problem) for problem in report.bad]
         more = [f"and {report.bad_count - len(problems):,} more"] if report.bad_count > len(problems) else []
-        fields |= {"bad": report.bad_count, "first": problems, "notes": report.notes}
-        results[name] = summary, fields, [*problems, *more, *report.notes]
-    return results
+        summary += f", {report.bad_count:,} skipped" if report.bad_count else ""
+        lines.append("\n  ".join([f"{name}: {summary}", *problems, *more, *report.notes]))
+        content[name] = {**fields, "bad": report.bad_count, "first": problems, "notes": report.notes}
+    return content, lines

@@ -13,8 +13,10 @@ examples:
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from regard.commands import CPU
+from regard.errors import MissingExtra, UserError
 
 
 def port_number(text: str) -> int:
@@ -34,10 +36,6 @@ ARGUMENTS = {
 
 
 def run(args: argparse.Namespace) -> None:
-    from pathlib import Path
-
-    from regard.errors import MissingExtra, UserError
-
     try:
         from regard.explore.server.app import page_missing
         from regard.explore.server.listen import serve

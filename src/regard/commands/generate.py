@@ -56,16 +56,13 @@ def run(args: argparse.Namespace) -> None:
         tokens = "1 token of the prompt is" if unknown == 1 else f"{unknown} tokens of the prompt are"
         note(f"{tokens} not in the model's vocabulary")
     options = {"stops": args.stop, "overflow": args.overflow, "begin": args.begin, "context": args.context}
-    stream = generator.stream([prompt], **options)
-    samples = [Sample() for _ in range(generator.config.n_best)]
     if not args.json:
-        print_samples(prompt, samples, stream)
+        samples = [Sample() for _ in range(generator.config.n_best)]
+        print_samples(prompt, samples, generator.stream([prompt], **options))
         if any(sample.ended == "context" for sample in samples):
             note("the context is full; --overflow slide drops the older half and continues")
         return
-    for token in stream:
-        samples[token.sample].take(token)
-    for number, sample in enumerate(samples, 1):
+    for number, sample in enumerate(generator.generate(prompt, **options), 1):
         rows = zip(sample.ids, sample.log_probabilities, strict=True)
         tokens_of = [{"id": id, "token": tokenizer.token(id), "log_probability": value} for id, value in rows]
         write(args, {

@@ -120,11 +120,8 @@ def cost(
     idle = max(0, config.experts - config.experts_per_token) * operations.feedforward_parameters(config)
     active = total if config.architecture == "recurrent" else total - idle * sum(stack.layers for stack in stacks)
     tables = parameters.get("embedding", 0) + parameters.get("positions", 0)
-    tied = (
-        config.token_dim * operations.output_size(config)
-        if config.tie_embeddings and config.output_head == "tokens"
-        else 0
-    )
+    ties = config.tie_embeddings and config.output_head == "tokens"
+    tied = config.token_dim * operations.output_size(config) if ties else 0
     half = {"half_weights": size * (total - tables + tied)} if size < 4 else {}
     # matmuls whose input needs no gradient
     constant = operations.source_operations(config, batch, source)[0] + forward.get("target", 0)
