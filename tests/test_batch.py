@@ -183,7 +183,7 @@ def test_processes_take_turns_and_stand_at_the_same_place(world):
     one = Batches(pairs, 40, seed=1)
     several = [Batches(pairs, 40, seed=1) for _ in range(world)]
     for rank, stream in enumerate(several):
-        stream.share(rank, world)
+        stream.shard(rank, world)
     turns = 2 * len(one.plan(0)) // world + 1
     expected = iter(one)
     for parts in islice(zip(*several, strict=True), turns):
@@ -195,8 +195,8 @@ def test_processes_take_turns_and_stand_at_the_same_place(world):
 def test_another_number_of_processes_goes_on_where_they_stopped():
     pairs = make_pairs()
     two, three = Batches(pairs, 40, seed=1), Batches(pairs, 40, seed=1)
-    two.share(1, 2)
-    three.share(2, 3)
+    two.shard(1, 2)
+    three.shard(2, 3)
     for _ in islice(two, 2):
         pass
     three.seek(two.position)

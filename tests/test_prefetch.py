@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from regard.data.batch import PairBatch
-from regard.data.streams import AHEAD, Batches, Stream, prefetch
+from regard.data.streams import PREFETCHED, Batches, Stream, prefetch
 from reversal import make_trainer, reversal_pairs
 
 
@@ -76,7 +76,7 @@ def test_no_more_is_made_than_asked_for():
     Failing.made = 0
     with closing(prefetch(Failing())) as batches:
         next(batches)
-    assert Failing.made <= 1 + AHEAD
+    assert Failing.made <= 1 + PREFETCHED
 
 
 def test_training_leaves_no_thread_behind(tmp_path):

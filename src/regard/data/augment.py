@@ -24,7 +24,7 @@ from torch import Tensor
 
 from regard.data.batch import Tensors
 from regard.data.images import Images
-from regard.data.streams import Ahead, batch_rows, epoch_generator
+from regard.data.streams import ChunkedStream, batch_rows, epoch_generator
 from regard.errors import UserError
 from regard.settings import check_fields
 
@@ -85,10 +85,10 @@ def augment(pixels: Tensor, by: Augmentation, crop: int) -> Tensor:
     # where each row and column comes from, [B, side]: an image is mirrored, then shifted
     down, across = position - by.shift[:, :1], position - by.shift[:, 1:]
     across = torch.where(by.mirrored[:, None], side - 1 - across, across)
-    room = F.pad(pixels, (crop, crop, crop, crop))
+    padded = F.pad(pixels, (crop, crop, crop, crop))
     row = torch.arange(count, device=pixels.device).view(-1, 1, 1, 1)
     channel = torch.arange(channels, device=pixels.device).view(1, -1, 1, 1)
-    moved = room[row, channel, down[:, None, :, None] + crop, across[:, None, None, :] + crop]
+    moved = padded[row, channel, down[:, None, :, None] + crop, across[:, None, None, :] + crop]
     top, bottom, left, right = by.box.T[..., None]
     rows, columns = (position >= top) & (position < bottom), (position >= left) & (position < right)
     inside = rows[:, None, :, None] & columns[:, None, None, :]
@@ -110,7 +110,7 @@ class ImageBatch(Augmentation):
         return torch.full((), len(self.labels), device=self.labels.device)
 
 
-class ImageStream(Ahead):
+class ImageStream(ChunkedStream):
     """Batches of `rows` labelled images, shuffled and augmented differently in every epoch.
 
     Images are small, so the whole data set is on the device if it fits, and a batch is a choice of rows there. The

@@ -42,7 +42,7 @@ from regard.data.batch import PairBatch, Tensors, pad_rows
 from regard.data.images import ImageData, list_set, store_pixels
 from regard.data.scenes import Phrase, SceneGenerator, Scenes, ScenesData
 from regard.data.sets import DataConfig
-from regard.data.streams import Ahead
+from regard.data.streams import ChunkedStream
 from regard.data.tables import TABLES, Notes, Row, read_rows, table_kind, text
 from regard.errors import UserError, suggest
 from regard.settings import check_fields
@@ -187,7 +187,7 @@ def scene_sets(train: SceneGenerator, test: SceneGenerator) -> dict[str, Caption
     return sets
 
 
-class SceneStream(Ahead):
+class SceneStream(ChunkedStream):
     """Batches of new scenes, `train` per epoch; in the first `common` epochs, `common` ones (`SceneGenerator.sample`).
 
     `targets` are those of all captions, by `SceneGenerator.caption_ids`.

@@ -223,10 +223,10 @@ def segments(sizes: Tensor, parts: Tensor, generator: torch.Generator) -> Tensor
     """Texts of `sizes` items split into `parts` parts each, none empty: the lengths of all parts. [Σ parts]"""
     text = torch.arange(len(sizes)).repeat_interleave(sizes)
     starts = sizes.cumsum(0) - sizes
-    lot = torch.rand(len(text), generator=generator)
-    lot[starts] = -1.0  # the first item always begins a part
-    order = lot.argsort(stable=True)
-    order = order[text[order].argsort(stable=True)]  # by text, then by lot
+    keys = torch.rand(len(text), generator=generator)
+    keys[starts] = -1.0  # the first item always begins a part
+    order = keys.argsort(stable=True)
+    order = order[text[order].argsort(stable=True)]  # by text, then by key
     rank = torch.arange(len(text)) - starts[text]
     begins = torch.zeros(len(text), dtype=torch.bool)
     begins[order] = rank < parts[text]

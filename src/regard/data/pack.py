@@ -24,7 +24,7 @@ from torch import Tensor
 
 from regard.data.batch import Labels, Pairs, Ragged, Sequences, Tensors, steps
 from regard.data.columns import Store
-from regard.data.streams import Ahead, epoch_generator, epoch_seed
+from regard.data.streams import ChunkedStream, epoch_generator, epoch_seed
 from regard.errors import UserError
 from regard.settings import check_fields
 from regard.text.tokenizer import Tokenizer
@@ -45,26 +45,26 @@ class PackedBatch(Labels):
 
 
 def assign(sources: list[int], targets: list[int], length: int) -> list[int]:
-    """The row of each pair: best fit, the fullest row whose two sides both have room for the pair's longer side."""
+    """The row of each pair: best fit, the fullest row whose two sides both have space for the pair's longer side."""
     rows: list[int] = []
-    left: list[list[int]] = []  # room of each row: [source, target]
+    left: list[list[int]] = []  # space of each row: [source, target]
     ready: list[list[int]] = [[] for _ in range(length + 1)]  # rows by the smaller of the two
     some = 0  # bit r: ready[r] is not empty, so that the best fit is the lowest bit from `need` on
     for source, target in zip(sources, targets, strict=True):
         need = max(source, target)
         if fits := some >> need:
-            room = need + (fits & -fits).bit_length() - 1
-            row = ready[room].pop()
-            some ^= (not ready[room]) << room
+            space = need + (fits & -fits).bit_length() - 1
+            row = ready[space].pop()
+            some ^= (not ready[space]) << space
         else:
             row = len(left)
             left.append([length, length])
         sides = left[row]
         sides[0] -= source
         sides[1] -= target
-        room = min(sides)
-        ready[room].append(row)
-        some |= 1 << room
+        space = min(sides)
+        ready[space].append(row)
+        some |= 1 << space
         rows.append(row)
     return rows
 
@@ -83,7 +83,7 @@ class Plan(NamedTuple):
         return Plan(self.order[a:b], self.row[a:b] - begin, self.document[a:b], end - begin)
 
 
-class PackedRows(Ahead):
+class PackedRows(ChunkedStream):
     """Batches of `rows` rows of `length` tokens; subclasses fill them and, if need be, add labels on the device.
 
     `sizes` are the tokens of each sequence, or of the two sides of a pair. Rows are filled a chunk of some million
@@ -294,9 +294,9 @@ class MaskedPacks(PackedRows):
         return MaskedBatch(self._replace(ids, chosen, generator), document, positions, labels)
 
     def _replace(self, ids: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
-        lot = torch.rand(ids.shape, generator=generator, device=ids.device)
+        uniform = torch.rand(ids.shape, generator=generator, device=ids.device)
         other = self.ordinary[torch.randint(len(self.ordinary), ids.shape, generator=generator, device=ids.device)]
-        masked, moved = lot < self.config.mask, lot < self.config.mask + self.config.random
+        masked, moved = uniform < self.config.mask, uniform < self.config.mask + self.config.random
         return torch.where(chosen, torch.where(masked, self.mask, torch.where(moved, other, ids)), ids)
 
 
@@ -306,8 +306,8 @@ def choose(words: Tensor, fraction: float, generator: torch.Generator) -> Tensor
     Words come in random order until the next would exceed round(fraction · tokens), at least 1.
     """
     n, length = words.shape
-    lot = torch.rand(n, length + 1, generator=generator, device=words.device).gather(1, words)  # one for each word
-    rank = torch.where(words > 0, lot, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
+    keys = torch.rand(n, length + 1, generator=generator, device=words.device).gather(1, words)  # one for each word
+    rank = torch.where(words > 0, keys, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
     last = words.new_zeros(n, length + 1).scatter_reduce_(1, words, rank, "amax").gather(1, words)
     quota = ((words > 0).sum(dim=1, keepdim=True) * fraction).round().clamp_min(1)
     return (words > 0) & (last < quota)

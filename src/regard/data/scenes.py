@@ -139,12 +139,12 @@ class Phrase(NamedTuple):
 
 def describe(first: Group, second: Group, vertical: bool, language: str) -> Phrase:
     """The caption of a scene whose `first` group is on the left, or on top if `vertical`."""
-    ahead = first.count <= second.count  # who is named first in English
-    subject, other = ((first, 0), (second, 1)) if ahead else ((second, 1), (first, 0))
+    leads = first.count <= second.count  # the first group is named first in English
+    subject, other = ((first, 0), (second, 1)) if leads else ((second, 1), (first, 0))
     if language == "en":
-        relation = ("above" if vertical else "left of") if ahead else ("below" if vertical else "right of")
+        relation = ("above" if vertical else "left of") if leads else ("below" if vertical else "right of")
         return Phrase((*_english(*subject), (relation, None), *_english(*other)))
-    relation = ("위에" if vertical else "왼쪽에") if ahead else ("아래에" if vertical else "오른쪽에")
+    relation = ("위에" if vertical else "왼쪽에") if leads else ("아래에" if vertical else "오른쪽에")
     return Phrase((*_korean(*other), (relation, None), *_korean(*subject)))
 
 

@@ -8,7 +8,7 @@
 The order of epoch e follows from (seed, e) alone, so a resumed run needs only the epoch and the number of the batch.
 A stream takes random numbers only from generators of its own; the global one belongs to the training step.
 
-`Ahead` prepares the next batches in a thread while the model trains on these; `prefetch` does the same for any stream.
+`ChunkedStream` prepares batches in a thread while the model trains on these; `prefetch` does so for any stream.
 The threads never use a GPU: while a step is captured as a CUDA graph, no other thread may.
 """
 
@@ -28,7 +28,7 @@ from torch import Tensor
 from regard.data.batch import Sequences, Tensors
 from regard.errors import UserError
 
-AHEAD = 4  # batches that `prefetch` keeps ready
+PREFETCHED = 4  # batches that `prefetch` keeps ready
 RESIDENT = {"cpu": 1 << 22, "cuda": 1 << 28}  # tokens (4 bytes each) kept as a whole: a step then copies nothing
 
 
@@ -59,7 +59,7 @@ class Stream(ABC):
     def seek(self, position: dict[str, int]) -> None:
         self.epoch, self.index = position["epoch"], position["index"]
 
-    def share(self, rank: int, world: int) -> None:
+    def shard(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
 
     @abstractmethod
@@ -194,9 +194,9 @@ class Blocks(Stream):
     def starts(self, epoch: int) -> Tensor:
         """Where the rows of an epoch begin, by batch. [batches, rows]"""
         generator = epoch_generator(self.seed, epoch)
-        room = len(self.ids) - self.length  # a row may begin at 0 … room - 1
-        offset = int(torch.randint(min(self.length, room), (), generator=generator))
-        count = (room - 1 - offset) // self.length + 1
+        positions = len(self.ids) - self.length  # a row may begin at 0 … positions - 1
+        offset = int(torch.randint(min(self.length, positions), (), generator=generator))
+        count = (positions - 1 - offset) // self.length + 1
         return offset + batch_rows(count, self.rows, generator) * self.length
 
     def open(self, epoch: int) -> tuple[int, Callable[[int], BlockBatch]]:
@@ -225,7 +225,7 @@ def windows(ids: Tensor, context: int, stride: int, rows: int) -> Iterator[tuple
         yield BlockBatch(ids[torch.where(at < len(ids), at, start)].long()), counts
 
 
-class Ahead(Stream):
+class ChunkedStream(Stream):
     """A stream whose batches a thread prepares, `chunk` of them at a time."""
 
     def __init__(self, chunk: int) -> None:
@@ -277,7 +277,7 @@ def prefetch(stream: Stream, pin: bool = False) -> Generator[Any]:
 
     with ThreadPoolExecutor(1, "batches") as thread:
         try:
-            waiting = deque(thread.submit(make) for _ in range(AHEAD))
+            waiting = deque(thread.submit(make) for _ in range(PREFETCHED))
             while True:
                 batch, position = waiting.popleft().result()  # or the error of the thread
                 waiting.append(thread.submit(make))

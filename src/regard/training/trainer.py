@@ -91,7 +91,7 @@ class Trainer:
             )
         self.step = 0
         self.engine = distribute(model, objective, config, self.device, self.workers)
-        batches.share(self.workers.rank, self.workers.world)
+        batches.shard(self.workers.rank, self.workers.world)
         self._seed_rank()
         self.optimizer = make_optimizer(model, config, self.device)
         for stack in (module for module in model.modules() if isinstance(module, Stack)):
