@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +33,7 @@ from regard.data.streams import Batches
 from regard.models.config import ModelConfig
 from regard.models.transformer import build
 from regard.training.config import TrainConfig
-from regard.training.objective import make_objective, translation
+from regard.training.objective import translation
 from regard.training.trainer import Trainer
 
 SMOOTHING, CLIP, RATE, BETAS, SEED = 0.1, 1.0, 1e-4, (0.9, 0.98), 1
@@ -146,7 +147,8 @@ class Ours:
             self.stream = Packs(data, config.batch_tokens // config.pack, config.pack, config.seed, device)
         else:
             self.stream = Batches(data, config.batch_tokens, config.seed)
-        self.trainer = Trainer(model, self.stream, make_objective(translation, config), config, task.folder)
+        loss = {name: getattr(config, name) for name in ("label_smoothing", "r_drop", "loss_chunk")}
+        self.trainer = Trainer(model, self.stream, partial(translation, **loss), config, task.folder)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.packed = iter(self.stream) if config.pack else None
         self.rows = [] if config.pack else task.rows()

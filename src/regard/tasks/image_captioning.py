@@ -22,7 +22,6 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -222,12 +221,8 @@ class ImageCaptioning(Task):
     # --- training and evaluation
 
     def objective(self) -> Objective:
-        return partial(
-            captioning,
-            label_smoothing=self.config.label_smoothing,
-            r_drop=self.config.r_drop,
-            word_dropout=make_word_dropout(self.data.word_dropout, self.tokenizer),
-        )
+        word_dropout = make_word_dropout(self.data.word_dropout, self.tokenizer)
+        return self.make_objective(captioning, word_dropout=word_dropout)
 
     def evaluate(self, model: Any) -> dict[str, float]:
         """The loss; the exact matches of greedy search if `train.metric` is "exact"."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -140,7 +139,7 @@ class ImageClassification(ClassificationTask):
     # --- training and evaluation
 
     def objective(self) -> Objective:
-        return partial(image_loss, label_smoothing=self.config.label_smoothing, crop=self.augment.crop)
+        return self.make_objective(image_loss, crop=self.augment.crop)
 
     def evaluate(self, model: Any) -> dict[str, float]:
         return self.validation(self.score(self.bundle(model).predictor, self.images["valid"])[0])

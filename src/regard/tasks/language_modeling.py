@@ -36,7 +36,7 @@ from regard.models.transformer import Decoder
 from regard.predict.config import SearchConfig
 from regard.predict.generator import Generator, check_vocabulary
 from regard.text.config import TextConfig
-from regard.training.objective import make_objective, repeat_batch, token_loss
+from regard.training.objective import repeat_batch, token_loss
 from regard.training.results import AttentionInput, Chart, Section, Table
 from regard.training.task import Evaluation, Metrics, Task
 from regard.training.trainer import Objective
@@ -187,7 +187,7 @@ class LanguageModeling(PlainTextTask):
         return Blocks(ids, config.batch_tokens // config.pack, config.pack, config.seed, self.device)
 
     def objective(self) -> Objective:
-        return make_objective(next_token, self.config)
+        return self.make_objective(next_token)
 
     def evaluate(self, model: Any) -> dict[str, float]:
         """The loss over the whole validation text, in the precision of training."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -116,8 +116,7 @@ class MaskedLanguageModeling(PlainTextTask):
         return self._packs(self.train_text, self.config.seed, self.device)
 
     def objective(self) -> Objective:
-        config = self.config
-        return partial(masked_tokens, label_smoothing=config.label_smoothing, loss_chunk=config.loss_chunk)
+        return self.make_objective(masked_tokens)
 
     def evaluate(self, model: Any) -> dict[str, float]:
         """Loss and accuracy over the validation text, in the precision of training."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -232,19 +231,13 @@ class TextClassification(ClassificationTask):
         if weights == "none":
             return None
         if isinstance(weights, str):
-            return torch.tensor(balanced_weights(counts.tolist()))
+            return torch.tensor(balanced_weights(counts.tolist()), device=self.device)
         raw = torch.tensor([weights.get(name, 1.0) for name in self.data.classes])
-        return raw * counts.sum() / (raw * counts).sum()
+        return (raw * counts.sum() / (raw * counts).sum()).to(self.device)
 
     def objective(self) -> Objective:
-        weight = self.class_weight()
-        return partial(
-            classification,
-            label_smoothing=self.config.label_smoothing,
-            r_drop=self.config.r_drop,
-            weight=None if weight is None else weight.to(self.device),
-            word_dropout=make_word_dropout(self.data.word_dropout, self.tokenizer),
-        )
+        word_dropout = make_word_dropout(self.data.word_dropout, self.tokenizer)
+        return self.make_objective(classification, weight=self.class_weight(), word_dropout=word_dropout)
 
     @torch.inference_mode()
     def evaluate(self, model: Any) -> dict[str, float]:

@@ -30,7 +30,7 @@ from regard.predict.config import SearchConfig
 from regard.predict.translator import Translator
 from regard.text.config import TextConfig
 from regard.text.tokenizer import Tokenizer
-from regard.training.objective import make_objective, translation
+from regard.training.objective import translation
 from regard.training.results import AttentionInput, Examples, Section
 from regard.training.task import Evaluation, Metrics, Task
 from regard.training.trainer import LOSS, Metric, Objective
@@ -147,7 +147,7 @@ class Translation(Task):
     # --- training and evaluation
 
     def objective(self) -> Objective:
-        return make_objective(translation, self.config)
+        return self.make_objective(translation)
 
     def evaluate(self, model: Any) -> dict[str, float]:
         """The loss without label smoothing; BLEU and chrF of greedy search if `train.metric` is one of them."""

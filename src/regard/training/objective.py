@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -48,8 +48,6 @@ from regard.errors import UserError
 from regard.models.output_head import OutputHead
 from regard.models.transformer import SequenceToSequence
 from regard.text.tokenizer import Tokenizer
-from regard.training.config import TrainConfig
-from regard.training.parallel import Objective
 
 Batch = TypeVar("Batch", bound=Tensors)
 WordDropout = Callable[[Tensor], Tensor]
@@ -77,13 +75,6 @@ def target_states(model: SequenceToSequence, batch: PairBatch | PackedBatch) -> 
         source, target = batch.source_document, batch.target_document  # 0 is padding
         return model.states(batch.target, model.encode(batch.source, source > 0, source), target > 0, target)
     return model.states(batch.target, model.encode(batch.source, batch.source_is_real))
-
-
-def make_objective(objective: Callable[..., tuple[Tensor, Tensor]], config: TrainConfig) -> Objective:
-    """An objective over a vocabulary with the settings of [train]."""
-    return partial(
-        objective, label_smoothing=config.label_smoothing, r_drop=config.r_drop, loss_chunk=config.loss_chunk
-    )
 
 
 def cross_entropy(

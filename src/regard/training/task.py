@@ -12,14 +12,16 @@ sizes that the data decides, test sets, `regard evaluate`, the report. CONTRIBUT
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from regard.data.sets import Files, home
 from regard.data.streams import Stream
@@ -235,6 +237,11 @@ class Task(ABC):
     @abstractmethod
     def objective(self) -> Objective:
         """(model, batch) -> (summed loss, what it is a sum over)."""
+
+    def make_objective(self, loss: Callable[..., tuple[Tensor, Tensor]], **options: Any) -> Objective:
+        """`loss` with these options and with the settings of [train] that have an effect here."""
+        names = {"label_smoothing", "r_drop", "loss_chunk"} - {*self.UNUSED}
+        return partial(loss, **{name: getattr(self.config, name) for name in names}, **options)
 
     @property
     def sets(self) -> Sequence[str]:

@@ -168,7 +168,9 @@ class Trainer:
             closing(Progress(config.steps, self.step, workers.leads, self.unit)) as progress,
         ):
             while not self.finished:
-                self._set_rate(rate(self.step + 1, config))
+                for group in self.optimizer.param_groups:  # of a CUDA graph, a tensor that it reads
+                    lr, value = group["lr"], rate(self.step + 1, config)
+                    group["lr"] = lr.fill_(value) if isinstance(lr, Tensor) else value
                 loss, count = self.update([next(stream).to(self.device) for _ in range(config.gradient_accumulation)])
                 self.loss, self.tokens, self.step = self.loss + loss, self.tokens + count, self.step + 1
                 last, stopped = self.step == config.steps, stop()
@@ -204,13 +206,6 @@ class Trainer:
         """All steps are done, or the validation metric has not improved for `patience` evaluations."""
         patience = self.config.patience
         return self.step >= self.config.steps or bool(patience and self.best["stale"] >= patience)
-
-    def _set_rate(self, value: float) -> None:
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(value)
-            else:
-                group["lr"] = value
 
     def _begin_line(self, began: float, tokens: int, loss: float = 0.0, skipped: int = 0) -> None:
         self.began = began
