@@ -90,11 +90,10 @@ class View:
 
     queries: Tensor  # bool [B, Q] real ones
     keys: Tensor  # bool [B, K]
-    punctuation: Tensor | None = None  # bool [B, K]
+    punctuation: Tensor | None = None  # bool [B, K]; None: the keys are not tokens
     aligned: Tensor | None = None  # bool [B, Q, K]
     grid: Grid | None = None  # the keys are patches of an image
     within: bool = True  # queries and keys are the same sequence
-    in_order: bool = True  # the keys are tokens of a text
 
 
 @torch.inference_mode()
@@ -133,7 +132,7 @@ def add_weights(sums: Sums, weights: Tensor, visible: Tensor, view: View) -> Non
     entropy = -(weights * log).sum(dim=-1)  # [B, H, Q]
     sums.add("entropy", entropy, counted)
     sums.add("breadth", entropy / sees.clamp_min(2).log()[:, None], counted)
-    if view.within or view.in_order:
+    if view.within or view.punctuation is not None:  # else there is no diagonal
         sums.add("distance", torch.einsum("bhqk,bqk->bhq", weights, _distances(view).to(weights)), counted)
     if view.grid is None or view.grid.first:
         sums.add("first", weights[..., 0], counted & visible[..., 0])
@@ -171,7 +170,7 @@ def _distances(view: View) -> Tensor:
 
 def _view(inside: Inside, batch: Batch, part: PartName, lexicon: Lexicon | None) -> View:
     config, device = inside.config, inside.device
-    grid = grid_of(config) if config.input == "patches" else None
+    grid = grid_of(config) if config.input == "patches" and part != "decoder" else None
     keys, queries = batch.source_is_real, batch.target_is_real
     if keys is None:
         positions = config.source_length if grid is not None else batch.source.shape[1]
@@ -188,9 +187,7 @@ def _view(inside: Inside, batch: Batch, part: PartName, lexicon: Lexicon | None)
         signs = [id < len(tokenizer) and is_punctuation(tokenizer.token(id)) for id in range(int(ids.max()) + 1)]
         punctuation = torch.tensor(signs, device=device)[ids]
     aligned = _aligned(batch, lexicon).to(device) if part == "cross" and lexicon is not None else None
-    on_image = grid if part != "decoder" else None
-    in_order = part == "decoder" or config.input == "tokens"
-    return View(queries, keys, punctuation, aligned, on_image, part != "cross", in_order)
+    return View(queries, keys, punctuation, aligned, grid, part != "cross")
 
 
 def is_punctuation(token: str) -> bool:
