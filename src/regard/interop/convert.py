@@ -66,7 +66,26 @@ def family_of(config: ModelConfig) -> Family:
 def config_from_hf(hf: Json, tensors: Mapping[str, Tensor] | None = None) -> ModelConfig:
     """Our config; `tensors` determine what config.json leaves open, such as whether there is a pooler."""
     family = family_in(hf)
-    return family.read_config(hf, None if tensors is None else _without_prefix(family, tensors))
+    for name, supported in family.supported.items():
+        if hf.get(name, supported) not in (supported, None):
+            raise unsupported(name, hf[name], f"for {family.name} only {supported!r} is")
+    names = hf.get("architectures") or [None]
+    architecture = names[0] if isinstance(names, list) else names
+    if architecture not in family.architectures:
+        raise unsupported("architectures", names, f"for {family.name} only {', '.join(family.architectures)} are")
+    values = dict(family.fixed)
+    for fields, theirs, default in family.keys:
+        value = default if hf.get(theirs) is None else hf[theirs]
+        if fields == "activation":
+            if not isinstance(value, str) or value not in family.activations:
+                raise unsupported(theirs, value, f"only {', '.join(family.activations)} are")
+            value = family.activations[value]
+        values.update(dict.fromkeys(fields.split(), value))
+    values.update(family.infer(hf, None if tensors is None else _without_prefix(family, tensors), architecture))
+    try:
+        return ModelConfig(init="normal", **values)
+    except UserError as error:
+        raise UserError(f"config.json describes an invalid {family.name}: {error}") from None
 
 
 def weights_from_hf(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[Tensors, list[str]]:
@@ -93,10 +112,16 @@ def _without_prefix(family: Family, tensors: Mapping[str, Tensor]) -> Tensors:
 
 def config_to_hf(config: ModelConfig, metadata: Mapping[str, Any] | None = None) -> Json:
     """The content of config.json; `metadata` are values that are copied unchanged (see `METADATA`)."""
-    hf = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    family = family_of(config)
+    hf: Json = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if config.architecture == "encoder-decoder":
         hf["forced_eos_token_id"] = None
-    hf.update(family_of(config).write_config(config))
+    hf.update({"model_type": family.model_type, "architectures": [family.architectures[0]]})
+    for fields, theirs, _ in family.keys:
+        hf[theirs] = actual_value(config, fields.split()[0])
+        if fields == "activation":
+            hf[theirs] = next(name for name, ours in family.activations.items() if ours == hf[theirs])
+    hf.update(family.to_config(config))
     copied = {name: value for name, value in (metadata or {}).items() if name in METADATA}
     if "id2label" in copied:
         labels = copied["id2label"]

@@ -6,8 +6,8 @@
     rules       the weight map
     infer, implied, to_config   what needs code: output heads, shared embeddings
 
-Importing checks `supported` and fills in `fixed` and `keys`; exporting checks `fixed` and fills in `keys`. A model that
-can be exported is therefore imported again as the same model.
+`convert` checks `supported` and fills in `fixed` and `keys` to import, and checks `fixed` and fills in `keys` to export.
+A model that can be exported is therefore imported again as the same model.
 """
 
 from __future__ import annotations
@@ -97,38 +97,6 @@ class Family(ABC):
             yield "head_dim", "dim / heads"
         if "attention_scale" not in self.free and not math.isclose(config.scale, config.key_dim**-0.5):
             yield "attention_scale", "1 / sqrt(head_dim)"
-
-    def read_config(self, hf: Json, tensors: Tensors | None) -> ModelConfig:
-        """Our config from the content of config.json; `tensors` determine what it leaves open."""
-        for name, supported in self.supported.items():
-            if hf.get(name, supported) not in (supported, None):
-                raise unsupported(name, hf[name], f"for {self.name} only {supported!r} is")
-        names = hf.get("architectures") or [None]
-        architecture = names[0] if isinstance(names, list) else names
-        if architecture not in self.architectures:
-            raise unsupported("architectures", names, f"for {self.name} only {', '.join(self.architectures)} are")
-        values = dict(self.fixed)
-        for fields, theirs, default in self.keys:
-            value = default if hf.get(theirs) is None else hf[theirs]
-            if fields == "activation":
-                if not isinstance(value, str) or value not in self.activations:
-                    raise unsupported(theirs, value, f"only {', '.join(self.activations)} are")
-                value = self.activations[value]
-            values.update(dict.fromkeys(fields.split(), value))
-        values.update(self.infer(hf, tensors, architecture))
-        try:
-            return ModelConfig(init="normal", **values)
-        except UserError as error:
-            raise UserError(f"config.json describes an invalid {self.name}: {error}") from None
-
-    def write_config(self, config: ModelConfig) -> Json:
-        """The content of config.json."""
-        hf: Json = {"model_type": self.model_type, "architectures": [self.architectures[0]]}
-        for fields, theirs, _ in self.keys:
-            hf[theirs] = actual_value(config, fields.split()[0])
-            if fields == "activation":
-                hf[theirs] = next(name for name, ours in self.activations.items() if ours == hf[theirs])
-        return {**hf, **self.to_config(config)}
 
     def prepare(self, config: ModelConfig, tensors: Tensors) -> Tensors:
         """Each tensor once, under the name of the original; a copy that differs is an error, unless it is unused."""
