@@ -264,10 +264,11 @@ def corrupt(texts: Ragged, sentinels: Tensor, noise: Noise, generator: torch.Gen
 def surround(texts: Ragged, before: Sequence[int], after: Sequence[int]) -> Ragged:
     """The same texts, each between these tokens, concatenated."""
     lengths = texts.lengths + len(before) + len(after)
-    at = steps(lengths) - len(before)
-    inside = (at >= 0) & (at < texts.lengths.repeat_interleave(lengths))
-    flat = torch.empty(len(at), dtype=torch.long)
-    flat[inside], flat[~inside] = texts.joined().long(), torch.tensor([*before, *after]).repeat(len(texts))
+    end = lengths.cumsum(0)
+    start, flat = end - lengths, torch.empty(int(lengths.sum()), dtype=torch.long)
+    flat[(start + len(before)).repeat_interleave(texts.lengths) + steps(texts.lengths)] = texts.joined().long()
+    flat[start[:, None] + torch.arange(len(before))] = torch.tensor(before, dtype=torch.long)
+    flat[end[:, None] - torch.arange(len(after), 0, -1)] = torch.tensor(after, dtype=torch.long)
     return Ragged(flat, lengths)
 
 

@@ -8,7 +8,7 @@
     folder = "."                          where relative names start: the recipe's folder unless given
 
 Any file may be gzipped, and for one that is missing the name with .gz is tried. What the rows of the files mean is up
-to the subclasses of `DataConfig`: `regard.data.pairs`, `labels`, `text`, `images`, `captions` and `numeric`.
+to the subclasses of `DataConfig`: `regard.data.pairs`, `labels`, `documents`, `images`, `captions` and `numeric`.
 """
 
 from __future__ import annotations
