@@ -73,6 +73,8 @@ class ModelConfig(StackConfig):
         object.__setattr__(self, "position_limit", limit)
         object.__setattr__(self, "target_size", self.target_vocab_size or self.vocab_size or 0)
         super().__post_init__()
+        if self.input == "patches":
+            object.__setattr__(self, "grid", (self.image_size // self.patch_size, int(self.has_cls)))
 
     def _check_combinations(self) -> None:
         """Check that input and output head fit the architecture, and the architecture's own combinations."""
@@ -188,11 +190,6 @@ class ModelConfig(StackConfig):
     def has_cls(self) -> bool:
         """Whether the patches of an image are preceded by a [CLS] vector."""
         return self.pooling == "cls" and self.architecture == "encoder"
-
-    @property
-    def grid(self) -> tuple[int, int] | None:
-        """(patches per row, positions before the first patch) of an image; None: the input is a sequence."""
-        return (self.image_size // self.patch_size, int(self.has_cls)) if self.input == "patches" else None
 
     @property
     def token_dim(self) -> int:

@@ -206,8 +206,7 @@ class Recurrent(nn.Module):
         initialise(self)
 
     def encode(self, source: Tensor, is_real: Tensor | None = None, document: Tensor | None = None) -> Memory:
-        _refuse_documents(document)
-        x = _check_not_empty("source", self.source_embedding(source))
+        x = _embed("source", self.source_embedding, source, document)
         positions = Positions.of(x.shape[1], x.device, is_real)
         return Memory(self.encoder(x, is_real), positions)
 
@@ -215,10 +214,8 @@ class Recurrent(nn.Module):
         self, target: Tensor, memory: Memory, is_real: Tensor | None = None, document: Tensor | None = None
     ) -> Tensor:
         """The input of the output head, [B, T, embed_dim]. Padding on the right needs no `is_real`."""
-        _refuse_documents(document)
-        return self.decoder(
-            _check_not_empty("target", self.target_embedding(target)), self.decoder.start(memory), is_real
-        )
+        x = _embed("target", self.target_embedding, target, document)
+        return self.decoder(x, self.decoder.start(memory), is_real)
 
     def forward(
         self, source: Tensor, target: Tensor, source_is_real: Tensor | None = None, target_is_real: Tensor | None = None
@@ -232,7 +229,7 @@ class Recurrent(nn.Module):
 
     def step(self, tokens: Tensor, state: RecurrentState, is_real: Tensor | None = None) -> Tensor:
         """Process `tokens` [B, n] after those in `state`; logits [B, n, vocab_size] of the token after each."""
-        x = _check_not_empty("target", self.target_embedding(tokens))
+        x = _embed("target", self.target_embedding, tokens)
         return self.output_head(self.decoder(x, state, is_real))
 
 
@@ -240,30 +237,26 @@ def _dropout(module: nn.Module, x: Tensor, p: float) -> Tensor:
     return dropout(x, p) if module.training and p else x
 
 
-def _check_not_empty(name: str, x: Tensor) -> Tensor:
-    if not x.shape[1]:
-        raise UserError(f"{name} has shape {tuple(x.shape[:2])}: a recurrent model needs at least one token per row")
-    return x
-
-
-def _refuse_documents(document: Tensor | None) -> None:
+def _embed(name: str, embedding: Tokens, tokens: Tensor, document: Tensor | None = None) -> Tensor:
     if document is not None:
         raise UserError(
             "document: architecture = 'recurrent' needs one text per row, as its state would continue into the next: "
             "disable packing, or use architecture = 'encoder-decoder'"
         )
+    x: Tensor = embedding(tokens)
+    if not x.shape[1]:
+        raise UserError(f"{name} has shape {tuple(x.shape[:2])}: a recurrent model needs at least one token per row")
+    return x
 
 
 def initialise(model: Recurrent) -> None:
     """Recurrent matrices orthogonal, the others xavier, biases 0; forget gates of an LSTM start at bias 1."""
     config = model.config
     for name, parameter in model.named_parameters():
-        if "weight_hh" in name:
+        if "weight_hh" in name or "weight_ih" in name:
+            fill = nn.init.orthogonal_ if "weight_hh" in name else nn.init.xavier_uniform_
             for gate in parameter.data.split(config.dim):
-                nn.init.orthogonal_(gate)
-        elif "weight_ih" in name:
-            for gate in parameter.data.split(config.dim):
-                nn.init.xavier_uniform_(gate)
+                fill(gate)
         elif name.endswith("tokens.weight") or name == "output_head.project.weight":
             nn.init.normal_(parameter, std=config.token_dim**-0.5 if config.embed_scale else 0.02)
         elif name == "decoder.cross.v":

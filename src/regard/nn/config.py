@@ -71,6 +71,8 @@ class StackConfig:
     val_dim: int = field(init=False, repr=False)  # of a value
     scale: float = field(init=False, repr=False)  # of the attention scores
     ends_with_norm: bool = field(init=False, repr=False)
+    # (patches per row, positions before the first patch) of an image; None: the input is a sequence
+    grid: tuple[int, int] | None = field(init=False, repr=False, default=None)
 
     LEAST: ClassVar[dict[str, int]] = {
         "dim": 1, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "value_dim": 1, "ff_dim": 1, "window": 1,
@@ -156,8 +158,3 @@ class StackConfig:
                 f"kv_heads = {self.kv_heads}: attention_score = {self.attention_score!r} has parameters per head; "
                 "remove kv_heads"
             )
-
-    @property
-    def grid(self) -> tuple[int, int] | None:
-        """(patches per row, positions before the first patch) of an image; None: the input is a sequence."""
-        return None
