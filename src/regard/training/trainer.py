@@ -271,12 +271,8 @@ class Trainer:
         if not tokens:  # every batch since the last line was skipped
             return
         loss, speed, learning_rate = self.loss.item() / tokens, tokens / max(spent, 1e-9), rate(self.step, self.config)
-        line |= {
-            "loss": round(loss, 6),
-            "lr": learning_rate,
-            "tokens_per_second": round(speed, 1),
-            "seconds": round(self.seconds, 3),
-        }
+        line |= {"loss": round(loss, 6), "lr": learning_rate, "tokens_per_second": round(speed, 1)}
+        line["seconds"] = round(self.seconds, 3)
         self.workers.on_lead(lambda: self._write(line))
         self._begin_line(self.seconds, 0)
         progress.update(self.step, loss, learning_rate, speed)
