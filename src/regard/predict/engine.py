@@ -79,22 +79,19 @@ def known(model: nn.Module) -> bool:
 
 def lean(model: Any) -> Any:
     """The lean engine where it computes what the model does, else the model."""
-    if not isinstance(model, EncoderDecoder | Decoder) or type(model) not in KNOWN:
+    if type(model) not in (EncoderDecoder, Decoder):
         return model
-    # Rotation, biases, windows, experts, learned scores, uneven groups, traces and autocast are the model's own.
-    config, positions = model.decoder.config, ["sinusoidal", "learned", "none"]
-    is_exact = True
-    if isinstance(model, Decoder):
-        positions.append("rope")
-    else:
-        exact = model.output_head.project.weight.dtype in (torch.float32, torch.float64) and not config.qk_norm
-        is_exact = exact and isinstance(model.target_embedding, Tokens)
+    # Biases, windows, experts, learned scores, uneven groups, traces and autocast are the model's own; those of an
+    # encoder-decoder also rotation, normalised queries, half precision and outputs that are not tokens.
+    config, is_decoder = model.decoder.config, isinstance(model, Decoder)
     is_known = (
-        is_exact
-        and (config.attention_score, config.attention) == ("dot", "fused")
+        (config.attention_score, config.attention) == ("dot", "fused")
         and config.window is None
         and config.experts == 0
-        and config.position in positions
+        and config.position in ("sinusoidal", "learned", "none", "rope")
+        and (is_decoder or not (config.position == "rope" or config.qk_norm))
+        and (is_decoder or model.output_head.project.weight.dtype in (torch.float32, torch.float64))
+        and (is_decoder or isinstance(model.target_embedding, Tokens))
         and next(model.parameters()).device.type == "cpu"
         and not (model.training or torch.is_autocast_enabled("cpu") or traced(model))
         and not any(part.uneven for part in model.decoder.modules() if isinstance(part, PrunedMultiHead))
@@ -103,4 +100,4 @@ def lean(model: Any) -> Any:
     )
     if not is_known:
         return model
-    return LeanDecoder(model) if isinstance(model, Decoder) else Lean(model)
+    return LeanDecoder(model) if is_decoder else Lean(model)

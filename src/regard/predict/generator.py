@@ -138,17 +138,20 @@ class Generator(SearchPredictor[str, Generation]):
         self, ids: list[int], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int, prompt: int
     ) -> Iterator[Token]:
         limit = config.max_length or LIMIT
-        writers = [_Writer(StreamDecoder(self.tokenizer), StopStrings(stops)) for _ in range(config.n_best)]
+        writers = [(StreamDecoder(self.tokenizer), StopStrings(stops)) for _ in range(config.n_best)]
         with self._sampler(ids, config, context, limit) as sampler:
             for count in range(1, limit + 1):
                 full = overflow == "stop" and len(ids) + count > context
                 live, chosen, known = sampler.step()
                 kept = []
                 for row, (number, id, log_probability) in enumerate(zip(live, chosen, known, strict=True)):
-                    text, ended = writers[number].add(id, id == self.tokenizer.eos)
-                    ended = ended or ("limit" if count == limit else "context" if full else None)
+                    decoder, stop = writers[number]  # whole characters, up to a stop string
+                    is_end = id == self.tokenizer.eos
+                    text = "" if is_end else stop.add(decoder.add(id))
+                    reasons = {"end": is_end, "stop": stop.stopped, "limit": count == limit, "context": full}
+                    ended = next((reason for reason, applies in reasons.items() if applies), None)
                     if ended:
-                        text += writers[number].end()
+                        text += stop.add(decoder.end()) + stop.end()
                     else:
                         kept.append(row)
                     yield Token(number, id, log_probability, text, ended, prompt)
@@ -217,8 +220,12 @@ class Sampler:
     def step(self) -> tuple[list[int], list[int], list[float]]:
         """One more token for every row: (numbers of the samples, ids, log-probabilities under the model)."""
         end = self.length + self.generated
-        if self.generated:
-            self._advance(end)
+        if self.generated:  # the last token is read; if the context is full, the older half is dropped
+            begin = end - 1
+            if len(self.state.cache) >= self.context:
+                self.state = self.model.start(capacity=self.context)
+                begin = end - max(1, self.context // 2)
+            self.logits = self.model.step(self.ids[:, begin:end], self.state, last=True)[:, -1]
         column = self.generated % CHUNK
         if column == 0:
             self.uniforms = self.uniform.following(CHUNK)[self.live].to(self.ids.device)
@@ -234,14 +241,6 @@ class Sampler:
         check_scores(values)
         return self.live, token[:, 0].tolist(), values
 
-    def _advance(self, end: int) -> None:
-        """Read the last token; if the context is full, drop the older half."""
-        begin = end - 1
-        if len(self.state.cache) >= self.context:
-            self.state = self.model.start(capacity=self.context)
-            begin = end - max(1, self.context // 2)
-        self.logits = self.model.step(self.ids[:, begin:end], self.state, last=True)[:, -1]
-
     def keep(self, rows: list[int]) -> None:
         """Continue with these rows only."""
         if len(rows) == len(self.live):
@@ -254,23 +253,6 @@ class Sampler:
     def _take(self, rows: Tensor) -> None:
         self.logits = self.logits[rows]
         self.state.reorder(rows)
-
-
-@dataclass
-class _Writer:
-    """A sample's text: whole characters, up to a stop string."""
-
-    decoder: StreamDecoder
-    stops: StopStrings
-
-    def add(self, id: int, is_end: bool) -> tuple[str, str | None]:
-        if is_end:
-            return "", "end"
-        text = self.stops.add(self.decoder.add(id))
-        return text, "stop" if self.stops.stopped else None
-
-    def end(self) -> str:
-        return "" if self.stops.stopped else self.stops.add(self.decoder.end()) + self.stops.end()
 
 
 def lay_columns(model: nn.Module) -> None:

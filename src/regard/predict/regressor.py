@@ -65,31 +65,19 @@ class Regressor(Predictor["Sequence[float] | Tensor", Forecast]):
             self.data = from_dict(NumberData, bundle.tables["data"], "data.")
         except UserError as error:
             raise UserError(f"{bundle.where}: {error}") from None
-
-    @property
-    def channels(self) -> int:
-        return self.model.config.feature_dim
-
-    def _read(self, series: Tensor) -> Tensor:
-        """Of steps [n, channels] those that the model reads, of a time series the last `context`."""
-        return series[-self.data.context :]  # context = 0: all
-
-    @property
-    def training_range(self) -> tuple[Tensor, Tensor]:
-        """(lowest, highest) [channels] of the training data: those of the rule, or mean ± DEVIATIONS."""
+        self.channels = self.model.config.feature_dim
+        # The most numbers of a sequence in the training data; 0: a time series, always of the same length.
+        self.longest = 0 if self.data.context else self.data.longest
+        # (lowest, highest) [channels] of the training data: those of the rule, or mean ± DEVIATIONS.
         rule, (mean, std) = self.data.rule, self.data.scale
-        if rule is None:
-            return mean - DEVIATIONS * std, mean + DEVIATIONS * std
-        return torch.tensor([rule.low], dtype=torch.float64), torch.tensor([rule.high], dtype=torch.float64)
-
-    @property
-    def longest(self) -> int:
-        """The most numbers of a sequence in the training data; 0: a time series, always of the same length."""
-        return 0 if self.data.context else self.data.longest
+        self.training_range = mean - DEVIATIONS * std, mean + DEVIATIONS * std
+        if rule is not None:
+            low, high = torch.tensor([[rule.low], [rule.high]], dtype=torch.float64)
+            self.training_range = low, high
 
     def out_of_range(self, series: Tensor) -> list[list[float]]:
         """By channel, the numbers of [n, channels] that are read and lie outside the training range."""
-        read, (low, high) = self._read(series), self.training_range
+        read, (low, high) = series[-self.data.context :], self.training_range  # context = 0: all
         return [read[outside, at].tolist() for at, outside in enumerate(((read < low) | (read > high)).T)]
 
     def predict(
@@ -99,7 +87,7 @@ class Regressor(Predictor["Sequence[float] | Tensor", Forecast]):
 
         `steps`: how many; by default as many as a sequence has, or the horizon of a time series.
         """
-        return [Forecast(self.forecast(series, steps).tolist()) for series in map(self.as_series, inputs)]
+        return [Forecast(self.forecast(numbers, steps).tolist()) for numbers in inputs]
 
     def as_series(self, numbers: Sequence[float] | Tensor) -> Tensor:
         """[n, channels] of a sequence of one channel, or of a tensor."""
@@ -111,13 +99,13 @@ class Regressor(Predictor["Sequence[float] | Tensor", Forecast]):
             raise UserError("the sequence has no numbers; give at least one, such as  10 20 30")
         return series
 
-    def forecast(self, series: Tensor, steps: int | None = None) -> Tensor:
+    def forecast(self, numbers: Sequence[float] | Tensor, steps: int | None = None) -> Tensor:
         """What follows steps [n, channels], of a time series the last `context` of them: [steps, channels]"""
-        context, series = self.data.context, self.as_series(series)
+        context, series = self.data.context, self.as_series(numbers)
         if context and len(series) < context:
             raise UserError(f"{len(series):,} steps are too few: the model reads {context}")
         steps = steps or (self.data.horizon if context else len(series))
-        source = self.data.normalize(self._read(series)).to(self.device)
+        source = self.data.normalize(series[-context:]).to(self.device)
         outputs = self.data.denormalize(autoregress(self.model, source[None], None, steps))[0]
         if not bool(outputs.isfinite().all()):
             scale = ", ".join(f"{mean:g} ± {std:g}" for mean, std in zip(self.data.mean, self.data.std, strict=True))

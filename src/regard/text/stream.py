@@ -65,15 +65,12 @@ class StopStrings:
             self.stopped = True
             ready, self._buffer = self._buffer[: min(matches)[1]], ""
             return ready
-        keep = max((_overlap(self._buffer, stop) for stop in self.stops), default=0)
-        ready, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
+        suffixes = ((at, self._buffer[at:]) for at in range(len(self._buffer)))  # one may be the start of a stop string
+        starts = (at for at, suffix in suffixes if any(stop.startswith(suffix) for stop in self.stops))
+        end = next(starts, len(self._buffer))
+        ready, self._buffer = self._buffer[:end], self._buffer[end:]
         return ready
 
     def end(self) -> str:
         rest, self._buffer = self._buffer, ""
         return rest
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest suffix of `text` that is a proper prefix of `stop`."""
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
