@@ -98,18 +98,13 @@ def _expected(kind: Any, value: Any) -> str:
     return f"expected {' or '.join(words)}, got {'list' if isinstance(value, tuple) else type(value).__name__}"
 
 
-def to_dict(settings: Any) -> dict[str, Any]:
+def to_dict(settings: Any) -> Any:
     """Plain values; None is omitted, tuples become lists."""
-
-    def plain(value: Any) -> Any:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return to_dict(value)
-        if isinstance(value, dict):
-            return {name: plain(item) for name, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, tuple) else value
-
-    pairs = ((name, getattr(settings, name)) for name in field_types(type(settings)))
-    return {name: plain(value) for name, value in pairs if value is not None}
+    if dataclasses.is_dataclass(settings):
+        settings = {name: getattr(settings, name) for name in field_types(type(settings))}
+    if isinstance(settings, dict):
+        return {name: to_dict(value) for name, value in settings.items() if value is not None}
+    return [to_dict(value) for value in settings] if isinstance(settings, tuple) else settings
 
 
 def from_dict(kind: type[T], values: dict[str, Any], where: str = "") -> T:

@@ -51,15 +51,9 @@ class RecurrentEncoder(Traceable):
         super().__init__()
         self.config = config
         kind = {"lstm": nn.LSTM, "gru": nn.GRU}[config.cell]
-        self.layers = kind(
-            config.token_dim,
-            config.dim,
-            config.layers,
-            bias=config.bias,
-            batch_first=True,
-            dropout=config.dropout if config.layers > 1 else 0.0,
-            bidirectional=True,
-        )
+        between = config.dropout if config.layers > 1 else 0.0
+        sizes, options = (config.token_dim, config.dim, config.layers), {"batch_first": True, "bidirectional": True}
+        self.layers = kind(*sizes, bias=config.bias, dropout=between, **options)
 
     def forward(self, x: Tensor, is_real: Tensor | None = None) -> Tensor:
         x = self.mark("embedded", _dropout(self, x, self.config.embed_dropout))

@@ -60,18 +60,16 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.config, values = config, config.output_head == "values"
         self.source_embedding = source = make_embedding(config)
-        self.target_embedding = target = (
-            Features(config.feature_dim, config.dim)
-            if values
-            else Tokens(config.target_size, config.dim, scaled=config.embed_scale)
-        )
+        size, dim = config.feature_dim if values else config.target_size, config.dim
+        target = Features(size, dim) if values else Tokens(size, dim, scaled=config.embed_scale)
+        self.target_embedding: Tokens | Features = target
         if config.share_embeddings and isinstance(source, Tokens) and isinstance(target, Tokens):
             target.tokens = source.tokens
         self.encoder = Stack(config, causal=False)
         layers = config.layers if config.decoder_layers is None else config.decoder_layers
         self.decoder = Stack(replace(config, layers=layers, pruned=None), causal=True, memory=True)
         tied = target.tokens if config.tie_embeddings and isinstance(target, Tokens) else None
-        self.output_head = OutputHead(config, config.feature_dim if values else config.target_size, tied)
+        self.output_head = OutputHead(config, size, tied)
         initialise(self)
 
     def encode(self, source: Tensor, is_real: Tensor | None = None, document: Tensor | None = None) -> Memory:

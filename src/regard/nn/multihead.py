@@ -11,7 +11,7 @@ once (`c_attn` of GPT-2). `HeadList` is the same computation with one small modu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -118,11 +118,8 @@ class HeadList(nn.Module):
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
-        single = replace(config, heads=1, kv_heads=1, head_dim=config.key_dim, value_dim=config.val_dim)
-        self.config = config
-        self.heads = nn.ModuleList(
-            nn.Linear(config.dim, sum(MultiHead(single).sizes), bias=config.bias) for _ in range(config.heads)
-        )
+        self.config, size = config, 2 * config.key_dim + config.val_dim  # of q, k and v
+        self.heads = nn.ModuleList(nn.Linear(config.dim, size, bias=config.bias) for _ in range(config.heads))
         self.out = nn.Linear(config.heads * config.val_dim, config.dim, bias=config.bias)
 
     @classmethod
