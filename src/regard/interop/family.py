@@ -6,7 +6,7 @@
     rules       the weight map
     infer, implied, to_config   what needs code: output heads, shared embeddings
 
-`convert` checks `supported` and fills in `fixed` and `keys` to import, and checks `fixed` and fills in `keys` to export.
+`convert` checks `supported` and fills in `fixed` and `keys` to import; to export it checks `fixed` and fills in `keys`.
 A model that can be exported is therefore imported again as the same model.
 """
 
