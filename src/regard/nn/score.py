@@ -36,8 +36,10 @@ def additive_projected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def concat(q: Tensor, k: Tensor, w: Tensor, v: Tensor) -> Tensor:
-    """w [H, D + E, A] multiplies [q; k]; its rows for q and for k do so separately."""
-    return additive(q, k, w[:, : q.shape[-1]], w[:, q.shape[-1] :], v)
+    """w [H, D + E, A] multiplies [q; k], for each pair."""
+    nq, nk = q.shape[2], k.shape[2]
+    pairs = torch.cat((q[:, :, :, None].expand(-1, -1, -1, nk, -1), k[:, :, None].expand(-1, -1, nq, -1, -1)), -1)
+    return torch.einsum("bhqka,ha->bhqk", torch.tanh(torch.einsum("bhqkd,hda->bhqka", pairs, w)), v)
 
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {"multiplicative": multiplicative, "additive": additive, "concat": concat}
