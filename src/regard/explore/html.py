@@ -133,11 +133,11 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, classes: 
         classes = ["number" if rows and all(map(_NUMERIC.fullmatch, texts)) else "" for texts in columns]
     attributes = [f' class="{escape(name)}"' if name else "" for name in classes]
 
-    def row(tag: str, texts: Sequence[str]) -> str:
+    def line(tag: str, texts: Sequence[str]) -> str:
         cells = zip(attributes, texts, strict=True)
         return "<tr>" + "".join(f"<{tag}{attribute}>{escape(text)}</{tag[:2]}>" for attribute, text in cells) + "</tr>"
 
-    head, body = row('th scope="col"', headers), "".join(row("td", texts) for texts in zip(*columns, strict=True))
+    head, body = line('th scope="col"', headers), "".join(line("td", texts) for texts in zip(*columns, strict=True))
     body = body or f'<tr><td class="muted" colspan="{max(1, width)}">No rows.</td></tr>'
     return _scrolling(f"<table><thead>{head}</thead><tbody>{body}</tbody></table>")
 
