@@ -40,7 +40,21 @@ _WITHOUT_SPACES = re.compile(  # Thai, Lao, Burmese, Khmer, Kana, Han
 
 def train_tokenizer(lines: Iterable[str], kind: Kind, vocab_size: int | None, min_count: int) -> RawTokenizer:
     """A tokenizer of the `tokenizers` library trained on `lines`; `Tokenizer.train` describes the arguments."""
-    _check_arguments(lines, kind, vocab_size, min_count)
+    if kind not in get_args(Kind):
+        raise UserError(f"kind = {kind!r}: {suggest(str(kind), get_args(Kind))}")
+    if isinstance(lines, str | bytes):
+        raise UserError("lines is a single string; pass a list of lines, an open text file or another iterable")
+    if vocab_size is not None:
+        _check_size(vocab_size, len(SPECIALS) + 1, "four entries are special tokens")
+        if kind == "byte":
+            raise UserError(f"vocab_size = {vocab_size}: kind 'byte' has 256 bytes and 4 special tokens; remove it")
+    if min_count < 1:
+        raise UserError(f"min_count = {min_count}: must be 1 or more")
+    if kind == "unigram" and min_count != 1:
+        raise UserError(
+            f"min_count = {min_count}: unigram selects tokens by likelihood, not by count; "
+            "leave min_count at 1 and set vocab_size"
+        )
     match kind:
         case "word" | "char":
             return _train_words(kind, lines, vocab_size, min_count)
@@ -224,24 +238,6 @@ def check_text(text: object, name: str) -> None:
             f"{name} {reprlib.repr(text)} has half a surrogate pair at position {error.start}, "
             "which is not valid Unicode; read the file with errors='replace'"
         ) from error
-
-
-def _check_arguments(lines: object, kind: str, vocab_size: int | None, min_count: int) -> None:
-    if kind not in get_args(Kind):
-        raise UserError(f"kind = {kind!r}: {suggest(str(kind), get_args(Kind))}")
-    if isinstance(lines, str | bytes):
-        raise UserError("lines is a single string; pass a list of lines, an open text file or another iterable")
-    if vocab_size is not None:
-        _check_size(vocab_size, len(SPECIALS) + 1, "four entries are special tokens")
-        if kind == "byte":
-            raise UserError(f"vocab_size = {vocab_size}: kind 'byte' has 256 bytes and 4 special tokens; remove it")
-    if min_count < 1:
-        raise UserError(f"min_count = {min_count}: must be 1 or more")
-    if kind == "unigram" and min_count != 1:
-        raise UserError(
-            f"min_count = {min_count}: unigram selects tokens by likelihood, not by count; "
-            "leave min_count at 1 and set vocab_size"
-        )
 
 
 def _check_size(vocab_size: int | None, needed: int, reason: str) -> None:
