@@ -219,7 +219,7 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(found), f"{page}: {path} has no heading #{anchor}"
 
 
-def test_pictures_are_small_and_described():
+def test_image_run_are_small_and_described():
     for page in PAGES:
         prose = split(page)[1]
         assert not re.search(r"!\[\s*\]\(", prose), f"{page}: a picture without words for those who cannot see it"

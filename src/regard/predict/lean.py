@@ -49,14 +49,15 @@ class Lean:
     def step(self, tokens: Tensor, state: LeanState) -> Tensor:
         """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of the next one."""
         x, slot, position = self.model.target_embedding(tokens)[:, 0], state.length, self.model.decoder.position
-        if slot >= len(self.positions):
+        positions = self.positions  # another thread may replace it by a shorter table
+        if slot >= len(positions):
             if isinstance(position, Learned):
                 position.check_length(Positions.of(1, x.device, start=slot), slot)
             size = 2 * slot or 64
             size = min(size, position.config.max_length) if position.config.position == "learned" else size
             table = position.embed(torch.arange(size)[None])
-            self.positions = x.new_zeros(size, 1) if table is None else table[0].to(x.dtype)
-        x = self.first(x + self.positions[slot])
+            self.positions = positions = x.new_zeros(size, 1) if table is None else table[0].to(x.dtype)
+        x = self.first(x + positions[slot])
         if state.within[0][0].shape[2] == slot:  # the buffers grow by doubling
             state.within = [(F.pad(k, (0, 0, 0, slot)), F.pad(v, (0, 0, 0, slot))) for k, v in state.within]
         mask = x.new_zeros(1, 1, 1, -(-(slot + 1) // LANE) * LANE)

@@ -143,7 +143,7 @@ def test_a_mistake_is_told_and_leaves_nothing(here: Path, capsys: pytest.Capture
     assert not Path("runs").exists() or not any(Path("runs").iterdir())
 
 
-def test_pictures_that_cannot_be_read_are_named_and_can_be_left_out(
+def test_image_run_that_cannot_be_read_are_named_and_can_be_left_out(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "photos/train/dark/notes.txt").write_text("not a picture")
