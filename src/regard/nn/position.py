@@ -97,7 +97,8 @@ def angles(pos: Tensor, size: int, base: float, grid: tuple[int, int] | None) ->
     size //= len(axes)
     dtype = torch.float32 if pos.device.type == "mps" else torch.float64
     frequencies = base ** (-torch.arange(0, size, 2, device=pos.device, dtype=dtype) / size)
-    return torch.cat([axis[..., None] * frequencies for axis in axes], dim=-1)
+    parts = [axis[..., None] * frequencies for axis in axes]
+    return parts[0] if grid is None else torch.cat(parts, dim=-1)
 
 
 class Sinusoidal(Position):

@@ -373,8 +373,8 @@ def next_scores(
         tail = written[:, length - ngram + 1 :]  # [R, ngram - 1]: what a forbidden token would complete
         row, at = (grams[:, :, :-1] == tail[:, None]).all(dim=2).nonzero(as_tuple=True)
         allowed[row, grams[row, at, -1]] = -INFINITY
-    stuck = (allowed == -INFINITY).all(dim=1)
-    allowed[:, eos] = torch.where(stuck, scores[:, eos], allowed[:, eos])
+        stuck = (allowed == -INFINITY).all(dim=1)
+        allowed[:, eos] = torch.where(stuck, scores[:, eos], allowed[:, eos])
     return scores, allowed
 
 

@@ -183,9 +183,10 @@ class Predictor(ABC, Generic[Input, Output]):
                 groups.append([])
             groups[-1].append(row)
         for group in groups:
-            lengths = [len(ids[row]) for row in group]
-            padded = torch.tensor([[*ids[row], *[0] * (lengths[-1] - len(ids[row]))] for row in group])
-            is_real = torch.arange(lengths[-1]) < torch.tensor(lengths)[:, None]
+            lengths = torch.tensor([len(ids[row]) for row in group])
+            is_real = torch.arange(int(lengths[-1])) < lengths[:, None]
+            padded = torch.zeros(is_real.shape, dtype=torch.long)
+            padded[is_real] = torch.tensor([id for row in group for id in ids[row]])
             yield group, padded, None if lengths[0] == lengths[-1] else is_real
 
 

@@ -148,8 +148,8 @@ class Generator(SearchPredictor[str, Generation]):
                     decoder, stop = writers[number]  # whole characters, up to a stop string
                     is_end = id == self.tokenizer.eos
                     text = "" if is_end else stop.add(decoder.add(id))
-                    reasons = {"end": is_end, "stop": stop.stopped, "limit": count == limit, "context": full}
-                    ended = next((reason for reason, applies in reasons.items() if applies), None)
+                    ended = "end" if is_end else "stop" if stop.stopped else "limit" if count == limit else None
+                    ended = ended or ("context" if full else None)
                     if ended:
                         text += stop.add(decoder.end()) + stop.end()
                     else:

@@ -163,10 +163,9 @@ class RecordedSearches:
         self.lanes = [torch.cuda.Stream(self.device) for _ in range(LANES)] if self.device.type == "cuda" else [None]
         self.ready: OrderedDict[Key, RecordedSearch] = OrderedDict()
 
-    def fits(self, config: SearchConfig, limits: list[int]) -> bool:
-        """Whether this search can be done in fixed shapes."""
-        plain = not (config.sample or config.coverage_penalty or config.no_repeat_ngram)
-        return plain and max(limits) <= LONGEST and recordable(self.model)
+    def fits(self, config: SearchConfig) -> bool:
+        """Whether this search can be done in fixed shapes, with outputs of up to LONGEST tokens."""
+        return recordable(self.model) and not (config.sample or config.coverage_penalty or config.no_repeat_ngram)
 
     def search_all(
         self, batches: Iterable[tuple[Name, Tensor, Tensor | None]], config: SearchConfig

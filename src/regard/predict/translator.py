@@ -16,7 +16,7 @@ from regard.predict.beam import Hypothesis
 from regard.predict.bundle import Batch, ScoredText, SearchPredictor, TextPrediction
 from regard.predict.config import SearchConfig
 from regard.predict.engine import traced
-from regard.predict.recorded import TURN, RecordedSearches
+from regard.predict.recorded import LONGEST, TURN, RecordedSearches
 from regard.predict.workers import side_by_side
 
 TOKENS = 2**15  # source tokens of a batch, padding and beams included: long sentences come in smaller batches
@@ -83,10 +83,11 @@ class Translator(SearchPredictor[str, TextPrediction]):
             with TURN:  # threads that search with this model share what was recorded
                 self._recorded = self._recorded or RecordedSearches(self.model, *self.bundle.target_frame)
             recorded, others = self._recorded, list[Batch]()
+            fits = recorded.fits(config)
 
             def fitting() -> Iterator[Batch]:  # padded while the GPU computes those before
                 for batch in batches:
-                    if recorded.fits(config, config.limits(*batch[1:])):
+                    if fits and max(config.limits(*batch[1:])) <= LONGEST:
                         yield batch
                     else:
                         others.append(batch)
