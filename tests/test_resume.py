@@ -92,7 +92,11 @@ def run_in_child(folder: Path, config: TrainConfig, pause: float = 0.0) -> None:
         return translation(model, batch, config.label_smoothing)
 
     with open(os.devnull, "w") as sys.stderr:
-        train(folder, config, slow)
+        try:
+            train(folder, config, slow)
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the exit is not to be interrupted by another one
+            os._exit(130)
     os._exit(0)
 
 
