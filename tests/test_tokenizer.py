@@ -42,6 +42,11 @@ def trained(kind: Kind, lines: list[str] = LINES) -> Tokenizer:
 
 
 TOKENIZERS = {kind: trained(kind) for kind in KINDS}
+BYTES = {
+    (kind, normalize): Tokenizer.train(LINES, kind, size, normalize=normalize)
+    for kind, size in (("bpe", 400), ("byte", None))
+    for normalize in ("NFC", "NFKC", "none")
+}
 
 
 def normal(text: str) -> str:
@@ -50,9 +55,33 @@ def normal(text: str) -> str:
 
 @SLOW_MACHINE
 @given(ANY_TEXT)
-def test_bpe_decodes_any_unicode_text_unchanged(text: str) -> None:
-    tokenizer = TOKENIZERS["bpe"]
-    assert tokenizer.decode(tokenizer.encode(text)) == text
+def test_bytes_decode_any_unicode_text(text: str) -> None:
+    for kind in ("bpe", "byte"):
+        for normalize, wanted in (("NFC", normal(text)), ("NFKC", unicodedata.normalize("NFKC", text)), ("none", text)):
+            tokenizer = BYTES[kind, normalize]
+            assert tokenizer.decode(tokenizer.encode(text)) == wanted
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "byte"])
+def test_decomposed_text_gives_the_ids_of_composed_text(kind: Kind) -> None:
+    tokenizer = TOKENIZERS.get(kind) or BYTES["byte", "NFC"]
+    for text in ("2021년 3월 3일", "학교에 간다", "café"):
+        decomposed = unicodedata.normalize("NFD", text)
+        assert decomposed != text and tokenizer.encode(decomposed) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "byte"])
+def test_a_vocabulary_does_not_depend_on_the_unicode_form_of_its_text(kind: Kind) -> None:
+    decomposed = [unicodedata.normalize("NFD", line) for line in LINES]
+    assert trained(kind, decomposed).json == trained(kind).json
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_full_width_letters_are_replaced_only_by_nfkc(kind: Kind) -> None:
+    ordinary = {name: Tokenizer.train([*LINES, "ABC"], kind, normalize=name) for name in ("NFC", "NFKC")}
+    for name, equal in (("NFC", False), ("NFKC", True)):
+        again = Tokenizer(ordinary[name].json)  # the choice is stored in the file
+        assert (again.encode("ＡＢＣ") == again.encode("ABC")) is equal
 
 
 @SLOW_MACHINE
@@ -104,7 +133,7 @@ def test_text_never_becomes_a_special_token(kind: Kind, text: str) -> None:
     tokenizer = TOKENIZERS[kind]
     assert not {tokenizer.pad, tokenizer.bos, tokenizer.eos} & set(tokenizer.encode(text))
     if kind == "bpe":
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.decode(tokenizer.encode(text)) == normal(text)
 
 
 @pytest.mark.parametrize("kind", KINDS)

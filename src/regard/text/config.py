@@ -15,6 +15,7 @@ class TextConfig:
     vocab_size: int | None = None  # None: 8,000 for bpe and unigram, everything in the text for word and char
     vocab_dir: str | None = None  # gpt2: the folder with its vocabulary files, relative to data.folder
     tokenizer_file: str | tuple[str, ...] | None = None  # a SentencePiece .model or tokenizer.json; two if not joint
+    normalize: Literal["NFC", "NFKC", "none"] = "NFC"  # Unicode normalisation of all text; a tokenizer_file has its own
     joint: bool = True  # source and target use one tokenizer, so they can share embeddings
     target_kind: Literal["word", "char", "byte", "bpe", "unigram"] | None = None  # if not joint; default: kind
 
@@ -37,10 +38,10 @@ class TextConfig:
             )
         if self.tokenizer_file is None:
             return
-        if self.vocab_size is not None or self.vocab_dir is not None:
+        if self.vocab_size is not None or self.vocab_dir is not None or self.normalize != "NFC":
             raise UserError(
-                f"tokenizer_file = {self.tokenizer_file!r}: the file contains its vocabulary; remove vocab_size and "
-                "vocab_dir"
+                f"tokenizer_file = {self.tokenizer_file!r}: the file contains its vocabulary and normalisation; remove "
+                "vocab_size, vocab_dir and normalize"
             )
         if len(self.tokenizer_files) != 2 - self.joint or "" in self.tokenizer_files:
             raise UserError(

@@ -20,7 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
-from regard.text.train import bytes_to_unicode
+from regard.text.train import Normalization, bytes_to_unicode, set_normalizer
 
 END = "<|endoftext|>"
 VOCABULARIES = ("vocab.json", "encoder.json")
@@ -36,8 +36,8 @@ def find_files(folder: str | os.PathLike[str]) -> tuple[Path, Path] | None:
     return None if vocabulary is None or merges is None else (vocabulary, merges)
 
 
-def read_gpt2(folder: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer whose vocabulary files are in `folder`."""
+def read_gpt2(folder: str | os.PathLike[str], normalize: Normalization = "none") -> Tokenizer:
+    """The tokenizer whose vocabulary files are in `folder`; GPT-2's own does not normalise text."""
     files = find_files(folder)
     if files is None:
         raise UserError(
@@ -46,6 +46,7 @@ def read_gpt2(folder: str | os.PathLike[str]) -> Tokenizer:
         )
     vocabulary = _read_vocabulary(files[0])
     raw = RawTokenizer(models.BPE(vocabulary, _read_merges(files[1], vocabulary)))
+    set_normalizer(raw, normalize)
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     raw.decoder = decoders.ByteLevel()
     if END in vocabulary:

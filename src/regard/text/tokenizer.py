@@ -5,16 +5,19 @@ segmentation into tokens of its vocabulary; decoding turns ids back into text.
 
     kind      a token is                            unseen text         decode(encode(text)) gives
     word      a word, a punctuation mark, a digit   <unk>               the words with spaces between them
-    char      one Unicode character, also a space   <unk>               NFC(text)
-    byte      one byte of UTF-8                     cannot occur        any text unchanged
-    bpe       merged UTF-8 bytes                    smaller tokens      any text unchanged
-    unigram   a frequent substring                  <unk>               NFC(text), with U+2581 read as a space
+    char      one Unicode character, also a space   <unk>               the text
+    byte      one byte of UTF-8                     cannot occur        the text
+    bpe       merged UTF-8 bytes                    smaller tokens      the text
+    unigram   a frequent substring                  <unk>               the text, with U+2581 read as a space
 
 `bpe` starts from 256 bytes and repeatedly merges the most frequent adjacent pair (Sennrich et al. 2016,
 arXiv 1508.07909; on bytes as in GPT-2). `unigram` starts from many candidates, repeatedly removes those that reduce
 the likelihood of the text least, and segments a sentence into the tokens that maximise sum_i log p(token_i)
-(Kudo 2018, arXiv 1804.10959); a space is written as U+2581 "▁" inside tokens. NFC composes a letter and its accent, or
-the jamo of a Hangul syllable, into one character; nothing else is normalised, and case is kept.
+(Kudo 2018, arXiv 1804.10959); a space is written as U+2581 "▁" inside tokens.
+
+Text is normalised to NFC first, so "the text" above is NFC(text): a letter and its accent, or the jamo of a Hangul
+syllable, which some systems write as several characters, become one. NFKC also replaces variants, such as full-width
+letters or ligatures, by the ordinary ones; "none" keeps every character. The choice is stored in tokenizer.json.
 
 Ids 0 to 3 are <pad>, <unk>, <s>, </s>. Text is never encoded as <pad>, <s> or </s>: the string "<s>" becomes the tokens
 "<", "s", ">" (or <unk>), so untrusted text cannot end a sequence or start a new one.
@@ -33,7 +36,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from regard.errors import MissingExtra, UserError
 from regard.files import write_atomically
 from regard.text.normalizer import sentencepiece_normalizer
-from regard.text.train import Kind, bytes_to_unicode, check_text, split_specials, train_tokenizer
+from regard.text.train import Kind, Normalization, bytes_to_unicode, check_text, split_specials, train_tokenizer
 
 # Names of special tokens in well-known models; the first one in the vocabulary is used.
 PAD_NAMES = ("<pad>", "[PAD]")
@@ -80,15 +83,23 @@ class Tokenizer:
                 self._raw.normalizer = None  # type: ignore[assignment]
 
     @classmethod
-    def train(cls, lines: Iterable[str], kind: Kind, vocab_size: int | None = None, min_count: int = 1) -> Tokenizer:
+    def train(
+        cls,
+        lines: Iterable[str],
+        kind: Kind,
+        vocab_size: int | None = None,
+        min_count: int = 1,
+        normalize: Normalization = "NFC",
+    ) -> Tokenizer:
         """Train a tokenizer on `lines`, any iterable of strings, which is read once.
 
         `vocab_size` includes the four special tokens. `word` keeps the most frequent words; the other kinds need an
         entry for every character, `bpe` for every byte. None means no limit for `word` and `char` and at most 8,000
         for `bpe` and `unigram`. `min_count` is the minimum frequency of a word, a character or a merged pair;
-        `unigram` does not use it. The same lines give the same tokenizer.
+        `unigram` does not use it. `normalize` is the Unicode normalisation of all text. The same lines give the same
+        tokenizer.
         """
-        return cls(train_tokenizer(lines, kind, vocab_size, min_count).to_str(pretty=True))
+        return cls(train_tokenizer(lines, kind, vocab_size, min_count, normalize).to_str(pretty=True))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:

@@ -27,6 +27,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from regard.errors import UserError, suggest
 
 Kind = Literal["word", "char", "byte", "bpe", "unigram"]
+Normalization = Literal["NFC", "NFKC", "none"]
 
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 SUBWORD_VOCAB_SIZE = 8000  # for bpe and unigram when no size is given
@@ -38,10 +39,14 @@ _WITHOUT_SPACES = re.compile(  # Thai, Lao, Burmese, Khmer, Kana, Han
 )
 
 
-def train_tokenizer(lines: Iterable[str], kind: Kind, vocab_size: int | None, min_count: int) -> RawTokenizer:
+def train_tokenizer(
+    lines: Iterable[str], kind: Kind, vocab_size: int | None, min_count: int, normalize: Normalization
+) -> RawTokenizer:
     """A tokenizer of the `tokenizers` library trained on `lines`; `Tokenizer.train` describes the arguments."""
     if kind not in get_args(Kind):
         raise UserError(f"kind = {kind!r}: {suggest(str(kind), get_args(Kind))}")
+    if normalize not in get_args(Normalization):
+        raise UserError(f"normalize = {normalize!r}: {suggest(str(normalize), get_args(Normalization))}")
     if isinstance(lines, str | bytes):
         raise UserError("lines is a single string; pass a list of lines, an open text file or another iterable")
     if vocab_size is not None:
@@ -57,13 +62,19 @@ def train_tokenizer(lines: Iterable[str], kind: Kind, vocab_size: int | None, mi
         )
     match kind:
         case "word" | "char":
-            return _train_words(kind, lines, vocab_size, min_count)
+            return _train_words(kind, lines, vocab_size, min_count, normalize)
         case "byte":
-            return _byte_tokenizer()
+            return _byte_tokenizer(normalize)
         case "bpe":
-            return _train_bpe(lines, vocab_size or SUBWORD_VOCAB_SIZE, min_count)
+            return _train_bpe(lines, vocab_size or SUBWORD_VOCAB_SIZE, min_count, normalize)
         case "unigram":
-            return _train_unigram(lines, vocab_size or SUBWORD_VOCAB_SIZE)
+            return _train_unigram(lines, vocab_size or SUBWORD_VOCAB_SIZE, normalize)
+
+
+def set_normalizer(raw: RawTokenizer, normalize: Normalization) -> None:
+    """Unicode normalisation before anything else; it is stored in tokenizer.json."""
+    if normalize != "none":
+        raw.normalizer = {"NFC": normalizers.NFC, "NFKC": normalizers.NFKC}[normalize]()
 
 
 @functools.cache
@@ -74,9 +85,10 @@ def bytes_to_unicode() -> tuple[str, ...]:
     return tuple(chr(byte if byte in printable else next(others)) for byte in range(256))
 
 
-def _byte_tokenizer() -> RawTokenizer:
+def _byte_tokenizer(normalize: Normalization) -> RawTokenizer:
     """The special tokens first, then byte b with id  len(SPECIALS) + b."""
     raw = RawTokenizer(models.BPE({token: id for id, token in enumerate((*SPECIALS, *bytes_to_unicode()))}, []))
+    set_normalizer(raw, normalize)
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens(list(SPECIALS))
@@ -84,11 +96,15 @@ def _byte_tokenizer() -> RawTokenizer:
 
 
 def _train_words(
-    kind: Literal["word", "char"], lines: Iterable[str], vocab_size: int | None, min_count: int
+    kind: Literal["word", "char"],
+    lines: Iterable[str],
+    vocab_size: int | None,
+    min_count: int,
+    normalize: Normalization,
 ) -> RawTokenizer:
     """`word` and `char`: a word or character is in the vocabulary or it is <unk>."""
     raw = RawTokenizer(models.WordLevel(unk_token=SPECIALS[1]))
-    raw.normalizer = normalizers.NFC()
+    set_normalizer(raw, normalize)
     if kind == "char":
         raw.pre_tokenizer = pre_tokenizers.FixedLength(length=1)  # spaces and line feeds are characters too
         raw.decoder = decoders.Fuse()  # joins without spaces, unlike words
@@ -110,10 +126,11 @@ def _train_words(
     return raw
 
 
-def _train_bpe(lines: Iterable[str], vocab_size: int, min_count: int) -> RawTokenizer:
+def _train_bpe(lines: Iterable[str], vocab_size: int, min_count: int, normalize: Normalization) -> RawTokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()  # the 256 characters that represent bytes
     _check_size(vocab_size, len(SPECIALS) + len(alphabet), "bpe needs every byte")
     raw = RawTokenizer(models.BPE())
+    set_normalizer(raw, normalize)
     # GPT-2's pattern separates letters, digits and punctuation, so no merge can produce "<s>".
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     raw.decoder = decoders.ByteLevel()
@@ -128,9 +145,9 @@ def _train_bpe(lines: Iterable[str], vocab_size: int, min_count: int) -> RawToke
     return raw
 
 
-def _train_unigram(lines: Iterable[str], vocab_size: int) -> RawTokenizer:
+def _train_unigram(lines: Iterable[str], vocab_size: int, normalize: Normalization) -> RawTokenizer:
     raw = RawTokenizer(models.Unigram())
-    raw.normalizer = normalizers.NFC()
+    set_normalizer(raw, normalize)
     # No space is added before the first word, so that " a" and "a" stay different texts.
     metaspace = pre_tokenizers.Metaspace(prepend_scheme="never")
     raw.pre_tokenizer = metaspace
@@ -139,7 +156,8 @@ def _train_unigram(lines: Iterable[str], vocab_size: int) -> RawTokenizer:
 
     def with_alphabet() -> Iterator[str]:
         for line in _checked(lines):
-            alphabet.update(unicodedata.normalize("NFC", line).replace(" ", "▁"))
+            normalized = line if normalize == "none" else unicodedata.normalize(normalize, line)
+            alphabet.update(normalized.replace(" ", "▁"))
             yield line
         # Checked before training starts: the library's trainer may exceed a size that is too small.
         _check_size(vocab_size, len(SPECIALS) + len(alphabet), "unigram needs every character of the text")

@@ -178,10 +178,10 @@ class Task(ABC):
         if text.tokenizer_files:
             return load_tokenizer(folder / home(text.tokenizer_files[side]))
         if text.kind == "gpt2":
-            return read_gpt2(folder / home(text.vocab_dir or ""))
+            return read_gpt2(folder / home(text.vocab_dir or ""), text.normalize)
         try:
             kind = text.target_kind or text.kind if side == 1 else text.kind
-            return Tokenizer.train(texts, kind, text.vocab_size)
+            return Tokenizer.train(texts, kind, text.vocab_size, normalize=text.normalize)
         except UserError as error:
             raise UserError(str(error).replace("vocab_size", "text.vocab_size")) from None
 
