@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from regard.models.transformer import build
 from regard.nn.feedforward import Experts
 from regard.training.config import TrainConfig
 from regard.training.objective import target_states, translation
+from regard.training.optimizer import rate
 from regard.training.trainer import LOSS, Metric, Trainer, read_metrics
 from reversal import MODEL, TRAIN, assert_same, reversal_pairs, train
 from stopping import interrupt_at
@@ -260,7 +262,7 @@ def test_patience_runs_on_over_a_stop(tmp_path, monkeypatch):
         ({"ema": 0.9, "average": 2}, r"average = 2: ema = 0.9 .* choose one"),
         ({"average": 5}, r"average = 5: .* keep >= 5"),
         ({"pack": 5000}, r"pack = 5000: .* batch_tokens = 4096"),
-        ({"patience": 2}, r"patience = 2: .* evaluate_every"),
+        ({"patience": 2, "evaluate_every": 0}, r"patience = 2: .* evaluate_every"),
         ({"cuda_graph": True}, r"cuda_graph = true .* pack > 0"),
         ({"cuda_graph": True, "pack": 64, "gradient_accumulation": 2}, r"gradient_accumulation = 1"),
         ({"gradient_accumulation": 0}, r"gradient_accumulation = 0"),
@@ -278,3 +280,31 @@ def test_refusals_name_the_field(fields, message):
 def test_a_graph_needs_a_gpu(tmp_path):
     with pytest.raises(UserError, match=r"cuda_graph = true: a CUDA graph needs an NVIDIA GPU, not cpu"):
         make(tmp_path, replace(TRAIN, cuda_graph=True, pack=16))
+
+
+def test_warmup_and_evaluations_follow_the_number_of_steps():
+    for steps, warmup in ((10, 1), (300, 30), (10_000, 1000), (100_000, 4000)):
+        config = TrainConfig(steps=steps)
+        assert config.warmup_steps == warmup and config.evaluation_interval == steps // 10
+        assert max(rate(step, config) for step in range(1, steps + 1)) == config.lr
+    assert TrainConfig(steps=10, warmup=0, evaluate_every=0).evaluation_interval == 0
+
+
+def test_the_best_weights_are_kept_by_default(tmp_path):
+    trainer = make(tmp_path, replace(TRAIN, steps=20, evaluate_every=None), evaluate=falling_then_rising(4))
+    assert trainer.run() and trainer.best["step"] == 8
+    assert [line["step"] for line in read_metrics(tmp_path) if "valid_loss" in line] == [*range(2, 21, 2)]
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"warmup": 100}, r"train\.warmup = 100 >= train\.steps = 100: .*never reaches train\.lr"),
+        ({"average": 5, "keep": 5, "save_every": 40}, r"train\.average = 5: .* saves 3; set train\.save_every = 20"),
+        ({"ema": 0.999}, r"train\.ema = 0\.999: the mean covers about 1,000 steps, more than train\.steps = 100"),
+    ],
+)
+def test_settings_that_spoil_a_run_are_reported(fields, message):
+    (line,) = TrainConfig(steps=100, **fields).warnings()
+    assert re.match(message, line)
+    assert not [*TrainConfig(steps=100).warnings()] and not [*TrainConfig(steps=1).warnings()]

@@ -138,3 +138,8 @@ def test_a_folder_of_something_else_is_left_alone(here, capsys):
 def test_a_device_that_is_not_there(here, capsys):
     assert main(["train", "mine.toml", "--device", "toaster"]) == 2
     assert "device = 'toaster' is not available" in capsys.readouterr().err
+
+
+def test_a_warmup_longer_than_the_run_is_reported_before_it_starts(here, capsys):
+    assert train("mine.toml", "--set=train.warmup=50", "--set=train.steps=2") == 0
+    assert "warning: train.warmup = 50 >= train.steps = 2: the learning rate never" in capsys.readouterr().err

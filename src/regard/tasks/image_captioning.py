@@ -82,7 +82,7 @@ class ImageCaptioning(Task):
     DEFAULTS: ClassVar = {
         "text": {"kind": "word"},
         "model": {"architecture": "encoder-decoder", "input": "patches", "norm_order": "pre", "activation": "gelu"},
-        "train": {"schedule": "cosine", "warmup": 500, "eps": 1e-8, "weight_decay": 0.01, "label_smoothing": 0.0},
+        "train": {"schedule": "cosine", "eps": 1e-8, "weight_decay": 0.01, "label_smoothing": 0.0},
     }
     MODEL: ClassVar = {
         "architecture": ("encoder-decoder",), "input": ("patches", "features"), "output_head": ("tokens",)

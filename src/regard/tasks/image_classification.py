@@ -62,7 +62,7 @@ class ImageClassification(ClassificationTask):
             "activation": "gelu"
         },
         "train": {
-            "schedule": "cosine", "warmup": 500, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.05,
+            "schedule": "cosine", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.05,
             "label_smoothing": 0.1,
         },
     }  # fmt: skip

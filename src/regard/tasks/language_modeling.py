@@ -140,7 +140,7 @@ class LanguageModeling(PlainTextTask):
     DEFAULTS: ClassVar = {
         "model": {"architecture": "decoder"},
         "train": {
-            "schedule": "cosine", "warmup": 200, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1,
+            "schedule": "cosine", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1,
             "label_smoothing": 0.0,
         },
         "decode": {"sample": True},

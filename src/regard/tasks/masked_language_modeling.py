@@ -65,7 +65,7 @@ class MaskedLanguageModeling(PlainTextTask):
     DEFAULTS: ClassVar = {
         "model": {"architecture": "encoder", "output_head": "tokens", "head_layer": True, "logit_bias": True},
         "train": {
-            "schedule": "cosine", "warmup": 500, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.01,
+            "schedule": "cosine", "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.01,
             "label_smoothing": 0.0,
         },
     }  # fmt: skip

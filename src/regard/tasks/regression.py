@@ -86,7 +86,7 @@ class Regression(Task):
         "model": {
             "input": "features", "output_head": "values", "norm_order": "pre", "dropout": 0.0, "embed_dropout": 0.0
         },
-        "train": {"schedule": "cosine", "warmup": 200, "eps": 1e-8, "label_smoothing": 0.0},
+        "train": {"schedule": "cosine", "eps": 1e-8, "label_smoothing": 0.0},
     }  # fmt: skip
     MODEL: ClassVar = {"input": ("features",), "output_head": ("values",)}
     PLACEHOLDERS: ClassVar = {"feature_dim": 1}

@@ -132,7 +132,7 @@ class TextClassification(ClassificationTask):
     DEFAULTS: ClassVar = {
         "model": {"architecture": "encoder", "output_head": "classes", "pooling": "mean"},
         "train": {
-            "schedule": "cosine", "warmup": 200, "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0.01,
+            "schedule": "cosine", "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0.01,
             "label_smoothing": 0.0,
         },
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +17,7 @@ class TrainConfig:
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks; AdamW for the rest
     lr: float = 1e-3  # the peak of the learning rate schedule
     schedule: Literal["inverse-sqrt", "cosine", "linear", "constant"] = "inverse-sqrt"
-    warmup: int = 4000  # steps from 0 to lr
+    warmup: int | None = None  # steps from 0 to lr; None: a tenth of `steps`, at most 4,000
     betas: tuple[float, ...] = (0.9, 0.98)
     eps: float = 1e-9
     weight_decay: float = 0.0
@@ -38,7 +39,7 @@ class TrainConfig:
     log_every: int = 10
     save_every: int = 1000
     keep: int = 2  # checkpoints; if the newest is damaged, the one before is used
-    evaluate_every: int = 0  # steps; 0: at the end only
+    evaluate_every: int | None = None  # steps; None: a tenth of `steps`; 0: at the end only
     metric: str = "loss"  # the validation metric that chooses the best weights; each task has its own
     patience: int = 0  # evaluations without improvement before training stops; 0: never
     average: int = 1  # the final model is the mean of so many checkpoints
@@ -75,5 +76,33 @@ class TrainConfig:
             raise UserError(
                 "optimizer = 'muon': needs unsharded matrices; set parallel = 'ddp', or optimizer = 'adamw'"
             )
-        if self.patience and not self.evaluate_every:
+        if self.patience and self.evaluate_every == 0:
             raise UserError(f"patience = {self.patience}: counts evaluations; set evaluate_every, such as 500")
+
+    @property
+    def warmup_steps(self) -> int:
+        return min(4000, self.steps // 10) if self.warmup is None else self.warmup
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Steps between two evaluations; 0: only at the end."""
+        return max(1, self.steps // 10) if self.evaluate_every is None else self.evaluate_every
+
+    def warnings(self) -> Iterator[str]:
+        """Settings that are allowed, but likely to spoil the result of a run."""
+        checkpoints = -(-self.steps // self.save_every)
+        if self.warmup_steps >= self.steps > 1:
+            yield (
+                f"train.warmup = {self.warmup} >= train.steps = {self.steps}: the learning rate never reaches "
+                f"train.lr = {self.lr}; remove train.warmup (a tenth of the steps by default)"
+            )
+        if self.average > checkpoints:
+            yield (
+                f"train.average = {self.average}: train.steps = {self.steps} with train.save_every = {self.save_every} "
+                f"saves {checkpoints}; set train.save_every = {max(1, self.steps // self.average)} or lower"
+            )
+        if self.ema and self.steps * (1 - self.ema) < 1:
+            yield (
+                f"train.ema = {self.ema}: the mean covers about {1 / (1 - self.ema):,.0f} steps, more than train.steps "
+                f"= {self.steps}, so it would remain near the initial weights; lower train.ema"
+            )

@@ -131,12 +131,13 @@ class Combined(torch.optim.Optimizer):
 
 def rate(step: int, config: TrainConfig) -> float:
     """The learning rate of update number `step`, counted from 1."""
-    if step < config.warmup:
-        return config.lr * step / config.warmup
-    done = min((step - config.warmup) / max(config.steps - config.warmup, 1), 1.0)  # of the steps after the warmup
+    warmup = config.warmup_steps
+    if step < warmup:
+        return config.lr * step / warmup
+    done = min((step - warmup) / max(config.steps - warmup, 1), 1.0)  # of the steps after the warmup
     match config.schedule:
         case "inverse-sqrt":
-            return config.lr * math.sqrt(max(config.warmup, 1) / step)
+            return config.lr * math.sqrt(max(warmup, 1) / step)
         case "cosine":
             return config.lr * (1 + math.cos(math.pi * done)) / 2
         case "linear":

@@ -60,6 +60,8 @@ class Run:
         """Check the data, make the tokenizers, save the recipe. A folder that holds another run stays untouched."""
         task = self.task
         self._refuse_foreign_folder()
+        for line in self.config.warnings():
+            print(f"warning: {line}", file=sys.stderr)
         task.check_data()
         self.preloading = threading.Thread(target=preload, args=(task.device, self.config.compile))
         self.preloading.start()

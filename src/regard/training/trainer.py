@@ -176,7 +176,7 @@ class Trainer:
                 last, stopped = self.step == config.steps, stop()
                 log = last or self.step % config.log_every == 0
                 save = last or stopped or self.step % config.save_every == 0
-                due = config.evaluate_every > 0 and self.step % config.evaluate_every == 0
+                due = config.evaluation_interval > 0 and self.step % config.evaluation_interval == 0
                 evaluate = self.evaluate is not None and (last or due)
                 if log or save or evaluate:
                     self._check_finite()
@@ -255,7 +255,7 @@ class Trainer:
         what = f"loss scale = {scale:g}, after infinite gradients," if math.isfinite(total) else f"loss = {total}"
         raise UserError(
             f"{what} at step {self.step}: training has diverged; the last checkpoint is unchanged. Lower "
-            f"train.lr = {self.config.lr} or raise train.warmup = {self.config.warmup}, and start again"
+            f"train.lr = {self.config.lr} or raise train.warmup = {self.config.warmup_steps}, and start again"
         )
 
     def _log(self, progress: Progress) -> None:
