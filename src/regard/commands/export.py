@@ -31,18 +31,32 @@ ARGUMENTS = {
 def run(args: argparse.Namespace) -> None:
     from regard.files import staged
     from regard.interop import export_folder
+    from regard.interop.check import compare_texts
     from regard.models.folder import weights_of
     from regard.tasks.registry import load
 
     bundle = load(args.run)
     with staged(args.hf, marker="config.json", force=args.force, keep=args.run) as fresh:
-        family = export_folder(bundle.model, fresh, bundle.tokenizers, metadata=bundle.tables["hf"])
+        metadata = dict(bundle.tables["hf"])
+        if bundle.config.output_head == "classes":
+            metadata["id2label"] = {str(number): name for number, name in enumerate(bundle.classes)}
+        family = export_folder(bundle.model, fresh, bundle.tokenizers, metadata=metadata)
         difference, summary = check(args, bundle.model, fresh)
+        agreement = compare_texts(bundle, fresh) if args.check else None
+        if agreement is not None:
+            summary = [*summary, agreement.summary]
+            if agreement.identical < 0.9 * agreement.compared:
+                text, ours, theirs = agreement.first or ("", "", "")
+                raise UserError(
+                    f"--check: {agreement.summary}; the first that differs: {text!r} gives {ours!r} here and "
+                    f"{theirs!r} there; nothing was saved"
+                )
         files = sorted(str(path.relative_to(fresh)) for path in fresh.rglob("*") if path.is_file())
     parameters = sum(tensor.numel() for tensor in weights_of(bundle.model).values())
     result = {"family": family, "parameters": parameters, "folder": args.hf, "files": files}
     line = f"{family}, {parameters:,} parameters: {args.run} -> {args.hf} ({', '.join(files)})"
-    show(args.json, {**result, "difference": difference}, [line, *summary])
+    texts = None if agreement is None else {"identical": agreement.identical, "compared": agreement.compared}
+    show(args.json, {**result, "difference": difference, "texts": texts}, [line, *summary])
 
 
 def check(args: argparse.Namespace, model: Model, folder: str | Path) -> tuple[float | None, list[str]]:

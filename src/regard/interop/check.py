@@ -1,8 +1,12 @@
-"""Comparison with transformers: the same random input through both models, and the largest difference of the outputs.
+"""Comparison with transformers: the same input through both models.
 
-Both compute in float32 with a different order of operations, so values agree to a relative error of about 1e-6; a wrong
-weight map gives errors as large as the values. Rows have different lengths, which covers padding; only real tokens are
-compared.
+`compare` feeds the same random ids or pixels to both and reports the largest difference of the outputs. Both compute
+in float32 with a different order of operations, so values agree to a relative error of about 1e-6; a wrong weight map
+gives errors as large as the values. Rows have different lengths, which covers padding; only real tokens are compared.
+
+`compare_texts` goes from text to text, as a user of the folder does: AutoTokenizer and the model of transformers
+against the predictor of Regard, with greedy search. This covers the tokenizer, the special tokens that it adds, and the
+names of classes.
 """
 
 from __future__ import annotations
@@ -18,8 +22,16 @@ from torch import Tensor
 from regard.errors import MissingExtra, UserError
 from regard.interop.folder import read_json
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model, Recurrent
+from regard.predict.bundle import Bundle
+from regard.predict.config import SearchConfig
 
 TOLERANCE = 2e-5  # relative to the largest value
+NEW_TOKENS = 24  # generated for each of these texts
+TEXTS = (
+    "A dog runs on the beach.", "Two men are playing football.", "What is the time?", "It costs 1,250 euros!",
+    "the quick brown fox jumps over the lazy dog", "ROMEO:", "Ein Mann fährt mit dem Fahrrad.", "Guten Morgen",
+    "정말 재미있는 영화였다", "나는 학교에 간다.", "돈이 아깝다 ㅠㅠ", "2021년 3월 3일", "ok", "I don't know 🙂",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,70 @@ def compare(model: Model, folder: str | Path) -> Difference:
     differences = [(ours - theirs).abs().max().item() for ours, theirs in pairs]
     scales = [theirs.abs().max().item() for _, theirs in pairs]
     return Difference(max(differences), max(scales), sum(theirs.numel() for _, theirs in pairs))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Outputs for the same texts: how many are identical, and the first pair that is not."""
+
+    identical: int
+    compared: int
+    first: tuple[str, str, str] | None  # text, our output, theirs
+
+    @property
+    def summary(self) -> str:
+        return f"outputs for {self.compared} texts: {self.identical} identical to those of transformers"
+
+
+def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | None:
+    """Compare the predictions of `bundle` with those of the transformers folder; None if its input is not text."""
+    config = bundle.config
+    if not bundle.tokenizers or config.input != "tokens" or bundle.predictor_class is None:
+        return None
+    from transformers import AutoTokenizer
+
+    def load(path: Path) -> Any:
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+
+    room = config.max_length - NEW_TOKENS if config.architecture == "decoder" else config.max_length
+    texts = [text for text in TEXTS if len(bundle.source.encode(text)) + 2 <= room]
+    if not texts:
+        return None
+    peer, tokenizer, predictor = load_peer(folder), load(Path(folder)), bundle.predictor
+    with torch.inference_mode():
+        match config.architecture, config.output_head:
+            case "encoder-decoder", _:
+                batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+                separate = Path(folder) / "target"
+                output = peer.generate(**batch, max_new_tokens=NEW_TOKENS, num_beams=1, do_sample=False)
+                theirs = (load(separate) if separate.is_dir() else tokenizer).batch_decode(output, True)
+                search = SearchConfig(max_length=NEW_TOKENS)
+                ours = [prediction.text for prediction in predictor.predict(texts, config=search)]
+            case "decoder", _:
+                theirs, ours = [], []
+                search = SearchConfig(sample=True, top_k=1, max_length=NEW_TOKENS)
+                for text in texts:
+                    ids = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+                    output = peer.generate(**ids, max_new_tokens=NEW_TOKENS, do_sample=False)
+                    theirs.append(tokenizer.decode(output[0, ids.input_ids.shape[1] :], True))
+                    ours.append(predictor.predict([text], config=search)[0].text)
+            case "encoder", "classes":
+                batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+                best = peer(**batch).logits.softmax(dim=-1).max(dim=-1)
+                names = [peer.config.id2label[number] for number in best.indices.tolist()]
+                theirs = [f"{name} {value:.3f}" for name, value in zip(names, best.values.tolist(), strict=True)]
+                ours = [f"{one.label} {one.probabilities[one.label]:.3f}" for one in predictor.predict(texts)]
+            case _, "tokens" if tokenizer.mask_token:
+                texts = [f"{text} {tokenizer.mask_token}" for text in texts]
+                batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+                masked = batch.input_ids == tokenizer.mask_token_id
+                theirs = [*map(bundle.tokenizer.token, peer(**batch).logits[masked].argmax(dim=-1).tolist())]
+                ours = [one.masks[0][0].token for one in predictor.predict(texts, top=1)]
+            case _:
+                return None
+    pairs = [*zip(texts, ours, theirs, strict=True)]
+    different = [pair for pair in pairs if pair[1] != pair[2]]
+    return Agreement(len(pairs) - len(different), len(pairs), different[0] if different else None)
 
 
 def load_peer(folder: str | Path) -> Any:
@@ -93,8 +169,9 @@ def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[
             inputs, out = (ids, is_real), peer(input_ids=ids, attention_mask=is_real.long())
         case Encoder() if config.input == "patches":
             shape = (3, config.channels, config.image_size, config.image_size)
-            images = torch.randn(shape, generator=generator)
-            inputs, out = (images,), peer(pixel_values=images)
+            images = torch.rand(shape, generator=generator)
+            mean, std = (torch.tensor(values)[:, None, None] for values in (config.pixel_mean, config.pixel_std))
+            inputs, out = (images,), peer(pixel_values=(images - mean) / std)
         case Encoder():
             ids, is_real = tokens(config.vocab_size or 0)
             types = torch.randint(max(1, config.token_types), ids.shape, generator=generator)

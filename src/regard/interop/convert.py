@@ -10,6 +10,7 @@ Dropout rates are converted for further training; they do not affect predictions
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -136,6 +137,11 @@ def config_to_hf(config: ModelConfig, metadata: Mapping[str, Any] | None = None)
 def weights_to_hf(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Tensors:
     """Their tensors, named as in the architecture that `config_to_hf` returns."""
     family = family_of(config)
+    if family.fixed["bias"] and not config.bias:  # zeros instead of no biases
+        with torch.device("meta"):
+            shapes = weights_of(build(replace(config, bias=True)))
+        like = next(iter(tensors.values()))
+        tensors = {name: tensors.get(name, like.new_zeros(meta.shape)) for name, meta in shapes.items()}
     theirs = rules.to_hf(family.rules(config), family.reorder(config, dict(tensors)))
     example = next(iter(theirs.values()))
     for name, content in family.additions(config).items():

@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import processors
 
 from regard.errors import UserError
 from regard.files import make_folder, write_atomically
@@ -27,7 +29,9 @@ from regard.models.folder import fill, read_weights, weights_of, write_weights
 from regard.models.transformer import Model, build
 from regard.text.gpt2 import find_files, read_gpt2
 from regard.text.sentencepiece import from_sentencepiece
-from regard.text.tokenizer import Tokenizer
+from regard.text.tokenizer import MASK_NAMES, Tokenizer
+
+PREPROCESSOR = "preprocessor_config.json"
 
 # Special tokens with a role in transformers that Regard does not use
 ROLES = {"[CLS]": "cls_token", "[SEP]": "sep_token", "[MASK]": "mask_token", "<mask>": "mask_token"}
@@ -61,7 +65,7 @@ def read_folder(folder: str | Path) -> Imported:
     family = convert.family_in(hf)
     tensors = _read_tensors(folder, hf)
     try:
-        config = convert.config_from_hf(hf, tensors)
+        config = replace(convert.config_from_hf(hf, tensors), **_pixel_statistics(folder / PREPROCESSOR))
         ours, unused = convert.weights_from_hf(config, tensors)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
@@ -147,8 +151,10 @@ def export_folder(
 ) -> str:
     """Save `model` for transformers' `from_pretrained(folder)`; returns the name of the family.
 
-    Special tokens are those of the tokenizers, unless `metadata` overrides them. If source and target have separate
-    tokenizers, that of the target is saved in the subfolder `target`.
+    Special tokens are those of the tokenizers, unless `metadata` overrides them. The exported tokenizers add the
+    special tokens that the model was trained with: </s> after the source of an encoder-decoder, <s> and </s> around
+    the text of an encoder. If source and target have separate tokenizers, that of the target is saved in the subfolder
+    `target`. Means and standard deviations of pixels are saved in preprocessor_config.json.
     """
     folder, tokenizers = Path(folder), dict(tokenizers or {})
     config = model.config
@@ -167,16 +173,58 @@ def export_folder(
         if tokenizer is not None:
             make_folder(folder / name)
             path = folder / name / "tokenizer.json"
-            tokenizer.save(path)
+            write_atomically(path, _with_special_tokens(tokenizer, config.architecture).encode())
             added = {token["content"] for token in read_json(path).get("added_tokens", [])}
             _write_json(path.with_name("tokenizer_config.json"), _tokenizer_config(tokenizer, added, config))
+    if config.input == "patches":
+        _write_json(folder / PREPROCESSOR, _preprocessor_config(config))
     _write_json(folder / "config.json", hf)
     write_weights(folder / "model.safetensors", weights)
     return family.name
 
 
+def _with_special_tokens(tokenizer: Tokenizer, architecture: str) -> str:
+    """tokenizer.json that adds the special tokens of the training data; an imported one that adds some is kept."""
+    raw = RawTokenizer.from_str(tokenizer.json)
+    before = tokenizer.bos if architecture == "encoder" else None
+    after = None if architecture == "decoder" else tokenizer.eos
+    if raw.post_processor is not None or (before is None and after is None):
+        return tokenizer.json
+    tokens = [(raw.id_to_token(id), id) for id in (before, after) if id is not None]
+    first, last = (raw.id_to_token(id) if id is not None else "" for id in (before, after))
+    raw.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}".strip(), pair=f"{first} $A {last} $B:1 {last}:1".strip(), special_tokens=tokens
+    )
+    content = json.loads(raw.to_str())
+    for token in content["added_tokens"]:
+        if token["content"] in MASK_NAMES and tokenizer.has_spaces:
+            token["lstrip"] = True  # the space before <mask> belongs to the token that it stands for
+    return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def _preprocessor_config(config: ModelConfig) -> Json:
+    """What transformers' image processor does: resize, divide by 255, normalise by the statistics of the pixels."""
+    mean, std = (list(values) * (config.channels // len(values)) for values in (config.pixel_mean, config.pixel_std))
+    return {
+        "image_processor_type": "ViTImageProcessor", "do_resize": True, "do_rescale": True, "do_normalize": True,
+        "size": {"height": config.image_size, "width": config.image_size}, "resample": 2, "rescale_factor": 1 / 255,
+        "image_mean": mean, "image_std": std,
+    }  # fmt: skip
+
+
+def _pixel_statistics(path: Path) -> Json:
+    """Our fields for what transformers' image processor does to pixels between 0 and 1."""
+    content = read_json(path) if path.is_file() else {}
+    if not content.get("do_normalize") or "image_mean" not in content or "image_std" not in content:
+        return {}
+    return {"pixel_mean": tuple(content["image_mean"]), "pixel_std": tuple(content["image_std"])}
+
+
 def _tokenizer_config(tokenizer: Tokenizer, added: set[str], config: ModelConfig) -> Json:
-    content: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_length}
+    content: Json = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_length,
+        "clean_up_tokenization_spaces": False,
+    }  # fmt: skip
     for role in ("pad", "unk", "bos", "eos"):
         id = getattr(tokenizer, role)
         if id is not None:

@@ -44,8 +44,6 @@ class MaskPredictor(Predictor[str, MaskPrediction]):
         super().__init__(bundle)
         self.tokenizer, self.max_length = bundle.tokenizer, bundle.limits.context
         self.mask = self.tokenizer.special_id("mask")
-        pieces = (self.tokenizer.token(id) for id in range(len(self.tokenizer)))
-        self.spaced = any(piece.startswith("▁") and len(piece) > 1 for piece in pieces)  # tokens include their space
 
     def predict(self, inputs: Sequence[str], *, top: int = 5, **options: Any) -> list[MaskPrediction]:
         """The `top` most probable tokens for each <mask> of each text; each is predicted on its own."""
@@ -58,7 +56,7 @@ class MaskPredictor(Predictor[str, MaskPrediction]):
         parts = text.split(MASK_NAMES[0])
         if len(parts) < 2:
             raise UserError(f"{text!r}: has no mask; write {MASK_NAMES[0]} where a token is to be predicted")
-        if self.spaced:
+        if self.tokenizer.has_spaces:  # a token includes the space before its word
             parts = [part.removesuffix(" ") for part in parts[:-1]] + parts[-1:]
         ids = [self.tokenizer.special_id("bos")]
         for number, part in enumerate(self.tokenizer.encode_batch(parts)):

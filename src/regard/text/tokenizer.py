@@ -127,6 +127,12 @@ class Tokenizer:
         """The ids of special tokens, which text is never encoded as."""
         return {id for id, token in self._added.items() if token.special}
 
+    @property
+    def has_spaces(self) -> bool:
+        """Whether tokens include the space before a word."""
+        tokens = (self.token(id) for id in self._raw.get_vocab().values())
+        return any(token.startswith("▁") and len(token) > 1 for token in tokens)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save as `tokenizer.json`, atomically: a reader sees the old file or the complete new one."""
         write_atomically(path, self.json.encode())
