@@ -127,13 +127,15 @@ def _list_folders(folders: Sequence[Path], classes: tuple[str, ...]) -> Listed:
     names = sorted({entry.name for entry in entries})
     if not classes and len(names) < 2:
         raise UserError(f"{folders[0]}: has {len(names)} folders; put the images of each class into one of its own")
-    classes = classes or tuple(names)
+    learned, classes = not classes, classes or tuple(names)
     for entry in entries:
         if entry.name not in classes:
             raise UserError(
                 f"{entry}: {entry.name!r} is not a class of the training data; {suggest(entry.name, classes)}"
             )
         inside = sorted(path for path in entry.rglob("*") if path.is_file() and not path.name.startswith("."))
+        if learned and not inside:
+            raise UserError(f"{entry}: is empty, so the class {entry.name!r} has no images; add some or remove it")
         files += inside
         labels += [classes.index(entry.name)] * len(inside)
     if not files:

@@ -78,7 +78,10 @@ class PairData(DataConfig):
                 table = Table(paths[0], columns, notes, header=header, remedy=REMEDY)
                 rows: Iterable[Row | Problem] = table if names else aligned_rows(paths[0], paths[1], notes)
                 for row in rows:
-                    yield row if isinstance(row, Problem) else _pair(row, paths, names)
+                    pair = row if isinstance(row, Problem) else _pair(row, paths, names)
+                    if isinstance(pair, Pair) and pair.source == pair.target:
+                        notes[pair.file, "source and target are identical"] += 1
+                    yield pair
 
         return Rows(files, scan, self.skip_bad, what="sentence pairs", remedy="put a sentence in each line")
 
@@ -101,6 +104,8 @@ def find_pairs(files: Sequence[str], folder: str | Path = ".") -> list[tuple[Pat
     if (None in kinds and (len(kinds) > 1 or len(files) != 2)) or not files:
         endings = ", ".join(f".{kind}" for kind in TABLES)
         raise UserError(f"{list(files)}: give two files whose lines belong together, or tables ending in {endings}")
+    if len(files) != len(set(files)):
+        raise UserError(f"{list(files)}: contains a file twice; name the other file")
     found = find_files(files, folder)
     if None not in kinds:
         return [(path,) for path in found]

@@ -14,12 +14,13 @@ to the subclasses of `DataConfig`: `regard.data.pairs`, `labels`, `documents`, `
 from __future__ import annotations
 
 import difflib
+import filecmp
 import glob
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -77,6 +78,15 @@ class DataConfig:
         names = ("train", "valid", "test", "folder")
         settings = {name: value for name, value in to_dict(self).items() if name not in names}
         return fingerprint(self.find(files) if files else [], settings)
+
+    def repeated(self) -> Iterator[str]:
+        """Sets that contain a file of the training data, under its own or another name."""
+        train = self.find(self.train) if self.train else []
+        for name, files in self.sets.items():
+            for path in self.find(files):
+                if any(path.samefile(one) or (path.is_file() and filecmp.cmp(path, one)) for one in train):
+                    key = "valid" if name == "valid" else f"test.{name}"
+                    yield f"data.{key}: {path} is also training data, so its results say nothing about new data"
 
     def check_valid_fraction(self, fraction: float) -> None:
         """`valid_fraction` of the training data replaces `valid`."""

@@ -41,6 +41,12 @@ LONGEST = 1_000_000  # bytes in a line
 SHOWN = 10  # problems that are listed
 TABLES = ("tsv", "csv", "jsonl", "parquet")
 UNREADABLE = (EOFError, zlib.error, OSError)  # what reading a file may raise, gzip or not
+HEADERS = {  # a first line of these is taken for a header
+    "source", "target", "src", "tgt", "trg", "input", "output", "text", "label", "sentence", "sentence1", "sentence2",
+    "translation", "question", "answer", "prompt", "response", "english", "korean", "german", "french", "japanese",
+    "chinese", "spanish", "en", "ko", "de", "fr", "ja", "zh", "es", "it", "ru", "pt", "nl", "pl", "cs", "tr",
+    "ar", "vi",
+}  # fmt: skip
 Notes = Counter[tuple[str, str]]  # (file, what was changed) -> how often
 
 
@@ -315,9 +321,13 @@ class Table:
 
         def pick(cells: list[str]) -> tuple[str | None, ...]:
             nonlocal width
-            width = width or len(cells)  # without a header the first line says how many columns there are
             if len(cells) < least:
                 raise ValueError(f"has {len(cells)} column{'s' * (len(cells) > 1)}, {least} needed")
+            if not width:  # without a header the first line says how many columns there are
+                width = len(cells)
+                if {cell.strip().lower() for cell in cells} <= HEADERS:
+                    names = [f"{name} = {cells[at]!r}" for name, at in zip(self.columns, positions, strict=True)]
+                    raise ValueError(f"looks like a header: name its columns in [data]: {', '.join(names)}")
             if len(cells) > width:
                 raise ValueError(f"has {len(cells)} columns instead of {width}: is there a {sign} in the text?")
             return tuple(cells[at] if at >= 0 else None for at in positions)

@@ -43,7 +43,7 @@ class Translator(SearchPredictor[str, TextPrediction]):
         done: Callable[[Sequence[int]], object] | None = None,
         **options: Any,
     ) -> list[TextPrediction]:
-        """A translation of each line, decoded at most `batch` lines at a time; an empty line stays empty.
+        """A translation of each line, decoded at most `batch` lines at a time; a blank line gives "".
 
         `options` are fields of a SearchConfig. `first` is the index of the first line, which determines its samples.
         `done` is called with the rows that were decoded together.
@@ -59,7 +59,7 @@ class Translator(SearchPredictor[str, TextPrediction]):
                 )
         if batch < 1:
             raise UserError(f"batch = {batch}: must be 1 or more lines")
-        lines = [row for row, line in enumerate(ids) if len(line) > 1]  # </s> alone is nothing to translate
+        lines = [row for row, text in enumerate(inputs) if text.strip()]  # nothing to translate in a blank line
         batches = self.batches(ids, lines, TOKENS // (config.n_best if config.sample else config.beam), batch)
         predictions = [TextPrediction((ScoredText("", 0.0, 0.0),)) for _ in ids]
         for rows, results in self._search(batches, config, first):

@@ -27,6 +27,7 @@ from io import StringIO
 
 import torch
 
+from regard.data.sets import DataConfig
 from regard.errors import Unfinished, UserError, program
 from regard.files import make_folder, write_atomically
 from regard.models.config import ModelConfig
@@ -60,7 +61,8 @@ class Run:
         """Check the data, make the tokenizers, save the recipe. A folder that holds another run stays untouched."""
         task = self.task
         self._refuse_foreign_folder()
-        for line in self.config.warnings():
+        repeated = task.data.repeated() if isinstance(task.data, DataConfig) else ()
+        for line in (*self.config.warnings(), *repeated):
             print(f"warning: {line}", file=sys.stderr)
         task.check_data()
         self.preloading = threading.Thread(target=preload, args=(task.device, self.config.compile))
