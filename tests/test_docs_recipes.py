@@ -15,28 +15,6 @@ from regard.cli import main
 
 DOCS = Path(__file__).parent.parent / "docs"
 WORDS = ["dog", "cat", "runs", "on", "the", "red", "blue", "house", "two", "men", "play", "in", "a", "small", "park"]
-    "dog",
-    "cat",
-    "runs",
-    "on",
-    "the",
-    "red",
-    "blue",
-    "house",
-    "two",
-    "men",
-    "play",
-    "in",
-    "a",
-    "park",
-    "with",
-    "small",
-    "ball",
-    "over",
-    "water",
-    "under",
-    "sky",
-]
 # Only what decides the time of a step is smaller; the recipe stays as it is.
 FEWER = ("train.steps=2", "model.layers=1", "train.batch_tokens=2048")
 
