@@ -24,6 +24,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import sys
 import zlib
 from collections import Counter
@@ -41,6 +42,10 @@ LONGEST = 1_000_000  # bytes in a line
 SHOWN = 10  # problems that are listed
 TABLES = ("tsv", "csv", "jsonl", "parquet")
 UNREADABLE = (EOFError, zlib.error, OSError)  # what reading a file may raise, gzip or not
+ENCODINGS = {  # bytes of text other than UTF-8: pairs that are Hangul syllables; letters with accents among ASCII
+    "CP949": rb"([\x00-\x7f]|[\xb0-\xc8][\xa1-\xfe])+",
+    "CP1252": rb"([\x00-\x7f]|(?<![\x80-\xff])[\xc0-\xff](?![\x80-\xff]))+",
+}
 HEADERS = {  # a first line of these is taken for a header
     "source", "target", "src", "tgt", "trg", "input", "output", "text", "label", "sentence", "sentence1", "sentence2",
     "translation", "question", "answer", "prompt", "response", "english", "korean", "german", "french", "japanese",
@@ -200,9 +205,11 @@ def unreadable(error: Exception, name: str, line: int) -> Problem:
 
 def undecodable(error: UnicodeDecodeError, first: bool = False) -> str:
     """What is wrong with bytes, perhaps the `first` of a file, that are not UTF-8."""
-    utf16 = first and error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
-    hint = "; the file looks like UTF-16: convert it with  iconv -f UTF-16 -t UTF-8" * utf16
-    return f"is not UTF-8: byte {error.object[error.start]:#04x} at position {error.start + 1:,}{hint}"
+    raw = bytes(error.object)
+    is_utf16 = first and raw[:2] in (b"\xff\xfe", b"\xfe\xff")
+    guesses = ["UTF-16"] if is_utf16 else [name for name, form in ENCODINGS.items() if re.fullmatch(form, raw)]
+    hint = f"; the file looks like {guesses[0]}: convert it with  iconv -f {guesses[0]} -t UTF-8" if guesses else ""
+    return f"is not UTF-8: byte {raw[error.start]:#04x} at position {error.start + 1:,}{hint}"
 
 
 def open_bytes(path: Path) -> IO[bytes]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import UserError, suggest
+from regard.errors import UserError
 from regard.interop import rules
 from regard.interop.encoder_decoders import BART, T5, Marian
 from regard.interop.encoders import BERT, ViT
@@ -40,7 +40,7 @@ def family_in(hf: Json) -> Family:
     """The family that config.json names."""
     name = hf.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise unsupported("model_type", name, suggest(str(name), FAMILIES))
+        raise UserError(f"config.json: model_type = {name!r} is not supported yet; supported are {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 

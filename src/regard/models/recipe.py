@@ -108,7 +108,9 @@ def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
         name, text = _split_assignment(assignment, "train.lr=0.001")
         *path, field = name.split(".")  # data.scenes.language: a table in a table
         if not path:
-            raise UserError(f"--set {assignment}: name its table, such as --set model.{name}={text}")
+            homes = [key for key, table in tables.items() if isinstance(table, dict) and name in table]
+            home = (*homes, "model" if name in field_types(ModelConfig) else "train")[0]
+            raise UserError(f"--set {assignment}: name its table, such as --set {home}.{name}={text}")
         hints = field_types(ModelConfig) if path == ["model"] else {}
         value = _value(text, hints.get(field, types.NoneType))  # other tables: none removes the setting
         table = changed

@@ -212,6 +212,8 @@ Model = SequenceToSequence | Decoder | Encoder
 
 def build(config: ModelConfig) -> Model:
     """A new model with random weights (seed torch first for reproducible ones)."""
+    if not isinstance(config, ModelConfig):
+        raise UserError(f"build({config!r}): pass a ModelConfig; preset({str(config)!r}) makes one by name")
     match config.architecture:
         case "encoder-decoder":
             return EncoderDecoder(config)

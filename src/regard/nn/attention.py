@@ -92,6 +92,11 @@ def attend(
 
     A `score` other than the dot product, and a `mark` that reads the stages, need path = "reference".
     """
+    if not isinstance(attention_mask, AttentionMask):
+        raise UserError(
+            f"attention_mask is a {type(attention_mask).__name__}: pass an AttentionMask; "
+            "AttentionMask(from_tensor(mask), queries, keys) makes one of a boolean tensor"
+        )
     grouped = q.shape[1] != k.shape[1]
     match path:
         case "reference":

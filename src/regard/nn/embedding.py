@@ -33,7 +33,11 @@ class Tokens(nn.Module):
             raise UserError(
                 f"token ids have dtype {ids.dtype} and shape {tuple(ids.shape)}: pass integers [batch, length]"
             )
-        x: Tensor = self.tokens(ids)
+        try:
+            x: Tensor = self.tokens(ids)
+        except IndexError:  # on a CPU; a GPU reports it later, as a CUDA error
+            size, ends = self.tokens.num_embeddings, (int(ids.min()), int(ids.max()))
+            raise UserError(f"token ids are {ends[0]} to {ends[1]}: the vocabulary has 0 to {size - 1}") from None
         if self.scale != 1.0:
             x = x * self.scale
         if self.token_types is not None:

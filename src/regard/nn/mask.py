@@ -134,6 +134,8 @@ class Mask:
         return Mask(name, predicate, operator, (self, other), max(self.rows, other.rows))
 
     def __and__(self, other: Mask) -> Mask:
+        if not isinstance(other, Mask):
+            raise UserError(f"the mask is a {type(other).__name__}: pass a Mask; from_tensor makes one of a tensor")
         if self is everything or self is other:
             return other
         if other is everything:
@@ -258,6 +260,7 @@ class AttentionMask:
 
     def __init__(self, mask: Mask, q: Positions, k: Positions, first: int = 0) -> None:
         """`first` is the index of the first query among the keys: the number of cached tokens before it."""
+        mask = everything & mask  # which refuses anything else
         for part, field in ((padding, k.is_real), (same_document, k.document)):
             if field is not None and not mask.implies(part):
                 mask = mask & part
