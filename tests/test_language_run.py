@@ -87,7 +87,7 @@ def test_six_lines_make_a_complete_run(here, capsys):
     size = len(TEXT[cut + 1 :].encode())
     assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2) * found["tokens"] / size)
     judged = [line["valid_loss"] for line in read_metrics(run) if "valid_loss" in line]
-    assert judged == [pytest.approx(found["loss"])]
+    assert len(judged) > 1 and min(judged) == pytest.approx(found["loss"])  # the best weights are kept
     report = (run / "report.html").read_text()
     assert "Samples" in report and "Loss by position" in report and "loss on valid" in report
 

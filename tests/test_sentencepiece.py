@@ -225,7 +225,7 @@ def test_tokenizer_file_in_a_recipe(tmp_path, monkeypatch, capfd) -> None:
 
 
 def test_the_recipe_is_checked() -> None:
-    with pytest.raises(UserError, match="remove vocab_size and vocab_dir"):
+    with pytest.raises(UserError, match="remove vocab_size, vocab_dir and normalize"):
         TextConfig(tokenizer_file="a.model", vocab_size=100)
     for file, joint in ((("a", "b"), True), ("a", False), ((), True), ("", True)):
         with pytest.raises(UserError, match=r"tokenizer_file = .* with joint"):

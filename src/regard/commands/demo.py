@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     from regard.training.distributed import join
 
     train = {name: value for name in ("steps", "seed") if (value := getattr(args, name)) is not None}
-    changes = {"model": read_changes(args.set), "train": train}
+    warmup = {} if args.steps is None else {"warmup": min(200, args.steps // 5)}
+    changes = {"model": read_changes(args.set), "train": {**train, **warmup}}
     recipe = Path(regard.__file__).parent / "recipes" / "demo.toml"
     tables, folder = open_recipe(recipe, out=args.out, changes=changes)
     if not args.json:

@@ -61,9 +61,10 @@ class Run:
         """Check the data, make the tokenizers, save the recipe. A folder that holds another run stays untouched."""
         task = self.task
         self._refuse_foreign_folder()
-        repeated = task.data.repeated() if isinstance(task.data, DataConfig) else ()
-        for line in (*self.config.warnings(), *repeated):
-            print(f"warning: {line}", file=sys.stderr)
+        if self.is_new:
+            repeated = task.data.repeated() if isinstance(task.data, DataConfig) else ()
+            for line in (*self.config.warnings(), *repeated):
+                print(f"warning: {line}", file=sys.stderr)
         task.check_data()
         self.preloading = threading.Thread(target=preload, args=(task.device, self.config.compile))
         self.preloading.start()
