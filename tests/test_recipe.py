@@ -6,7 +6,7 @@ import pytest
 
 from regard.errors import UserError
 from regard.models.config import ModelConfig
-from regard.models.recipe import PRESETS, preset, read_changes, read_model, read_recipe
+from regard.models.recipe import PRESETS, preset, read_changes, read_model, read_recipe, with_preset
 from regard.settings import to_dict, write_toml
 
 
@@ -128,3 +128,9 @@ def test_changes_that_cannot_be_read(text, message):
 def test_changes_of_the_wrong_type(text):
     with pytest.raises(UserError, match=r"heads = .*expected an integer"):
         read_model("base", read_changes([text]))
+
+
+def test_a_preset_scales_its_feed_forward_layers_with_dim():
+    assert preset("base", dim=256).ff_dim == 1024 and preset("base").ff_dim == 2048
+    assert preset("base", dim=256, ff_dim=300).ff_dim == 300
+    assert with_preset({"preset": "gpt2", "dim": 64})["ff_dim"] == 256

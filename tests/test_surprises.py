@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ def test_identical_sides_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "a.en", [("one",)])
     with pytest.raises(UserError, match="contains a file twice"):
         PairData(train=("a.en", "a.en"), folder=str(tmp_path)).read(("a.en", "a.en")).check()
+
+
+def test_decomposed_text_is_reported(tmp_path: Path) -> None:
+    pairs = [("I go to school.", "나는 학교에 간다."), ("Hello", unicodedata.normalize("NFD", "안녕하세요"))]
+    data = PairData(train=(write(tmp_path / "train.tsv", [*PAIRS, *pairs]),), folder=str(tmp_path))
+    (note,) = data.read(data.train).check().notes
+    assert "1 x a line with decomposed letters (not NFC)" in note
 
 
 def test_training_data_in_another_set_is_reported(tmp_path: Path) -> None:

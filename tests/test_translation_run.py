@@ -254,6 +254,25 @@ def test_when_the_data_is_gone(here, monkeypatch, capsys, tmp_path):
     assert_same_weights(Path("run"), Path("whole"))
 
 
+def test_a_finished_run_is_extended(here, capsys):
+    """4 steps and 4 more are 8 steps, where the learning rate does not depend on their number."""
+    steady = ("--set=train.schedule=constant", "--set=train.warmup=0")
+    assert train("mine.toml", "-o", "whole", *steady, "--set=train.steps=8") == 0
+    assert train("mine.toml", "-o", "parts", *steady, "--set=train.steps=4") == 0
+    assert main(["resume", "parts", "--set", "train.steps=8", "--device", "cpu"]) == 0
+    assert read_metrics(Path("parts"))[-1]["step"] == 8
+    last = "checkpoints/step-00000008/model.safetensors"
+    assert Path("parts", last).read_bytes() == Path("whole", last).read_bytes()
+    for setting, message in (
+        ("model.dim=8", "only settings of [train] can change"),
+        ("steps=9", "name its table, such as --set train.steps=9"),
+        ("train.stepz=9", "did you mean 'steps'?"),
+    ):
+        assert main(["resume", "parts", "--set", setting]) == 2
+        assert message in capsys.readouterr().err
+    assert "steps = 8" in Path("parts/recipe.toml").read_text()
+
+
 def test_resume_wants_a_run(here, capsys):
     assert main(["resume", "nowhere"]) == 2
     Path("other").mkdir()

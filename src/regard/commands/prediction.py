@@ -76,6 +76,8 @@ def read_texts(
     """
     from tqdm import tqdm
 
+    if len(texts) == 1 and Path(texts[0]).is_file():
+        raise UserError(f"{texts[0]!r} is the name of a file: pass its lines on standard input, with  < {texts[0]}")
     if sys.stdin is None and not texts:
         raise UserError("standard input is closed: pass texts as arguments, or files")
     total = done = 0

@@ -26,6 +26,7 @@ import io
 import json
 import re
 import sys
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -188,6 +189,8 @@ def read_lines(path: Path, notes: Notes, longest: int = LONGEST) -> Iterator[str
                     item: str | Problem = raw.decode()
                 except UnicodeDecodeError as error:
                     item = Problem(name, number, undecodable(error, number == 1))
+                if isinstance(item, str) and not item.isascii() and not unicodedata.is_normalized("NFC", item):
+                    notes[name, "a line with decomposed letters (not NFC), which [text] normalize composes"] += 1
                 yield item
     except UNREADABLE as error:
         yield unreadable(error, name, number)

@@ -36,7 +36,7 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     """The preset called `name`, with these fields changed: `preset("gpt2", layers=6, position="rope")`."""
     if name not in PRESETS:
         raise UserError(f"preset {name!r} does not exist; {suggest(name, PRESETS)}")
-    return from_dict(ModelConfig, {**PRESETS[name], **changes})
+    return from_dict(ModelConfig, with_preset({**changes, "preset": name}))
 
 
 def read_model(recipe: str | Path, changes: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -60,12 +60,15 @@ def model_config(tables: Mapping[str, Any], where: str | Path, changes: Mapping[
 
 
 def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a [model] table, completed from its `preset`."""
+    """The fields of a [model] table, completed from its `preset`; of `dim` alone, ff_dim is scaled with it."""
     fields = dict(table)
     name = fields.pop("preset", None)
     if name is not None and not (isinstance(name, str) and name in PRESETS):
         raise UserError(f"model.preset = {name!r}: unknown preset; {suggest(str(name), PRESETS)}")
-    return {**(PRESETS[name] if name else {}), **fields}
+    base = dict(PRESETS[name]) if name else {}
+    if type(fields.get("dim")) is int and "ff_dim" in base:
+        base["ff_dim"] = base["ff_dim"] * fields["dim"] // base["dim"]
+    return {**base, **fields}
 
 
 def read_recipe(recipe: str | Path, *, saved: bool = False) -> dict[str, Any]:
