@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.commands.prediction import read_texts
 from regard.data.tables import Notes, Problem, read_lines
 from regard.errors import UserError
 from regard.interop import read_folder
@@ -55,11 +54,10 @@ def test_bytes_that_are_no_text_have_no_encoding(tmp_path: Path) -> None:
     assert isinstance(problem, Problem) and "is not UTF-8" in problem.what and "looks like" not in problem.what
 
 
-def test_a_file_name_is_not_a_text(empty_folder: Path) -> None:
+def test_a_file_name_is_not_a_text(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("test.en").write_text("A dog runs.\n")
-    with pytest.raises(UserError, match=r"'test.en' is the name of a file: .* with  < test.en"):
-        next(read_texts(["test.en"]))
-    assert next(read_texts(["test.fr"]))[0] == ["test.fr"]
+    assert main(["translate", "run", "test.en"]) == 2
+    assert "'test.en' is the name of a file: read its lines with  --files test.en" in capsys.readouterr().err
 
 
 def test_a_tensor_is_not_a_mask() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -174,3 +175,25 @@ def test_wrong_recipe_and_input_are_one_line(
     feed(monkeypatch, b"one\ntw\xff\n")
     assert main(["translate", str(run)]) == 2
     assert "standard input: line 2, byte 3 is not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["txt", "txt.gz", "tsv", "jsonl"])
+def test_files_give_what_standard_input_gives(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    lines = ["a b c", "", "c d", " ", "e f g a"]
+    assert main(["translate", str(run), *lines, "--device", "cpu"]) == 0
+    expected = capsys.readouterr().out
+    contents = {
+        "txt": "".join(line + "\n" for line in lines),
+        "tsv": "n\tsource\n" + "".join(f"1\t{line}\n" for line in lines),
+        "jsonl": "".join(json.dumps({"source": line}) + "\n" for line in lines),
+    }
+    source, out = tmp_path / f"in.{form}", tmp_path / "out.txt"
+    data = contents[form.removesuffix(".gz")].encode()
+    source.write_bytes(gzip.compress(data) if form.endswith("gz") else data)
+    assert main(["translate", str(run), "--files", str(source), "-o", str(out), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == "" and out.read_text(encoding="utf-8") == expected
+    assert expected.splitlines()[1] == expected.splitlines()[3] == ""
+    assert main(["translate", str(run), "--files", str(source), "--column", "nothing", "-o", "x.txt"]) == 2
+    assert not Path("x.txt").exists()

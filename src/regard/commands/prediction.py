@@ -76,8 +76,6 @@ def read_texts(
     """
     from tqdm import tqdm
 
-    if len(texts) == 1 and Path(texts[0]).is_file():
-        raise UserError(f"{texts[0]!r} is the name of a file: pass its lines on standard input, with  < {texts[0]}")
     if sys.stdin is None and not texts:
         raise UserError("standard input is closed: pass texts as arguments, or files")
     total = done = 0
@@ -157,7 +155,7 @@ def write(args: argparse.Namespace, value: dict[str, Any], *rows: Sequence[objec
 
 def write_texts(
     args: argparse.Namespace, names: tuple[str, str], inputs: Sequence[str], outputs: Sequence[TextPrediction],
-    several: bool, first: int,
+    several: bool, first: int, out: TextIO | None = None,
 ) -> None:  # fmt: skip
     """Translations or captions: their texts, or `several` of each input with their scores.
 
@@ -168,8 +166,8 @@ def write_texts(
             note(output.note)
         n_best = [{names[1]: one.text, "score": one.score} for one in output.n_best]
         rows = [(number, one.score, one.text) for one in output.n_best] if several else [(output.text,)]
-        write(args, {names[0]: text, **n_best[0], "n_best": n_best}, *rows)
-    sys.stdout.flush()
+        write(args, {names[0]: text, **n_best[0], "n_best": n_best}, *rows, out=out)
+    (out or sys.stdout).flush()
 
 
 def note(text: str) -> None:
