@@ -79,9 +79,9 @@ def record_one(name: str, tree: Path, runs: Path) -> dict[str, object]:
     if name in PREDICTIONS:
         image = runs / "image.png"
         given = [{"RUN": str(run), "IMAGE": str(image)}.get(word, word) for word in PREDICTIONS[name]]
-        answer = regard(*given, tree=tree)
-        text = answer.stdout.replace(str(run), "RUN").replace(str(image), "IMAGE")
-        result["prediction"] = text or f"exit {answer.returncode}: {answer.stderr[-500:]}"
+        output = regard(*given, tree=tree)
+        text = output.stdout.replace(str(run), "RUN").replace(str(image), "IMAGE")
+        result["prediction"] = text or f"exit {output.returncode}: {output.stderr[-500:]}"
     return result
 
 

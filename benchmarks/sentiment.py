@@ -103,8 +103,8 @@ def linear(texts: Texts, args: argparse.Namespace, seed: int) -> dict[str, Any]:
         if best is None or accuracy > best[0]:
             best = accuracy, model
     assert best is not None
-    answers = best[1].predict_proba(vectors.transform([one.text for one in texts.test]))
-    return texts.evaluate(torch.from_numpy(answers), texts.test)
+    outputs = best[1].predict_proba(vectors.transform([one.text for one in texts.test]))
+    return texts.evaluate(torch.from_numpy(outputs), texts.test)
 
 
 class Convolutions(nn.Module):
@@ -182,8 +182,8 @@ def main() -> None:
     texts = read_all(args)
     for name in args.only:
         begin = time.perf_counter()
-        judged = [MODELS[name](texts[seed], args, seed) for seed in args.seeds]
-        rows.append(_row(name, judged, (time.perf_counter() - begin) / len(judged)))
+        evaluations = [MODELS[name](texts[seed], args, seed) for seed in args.seeds]
+        rows.append(_row(name, evaluations, (time.perf_counter() - begin) / len(evaluations)))
         print(f"{name}: accuracy {rows[-1]['accuracy']['mean']:.4f}", flush=True)
     for path in args.quality:
         runs = json.loads(path.read_text(encoding="utf-8"))["runs"]

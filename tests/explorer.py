@@ -118,9 +118,9 @@ def ask_frame(address: str, path: str, body: Any) -> tuple[dict[str, Any], dict[
     return unpack(content)
 
 
-def refusal(answer: tuple[int, bytes]) -> tuple[int, str]:
+def refusal(output: tuple[int, bytes]) -> tuple[int, str]:
     """(status, sentence) of a request that was refused."""
-    status, content = answer
+    status, content = output
     return status, json.loads(content)["error"]
 
 

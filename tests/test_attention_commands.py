@@ -50,8 +50,8 @@ def test_figure_writes_every_kind(run: Path, capsys: pytest.CaptureFixture[str])
     assert json.loads((run / "f.json").read_text())["changes"] == {"temperature": 2.0, "shuffle": 1}
     assert main(["figure", folder, text, "-o", str(run / "g.svg"), "--all"]) == 0
     assert sorted(path.name for path in run.glob("g*")) == ["g-cross.svg", "g-decoder.svg", "g-encoder.svg"]
-    told = capsys.readouterr()
-    assert "unchanged: generates" in told.out and "Jain & Wallace 2019" in told.err
+    result = capsys.readouterr()
+    assert "unchanged: generates" in result.out and "Jain & Wallace 2019" in result.err
 
 
 @pytest.mark.parametrize("command", ["figure RUN text -o OUT/a.svg", "attend RUN text", "heads RUN --data OUT/a.tsv"])
@@ -67,8 +67,8 @@ def test_attend_prints_text_and_json(run: Path, capsys: pytest.CaptureFixture[st
     assert main(["attend", str(run / "run"), "the animal", "--top", "2"]) == 0
     assert "Cross-attention, mean of all layers and heads" in capsys.readouterr().out
     assert main(["attend", str(run / "run"), "the animal", "--each", "--json", "--part", "encoder"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["maps"]) == 8 and told["maps"][0]["tokens"][0]["token"] == "the"
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["maps"]) == 8 and result["maps"][0]["tokens"][0]["token"] == "the"
 
 
 @pytest.mark.parametrize(

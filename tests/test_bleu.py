@@ -15,20 +15,20 @@ from regard.metrics.bleu import natural_splitting, score
 
 @pytest.fixture(scope="module")
 def lines() -> tuple[list[str], list[str]]:
-    """Answers that are partly right, some empty, some with capitals."""
+    """Outputs that are partly correct, some empty, some with capitals."""
     draw, words = random.Random(0), [*"abcdefgh", "Man", "Hund", "springt", ",", "."]
     references = [" ".join(draw.choices(words, k=draw.randint(4, 15))) for _ in range(60)]
-    answers = []
+    outputs = []
     for reference in references:
         kept = [word for word in reference.split() if draw.random() > 0.2]
-        answers.append(" ".join(kept if draw.random() > 0.1 else [word.lower() for word in kept]))
-    answers[7] = ""
-    return answers, references
+        outputs.append(" ".join(kept if draw.random() > 0.1 else [word.lower() for word in kept]))
+    outputs[7] = ""
+    return outputs, references
 
 
-def sacrebleu(tmp_path, answers, references, *options) -> dict:
+def sacrebleu(tmp_path, outputs, references, *options) -> dict:
     (tmp_path / "ref").write_text("\n".join(references) + "\n")
-    (tmp_path / "out").write_text("\n".join(answers) + "\n")
+    (tmp_path / "out").write_text("\n".join(outputs) + "\n")
     command = [
         sys.executable,
         "-m",
@@ -71,11 +71,11 @@ KOREAN = ["제 친구는 서울에서 한국어를 가르칩니다.", "내일 �
 
 @pytest.mark.parametrize(("references", "name"), [(JAPANESE, "char"), (CHINESE, "zh"), (KOREAN, "13a")])
 def test_words_are_what_fits_the_language(tmp_path, references, name):
-    answers = [references[0][:-4] + references[0][-1], *references[1:]]
-    found, theirs = score(answers, references), sacrebleu(tmp_path, answers, references, "--tokenize", name)
+    outputs = [references[0][:-4] + references[0][-1], *references[1:]]
+    found, theirs = score(outputs, references), sacrebleu(tmp_path, outputs, references, "--tokenize", name)
     assert f"tok:{name}" in found["signature"] and natural_splitting(references) == name
     assert found["bleu"] == pytest.approx(theirs["score"], abs=1e-9) and 20 < found["bleu"] < 100
-    other = score(answers, references, "char" if name != "char" else "13a")
+    other = score(outputs, references, "char" if name != "char" else "13a")
     assert other["signature"] != found["signature"] and other["chrf"] == found["chrf"]
 
 
@@ -102,7 +102,7 @@ def test_perfect_answers():
     assert score([text[0], "x"], text)["exact"] == 0.5
 
 
-@pytest.mark.parametrize(("answers", "references"), [(["a"], ["a", "b"]), ([], []), (["a"], [])])
-def test_a_mismatch_is_an_error_with_both_numbers(answers, references):
-    with pytest.raises(UserError, match=rf"{len(answers)} hypotheses and {len(references)} references"):
-        score(answers, references)
+@pytest.mark.parametrize(("outputs", "references"), [(["a"], ["a", "b"]), ([], []), (["a"], [])])
+def test_a_mismatch_is_an_error_with_both_numbers(outputs, references):
+    with pytest.raises(UserError, match=rf"{len(outputs)} hypotheses and {len(references)} references"):
+        score(outputs, references)

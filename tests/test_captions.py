@@ -81,11 +81,11 @@ def test_rows_are_named_by_file_and_line(tmp_path: Path, capsys: pytest.CaptureF
     config = CaptionData(train=("t.jsonl",), folder=str(tmp_path))
     with pytest.raises(UserError) as caught:
         read_captions(config.train, config, "patches")
-    told = str(caught.value)
+    result = str(caught.value)
     for message in ("line 2: .*none.png: no such file", "line 3: column 'image' is missing",
                     "line 4: column 'caption' is empty",
                     "line 5: column 'key' is 1.5", "line 6: is not JSON", "5 problems, 1 good caption"):  # fmt: skip
-        assert re.search(message, told)
+        assert re.search(message, result)
     config = CaptionData(train=("t.jsonl",), folder=str(tmp_path), skip_bad=True)
     assert [row.caption for row in read_captions(config.train, config, "patches")[0]] == ["a picture"]
     said = capsys.readouterr().err
@@ -100,8 +100,8 @@ def test_features_are_named_by_file_and_line_too(tmp_path: Path) -> None:
     config = CaptionData(train=("t.jsonl",), folder=str(tmp_path))
     with pytest.raises(UserError) as caught:
         read_captions(config.train, config, "features")
-    told = str(caught.value)
-    assert re.search("line 2: .*wide.npy: each region has 6 numbers", told) and re.search("line 3: .*is nan", told)
+    result = str(caught.value)
+    assert re.search("line 2: .*wide.npy: each region has 6 numbers", result) and re.search("line 3: .*is nan", result)
     config = CaptionData(train=("t.jsonl",), folder=str(tmp_path), skip_bad=True)
     rows, width = read_captions(config.train, config, "features")
     assert [row.caption for row in rows] == ["a"] and width == 5
@@ -148,20 +148,20 @@ train = training(SMALL)
 def test_files_with_captions_are_learned(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     learn = ("--set=train.steps=60", "--set=train.lr=0.01", "--set=train.metric=exact")
     assert train(f"{name}.toml", *learn, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["scores"]["valid"]["exact"] == 1.0 and "inside" not in told["scores"]["valid"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["scores"]["valid"]["exact"] == 1.0 and "inside" not in result["scores"]["valid"]
     run, ending = f"runs/{name}", {"pictures": "png", "features": "npy"}[name]
     files = [f"{number}.{ending}" for number in (0, 1, 2)]
     assert main(["caption", run, *files, "--beam", "2"]) == 0
     assert capsys.readouterr().out.splitlines() == ["a dark square", "밝은 네모 하나", "a dark square"]
     assert main(["caption", run, files[1], "--beam", "3", "--n-best", "2", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["caption"] == "밝은 네모 하나" and len(answer["n_best"]) == 2 and answer["file"] == files[1]
+    output = json.loads(capsys.readouterr().out)
+    assert output["caption"] == "밝은 네모 하나" and len(output["n_best"]) == 2 and output["file"] == files[1]
     assert main(["evaluate", run, "--json", "--device", "cpu"]) == 0
-    assert json.loads(capsys.readouterr().out) == told["scores"]
+    assert json.loads(capsys.readouterr().out) == result["scores"]
     order = ["evaluate", run, "--device", "cpu", "--json", "--files"]
     assert main([*order, f"{name}.jsonl"]) == 0  # the same rows, given by hand
-    assert json.loads(capsys.readouterr().out) == {"files": told["scores"]["valid"]}
+    assert json.loads(capsys.readouterr().out) == {"files": result["scores"]["valid"]}
     rows = [json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()[:4]]
     Path("half.jsonl").write_text("".join(json.dumps({**row, "caption": "a dark square"}) + "\n" for row in rows))
     assert main([*order, "half.jsonl"]) == 0

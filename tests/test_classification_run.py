@@ -73,7 +73,7 @@ def tables(*settings: str) -> dict:
 
 def test_a_few_lines_make_a_complete_run(here, capsys):
     assert train("--json") == 0
-    told = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     run = here / "runs" / "mine"
     recipe = read_toml(run / "recipe.toml")
     assert recipe["task"] == "text-classification" and recipe["data"]["classes"] == ["bad", "good"]
@@ -83,10 +83,10 @@ def test_a_few_lines_make_a_complete_run(here, capsys):
     rows = list(TextClassification(tables(), run, torch.device("cpu")).data.read(("test.tsv",)))
     given = [one.label for one in classifier.predict([one.text for one in rows])]
     right = sum(label == one.label for label, one in zip(given, rows, strict=True))
-    assert told["scores"]["test"]["accuracy"] == pytest.approx(right / len(rows))
-    judged = [line for line in read_metrics(run) if "accuracy" in line]
-    best = min(judged, key=lambda line: line["valid_loss"])
-    assert best["accuracy"] == pytest.approx(told["scores"]["valid"]["accuracy"])
+    assert result["scores"]["test"]["accuracy"] == pytest.approx(right / len(rows))
+    evaluations = [line for line in read_metrics(run) if "accuracy" in line]
+    best = min(evaluations, key=lambda line: line["valid_loss"])
+    assert best["accuracy"] == pytest.approx(result["scores"]["valid"]["accuracy"])
     report = (run / "report.html").read_text()
     for part in ("Confusion matrix on test", "Reliability", "calibration error", "Errors", "macro-F1", "nats per text"):
         assert part in report
@@ -212,7 +212,7 @@ def test_missing_data_is_told_with_what_to_do(here, capsys):
     assert main(["data", "check", "mine.toml"]) == 2 and "--data DIR" in capsys.readouterr().err
 
 
-# --- answers
+# --- predictions
 
 
 @pytest.fixture

@@ -159,11 +159,11 @@ def test_peak_on_a_gpu(dtype):
     """The most memory of a training step, beyond weights and gradients: activations and the loss's gradients."""
     config = small("decoder", dim=128, ff_dim=256, vocab_size=5000, max_length=64)
     found, model = cost(config, **sizes(config, batch=16, seq=64), dtype=dtype), build(config).cuda()
-    x, answers = *inputs(config, found, "cuda"), torch.zeros(16 * 64, dtype=torch.long, device="cuda")
+    x, outputs = *inputs(config, found, "cuda"), torch.zeros(16 * 64, dtype=torch.long, device="cuda")
     for _ in range(2):
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         with torch.autocast("cuda", torch.bfloat16, enabled=dtype == "bf16"):
-            F.cross_entropy(model(x).flatten(0, 1), answers, label_smoothing=0.1).backward()
+            F.cross_entropy(model(x).flatten(0, 1), outputs, label_smoothing=0.1).backward()
         peak = torch.cuda.max_memory_allocated() - before
     assert peak == pytest.approx(sum(found.activations.values()) + found.loss_gradients, rel=0.05)

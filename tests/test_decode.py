@@ -83,7 +83,7 @@ def test_the_cache_and_the_batch_change_nothing(name):
         alone = source[4:5, : int(is_real[4].sum())]
         assert greedy(model, alone, None, bos=BOS, eos=EOS, limit=12) == expected[4:5]
         different.update(map(tuple, expected))
-    assert len(different) > 5  # the question matters to the answer
+    assert len(different) > 5  # the source matters to the output
 
 
 def test_a_limit_ends_every_row_and_the_end_is_not_part_of_it():
@@ -164,9 +164,9 @@ def test_neither_batch_size_nor_order_nor_neighbours_change_a_translation(transl
 def test_an_odd_line_is_one_line_and_leaves_its_neighbours_alone(translator, name):
     config = SearchConfig(max_length=12)
     lines = ["one two", ODD[name], "five"]
-    answers = translator.translate(lines, config=config)
-    assert answers == [translator.translate([line], config=config)[0] for line in lines]
-    assert (answers[1] == "") == (name == "only blanks") and all(len(answer) <= 12 for answer in answers)
+    outputs = translator.translate(lines, config=config)
+    assert outputs == [translator.translate([line], config=config)[0] for line in lines]
+    assert (outputs[1] == "") == (name == "only blanks") and all(len(output) <= 12 for output in outputs)
 
 
 def test_blank_lines_stay_blank(translator):
@@ -180,9 +180,9 @@ def test_blanks_between_words_do_not_matter_to_words(translator):
 def test_five_thousand_words_among_short_lines(translator):
     lines = ["one", " ".join(LINES * 400), "two"]
     assert len(lines[1].split()) > 5000
-    answers = translator.translate(lines, config=SearchConfig(max_length=8))
-    assert [answers[0], answers[2]] == translator.translate(["one", "two"], config=SearchConfig(max_length=8))
-    assert 0 < len(answers[1]) <= 8
+    outputs = translator.translate(lines, config=SearchConfig(max_length=8))
+    assert [outputs[0], outputs[2]] == translator.translate(["one", "two"], config=SearchConfig(max_length=8))
+    assert 0 < len(outputs[1]) <= 8
 
 
 def test_half_a_character_is_an_error_with_words(translator):
@@ -194,8 +194,8 @@ def test_learned_positions_reach_to_their_last_row_and_no_further():
     tokenizer = Tokenizer.train(LINES, "word")
     model = make_model(vocab_size=len(tokenizer), position="learned", max_length=6)
     translator = Translator(Bundle(model, {"tokenizer": tokenizer}))
-    answer = translator.translate(["one " * 5])[0]  # and </s> makes six
-    assert len(answer.split()) <= 6
+    output = translator.translate(["one " * 5])[0]  # and </s> makes six
+    assert len(output.split()) <= 6
     with pytest.raises(UserError, match=r"line 2 has 7 tokens.*max_length = 6"):
         translator.translate(["one", "one " * 6])
 
@@ -243,8 +243,8 @@ def test_standard_input_is_a_line_for_a_line(folder, translator, monkeypatch, ca
     expected = translator.translate(lines, config=SearchConfig(max_length=9))
     assert run() == [*expected, ""]
     *objects, end = run("--json")
-    answers = [json.loads(line) for line in objects]
-    assert end == "" and [(one["source"], one["translation"]) for one in answers] == list(
+    outputs = [json.loads(line) for line in objects]
+    assert end == "" and [(one["source"], one["translation"]) for one in outputs] == list(
         zip(lines, expected, strict=True)
     )
 

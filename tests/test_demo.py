@@ -118,8 +118,8 @@ def test_the_figure_is_the_share_of_exactly_right_answers(tmp_path, capsys):
     assert demo(tmp_path / "run", "--steps", "1", "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     unseen = examples("test", 30, 1)
-    answers = regard.load(tmp_path / "run").predictor.translate([example.source for example in unseen])
-    right = sum(example.target == answer for example, answer in zip(unseen, answers, strict=True))
+    outputs = regard.load(tmp_path / "run").predictor.translate([example.source for example in unseen])
+    right = sum(example.target == output for example, output in zip(unseen, outputs, strict=True))
     assert figures["correct"] == right
 
 

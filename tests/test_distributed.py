@@ -207,13 +207,13 @@ def test_pieces_that_do_not_make_a_whole_are_noticed(folder, tmp_path):
 # --- ends that all share
 
 
-def told(folder: Path, name: str) -> list[list[object]]:
-    return [json.loads((folder / f"told-{name}-{rank}.json").read_text()) for rank in (0, 1)]
+def reports(folder: Path, name: str) -> list[list[object]]:
+    return [json.loads((folder / f"report-{name}-{rank}.json").read_text()) for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_signal_to_one_stops_all_at_the_same_step_and_saves(folder, tmp_path, engine):
-    first, second = told(folder, f"stopped-{engine}")
+    first, second = reports(folder, f"stopped-{engine}")
     assert first == second == [False, 5]  # asked in step 4, agreed upon one step later
     place = shutil.copytree(folder / f"stopped-{engine}", tmp_path / "run")
     assert [path.name for path in (place / "checkpoints").iterdir()] == ["step-00000005"]
@@ -223,14 +223,14 @@ def test_a_signal_to_one_stops_all_at_the_same_step_and_saves(folder, tmp_path, 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_loss_that_is_no_number_on_one_ends_all(folder, engine):
-    (kind, first), (_, second) = told(folder, f"diverged-{engine}")
+    (kind, first), (_, second) = reports(folder, f"diverged-{engine}")
     assert kind == "UserError" and first == second and "loss = nan at step 8" in first
     assert [path.name for path in (folder / f"diverged-{engine}" / "checkpoints").iterdir()] == ["step-00000006"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_full_disk_on_one_ends_all_with_the_last_checkpoint_intact(folder, engine):
-    (_, first), (kind, second) = told(folder, f"full-{engine}")
+    (_, first), (kind, second) = reports(folder, f"full-{engine}")
     assert "step-00000012: cannot be written (" in first and "No space left" in first
     assert kind == "PeerError" if engine == "ddp" else second == first
     place = folder / f"full-{engine}" / "checkpoints"

@@ -167,8 +167,8 @@ def test_bytes_that_are_no_http_do_not_stop_it(address):
             try:
                 raw.sendall(content)
                 raw.shutdown(socket.SHUT_WR)
-                answer = raw.recv(100)
+                output = raw.recv(100)
             except ConnectionError:
                 continue
-            assert answer == b"" or b" 4" in answer[:13]
+            assert output == b"" or b" 4" in output[:13]
     assert ask(address, "api/alive")[0] == 200

@@ -156,12 +156,12 @@ def test_a_link_brings_back_the_same_state(open_page):
     page = open_page(state("translator", view="map", part="cross", layer=1, head=0, changes=changes, show="change"))
     page.get_by_test_id("loss-after").wait_for()
     value, url = hover_cell(page, 3, 2), page.url
-    texts = [page.get_by_test_id(name).inner_text() for name in ("answer-before", "answer-after", "loss-after")]
+    texts = [page.get_by_test_id(name).inner_text() for name in ("generated-before", "generated-after", "loss-after")]
     other = open_page(url.partition("#")[2])
     other.get_by_test_id("loss-after").wait_for()
     assert hover_cell(other, 3, 2) == value and other.url == url
     assert [
-        other.get_by_test_id(name).inner_text() for name in ("answer-before", "answer-after", "loss-after")
+        other.get_by_test_id(name).inner_text() for name in ("generated-before", "generated-after", "loss-after")
     ] == texts
     assert other.get_by_role("tab", name="Heat map").get_attribute("aria-selected") == "true"
     assert other.get_by_role("button", name="Difference").get_attribute("aria-pressed") == "true"

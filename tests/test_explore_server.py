@@ -147,14 +147,14 @@ def test_the_search_tree_is_the_beam_search(address, runs):
     found = regard.load(runs / "translator").predict([TEXT], beam=3, n_best=3)[0].n_best
     assert [one["text"] for one in tree["found"]] == [one.text for one in found]
     assert [one["score"] for one in tree["found"]] == pytest.approx([one.score for one in found], abs=1e-5)
-    twigs = {twig["id"]: twig for twig in tree["twigs"]}
-    best = [twig for twig in tree["twigs"] if twig["best"]]
+    nodes = {node["id"]: node for node in tree["nodes"]}
+    best = [node for node in tree["nodes"] if node["best"]]
     assert best[-1]["total"] == pytest.approx(found[0].log_probability, abs=1e-4)
-    assert sum(math.log(twig["probability"]) for twig in best) == pytest.approx(best[-1]["total"], abs=1e-4)
+    assert sum(math.log(node["probability"]) for node in best) == pytest.approx(best[-1]["total"], abs=1e-4)
     children: dict[int | None, float] = {}
-    for twig in tree["twigs"]:
-        assert twig["parent"] is None or twigs[twig["parent"]]["kept"]
-        children[twig["parent"]] = children.get(twig["parent"], 0.0) + twig["probability"]
+    for node in tree["nodes"]:
+        assert node["parent"] is None or nodes[node["parent"]]["kept"]
+        children[node["parent"]] = children.get(node["parent"], 0.0) + node["probability"]
     assert max(children.values()) <= 1 + 1e-5
 
 
@@ -195,10 +195,10 @@ def test_runs_are_listed_with_their_errors(tmp_path):
     (tmp_path / "no-run").mkdir()
     with served(tmp_path) as listener:
         address = listener.address
-        told = {run["name"]: run for run in json.loads(ask(address, "api/runs")[1])["runs"]}
-        assert set(told) == {"good", "broken"}
-        assert told["good"]["error"] is None and told["good"]["architecture"] == "decoder"
-        assert "recipe.toml" in told["broken"]["error"]
+        result = {run["name"]: run for run in json.loads(ask(address, "api/runs")[1])["runs"]}
+        assert set(result) == {"good", "broken"}
+        assert result["good"]["error"] is None and result["good"]["architecture"] == "decoder"
+        assert "recipe.toml" in result["broken"]["error"]
         (tmp_path / "good" / "model.safetensors").write_bytes(b"no weights")
         status, sentence = refusal(ask(address, "api/look", {"run": "good", "text": TEXT}))
     assert status == 422 and "model.safetensors" in sentence
@@ -222,9 +222,9 @@ def test_a_hugging_face_folder_is_opened_as_it_is(tmp_path):
     export_folder(load(tmp_path / "own"), tmp_path / "hf", load_tokenizers(tmp_path / "own"))
     assert find_runs(tmp_path / "hf") == {"hf": tmp_path / "hf"}
     with served(tmp_path) as listener:
-        answers = [ask_frame(listener.address, "api/look", {"run": name, "text": TEXT})[1] for name in ("own", "hf")]
-    for name, weights in answers[0].items():
-        assert np.abs(weights.astype(int) - answers[1][name].astype(int)).max() <= 2
+        outputs = [ask_frame(listener.address, "api/look", {"run": name, "text": TEXT})[1] for name in ("own", "hf")]
+    for name, weights in outputs[0].items():
+        assert np.abs(weights.astype(int) - outputs[1][name].astype(int)).max() <= 2
 
 
 @pytest.mark.parametrize(("content", "word"), [({}, "no such folder"), ({"empty": None}, "contains no run")])

@@ -167,9 +167,9 @@ def test_numbers_are_the_weights() -> None:
     look = opened("encoder-decoder").look("the animal", target="a b")
     numbers = json.loads(json.dumps(look.to_dict()))
     for part, seen in look.parts.items():
-        told = numbers["parts"][part]
-        assert (tuple(told["rows"]), tuple(told["columns"])) == (seen.rows, seen.columns)
-        for own, weights in zip(told["weights"], seen.weights, strict=True):
+        result = numbers["parts"][part]
+        assert (tuple(result["rows"]), tuple(result["columns"])) == (seen.rows, seen.columns)
+        for own, weights in zip(result["weights"], seen.weights, strict=True):
             np.testing.assert_allclose(own, weights, atol=1e-6)
     assert numbers["output"]["loss"] == look.output.loss and numbers == json.loads(json.dumps(look.to_dict()))
 
@@ -208,8 +208,8 @@ def test_the_largest_weights_come_first() -> None:
     stacked = torch.cat(part.weights).mean(dim=0)
     for query, (row, token) in enumerate(zip(stacked, mean["tokens"], strict=True)):
         best = row.topk(2)
-        told = [(key["at"], key["weight"]) for key in token["attends_to"]]
-        assert told == [(at, w) for at, w in zip(best.indices.tolist(), best.values.tolist(), strict=True) if w > 0]
+        result = [(key["at"], key["weight"]) for key in token["attends_to"]]
+        assert result == [(at, w) for at, w in zip(best.indices.tolist(), best.values.tolist(), strict=True) if w > 0]
         assert (token["at"], token["token"]) == (query, part.rows[query])
         assert all(key["token"] == part.columns[key["at"]] for key in token["attends_to"])
     every = attended(look, part, layer=None, head=None, top=1, each=True)

@@ -92,9 +92,9 @@ def test_the_likeliest_tokens_are_those_of_transformers(tmp_path, capsys):
     )[0, len(ids) :].tolist()
     order = ["generate", str(tmp_path / "run"), "The question", "--max-tokens", "40", "--top-k", "1", "--json"]
     assert main([*order, "--device", "cpu"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [token["id"] for token in told["tokens"]] == expected
-    assert told["ended"] == ("end" if expected[-1] == BYTES.eos else "limit")
+    result = json.loads(capsys.readouterr().out)
+    assert [token["id"] for token in result["tokens"]] == expected
+    assert result["ended"] == ("end" if expected[-1] == BYTES.eos else "limit")
 
 
 def test_an_old_folder_with_two_vocabulary_files(tmp_path, capsys):
@@ -242,13 +242,13 @@ def generate(*arguments: str | Path) -> int:
 
 def test_samples_one_after_the_other(run, capsys):
     assert generate(run, "To be", "--samples", "3", "--max-tokens", "9", "--json") == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["sample"] for one in told] == [1, 2, 3] and all(one["prompt"] == "To be" for one in told)
-    for one in told:
+    result = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["sample"] for one in result] == [1, 2, 3] and all(one["prompt"] == "To be" for one in result)
+    for one in result:
         assert one["log_probability"] == pytest.approx(sum(token["log_probability"] for token in one["tokens"]))
     assert generate(run, "To be", "--samples", "3", "--max-tokens", "9") == 0
     shown = capsys.readouterr().out
-    assert shown == "".join(f"--- sample {one['sample']} of 3\nTo be{one['text']}\n" for one in told)
+    assert shown == "".join(f"--- sample {one['sample']} of 3\nTo be{one['text']}\n" for one in result)
 
 
 def test_a_full_context_is_told(run, capsys):
@@ -287,8 +287,8 @@ def test_mistakes_of_the_command(run, tmp_path, monkeypatch, capsys):
         ((tmp_path, "a"), "not a saved model"),
     ):
         assert generate(*arguments) == 2
-        told = capsys.readouterr()
-        assert message in told.err and told.out == ""
+        result = capsys.readouterr()
+        assert message in result.err and result.out == ""
 
 
 def test_other_models_and_missing_tokenizers(tmp_path, capsys):

@@ -316,11 +316,11 @@ def test_heads_and_prune_from_the_command_line(tmp_path: Path, capsys: pytest.Ca
     run, data = str(tmp_path / "run"), write_data(inside, tmp_path)
     regard.save(inside.model.float(), run, tokenizers={"tokenizer": WORDS})
     assert main(["heads", run, "--data", *data, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in told["heads"]][::4] == [
+    result = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in result["heads"]][::4] == [
         f"{part}.{layer}.0" for part in inside.anatomy.parts for layer in (0, 1)
     ]
-    assert all(isinstance(one[name], float) for one in told["heads"] for name in ("loss_change", "gradient", "score"))
+    assert all(isinstance(one[name], float) for one in result["heads"] for name in ("loss_change", "gradient", "score"))
     for name in ("a.html", "a.svg", "a.png", "a.json"):
         assert main(["heads", run, "--data", *data, "--no-loss", "--sort", "pattern", "-o", str(tmp_path / name)]) == 0
         assert (tmp_path / name).stat().st_size > 500

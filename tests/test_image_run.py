@@ -1,4 +1,4 @@
-"""Pictures: reading files, idx and folders; augmentation; a classifier from recipe to answer; mistakes."""
+"""Images: reading files, idx and folders; augmentation; a classifier from recipe to prediction; mistakes."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_a_run_is_complete_and_recognises(here: Path, capsys: pytest.CaptureFixt
     assert train(recipe, "--json", "--set=train.steps=40", "--set=train.lr=0.01") == 0
     out = capsys.readouterr()
     assert " images/s" in out.err and "tokens/s" not in out.err
-    told, run = json.loads(out.out), here / "runs" / recipe.removesuffix(".toml")
+    result, run = json.loads(out.out), here / "runs" / recipe.removesuffix(".toml")
     saved = read_toml(run / "recipe.toml")
     assert saved["train"]["pack"] == 17 and sorted(saved["data"]["classes"]) == ["bright", "dark"]
-    assert saved["model"]["classes"] == 2 and told["scores"]["test"]["accuracy"] == 1.0
+    assert saved["model"]["classes"] == 2 and result["scores"]["test"]["accuracy"] == 1.0
     assert "Confusion matrix" in (run / "report.html").read_text()
     assert main(["evaluate", str(run), "--json", "--device", "cpu"]) == 0
-    assert json.loads(capsys.readouterr().out) == told["scores"]
+    assert json.loads(capsys.readouterr().out) == result["scores"]
     big = Image.open(here / "photos/test/bright/1.png").resize((30, 20))
     big.save("big.png")
     assert main(["classify", str(run), "photos/test/dark/0.png", "big.png", "--device", "cpu"]) == 0
@@ -58,9 +58,9 @@ def test_a_run_is_complete_and_recognises(here: Path, capsys: pytest.CaptureFixt
     assert header.split("\t")[0] == "label" and [row.split("\t")[0] for row in rows] == ["dark", "bright"]
     assert "big.png: 30 x 20 pixels are resized to 8 x 8" in out.err
     assert main(["classify", str(run), "big.png", "--json", "--device", "cpu"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     found = regard.load(run).predict(["big.png"])[0]
-    assert answer == {"image": "big.png", "label": found.label, "probabilities": found.probabilities}
+    assert output == {"image": "big.png", "label": found.label, "probabilities": found.probabilities}
     assert sum(found.probabilities.values()) == pytest.approx(1, abs=1e-5)
     assert main(["classify", str(run), "big.png", "none.png", "--device", "cpu"]) == 2
     out = capsys.readouterr()
@@ -150,12 +150,14 @@ def test_image_run_that_cannot_be_read_are_named_and_can_be_left_out(
     Image.new("L", (1, 1)).save(here / "photos/train/bright/dot.png")
     Image.new("L", (9, 9)).save(here / "photos/train/dark/nine.png")
     assert train("folders.toml") == 2
-    told = capsys.readouterr().err
-    assert "27 images: 2 problems, 25 good images" in told and "notes.txt" in told and "dot.png: has 1 x 1" in told
+    result = capsys.readouterr().err
+    assert (
+        "27 images: 2 problems, 25 good images" in result and "notes.txt" in result and "dot.png: has 1 x 1" in result
+    )
     assert not (here / "runs").exists() or not any((here / "runs").iterdir())
     assert train("folders.toml", "--skip-bad-lines") == 0
-    told = capsys.readouterr().err
-    assert "left out: 2 bad lines of 27 images" in told and "note: 1 image of 9 x 9 resized to 8 x 8" in told
+    result = capsys.readouterr().err
+    assert "left out: 2 bad lines of 27 images" in result and "note: 1 image of 9 x 9 resized to 8 x 8" in result
     Path("photos/test/green").mkdir()
     assert train("folders.toml", "-o", "other") == 2
     assert "'green' is not a class of the training data" in capsys.readouterr().err and not Path("other").exists()

@@ -251,11 +251,11 @@ def test_generation_under_changes_equals_greedy_search_without_a_cache(part: str
             return value
 
         rows = [(part, 1, head, query, row) for query, row in enumerate(weights) for head in range(4)]
-        answer = inside.change(look, Changes(rows=tuple(rows))).output.generated
+        output = inside.change(look, Changes(rows=tuple(rows))).output.generated
         path = inside.anatomy.path(part, 1)
         wanted = greedy_without_cache(inside, look.input.source, {f"{path}.weights": point})
-        assert answer == inside.reader.decode(wanted)
-        changed += answer != inside.look("the animal").output.generated
+        assert output == inside.reader.decode(wanted)
+        changed += output != inside.look("the animal").output.generated
     assert changed
 
 
@@ -273,12 +273,12 @@ def test_hypotheses_of_one_sentence_are_at_the_same_step(part: str, beams: int) 
         def first(value: torch.Tensor) -> torch.Tensor:
             return F.one_hot(torch.zeros(value.shape[:3], dtype=torch.long), value.shape[3]).to(value)
 
-        answers = inside.change(look, Changes(rows=rows)).output.hypotheses
+        outputs = inside.change(look, Changes(rows=rows)).output.hypotheses
         bos, eos = inside.bundle.target_frame
         with trace(inside.model, {f"{inside.anatomy.path(part, 0)}.weights": first}, only="encoder.output"):
             wanted = beam(inside.model, look.input.source, None, inside.search, bos, eos)[0]
-        assert [text for text, _ in answers] == [inside.reader.decode(one.tokens) for one in wanted]
-        assert [score for _, score in answers] == pytest.approx([one.score for one in wanted])
+        assert [text for text, _ in outputs] == [inside.reader.decode(one.tokens) for one in wanted]
+        assert [score for _, score in outputs] == pytest.approx([one.score for one in wanted])
 
 
 @pytest.mark.parametrize("architecture", [*TEXTS, "captions", "vit"])
@@ -330,7 +330,7 @@ def test_unreadable_inputs_are_reported() -> None:
 
 
 def test_threads_take_turns() -> None:
-    """One model, several threads, different changes: each gets its own answer."""
+    """One model, several threads, different changes: each gets its own output."""
     inside, found = opened("encoder-decoder"), {}
     wanted = {head: inside.look(SENTENCE, changes=Changes(heads=(("cross", 1, head),))) for head in range(4)}
 

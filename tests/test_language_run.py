@@ -1,4 +1,4 @@
-"""`regard train` with task = "language-modeling": from a text to a folder that goes on, is judged, writes."""
+"""`regard train` with task = "language-modeling": from a text to a run that is resumed, evaluated and generates."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ train = training(SMALL, "mine.toml")
 
 def test_six_lines_make_a_complete_run(here, capsys):
     assert train("--json") == 0
-    told = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     run = here / "runs" / "mine"
     assert {path.name for path in run.iterdir()} >= {
         "recipe.toml", "tokenizer.json", "model.safetensors", "metrics.jsonl", "scores.json", "report.html", "data"
@@ -80,14 +80,14 @@ def test_six_lines_make_a_complete_run(here, capsys):
         stored = Store.open(run / "data" / name)
         assert stored.columns["ids"].tolist() == tokenizer.encode(part)
     assert set(tokenizer.tokens(TEXT[:cut])) >= {"0", "병"} and tokenizer.unk not in tokenizer.encode(TEXT[:cut])
-    # the weights that are kept are those with the figures that are told
+    # the weights that are kept are those with the figures that are result
     model, valid = regard.load(run).model, Store.open(run / "data" / "valid")
     found = perplexity(model, valid, 24)
-    assert told["scores"]["valid"]["loss"] == pytest.approx(found["loss"])
+    assert result["scores"]["valid"]["loss"] == pytest.approx(found["loss"])
     size = len(TEXT[cut + 1 :].encode())
     assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2) * found["tokens"] / size)
-    judged = [line["valid_loss"] for line in read_metrics(run) if "valid_loss" in line]
-    assert len(judged) > 1 and min(judged) == pytest.approx(found["loss"])  # the best weights are kept
+    evaluations = [line["valid_loss"] for line in read_metrics(run) if "valid_loss" in line]
+    assert len(evaluations) > 1 and min(evaluations) == pytest.approx(found["loss"])  # the best weights are kept
     report = (run / "report.html").read_text()
     assert "Samples" in report and "Loss by position" in report and "loss on valid" in report
 
@@ -197,8 +197,8 @@ def test_a_data_folder_and_validation_text_of_its_own(here, capsys):
         "[train]\nsteps = 4\n"
     )
     assert train("--data", "corpus") == 0
-    told = capsys.readouterr().out
-    assert "valid" in told and "end" in told and "bits per character" in told
+    result = capsys.readouterr().out
+    assert "valid" in result and "end" in result and "bits per character" in result
     assert json.loads(Path("runs/mine/scores.json").read_text()).keys() == {"valid", "end"}
 
 
@@ -209,18 +209,18 @@ def test_evaluate(here, capsys):
     assert train() == 0
     capsys.readouterr()
     assert main(["evaluate", "runs/mine", "--device", "cpu", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == json.loads(Path("runs/mine/scores.json").read_text())
-    assert len(told["valid"]["loss_per_position"]) == 24
+    result = json.loads(capsys.readouterr().out)
+    assert result == json.loads(Path("runs/mine/scores.json").read_text())
+    assert len(result["valid"]["loss_per_position"]) == 24
     cut = int(len(TEXT) * 0.9)
     Path("held-out.txt").write_bytes(TEXT[cut:].encode())
     order = ["evaluate", "runs/mine", "--files", "held-out.txt", "--device", "cpu", "--json"]
     assert main(order) == 0
-    assert json.loads(capsys.readouterr().out)["files"] == told["valid"]
+    assert json.loads(capsys.readouterr().out)["files"] == result["valid"]
     assert main([*order, "--context", str(8 * 24), "--stride", "16"]) == 0  # eight times the length of training
     longer = json.loads(capsys.readouterr().out)["files"]
     assert longer["context"] == 192 and longer["stride"] == 16 and math.isfinite(longer["loss"])
-    assert longer["tokens"] == told["valid"]["tokens"]
+    assert longer["tokens"] == result["valid"]["tokens"]
     assert main(["evaluate", "runs/mine", "--files", "held-out.txt", "--device", "cpu"]) == 0
     assert "perplexity" in capsys.readouterr().out
 

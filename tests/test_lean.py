@@ -147,7 +147,7 @@ def test_a_search_finds_the_same(config: SearchConfig, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys.modules["regard.predict.beam"], "lean", lambda model: model)
     plain = beam(model, source, is_real, config, 2, 3)
     assert [[one.tokens for one in some] for some in found] == [[one.tokens for one in some] for some in plain]
-    scores = [[one.score for some in answers for one in some] for answers in (found, plain)]
+    scores = [[one.score for some in outputs for one in some] for outputs in (found, plain)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-8)
 
 

@@ -72,8 +72,8 @@ def test_a_few_lines_make_a_complete_run(masked, capsys):
     count = sum(int(one.columns["text"].lengths.sum()) for one in (train_text, valid_text))
     assert count >= len("".join(words)) + 2 * 80  # every character, and the frames of 80 documents or their parts
     scores = json.loads((masked / "scores.json").read_text())["valid"]
-    judged = [line for line in read_metrics(masked) if "accuracy" in line]
-    assert min(line["valid_loss"] for line in judged) == pytest.approx(scores["loss"])
+    evaluations = [line for line in read_metrics(masked) if "accuracy" in line]
+    assert min(line["valid_loss"] for line in evaluations) == pytest.approx(scores["loss"])
     report = (masked / "report.html").read_text()
     assert "Predictions" in report and "most probable tokens" in report and "▢" in report
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Numbers that are none, and half precision, where they come from: left out or told, and the last checkpoint stays."""
+"""Non-finite numbers and half precision: batches are skipped or reported, and the last checkpoint stays."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def test_steps_that_loss_scaling_leaves_out_are_counted_and_told(tmp_path, capsy
     assert make_trainer(tmp_path, config, objective=overflowing({2, 3, 4, 5, 6, 8})).run()
     found = [(line["step"], line.get("skipped"), line.get("scale")) for line in read_metrics(tmp_path)]
     assert found == [(3, 2, 2.0**14), (9, 4, 2.0**10)]  # of 4 to 6 nothing is left to tell but that
-    told = capsys.readouterr().err
+    result = capsys.readouterr().err
     for words in ("step 3: 2 skipped", "step 6: 3 skipped", "step 9: 4 skipped", "loss scale is now 1024"):
-        assert words in told
+        assert words in result
     read = [read_weights(tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors") for step in range(1, 10)]
     assert_same(read[0], read[5])
     assert any(not torch.equal(read[5][name], read[6][name]) for name in read[5])

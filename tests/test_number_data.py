@@ -35,14 +35,14 @@ def test_pairs_are_named_by_file_and_line(tmp_path: Path, capsys: pytest.Capture
     config = NumberData(train=("a.tsv",), folder=str(tmp_path))
     with pytest.raises(UserError) as caught:
         read_number_pairs(config.train, config)
-    told = str(caught.value)
-    assert "a.tsv, line 3: has 1 column, 2 needed" in told and "line 4: column 'target' is not" in told
-    assert "line 5: column 'source' has 0 numbers" in told and "line 6: column 'source' has 40 numbers" in told
-    assert "4 problems, 2 good pairs" in told and "skip_bad" in told
+    result = str(caught.value)
+    assert "a.tsv, line 3: has 1 column, 2 needed" in result and "line 4: column 'target' is not" in result
+    assert "line 5: column 'source' has 0 numbers" in result and "line 6: column 'source' has 40 numbers" in result
+    assert "4 problems, 2 good pairs" in result and "skip_bad" in result
     kept = read_number_pairs(config.train, NumberData(train=("a.tsv",), folder=str(tmp_path), skip_bad=True))
     assert kept == [([1, 2], [3, 4]), ([5], [6])]
-    told = capsys.readouterr().err
-    assert "left out: 4 bad lines of a.tsv" in told and "number 1 is NaN" in told
+    result = capsys.readouterr().err
+    assert "left out: 4 bad lines of a.tsv" in result and "number 1 is NaN" in result
 
 
 def test_pairs_in_jsonl(tmp_path: Path) -> None:

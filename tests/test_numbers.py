@@ -153,20 +153,20 @@ train = training(SMALL)
 def test_a_run_of_pairs_is_complete_and_answers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train("pairs.toml", "--json") == 0
     out, err = capsys.readouterr()
-    told = json.loads(out)["scores"]
+    result = json.loads(out)["scores"]
     assert " numbers/s" in err and "tokens/s" not in err
     run = here / "runs" / "pairs"
     recipe = read_toml(run / "recipe.toml")
     assert recipe["train"]["pack"] == 4 and recipe["model"]["feature_dim"] == 1 and len(recipe["data"]["mean"]) == 1
-    assert set(told) == {"valid", "test"} and told["test"]["sequences"] == 8
+    assert set(result) == {"valid", "test"} and result["test"]["sequences"] == 8
     assert "10.00 20.00 30.00 40.00 50.00" in (run / "report.html").read_text()
     assert main(["evaluate", "runs/pairs", "--json", "--device", "cpu"]) == 0
-    assert json.loads(capsys.readouterr().out) == told
+    assert json.loads(capsys.readouterr().out) == result
     assert main(["predict", "runs/pairs", "10 20 30", "[4, 5]", "--json"]) == 0
-    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [len(one["predicted"]) for one in answers] == [3, 2]
+    outputs = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [len(one["predicted"]) for one in outputs] == [3, 2]
     predictor = regard.load("runs/pairs").predictor
-    assert answers[0]["predicted"] == predictor.predict([[10, 20, 30]])[0].series
+    assert outputs[0]["predicted"] == predictor.predict([[10, 20, 30]])[0].series
     assert len(predictor.predict([[1.0]], steps=5)[0].values) == 5
     assert main(["runs"]) == 0 and "regression" in capsys.readouterr().out
 

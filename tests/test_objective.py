@@ -17,9 +17,9 @@ from reversal import MODEL, reversal_pairs
 class Scripted(torch.nn.Module):
     """Gives the logits it was handed, for the batch and for the same rows again: dropout made visible."""
 
-    def __init__(self, *answers: torch.Tensor) -> None:
+    def __init__(self, *outputs: torch.Tensor) -> None:
         super().__init__()
-        self.answers = torch.cat(answers)
+        self.answers = torch.cat(outputs)
 
     output_head = torch.nn.Identity()
 

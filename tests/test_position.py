@@ -209,14 +209,14 @@ def test_relative_is_the_paper_formula() -> None:
 def test_order_is_seen_with_positions_and_only_then(kind: str, causal: bool) -> None:
     """Without positions a two-way stack only follows a permutation of its input; with them it notices."""
     x, order = torch.randn(1, 5, 16, dtype=torch.float64), torch.tensor([3, 0, 4, 1, 2])
-    plain, told = (Stack(config(position=p), causal=causal).double().eval() for p in ("none", kind))
-    nn.init.normal_(next(iter(told.position.parameters()), torch.empty(0)))
+    plain, result = (Stack(config(position=p), causal=causal).double().eval() for p in ("none", kind))
+    nn.init.normal_(next(iter(result.position.parameters()), torch.empty(0)))
 
     def moved(stack: Stack) -> float:
         positions = Positions.of(5, CPU)
         return (stack(x[:, order], positions) - stack(x, positions)[:, order]).abs().max().item()
 
-    assert moved(told) > 1e-3
+    assert moved(result) > 1e-3
     assert causal or moved(plain) < 1e-12
 
 

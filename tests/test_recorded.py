@@ -1,4 +1,4 @@
-"""Beam search in fixed shapes: the answers are those of the search that changes them."""
+"""Beam search in fixed shapes gives the outputs of the search that changes its shapes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_few_searches_are_kept():
 
 
 def test_two_searches_at_once_share_no_buffer():
-    """One after the other by turns, then in threads: the answers are those of each alone."""
+    """One after the other by turns, then in threads: the outputs are those of each alone."""
     model, config = transformer(), SearchConfig(beam=3, max_length=12)
     searches, batches = RecordedSearches(model, BOS, EOS), [padded(6) for _ in range(8)]
     expected = [beam(model, *batch, config, BOS, EOS) for batch in batches]
@@ -117,8 +117,8 @@ def test_two_searches_at_once_share_no_buffer():
     for at, found in chain(*by_turns):
         same(found, expected[at])
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda batch: search(searches, *batch, config), batches))
-    for found, wanted in zip(answers, expected, strict=True):
+        outputs = list(pool.map(lambda batch: search(searches, *batch, config), batches))
+    for found, wanted in zip(outputs, expected, strict=True):
         same(found, wanted)
 
 

@@ -32,7 +32,7 @@ SETTINGS = [
 ]
 
 
-def told(samples: list[Sample]) -> list[tuple[list[int], str, str | None]]:
+def facts(samples: list[Sample]) -> list[tuple[list[int], str, str | None]]:
     return [(sample.ids, sample.text, sample.ended) for sample in samples]
 
 
@@ -51,7 +51,7 @@ def test_the_text_is_that_of_plain_steps(position, changes):
     for prompt, overflow, limit in (("To be", "stop", 60), ("한", "slide", 100), ("x" * 32, "slide", 33)):
         config = SearchConfig(sample=True, **{"max_length": limit, **changes})
         plain, fixed = both(generator, prompt, config, overflow=overflow, stops=["\n", "be"])
-        assert told(fixed) == told(plain)
+        assert facts(fixed) == facts(plain)
         for one, other in zip(fixed, plain, strict=True):
             assert one.log_probabilities == pytest.approx(other.log_probabilities, abs=1e-12)
 
@@ -69,7 +69,7 @@ def test_reach_grows_with_the_text():
     generator = make(max_length=600)
     config = SearchConfig(sample=True, max_length=590, min_length=590, n_best=2)
     plain, fixed = both(generator, "To be", config)
-    assert told(fixed) == told(plain)
+    assert facts(fixed) == facts(plain)
     (step,) = generator._replays.ready.values()
     assert set(step.graphs) == {128, 256, 512, 640} and step.cache.capacity == 640
     assert [reach(tokens) for tokens in (1, 128, 129, 256, 1000)] == [128, 128, 256, 256, 1024]
@@ -79,24 +79,24 @@ def test_it_ends_where_plain_steps_do():
     for token, stops in ((BYTES.eos, []), (BYTES.encode("x")[0], ["xxx"]), (BYTES.encode("x")[0], ["x" * 17])):
         generator = certain(token, make())
         plain, fixed = both(generator, "a", SearchConfig(sample=True, max_length=30), stops=stops)
-        assert told(fixed) == told(plain) and fixed[0].ended in ("end", "stop")
+        assert facts(fixed) == facts(plain) and fixed[0].ended in ("end", "stop")
 
 
 def test_texts_side_by_side_have_steps_of_their_own():
     generator = make()
     generator.fixed = True
     config = SearchConfig(sample=True, max_length=25, min_length=25)
-    alone = [told(generator.generate(prompt, config=config)) for prompt in ("To be", "한국")]
+    alone = [facts(generator.generate(prompt, config=config)) for prompt in ("To be", "한국")]
     streams = [generator.stream([prompt], config=config) for prompt in ("To be", "한국")]
     samples = [Sample(), Sample()]
     for tokens in zip(*streams, strict=True):
         for sample, token in zip(samples, tokens, strict=True):
             sample.take(token)
-    assert [told([sample]) for sample in samples] == alone
+    assert [facts([sample]) for sample in samples] == alone
     left = generator.stream(["To be"], config=config)
     assert len(list(islice(left, 3))) == 3
     left.close()  # a text that nobody wants any more leaves nothing behind
-    assert told(generator.generate("To be", config=config)) == alone[0] and len(generator._replays.ready) == 1
+    assert facts(generator.generate("To be", config=config)) == alone[0] and len(generator._replays.ready) == 1
 
 
 def test_few_are_kept_and_other_weights_are_noticed():
@@ -108,7 +108,7 @@ def test_few_are_kept_and_other_weights_are_noticed():
     config = SearchConfig(sample=True, max_length=9, top_k=1)
     generator.generate("a", config=config)
     generator.model.float()  # new memory, and the old one is gone
-    assert told(generator.generate("a", config=config)) == told(both(generator, "a", config)[0])
+    assert facts(generator.generate("a", config=config)) == facts(both(generator, "a", config)[0])
 
 
 def test_numbers_that_are_none_are_named_and_leave_nothing_behind():
@@ -123,7 +123,7 @@ def test_numbers_that_are_none_are_named_and_leave_nothing_behind():
                 generator.generate("a", config=SearchConfig(sample=True, max_length=9, **changes))
     weight.data.copy_(kept)
     generator.fixed = True
-    assert told(generator.generate("a", config=config)) == told(expected)
+    assert facts(generator.generate("a", config=config)) == facts(expected)
 
 
 def test_what_cannot_be_recorded_takes_plain_steps():
@@ -231,7 +231,7 @@ def test_matrices_by_column_are_the_same_model():
         other.model.embedding.tokens.weight.is_contiguous() and other.model.output_head.project.weight.is_contiguous()
     )
     config = SearchConfig(sample=True, max_length=20, n_best=2)
-    assert told(other.generate("To be", config=config)) == told(generator.generate("To be", config=config))
+    assert facts(other.generate("To be", config=config)) == facts(generator.generate("To be", config=config))
 
 
 @pytest.mark.cuda
@@ -244,7 +244,7 @@ def test_recorded_as_a_graph(position, changes):
     config = SearchConfig(sample=True, **{"max_length": 300, **changes})
     for prompt in ("To be", "한국"):  # the second is replayed from its first step
         plain, fixed = both(generator, prompt, config, context=200, overflow="slide")
-        assert told(fixed) == told(plain)
+        assert facts(fixed) == facts(plain)
     assert all(any(step.graphs.values()) for step in generator._replays.ready.values())
 
 
@@ -252,10 +252,10 @@ def test_texts_under_way_at_once_in_threads_and_turns():
     """A recorded step serves one text at a time, and none works while another thread may be recording."""
     generator, prompts = make(), ["To be", "한", "x" * 30, "or not"]
     config = SearchConfig(sample=True, top_k=5, max_length=24)
-    expected = [told(both(generator, prompt, config, overflow="slide")[0]) for prompt in prompts]
+    expected = [facts(both(generator, prompt, config, overflow="slide")[0]) for prompt in prompts]
 
     def write(prompt: str) -> list[tuple[list[int], str, str | None]]:
-        return told(generator.generate(prompt, config=config, overflow="slide"))
+        return facts(generator.generate(prompt, config=config, overflow="slide"))
 
     generator.fixed = True
     with ThreadPoolExecutor(4) as pool:

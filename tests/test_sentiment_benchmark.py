@@ -1,4 +1,4 @@
-"""The baselines beside our classifiers: same texts, same labels, and better than always the same answer."""
+"""The baselines beside our classifiers: same texts, same labels, and better than a constant prediction."""
 
 from __future__ import annotations
 

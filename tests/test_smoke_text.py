@@ -1,6 +1,6 @@
 """`regard train RECIPE --smoke`: the small form of every recipe for texts learns, on sample data, within a minute.
 
-"Learns" means that what it has never seen is told better than by someone who only knows what is frequent.
+"Learns" means that unseen examples are predicted better than by the frequencies of the training data.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from regard.tasks.registry import task_of
 from regard.tasks.text_to_text import TextToText
 from smoke import ROOT, results, smoke_run
 
-CLASSIFIED, MASKED, DENOISED = 0.12, 0.25, 0.6  # margins: share of right answers, nats a token
-TRANSLATED, CHRF, FORESEEN = 0.5, 30, 0.25  # share of right answers, chrF, bits a character
+CLASSIFIED, MASKED, DENOISED = 0.12, 0.25, 0.6  # margins: fraction correct, nats per token
+TRANSLATED, CHRF, FORESEEN = 0.5, 30, 0.25  # fraction correct, chrF, bits per character
 
 TRANSLATIONS = [
     "multi30k-en-de", "multi30k-en-de-best", "multi30k-en-de-fast", "multi30k-en-fr", "multi30k-raw-en-de",
@@ -80,7 +80,7 @@ def test_denoised_reviews(tmp_path):
 
 @pytest.fixture(scope="module")
 def remembered():
-    """The figures of a memory: it answers with the Korean of the most similar English it was trained on."""
+    """The figures of a memory: it outputs with the Korean of the most similar English it was trained on."""
 
     def parts(text):
         return Counter(text[at : at + 3] for at in range(len(text) - 2))
@@ -93,8 +93,8 @@ def remembered():
         return [(parts(row[rows[0].index("date")]), row[rows[0].index("korean")]) for row in rows[1:]]
 
     known, asked = pairs("train.tsv"), pairs("test.tsv")
-    answers = [max(known, key=lambda pair: alike(pair[0], date))[1] for date, _ in asked]
-    return score(answers, [korean for _, korean in asked])
+    outputs = [max(known, key=lambda pair: alike(pair[0], date))[1] for date, _ in asked]
+    return score(outputs, [korean for _, korean in asked])
 
 
 @pytest.fixture(scope="module")
@@ -184,5 +184,7 @@ def test_options_of_the_command_win_over_the_small_form(tmp_path, monkeypatch, c
         "text.vocab_size=none",
     ]
     assert main(["train", str(ROOT / "recipes" / "nsmc.toml"), "--smoke", *options, "--device", "cpu", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["steps"] == 2 and told["run"] == "runs/nsmc-smoke" and math.isfinite(told["scores"]["test"]["loss"])
+    result = json.loads(capsys.readouterr().out)
+    assert (
+        result["steps"] == 2 and result["run"] == "runs/nsmc-smoke" and math.isfinite(result["scores"]["test"]["loss"])
+    )

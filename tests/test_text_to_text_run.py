@@ -85,7 +85,7 @@ def test_all_tasks_in_one_run(here, capsys):
 
 
 def test_the_prefix_decides(here):
-    """The same text, two prefixes, two right answers."""
+    """The same text, two prefixes, two correct outputs."""
     settings = ["train.steps=300", "train.schedule=cosine", "train.label_smoothing=0", "model.dim=32"]
     settings += ["model.dropout=0", "model.embed_dropout=0"]
     assert train(*(f"--set={setting}" for setting in settings)) == 0

@@ -161,9 +161,9 @@ def test_a_tiny_model_overfits_twenty_pairs(tmp_path):
     assert read_metrics(tmp_path)[-1]["loss"] < 0.05
     pairs = reversal_pairs()
     source, is_real = pairs.sources.pad(torch.arange(20))
-    answers = greedy(trainer.model, source, is_real, bos=BOS, eos=EOS, limit=10)
+    outputs = greedy(trainer.model, source, is_real, bos=BOS, eos=EOS, limit=10)
     target, real = pairs.targets.pad(torch.arange(20))
-    assert answers == [line[keep][1:-1].tolist() for line, keep in zip(target, real, strict=True)]
+    assert outputs == [line[keep][1:-1].tolist() for line, keep in zip(target, real, strict=True)]
 
 
 def test_updates_are_torchs_adamw_on_the_mean_loss(tmp_path):

@@ -132,17 +132,17 @@ def test_the_mean_follows_its_recursion(tmp_path):
 
 
 def test_the_mean_is_what_is_judged_and_kept(tmp_path):
-    judged = []
+    evaluations = []
 
     def evaluate(model):
         assert not model.training
-        judged.append({name: tensor.clone() for name, tensor in weights_of(model).items()})
+        evaluations.append({name: tensor.clone() for name, tensor in weights_of(model).items()})
         return valid_loss(model)
 
     trainer = make(tmp_path, replace(TRAIN, ema=0.9), evaluate=evaluate)
     trainer.run()
     means = dict(zip((name for name, _ in trainer.model.named_parameters()), trainer.mean, strict=True))
-    assert_same(judged[-1], means)
+    assert_same(evaluations[-1], means)
     assert_same(read_weights(tmp_path / WEIGHTS), means)
     newest = read_weights(tmp_path / "checkpoints" / "step-00000023" / "model.safetensors")
     assert_same(newest, weights(trainer))  # training itself goes on with the weights, not their mean
@@ -184,9 +184,9 @@ def test_a_metric_that_is_not_there_is_an_error(tmp_path):
 
 def test_evaluation_changes_nothing(tmp_path):
     plain = train(tmp_path / "plain")
-    judged = make(tmp_path / "judged", replace(TRAIN, evaluate_every=2), evaluate=valid_loss)
-    judged.run()
-    assert_same(weights(plain), weights(judged))
+    evaluations = make(tmp_path / "evaluated", replace(TRAIN, evaluate_every=2), evaluate=valid_loss)
+    evaluations.run()
+    assert_same(weights(plain), weights(evaluations))
 
 
 # --- stopped and resumed, with everything on

@@ -148,8 +148,8 @@ def test_the_mean_of_the_last_checkpoints_is_the_model(here, capsys):
 def test_test_sets_and_a_recurrent_model(here, capsys):
     Path("rnn.toml").write_text(FIVE_LINES + '[data.test]\nnews = ["news.tsv"]\n[model]\narchitecture = "recurrent"\n')
     assert train("rnn.toml", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["steps"] == 6 and told["scores"].keys() == {"valid", "news"}
+    result = json.loads(capsys.readouterr().out)
+    assert result["steps"] == 6 and result["scores"].keys() == {"valid", "news"}
     report = Path("runs/rnn/report.html").read_text()
     assert "BLEU on news" in report and "Cross-attention" in report and "Encoder self-attention" not in report
     look = Inside.open("runs/rnn").look("July 4th", target="7월 4일")
@@ -157,7 +157,7 @@ def test_test_sets_and_a_recurrent_model(here, capsys):
     assert look.parts.keys() == {"cross"}
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1]))
     assert main(["evaluate", "runs/rnn", "--test", "news", "--device", "cpu", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["news"] == told["scores"]["news"]
+    assert json.loads(capsys.readouterr().out)["news"] == result["scores"]["news"]
 
 
 def test_the_report_of_a_transformer_has_its_heads(finished):
@@ -168,8 +168,8 @@ def test_the_report_of_a_transformer_has_its_heads(finished):
 
 def test_bleu_may_choose(here):
     assert train("mine.toml", "--set=train.metric=bleu", "--set=train.evaluate_every=3", "--set=train.pack=64") == 0
-    judged = [line for line in read_metrics(Path("runs/mine")) if "bleu" in line]
-    assert [line["step"] for line in judged] == [3, 6] and all("valid_loss" in line for line in judged)
+    evaluations = [line for line in read_metrics(Path("runs/mine")) if "bleu" in line]
+    assert [line["step"] for line in evaluations] == [3, 6] and all("valid_loss" in line for line in evaluations)
 
 
 # --- again, elsewhere, interrupted
@@ -314,8 +314,8 @@ def test_runs_side_by_side(here, finished, capsys):
     assert main(["runs", "runs", "--json"]) == 0
     one, stopped = json.loads(capsys.readouterr().out)
     scores = json.loads((finished / "scores.json").read_text())
-    judged = [line["valid_loss"] for line in read_metrics(finished) if "valid_loss" in line]
-    assert (one["step"], one["steps"], one["best"]) == (6, 6, min(judged))
+    evaluations = [line["valid_loss"] for line in read_metrics(finished) if "valid_loss" in line]
+    assert (one["step"], one["steps"], one["best"]) == (6, 6, min(evaluations))
     assert one["test"] == {"valid": scores["valid"]["bleu"]} and stopped["test"] == {} and stopped["best"] is None
     assert stopped["step"] == 4 and "4 of 6" in rows[1]
 

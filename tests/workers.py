@@ -1,6 +1,6 @@
 """What the processes of tests/test_distributed.py do:  torchrun --nproc-per-node 2 workers.py SCENES FOLDER
 
-Each scene trains on the task of reversal.py, and what a rank has to tell goes to FOLDER/told-NAME-RANK.json. Scenes
+Each scene trains on the task of reversal.py, and what a rank has to tell goes to FOLDER/report-NAME-RANK.json. Scenes
 share one start of the processes, which takes longer than all of them.
 """
 
@@ -175,7 +175,7 @@ def expect_error(folder: Path, name: str, trainer: Trainer) -> None:
 
 
 def tell(folder: Path, name: str, content: object) -> None:
-    (folder / f"told-{name}-{current().rank}.json").write_text(json.dumps(content))
+    (folder / f"report-{name}-{current().rank}.json").write_text(json.dumps(content))
 
 
 def main(scenes: str, folder: str) -> int:

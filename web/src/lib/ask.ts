@@ -3,7 +3,7 @@
    The changes are those of regard.explore.changes, in the same form:
    {"heads": [["decoder", 0, 3]], "future": true, "rows": [["cross", 1, 2, 5, [0.1, 0.9]]]} */
 
-import type { PartName, Space } from "./answer";
+import type { PartName, Space } from "./look";
 
 export type HeadName = [PartName, number, number]; // part, layer, head
 export type LayerName = [PartName, number];

@@ -3,7 +3,7 @@
    Two responses are kept, the original one and the one with the changes. The newest request wins: a response to an
    older one is dropped. */
 
-import { headMap, meanMap, spaceOf, type Answer, type HeadMap, type Part, type PartName } from "./answer";
+import { headMap, meanMap, spaceOf, type Look, type HeadMap, type Part, type PartName } from "./look";
 import { anyChange, fromLink, newAsk, noChanges, sameHead, toLink, type Ask, type HeadName } from "./ask";
 import { drawScene, fromPixels, toPixels } from "./image";
 import * as server from "./server";
@@ -17,8 +17,8 @@ export class Explorer {
   ask = $state<Ask>(newAsk(""));
   runs = $state.raw<RunInfo[]>([]);
   version = $state("");
-  before = $state.raw<Answer | null>(null);
-  after = $state.raw<Answer | null>(null); // null: no changes
+  before = $state.raw<Look | null>(null);
+  after = $state.raw<Look | null>(null); // null: no changes
   example = $state(true); // the precomputed example is shown while the model is loading
   busy = $state(false);
   gone = $state(false);
@@ -53,8 +53,8 @@ export class Explorer {
   /** Show the precomputed example, load the list of runs, then request the state of the link. */
   async start(link: string): Promise<void> {
     this.ask = fromLink(link);
-    const example = server.prepared().then((answer) => {
-      if (this.before === null) this.before = answer;
+    const example = server.prepared().then((look) => {
+      if (this.before === null) this.before = look;
     });
     try {
       const { runs, version } = await server.runs();
@@ -136,13 +136,13 @@ export class Explorer {
     this.#running = true;
     do {
       this.#again = false;
-      await this.#answer();
+      await this.#load();
     } while (this.#again);
     this.#running = false;
     this.busy = false;
   }
 
-  async #answer(): Promise<void> {
+  async #load(): Promise<void> {
     const { info } = this;
     this.refused = null;
     if (info?.error) return this.#refuse(info.error);
@@ -225,13 +225,13 @@ export class Explorer {
     return at !== null && at < this.rows.length ? at : null;
   }
 
-  #key(answer: Answer, part: Part, head: number): string {
-    return `${answer === this.after ? "after" : "before"} ${part.part} ${part.layer} ${head}`;
+  #key(look: Look, part: Part, head: number): string {
+    return `${look === this.after ? "after" : "before"} ${part.part} ${part.layer} ${head}`;
   }
 
   /** A map, or null while it is loading. */
-  #find(answer: Answer, part: Part, head: number | null): HeadMap | null {
-    const one = (index: number) => headMap(answer, part, index) ?? this.fetched.get(this.#key(answer, part, index));
+  #find(look: Look, part: Part, head: number | null): HeadMap | null {
+    const one = (index: number) => headMap(look, part, index) ?? this.fetched.get(this.#key(look, part, index));
     if (head !== null) return one(head) ?? null;
     const all = Array.from({ length: part.heads }, (_, index) => one(index));
     return all.every((map) => map !== undefined) ? meanMap(all as HeadMap[]) : null;
@@ -241,18 +241,18 @@ export class Explorer {
   async complete(): Promise<void> {
     const { part, head, shown, before } = this;
     if (!part || part.whole || !shown || !before || this.example) return;
-    for (const answer of new Set([shown, before])) {
+    for (const look of new Set([shown, before])) {
       const wanted = head === null ? Array.from({ length: part.heads }, (_, index) => index) : [head];
       const heads = wanted.filter((index) => {
-        const key = this.#key(answer, part, index);
+        const key = this.#key(look, part, index);
         return !this.fetched.has(key) && !this.#pending.has(key);
       });
       if (!heads.length) continue;
-      const keys = heads.map((index) => this.#key(answer, part, index));
+      const keys = heads.map((index) => this.#key(look, part, index));
       keys.forEach((key) => this.#pending.add(key));
       try {
-        const { values, shape } = await server.maps({ ...answer.question, part: part.part, layer: part.layer, heads });
-        if (answer !== this.before && answer !== this.after) continue; // there is a newer response
+        const { values, shape } = await server.maps({ ...look.question, part: part.part, layer: part.layer, heads });
+        if (look !== this.before && look !== this.after) continue; // there is a newer response
         const [, rows, columns] = shape;
         const more = new Map(this.fetched);
         keys.forEach((key, index) => {

@@ -1,7 +1,7 @@
 /* Views as standalone SVG figures with inline colours, on a light or dark background. */
 
 import { linkHorizontal } from "d3-shape";
-import { blockName, largest, ONE } from "./answer";
+import { blockName, largest, ONE } from "./look";
 import type { View } from "./ask";
 import { changeColour, palette, weightColour, type Theme } from "./colour";
 import type { Explorer } from "./explorer.svelte";
@@ -216,11 +216,11 @@ function drawTree(explorer: Explorer, theme: Theme): Figure | null {
   const drawn = place(explorer.tree);
   const curve = linkHorizontal<unknown, [number, number]>();
   let body = '<g transform="translate(16 44)">';
-  for (const twig of drawn.twigs) {
-    const stroke = twig.best ? weightColour(0.8, theme) : MUTE[theme];
-    const opacity = twig.kept || twig.ended ? 0.8 : 0.25;
-    body += `<path d="${curve({ source: [twig.fromX, twig.fromY], target: [twig.x - 4, twig.y] })}" fill="none" stroke="${stroke}" stroke-opacity="${opacity}" stroke-width="${(0.8 + 4 * twig.probability).toFixed(2)}"/>`;
-    body += text(twig.x, twig.y + 4, `${cut(twig.token, 9)} ${twig.probability.toFixed(2)}`, twig.best ? weightColour(0.8, theme) : INK[theme], `opacity="${opacity + 0.2}"`);
+  for (const node of drawn.nodes) {
+    const stroke = node.best ? weightColour(0.8, theme) : MUTE[theme];
+    const opacity = node.kept || node.ended ? 0.8 : 0.25;
+    body += `<path d="${curve({ source: [node.fromX, node.fromY], target: [node.x - 4, node.y] })}" fill="none" stroke="${stroke}" stroke-opacity="${opacity}" stroke-width="${(0.8 + 4 * node.probability).toFixed(2)}"/>`;
+    body += text(node.x, node.y + 4, `${cut(node.token, 9)} ${node.probability.toFixed(2)}`, node.best ? weightColour(0.8, theme) : INK[theme], `opacity="${opacity + 0.2}"`);
   }
   return frame(drawn.width + 32, drawn.height + 60, explorer.ask.text.slice(0, 90), theme, `${body}</g>`);
 }

@@ -1,9 +1,9 @@
 /* Numbers about maps: the distance between two, and how far and how widely a head attends. */
 
-import { blockName, ONE, type Answer, type HeadMap, type Part } from "./answer";
+import { blockName, ONE, type Look, type HeadMap, type Part } from "./look";
 
 /** The fraction of attention that each head has moved, 0 to 1: half of Σ |after - before|, mean of the queries. */
-export function shift(before: Answer | null, after: Answer | null, parts: Part[]): Map<string, number> {
+export function shift(before: Look | null, after: Look | null, parts: Part[]): Map<string, number> {
   const found = new Map<string, number>();
   if (!before || !after) return found;
   for (const part of parts) {

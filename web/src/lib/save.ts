@@ -1,6 +1,6 @@
 /* Export: the view as SVG or PNG, its values as JSON. */
 
-import { ONE } from "./answer";
+import { ONE } from "./look";
 import { compact, toLink, type View } from "./ask";
 import type { Explorer } from "./explorer.svelte";
 import { draw } from "./figure";

@@ -1,12 +1,12 @@
 /* Requests to the server of this page. All URLs are relative, so they contain its token. */
 
-import { parseFrame, type Answer, type Block, type Header, type Question } from "./answer";
+import { parseFrame, type Look, type Block, type Header, type Question } from "./look";
 import { compact, type Ask } from "./ask";
 
 export interface RunInfo {
   name: string;
   title: string;
-  architecture: Answer["architecture"] | null; // null: known once the model is loaded
+  architecture: Look["architecture"] | null; // null: known once the model is loaded
   input: "tokens" | "patches" | "features" | null;
   layers: number | null;
   heads: number | null;
@@ -22,7 +22,7 @@ export interface Steps {
   scale: number;
 }
 
-export interface Twig {
+export interface TreeNode {
   id: number;
   parent: number | null;
   token: string;
@@ -34,7 +34,7 @@ export interface Twig {
 }
 
 export interface Tree {
-  twigs: Twig[];
+  nodes: TreeNode[];
   found: { text: string; score: number; log_probability: number }[];
 }
 
@@ -79,12 +79,12 @@ export async function alive(): Promise<void> {
   await send("api/alive", {});
 }
 
-export async function prepared(): Promise<Answer> {
+export async function prepared(): Promise<Look> {
   const question = { run: "", text: "", target: null, image: null, changes: {} };
   return { ...parseFrame<Header>(await (await send("example.bin", {})).arrayBuffer()), question };
 }
 
-export async function look(question: Question): Promise<Answer> {
+export async function look(question: Question): Promise<Look> {
   return { ...parseFrame<Header>(await (await post("api/look", question)).arrayBuffer()), question };
 }
 

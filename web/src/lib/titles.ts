@@ -1,6 +1,6 @@
 /* Names for parts of a model, as shown to the user. */
 
-import type { Part, PartName } from "./answer";
+import type { Part, PartName } from "./look";
 import type { Explorer } from "./explorer.svelte";
 import { say } from "./words.svelte";
 

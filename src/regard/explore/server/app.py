@@ -51,7 +51,7 @@ class Asked(BaseModel):
     image: str | None = None
     changes: dict[str, Any] = Field(default_factory=dict)
 
-    def answer(self, models: Models, *, unchanged: bool = False) -> Look:
+    def look(self, models: Models, *, unchanged: bool = False) -> Look:
         from regard.explore.changes import Changes
 
         changes = Changes.from_dict({} if unchanged else self.changes)
@@ -94,26 +94,26 @@ def make_app(models: Models, token: str) -> FastAPI:
     def look(asked: Asked) -> Response:
         from regard.explore.server.responses import look_response
 
-        changed = asked.answer(models)
-        return Frame(look_response(asked.run, asked.answer(models, unchanged=True), changed))
+        changed = asked.look(models)
+        return Frame(look_response(asked.run, asked.look(models, unchanged=True), changed))
 
     @api.post(f"{base}/maps")
     def maps(asked: AskedMaps) -> Response:
         from regard.explore.server.responses import maps_response
 
-        return Frame(maps_response(asked.answer(models), asked.part, asked.layer, asked.heads))
+        return Frame(maps_response(asked.look(models), asked.part, asked.layer, asked.heads))
 
     @api.post(f"{base}/steps")
     def query_steps(asked: AskedSteps) -> Response:
         from regard.explore.server.responses import steps_response
 
-        return Frame(steps_response(asked.answer(models).steps(asked.part, asked.layer, asked.head, asked.query)))
+        return Frame(steps_response(asked.look(models).steps(asked.part, asked.layer, asked.head, asked.query)))
 
     @api.post(f"{base}/search")
     def search(asked: AskedSearch) -> dict[str, Any]:
         from regard.explore.server.responses import search_tree
 
-        return search_tree(asked.answer(models), asked.beam)
+        return search_tree(asked.look(models), asked.beam)
 
     @api.post(f"{base}/image")
     async def image(request: Request) -> dict[str, str]:

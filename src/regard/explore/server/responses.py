@@ -124,8 +124,8 @@ def output_of(before: Output, after: Output, decode: Callable[[list[int]], str])
 
 
 def _summary(output: Output) -> dict[str, Any]:
-    answers = [{"text": text, "score": score} for text, score in output.hypotheses]
-    return {"loss": output.loss, "answer": output.generated, "answers": answers}
+    hypotheses = [{"text": text, "score": score} for text, score in output.hypotheses]
+    return {"loss": output.loss, "generated": output.generated, "hypotheses": hypotheses}
 
 
 def maps_response(look: Look, part: PartName, layer: int, heads: Sequence[int]) -> bytes:
@@ -193,4 +193,4 @@ def search_tree(look: Look, width: int) -> dict[str, Any]:
         {"text": inside.reader.decode(one.tokens), "score": one.score, "log_probability": one.log_probability}
         for one in hypotheses
     ]
-    return {"twigs": nodes, "found": texts}
+    return {"nodes": nodes, "found": texts}

@@ -41,8 +41,8 @@ export interface Position {
 
 export interface Told {
   loss: number | null;
-  answer: string | null; // what an encoder-decoder generates by itself
-  answers: { text: string; score: number }[];
+  generated: string | null; // what an encoder-decoder generates by itself
+  hypotheses: { text: string; score: number }[];
 }
 
 export interface Output {
@@ -84,7 +84,7 @@ export interface Block {
   shape: number[];
 }
 
-export interface Answer extends Header {
+export interface Look extends Header {
   blocks: Map<string, Block>;
   question: Question; // the request
 }
@@ -103,7 +103,7 @@ const KINDS = { u1: Uint8Array, u2: Uint16Array, f4: Float32Array };
 /** Parse a frame; the arrays are views of its bytes. */
 export function parseFrame<T extends { arrays: Stored[] }>(bytes: ArrayBuffer): T & { blocks: Map<string, Block> } {
   const view = new DataView(bytes);
-  if (bytes.byteLength < 8 || view.getUint32(0, false) !== 0x52475244) throw new Error("not an answer of this server");
+  if (bytes.byteLength < 8 || view.getUint32(0, false) !== 0x52475244) throw new Error("not a response of this server");
   const length = view.getUint32(4, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, length))) as T;
   const start = Math.ceil((8 + length) / 8) * 8;
@@ -130,8 +130,8 @@ export interface HeadMap {
   columns: number;
 }
 
-export function headMap(answer: Answer, part: Part, head: number): HeadMap | null {
-  const block = answer.blocks.get(blockName(part));
+export function headMap(look: Look, part: Part, head: number): HeadMap | null {
+  const block = look.blocks.get(blockName(part));
   if (!block || !part.whole) return null;
   const [, rows, columns] = block.shape;
   const size = rows * columns;
