@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.data.tables import Notes, Problem, read_lines
+from regard.data.lines import Notes, Problem, read_lines
 from regard.errors import UserError
 from regard.interop import read_folder
 from regard.models.config import ModelConfig

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from regard.data.lines import LONGEST
 from regard.data.pairs import PairData, find_pairs
-from regard.data.tables import LONGEST
 from regard.errors import UserError
 
 GOOD = [("a house", "ein Haus"), ("“two”\u2028birds", 'zwei "Vögel"\r\x0c!'), ("새 세 마리", "drei Vögel")]

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import Any
 
 from regard.commands import GPU, RUN
-from regard.commands.prediction import note, open_predictor, opened, read_tables, read_texts, write
+from regard.commands.prediction import check_inputs, note, open_predictor, opened, read_tables, read_texts, write
 from regard.errors import UserError
 from regard.files import name_some
 
@@ -37,10 +37,7 @@ ARGUMENTS = {
 def run(args: argparse.Namespace) -> None:
     from regard.predict.classifier import ImageClassifier, TextClassifier
 
-    if args.text and args.files:
-        raise UserError(f"--files {args.files[0]}: there is a TEXT too; pass one of them")
-    if args.column is not None and not args.files:
-        raise UserError(f"--column {args.column}: is a column of --files, and there are none")
+    check_inputs(args)
     classifier = open_predictor(args, TextClassifier, ImageClassifier)
     images, files = isinstance(classifier, ImageClassifier), args.text or args.files
     if images and (not files or args.column is not None):

@@ -65,6 +65,14 @@ def open_predictor(args: argparse.Namespace, *kinds: type[Kind]) -> Kind:
     return cast(Kind, predictor)
 
 
+def check_inputs(args: argparse.Namespace) -> None:
+    """Texts are arguments or in files, and only files have columns."""
+    if args.text and args.files:
+        raise UserError(f"--files {args.files[0]}: there is a TEXT too; pass one of them")
+    if args.column is not None and not args.files:
+        raise UserError(f"--column {args.column}: is a column of --files, and there are none")
+
+
 def read_texts(
     texts: Sequence[str], check: Callable[[list[str]], object] = len
 ) -> Iterator[tuple[list[str], Callable[[Sequence[int]], object]]]:

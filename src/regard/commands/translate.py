@@ -1,7 +1,6 @@
-"""Translate the lines passed as arguments, those of files (of a table: of its column source, or --column), or those of
-standard input; each input line gives one output line. With
---n-best the output lines are  NUMBER<tab>SCORE<tab>TRANSLATION,  best first. Settings without an option come from the
-table [decode] of the run's recipe.toml; the default is greedy search.
+"""Translate the lines passed as arguments, those of files (of a table, one column), or those of standard input; each
+input line gives one output line. With --n-best the output lines are  NUMBER<tab>SCORE<tab>TRANSLATION,  best first.
+Settings without an option come from the table [decode] of the run's recipe.toml; the default is greedy search.
 
 examples:
   regard translate runs/demo "July 4th, 1976"
@@ -22,6 +21,7 @@ from regard.commands import CPU, RUN, positive
 from regard.commands.prediction import (
     DECODING,
     SEARCH,
+    check_inputs,
     open_predictor,
     opened,
     read_tables,
@@ -47,10 +47,7 @@ ARGUMENTS = {
 def run(args: argparse.Namespace) -> None:
     from regard.predict.translator import Translator
 
-    if args.text and args.files:
-        raise UserError(f"--files {args.files[0]}: there is a TEXT too; pass one of them")
-    if args.column is not None and not args.files:
-        raise UserError(f"--column {args.column}: is a column of --files, and there are none")
+    check_inputs(args)
     if len(args.text) == 1 and Path(args.text[0]).is_file():
         raise UserError(f"{args.text[0]!r} is the name of a file: read its lines with  --files {args.text[0]}")
     translator, done = open_predictor(args, Translator), 0

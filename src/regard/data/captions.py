@@ -40,10 +40,11 @@ from torch import Tensor
 
 from regard.data.batch import PairBatch, Tensors, pad_rows
 from regard.data.images import ImageData, list_set, store_pixels
+from regard.data.lines import Notes
 from regard.data.scenes import Phrase, SceneGenerator, Scenes, ScenesData
 from regard.data.sets import DataConfig
 from regard.data.streams import ChunkedStream
-from regard.data.tables import TABLES, Notes, Row, read_rows, table_kind, text
+from regard.data.tables import TABLES, Row, read_rows, table_kind, text
 from regard.errors import UserError, suggest
 from regard.settings import check_fields
 from regard.text.tokenizer import Tokenizer

@@ -28,8 +28,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes, read_lines, unreadable
 from regard.data.sets import DataConfig, find_files
-from regard.data.tables import UNREADABLE, Notes, Problem, Rows, Table, open_bytes, read_lines, table_kind, unreadable
+from regard.data.tables import Rows, Table, table_kind
 from regard.errors import UserError
 
 PIECE = 100_000  # characters

@@ -33,8 +33,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from regard.data.columns import Column, Writer, prepare
+from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes
 from regard.data.sets import DataConfig, Files, fingerprint, home
-from regard.data.tables import UNREADABLE, Notes, Problem, Rows, open_bytes
+from regard.data.tables import Rows
 from regard.errors import MissingExtra, UserError, suggest
 
 BYTES = 8  # the type of an idx file that is read

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from regard.data.lines import Notes
 from regard.data.sets import DataConfig
-from regard.data.tables import Notes, Report, Row, Rows, label, read_rows
+from regard.data.tables import Report, Row, Rows, label, read_rows
 from regard.errors import UserError, suggest
 from regard.settings import check_fields
 

@@ -34,8 +34,9 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import Tensors, pad_rows
+from regard.data.lines import Notes
 from regard.data.sets import DataConfig, Files
-from regard.data.tables import Notes, Row, Table, column_names, read_rows
+from regard.data.tables import Row, Table, column_names, read_rows
 from regard.errors import UserError
 from regard.settings import check_fields
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 from regard.data.korean import examples
+from regard.data.lines import Notes, Problem
 from regard.data.sets import DataConfig, find_files, wildcards
-from regard.data.tables import TABLES, Notes, Problem, Row, Rows, Table, aligned_rows, table_kind
+from regard.data.tables import TABLES, Row, Rows, Table, aligned_rows, table_kind
 from regard.errors import UserError
 from regard.settings import check_fields
 

@@ -84,7 +84,9 @@ class DataConfig:
         train = self.find(self.train) if self.train else []
         for name, files in self.sets.items():
             for path in self.find(files):
-                if any(path.samefile(one) or (path.is_file() and filecmp.cmp(path, one)) for one in train):
+                if any(
+                    path.samefile(one) or (path.is_file() and filecmp.cmp(path, one, shallow=False)) for one in train
+                ):
                     key = "valid" if name == "valid" else f"test.{name}"
                     yield f"data.{key}: {path} is also training data, so its results say nothing about new data"
 
