@@ -79,6 +79,27 @@ class Generation(Prediction):
         return self.samples[0].text
 
 
+class SampleWriter:
+    """The text of one sample, as whole characters, up to </s>, a stop string, or `limit` tokens for `reason`."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], limit: int, reason: str, sample: int = 0, prompt: int = 0
+    ) -> None:
+        self.decoder, self.stop, self.eos = StreamDecoder(tokenizer), StopStrings(stops), tokenizer.eos
+        self.limit, self.reason, self.sample, self.prompt = limit, reason, sample, prompt
+        self.count, self.ended = 0, False
+
+    def add(self, id: int, log_probability: float) -> Token:
+        self.count += 1
+        is_end = id == self.eos
+        text = "" if is_end else self.stop.add(self.decoder.add(id))
+        ended = "end" if is_end else "stop" if self.stop.stopped else self.reason if self.count == self.limit else None
+        if ended is not None:
+            text += self.stop.add(self.decoder.end()) + self.stop.end()
+            self.ended = True
+        return Token(self.sample, id, log_probability, text, ended, self.prompt)
+
+
 class Generator(SearchPredictor[str, Generation]):
     """A decoder with its tokenizer; `context` is how many tokens it attends to at most."""
 
@@ -138,23 +159,15 @@ class Generator(SearchPredictor[str, Generation]):
         self, ids: list[int], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int, prompt: int
     ) -> Iterator[Token]:
         limit = config.max_length or LIMIT
-        writers = [(StreamDecoder(self.tokenizer), StopStrings(stops)) for _ in range(config.n_best)]
+        room = context - len(ids) + 1 if overflow == "stop" else limit
+        ends = (limit, "limit") if limit <= room else (room, "context")
+        writers = [SampleWriter(self.tokenizer, stops, *ends, number, prompt) for number in range(config.n_best)]
         with self._sampler(ids, config, context, limit) as sampler:
-            for count in range(1, limit + 1):
-                full = overflow == "stop" and len(ids) + count > context
+            while True:
                 live, chosen, known = sampler.step()
-                kept = []
-                for row, (number, id, log_probability) in enumerate(zip(live, chosen, known, strict=True)):
-                    decoder, stop = writers[number]  # whole characters, up to a stop string
-                    is_end = id == self.tokenizer.eos
-                    text = "" if is_end else stop.add(decoder.add(id))
-                    ended = "end" if is_end else "stop" if stop.stopped else "limit" if count == limit else None
-                    ended = ended or ("context" if full else None)
-                    if ended:
-                        text += stop.add(decoder.end()) + stop.end()
-                    else:
-                        kept.append(row)
-                    yield Token(number, id, log_probability, text, ended, prompt)
+                for number, id, log_probability in zip(live, chosen, known, strict=True):
+                    yield writers[number].add(id, log_probability)
+                kept = [row for row, number in enumerate(live) if not writers[number].ended]
                 if not kept:
                     return
                 sampler.keep(kept)

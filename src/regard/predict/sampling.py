@@ -82,11 +82,11 @@ class Uniform:
     """Uniform random numbers in [0, 1), a stream of its own for each sample of each line."""
 
     def __init__(self, seed: int, lines: Sequence[int], count: int) -> None:
-        self._streams = [np.random.default_rng([seed, line, sample]) for line in lines for sample in range(count)]
+        self.streams = [np.random.default_rng([seed, line, sample]) for line in lines for sample in range(count)]
 
     def following(self, count: int) -> Tensor:
         """The next `count` numbers of every row, [rows, count]."""
-        return torch.from_numpy(np.stack([stream.random(count) for stream in self._streams]))
+        return torch.from_numpy(np.stack([stream.random(count) for stream in self.streams]))
 
 
 def sample_token(scores: Tensor, config: SearchConfig, uniform: Tensor) -> Tensor:
