@@ -28,7 +28,7 @@ from regard.text.tokenizer import Tokenizer
 SMALL = ["--set", "dim=16", "--set", "ff_dim=32", "--set", "layers=1", "--set", "heads=2"]
 OWN = {
     "recipe.toml", "source.json", "target.json", "data", "model.safetensors", "metrics.jsonl", "scores.json",
-    "report.html", "checkpoints",
+    "summary.json", "report.html", "checkpoints",
 }  # fmt: skip
 
 
@@ -109,6 +109,9 @@ def test_json_is_all_that_standard_output_holds(tmp_path, capsys):
     assert figures["correct"] / 30 == figures["exact_match"]
     first = re.search(r"<dt>(.*?)</dt><dd>(.*?)</dd>", Path(figures["report"]).read_text("utf-8"))
     assert first and first.groups() == ("exact match on test", f"{figures['exact_match']:.2%}")
+    assert cli.main(["runs", str(tmp_path), "--json"]) == 0  # leads with the same metric
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["headline"], listed["test"]) == ("exact match", {"test": figures["exact_match"]})
     assert figures["parameters"] == sum(p.numel() for p in regard.load(tmp_path / "run").predictor.model.parameters())
     assert list(figures["examples"]) == list(SHOWN)
     assert "step 1/1" in captured.err

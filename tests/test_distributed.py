@@ -271,7 +271,8 @@ def test_the_same_command_under_torchrun(tmp_path, monkeypatch, capsys):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("6 steps in") == 1 and "error" not in done.stderr
     assert {path.name for path in Path("run").iterdir()} == {
-        "recipe.toml", "tokenizer.json", "data", "checkpoints", "metrics.jsonl", WEIGHTS, "scores.json", "report.html",
+        "recipe.toml", "tokenizer.json", "data", "checkpoints", "metrics.jsonl", WEIGHTS, "scores.json", "summary.json",
+        "report.html",
     }  # fmt: skip
     for command in (["evaluate", "run", "--device", "cpu"], ["average", "run", "--last", "2"], ["resume", "run"]):
         assert main(command) == 0

@@ -66,7 +66,8 @@ def test_six_lines_make_a_complete_run(here, capsys):
     result = json.loads(capsys.readouterr().out)
     run = here / "runs" / "mine"
     assert {path.name for path in run.iterdir()} >= {
-        "recipe.toml", "tokenizer.json", "model.safetensors", "metrics.jsonl", "scores.json", "report.html", "data"
+        "recipe.toml", "tokenizer.json", "model.safetensors", "metrics.jsonl", "scores.json", "summary.json",
+        "report.html", "data",
     }  # fmt: skip
     recipe = read_toml(run / "recipe.toml")
     assert (

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -318,6 +320,34 @@ def test_runs_side_by_side(here, finished, capsys):
     assert (one["step"], one["steps"], one["best"]) == (6, 6, min(evaluations))
     assert one["test"] == {"valid": scores["valid"]["bleu"]} and stopped["test"] == {} and stopped["best"] is None
     assert stopped["step"] == 4 and "4 of 6" in rows[1]
+    Path("runs/one/summary.json").unlink()  # as an earlier version has left it
+    assert main(["runs", "runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [one, stopped]
+    Path("runs/one/summary.json").write_text('{"task": "translation"}')
+    assert main(["runs", "runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [stopped]
+
+
+def test_long_runs_are_listed_without_pytorch(tmp_path, monkeypatch):
+    """The best value may be anywhere in metrics.jsonl; PyTorch and the task are not imported."""
+    monkeypatch.chdir(tmp_path)
+    about = {"task": "translation", "steps": 9000, "metric": "bleu", "higher": True, "headline": "exact", "test": "e"}
+    log = [{"step": step, "loss": 1 / step, "seconds": step} for step in range(1, 5001)]
+    log[2000:2000] = [{"step": 2000, "seconds": 2000, "valid_loss": 2.0, "bleu": 31.5}]
+    log[700:700] = [{"step": 700, "seconds": 700, "valid_loss": 1.0, "bleu": 7.25}]
+    for name in ("a", "b"):
+        Path("runs", name).mkdir(parents=True)
+        Path("runs", name, "summary.json").write_text(json.dumps(about))
+        Path("runs", name, "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    code = (
+        "import sys; from regard.cli import main; main(['runs', '--json']); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'tokenizers')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)
+    assert first == second | {"run": "a"}
+    assert (first["step"], first["seconds"], first["loss"], first["best"]) == (5000, 5000, 1 / 5000, 31.5)
 
 
 def test_runs_where_there_are_none(here, capsys):

@@ -10,12 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from regard.commands import aligned, show
 from regard.errors import UserError
 
+TAIL = 2**13  # bytes of metrics.jsonl with its last lines
+FIELDS = {"task", "steps", "metric", "higher", "headline", "test"}  # of `regard.training.task.Task.summary`
 HEADERS = ("run", "task", "steps", "seconds", "loss", "best", "test")
 
 ARGUMENTS = {
@@ -37,36 +41,71 @@ def run(args: argparse.Namespace) -> None:
 
 def read(folder: Path) -> dict[str, Any] | None:
     """A summary of the files of a run; None for any other folder."""
-    from regard.models.recipe import read_recipe
-    from regard.tasks.registry import task_of
-    from regard.training.trainer import LOSS, read_metrics
-
     try:
-        tables = read_recipe(folder, saved=True)
-        train, task = tables.get("train"), task_of(tables)
-        lines = read_metrics(folder)
-    except (UserError, OSError):
+        task = _summary(folder)
+        log = folder / "metrics.jsonl"
+        content = log.read_bytes() if log.exists() else b""
+    except (UserError, OSError, ValueError, RecursionError):
         return None
-    if not isinstance(train, dict):
+    if task is None:
         return None
-    metric = task.METRICS.get(str(train.get("metric")), LOSS)
-
-    def values(key: str) -> list[Any]:
-        return [line[key] for line in lines if isinstance(line.get(key), int | float)]
-
-    losses = values("loss")
+    last, evaluations = _parse(content[-TAIL:].splitlines()), _parse(_lines_with(task["metric"], content))
+    losses = _values(last, "loss")
     return {
         "run": folder.name,
-        "task": task.NAME,
-        "step": max(values("step"), default=0),
-        "steps": train.get("steps"),
-        "seconds": max(values("seconds"), default=0.0),
+        "task": task["task"],
+        "step": max(_values(last, "step"), default=0),
+        "steps": task["steps"],
+        "seconds": max(_values(last, "seconds"), default=0.0),
         "loss": losses[-1] if losses else None,
-        "metric": metric.key,
-        "best": (max if metric.higher else min)(values(metric.key), default=None),
-        "headline": task.HEADLINE[1],
-        "test": _scores(folder / "scores.json", task.HEADLINE[0]),
+        "metric": task["metric"],
+        "best": (max if task["higher"] else min)(_values(evaluations, task["metric"]), default=None),
+        "headline": task["headline"],
+        "test": _scores(folder / "scores.json", task["test"]),
     }
+
+
+def _summary(folder: Path) -> dict[str, Any] | None:
+    """The summary.json of a run; if an earlier version has trained it, the same from its recipe."""
+    if (folder / "summary.json").is_file():
+        saved = json.loads((folder / "summary.json").read_bytes())
+        return saved if isinstance(saved, dict) and saved.keys() >= FIELDS else None
+    if not (folder / "recipe.toml").is_file():
+        return None
+    from regard.settings import read_toml
+
+    tables = read_toml(folder / "recipe.toml")
+    if not isinstance(tables.get("train"), dict) or not isinstance(tables.get("data"), dict):
+        return None
+    import torch
+
+    from regard.tasks.registry import task_of
+
+    return task_of(tables)(tables, folder, torch.device("cpu")).summary
+
+
+def _lines_with(key: str, content: bytes) -> Iterator[bytes]:
+    """The lines of metrics.jsonl that have this key: few of many, so only these are parsed."""
+    name, end = json.dumps(key).encode(), 0
+    while (at := content.find(name, end)) >= 0:
+        begin, end = content.rfind(b"\n", 0, at) + 1, content.find(b"\n", at)
+        end = len(content) if end < 0 else end
+        yield content[begin:end]
+
+
+def _parse(texts: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl, except one that is incomplete."""
+    lines = []
+    for text in texts:
+        with suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict) and {"step", "seconds"} <= line.keys():
+                lines.append(line)
+    return lines
+
+
+def _values(lines: Iterable[dict[str, Any]], key: str) -> list[Any]:
+    return [line[key] for line in lines if isinstance(line.get(key), int | float)]
 
 
 def row(summary: dict[str, Any]) -> tuple[str, ...]:

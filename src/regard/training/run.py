@@ -6,6 +6,7 @@
     [model]  the network        -> RUN/model.safetensors
     [train]  the optimization   -> RUN/checkpoints, RUN/metrics.jsonl
     [decode] the search         -> RUN/scores.json
+    its metrics, for `regard runs` -> RUN/summary.json
 
 The complete recipe is saved in the folder, so that the folder alone is enough to resume and to evaluate. A `Run` knows
 no task: it calls the steps of `regard.training.task.Task` in order, and trains with `regard.training.trainer.Trainer`.
@@ -43,8 +44,8 @@ from regard.training.task import Evaluation, Task
 from regard.training.trainer import Trainer
 
 CONTENTS = (
-    "tokenizer.json", "source.json", "target.json", WEIGHTS, "metrics.jsonl", "scores.json", "report.html",
-    "checkpoints", "data", "tensorboard",
+    "tokenizer.json", "source.json", "target.json", WEIGHTS, "metrics.jsonl", "scores.json", "summary.json",
+    "report.html", "checkpoints", "data", "tensorboard",
 )  # fmt: skip
 
 
@@ -85,6 +86,7 @@ class Run:
         make_folder(self.folder)
         with self._removed_on_error():
             write_toml(self.folder / RECIPE, task.recipe)
+            write_atomically(self.folder / "summary.json", json.dumps(task.summary).encode())
             for name, tokenizer in task.tokenizers.items():
                 tokenizer.save(self.folder / f"{name}.json")
             task.prepare_data()

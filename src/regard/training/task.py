@@ -129,6 +129,15 @@ class Task(ABC):
             "task": self.NAME, **self.own_tables(), "model": to_dict(self.model_config), "train": to_dict(self.config)
         }  # fmt: skip
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `regard runs` has to know of the task, which would take seconds to import."""
+        metric, (key, name, _) = self.METRICS[self.config.metric], self.HEADLINE
+        return {
+            "task": self.NAME, "steps": self.config.steps, "metric": metric.key, "higher": metric.higher,
+            "headline": name, "test": key,
+        }  # fmt: skip
+
     # --- data
 
     @property
