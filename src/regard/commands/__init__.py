@@ -31,8 +31,7 @@ from typing import Any, Protocol
 
 Arguments = dict[str, Any]
 RUN: Arguments = {"RUN": "folder of a trained model"}
-CPU: Arguments = {"--device NAME": ("cpu or cuda (default: cpu)", {"default": "cpu"})}
-GPU: Arguments = {"--device NAME": "cpu or cuda (default: cuda if available)"}
+DEVICE: Arguments = {"--device NAME": "cpu or cuda (default: cuda if available)"}
 REPEATABLE = {"action": "append", "default": []}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.commands import CPU, Arguments
+from regard.commands import DEVICE, Arguments
 from regard.errors import MissingExtra, UserError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ ATTENTION: Arguments = {
     "RUN": MODEL,
     "INPUT": "the text, or the file of an image for a model that reads images",
     "--target TEXT": "target text for an encoder-decoder (default: what it generates)",
-    **CPU,
+    **DEVICE,
     "--part": ("which attention (default: cross, or the only one)", {"choices": ("encoder", "decoder", "cross")}),
     "--layer N": ("which layer, from 0 on", {"type": int}),
     "--head N": ("which head of that layer, from 0 on", {"type": int}),
@@ -44,7 +44,7 @@ ATTENTION: Arguments = {
 HEADS: Arguments = {
     "RUN": MODEL,
     "--limit N": ("number of examples (default: 200)", {"type": int, "default": 200}),
-    **CPU,
+    **DEVICE,
 }
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 
-from regard.commands import CPU, RUN
+from regard.commands import DEVICE, RUN
 from regard.commands.prediction import DECODING, SEARCH, open_predictor, write_texts
 
 OPTIONS = (
@@ -23,7 +23,7 @@ ARGUMENTS = {
     **RUN,
     "FILE": ("images, or features", {"nargs": "+"}),
     "--key NAME": "features: which tensor of a .safetensors, or row of an .npy",
-    **CPU,
+    **DEVICE,
     "--json": "print one JSON object per image: file, caption, score, n_best",
     DECODING: {name: SEARCH[name] for name in OPTIONS},
 }

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
-from regard.commands import GPU, RUN
+from regard.commands import DEVICE, RUN
 from regard.commands.prediction import check_inputs, note, open_predictor, opened, read_tables, read_texts, write
 from regard.errors import UserError
 from regard.files import name_some
@@ -29,7 +29,7 @@ ARGUMENTS = {
     "--files FILE": ("read the texts from these files", {"nargs": "+"}),
     "--column NAME": "column of a table with the text (default: the recipe's)",
     "-o --out FILE": "save to a file, which appears when it is complete",
-    **GPU,
+    **DEVICE,
     "--json": "print one JSON object per text: text (or image), label, probabilities, file, row",
 }
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 
-from regard.commands import GPU, RUN, show
+from regard.commands import DEVICE, RUN, show
 from regard.errors import UserError
 
 ARGUMENTS = {
@@ -28,7 +28,7 @@ ARGUMENTS = {
         "class, or two idx files; of captions, a .jsonl table",
         {"nargs": "+"},
     ),
-    **GPU,
+    **DEVICE,
     "--json": "print the metrics as JSON",
     "translation": {
         "--beam N": ("beam size of the search (default: the recipe's)", {"type": int}),

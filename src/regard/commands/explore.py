@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from regard.commands import CPU
+from regard.commands import DEVICE
 from regard.errors import MissingExtra, UserError
 
 
@@ -31,7 +31,7 @@ ARGUMENTS = {
     "--link URL": "start with the state of a link copied from the page",
     "--port PORT": ("default: 0, any free port", {"type": port_number, "default": 0}),
     "--no-browser": "only print the address",
-    **CPU,
+    **DEVICE,
 }
 
 

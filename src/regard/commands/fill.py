@@ -12,14 +12,14 @@ import argparse
 import sys
 from itertools import chain
 
-from regard.commands import GPU, RUN, positive
+from regard.commands import DEVICE, RUN, positive
 from regard.commands.prediction import open_predictor, read_texts, write
 
 ARGUMENTS = {
     **RUN,
     "TEXT": ("texts with <mask> in them (default: standard input)", {"nargs": "*"}),
     "--top N": ("tokens for each mask (default: 5)", {"type": positive, "default": 5}),
-    **GPU,
+    **DEVICE,
     "--json": "print one JSON object per text: text, masks",
 }
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.commands import GPU, REPEATABLE, RUN, positive
+from regard.commands import DEVICE, REPEATABLE, RUN, positive
 from regard.commands.prediction import DECODING, SEARCH, note, open_predictor, write
 from regard.errors import UserError
 
@@ -34,7 +34,7 @@ ARGUMENTS = {
     "--stop TEXT": ("end before this text; repeatable", REPEATABLE),
     "--context N": ("tokens attended to (default: as many as in training)", {"type": int}),
     "--overflow HOW": ("if the context is full: stop, or slide: drop the older half (stop)", {"default": "stop"}),
-    **GPU,
+    **DEVICE,
     "--json": "print one JSON object per sample: text, tokens with log-probabilities, why it ended",
     DECODING: {
         **{name: SEARCH[name] for name in SAMPLING},

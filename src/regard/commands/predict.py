@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.commands import CPU, RUN, positive
+from regard.commands import DEVICE, RUN, positive
 from regard.commands.prediction import note, open_predictor, read_texts, write
 from regard.errors import UserError
 from regard.files import name_some
@@ -32,7 +32,7 @@ ARGUMENTS = {
     "--file FILE": "a time series, .csv or .tsv with a header: its last steps are read",
     "--steps N": ("how many numbers to predict", {"type": positive}),
     "--digits N": ("digits after the decimal point (4)", {"type": int, "choices": range(16), "default": 4}),
-    **CPU,
+    **DEVICE,
     "--json": "print one JSON object per sequence: source, predicted",
 }
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from regard.commands import GPU, REPEATABLE
+from regard.commands import DEVICE, REPEATABLE
 from regard.commands.train import train_folder
 from regard.errors import UserError
 
@@ -20,7 +20,7 @@ ARGUMENTS = {
     "RUN": "folder of the run",
     "--data DIR": "folder of the data files, where they have moved",
     "--set train.NAME=VALUE": ("change a setting of [train]; repeatable", REPEATABLE),
-    **GPU,
+    **DEVICE,
     "--json": "print the final metrics as JSON",
 }
 

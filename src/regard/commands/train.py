@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.commands import GPU, REPEATABLE
+from regard.commands import DEVICE, REPEATABLE
 from regard.errors import MissingFiles, UserError, program
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ ARGUMENTS = {
     "--set TABLE.NAME=VALUE": ("change a setting; repeatable", REPEATABLE),
     "--smoke": "the recipe's small form, on sample data: a test of a minute",
     "--skip-bad-lines": "skip unusable lines of the data, with a note",
-    **GPU,
+    **DEVICE,
     "--json": "print the final metrics as JSON",
 }
 

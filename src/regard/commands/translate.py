@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from regard.commands import CPU, RUN, positive
+from regard.commands import DEVICE, RUN, positive
 from regard.commands.prediction import (
     DECODING,
     SEARCH,
@@ -38,7 +38,7 @@ ARGUMENTS = {
     "--column NAME": "column of a table with the text (default: the recipe's, or source)",
     "-o --out FILE": "save to a file, which appears when it is complete",
     "--batch N": ("lines decoded together (default: 128)", {"type": positive, "default": 128}),
-    **CPU,
+    **DEVICE,
     "--json": "print one JSON object per line: source, translation, score, n_best",
     DECODING: SEARCH,
 }

@@ -190,15 +190,18 @@ class Inside:
         self.lock = threading.RLock()
 
     @classmethod
-    def open(cls, folder: str | Path, device: str = "cpu", recipe: Mapping[str, Any] | None = None) -> Inside:
-        """The model in the folder of a run, or in one of Hugging Face; `recipe`: its tables, if already read."""
+    def open(cls, folder: str | Path, device: str | None = "cpu", recipe: Mapping[str, Any] | None = None) -> Inside:
+        """The model in the folder of a run, or in one of Hugging Face; `recipe`: its tables, if already read.
+
+        `device` is as in `regard.models.folder.find_device`: None is a GPU if there is one.
+        """
         if (Path(folder) / "config.json").is_file() and not (Path(folder) / RECIPE).is_file():
             from regard.interop.folder import read_folder
 
             imported = read_folder(folder)
             model = imported.model.to(find_device(device))
             return cls(Bundle(model, imported.tokenizers, {"hf": imported.metadata}, folder))
-        return cls(load(folder, device, recipe))
+        return cls(load(folder, find_device(device), recipe))
 
     def look(
         self,

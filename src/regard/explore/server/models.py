@@ -46,7 +46,7 @@ class Models:
     """The state of the server. Its methods may be called from several threads."""
 
     folders: dict[str, Path]
-    device: str = "cpu"
+    device: str | None = "cpu"
     text: str | None = None  # the first input
     images: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
     _recipes: dict[str, dict[str, Any] | None] = field(default_factory=dict)
