@@ -282,7 +282,7 @@ def test_capacity_changes_no_number(capacity: int) -> None:
     state = model.start(capacity)
     stepped = torch.cat([model.step(tokens[:, i : i + 1], state) for i in range(9)], dim=1)
     assert_close(stepped, model(tokens))
-    assert len(state.cache) == 9
+    assert state.cache.length == 9
 
 
 def test_a_cache_takes_the_memory_of_its_formula() -> None:
@@ -302,7 +302,7 @@ def test_buffers_grow_by_doubling() -> None:
         cache.add(cache.next_positions(1, CPU))
         k, _ = cache.extend(0, torch.randn(1, 1, 1, 2), torch.randn(1, 1, 1, 2))
         sizes.add(cache.nbytes)
-        assert k.shape[2] == len(cache)
+        assert k.shape[2] == cache.length
     assert len(sizes) <= 8
 
 
@@ -332,7 +332,7 @@ def test_a_full_learned_table_is_refused_before_anything_is_stored() -> None:
         model.step(torch.zeros(1, 3, dtype=torch.long), state)
         with pytest.raises(UserError, match="max_length = 4"):
             model.step(torch.zeros(1, 2, dtype=torch.long), state)
-        assert len(state.cache) == 3
+        assert state.cache.length == 3
         assert model.step(torch.zeros(1, 1, dtype=torch.long), state).isfinite().all()
 
 

@@ -51,7 +51,7 @@ class State:
         """Keep these rows in this order (beam search); see `Cache.reorder` for `sources`."""
         self.cache.reorder(rows, sources)
         kept = rows if sources is None else sources
-        if self.memory is not None and (sources is None or len(sources) < len(self.memory.states)):
+        if self.memory is not None and (sources is None or sources.shape[0] < self.memory.states.shape[0]):
             self.memory = Memory(self.memory.states.index_select(0, kept), self.memory.positions.reorder(kept))
 
 

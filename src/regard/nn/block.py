@@ -107,7 +107,7 @@ class Stack(Traceable):
     ) -> Tensor:
         """x: embeddings [B, N, dim]; `mask` further restricts self-attention."""
         if isinstance(self.position, Learned):
-            self.position.check_length(positions, 0 if cache is None else len(cache))
+            self.position.check_length(positions, 0 if cache is None else cache.length)
         pos = self.mark("positions", positions.pos)  # a trace may change what is encoded; masks keep the real positions
         contexts = self._contexts(positions, pos, memory, cache, mask)
         embedded = self.position.embed(pos)
@@ -143,7 +143,7 @@ class Stack(Traceable):
             mask = window(self.config.window) & mask
         if self.causal:
             mask = causal & mask
-        first, keys = (0, positions) if cache is None else (len(cache), cache.add(positions))
+        first, keys = (0, positions) if cache is None else (cache.length, cache.add(positions))
         context = Context(
             attention_mask=AttentionMask(mask, positions, keys, first=first),
             rotation=self.position.rotation(pos),

@@ -29,8 +29,9 @@ class Cache:
         self._layers: dict[int, Pair] = {}  # buffers [B, Hkv, capacity, D]
         self.memory: dict[int, Pair] = {}  # cross-attention, [sources, Hkv, M, D]
 
-    def __len__(self) -> int:
-        return 0 if self.positions is None else self.positions.length
+    @property
+    def length(self) -> int:
+        return 0 if self.positions is None else self.positions.length  # not `__len__`, as in `Positions`
 
     def next_positions(self, count: int, device: torch.device, is_real: Tensor | None = None) -> Positions:
         """Positions of `count` new tokens after those in the cache."""
@@ -58,7 +59,7 @@ class Cache:
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> Pair:
         """Append the new keys and values [B, Hkv, n, D] of one layer; returns views of all of them."""
-        end, count = len(self), k.shape[2]
+        end, count = self.length, k.shape[2]
         start = end - count
         buffers = self._layers.get(layer)
         if buffers is None or buffers[0].shape[2] < end:
@@ -97,7 +98,7 @@ class Cache:
         self._layers = {layer: pick(pair, rows) for layer, pair in self._layers.items()}
         kept = rows if sources is None else sources
         for layer, pair in self.memory.items():
-            if sources is None or len(sources) < len(pair[0]):
+            if sources is None or sources.shape[0] < pair[0].shape[0]:
                 self.memory[layer] = pick(pair, kept)
         self.positions = None if self.positions is None else self.positions.reorder(rows)
 

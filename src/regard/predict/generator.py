@@ -235,7 +235,7 @@ class Sampler:
         end = self.length + self.generated
         if self.generated:  # the last token is read; if the context is full, the older half is dropped
             begin = end - 1
-            if len(self.state.cache) >= self.context:
+            if self.state.cache.length >= self.context:
                 self.state = self.model.start(capacity=self.context)
                 begin = end - max(1, self.context // 2)
             self.logits = self.model.step(self.ids[:, begin:end], self.state, last=True)[:, -1]

@@ -147,7 +147,7 @@ class LeanDecoder:
         stack, cache = self.model.decoder, state.cache
         positions = cache.next_positions(1, tokens.device)
         if isinstance(stack.position, Learned):
-            stack.position.check_length(positions, len(cache))
+            stack.position.check_length(positions, cache.length)
         cache.add(positions)
         x = self.model.embedding(tokens)[:, 0]
         embedded, rotation = stack.position.embed(positions.pos), stack.position.rotation(positions.pos)  # type: ignore[operator]
