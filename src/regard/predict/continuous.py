@@ -127,7 +127,8 @@ class RowCache(Cache):
         self.device = device
         self._at = torch.zeros(0, dtype=torch.long)  # the slots of the step in progress
 
-    def __len__(self) -> int:
+    @property
+    def length(self) -> int:
         return max(self.lengths, default=0)
 
     def next_positions(self, count: int, device: torch.device, is_real: Tensor | None = None) -> Positions:
@@ -138,11 +139,11 @@ class RowCache(Cache):
     def add(self, new: Positions) -> Positions:
         self._at = new.pos[:, 0]
         self.lengths = [length + 1 for length in self.lengths]
-        self._reserve(len(self.lengths), len(self))
-        return Positions(torch.arange(len(self), device=new.pos.device)[None])
+        self._reserve(len(self.lengths), self.length)
+        return Positions(torch.arange(self.length, device=new.pos.device)[None])
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> Pair:
-        rows, reach = k.shape[0], len(self)
+        rows, reach = k.shape[0], self.length
         index = torch.arange(rows, device=k.device)
         keys, values = (buffer[:rows] for buffer in self._layers[layer])
         keys[index, :, self._at], values[index, :, self._at] = k[:, :, 0], v[:, :, 0]
@@ -150,7 +151,7 @@ class RowCache(Cache):
 
     def join(self, read: Cache, rows: int) -> None:
         """Append `rows` copies of the row that `read` has."""
-        first, length = len(self.lengths), len(read)
+        first, length = len(self.lengths), read.length
         for layer, pair in read._layers.items():
             if layer not in self._layers:
                 empty = [part.new_zeros(0, part.shape[1], 0, part.shape[3]) for part in pair]

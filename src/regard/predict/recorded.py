@@ -109,7 +109,7 @@ class FixedCache(Cache):
 
     def take(self, read: Cache, rows: int) -> None:
         """Restart with the contents of a growing cache; if that has one row, all `rows` get a copy."""
-        length = len(read)
+        length = read.length
         for layer, pair in read._layers.items():
             if layer not in self._layers:
                 self._layers[layer] = self._allocate(*pair, rows)
