@@ -44,7 +44,9 @@ def test_other_encodings_are_recognised(tmp_path: Path, text: str, encoding: str
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode(encoding) + b"\n")
     (problem,) = read_lines(path, Notes())
-    assert isinstance(problem, Problem) and f"the file looks like {encoding}: convert it with  iconv" in problem.what
+    assert (
+        isinstance(problem, Problem) and f'looks like {encoding}: set  encoding = "{encoding.lower()}"' in problem.what
+    )
 
 
 def test_bytes_that_are_no_text_have_no_encoding(tmp_path: Path) -> None:

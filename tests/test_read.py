@@ -305,7 +305,7 @@ def test_bad_parquet(tmp_path, monkeypatch) -> None:
 def test_utf16_is_recognised(tmp_path) -> None:
     for name in ("a.en", "a.de"):
         (tmp_path / name).write_bytes("words\n".encode("utf-16"))
-    assert "iconv -f UTF-16" in refusal(config(tmp_path, "a.en", "a.de"))
+    assert 'encoding = "utf-16"' in refusal(config(tmp_path, "a.en", "a.de"))
 
 
 # Size

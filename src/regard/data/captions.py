@@ -5,8 +5,8 @@
                                   {"features": "a.npy", "caption": "…"}, with a "key" where a file contains many
     [data.scenes]                 in place of files: scenes composed of real items, see `regard.data.scenes`
 
-Any table will do (.jsonl, .tsv, .csv, .parquet). File names start in the folder of the table that names them. An image
-may be in several rows, with a caption each.
+Any table will do (.jsonl, .tsv, .csv, .parquet); `image`, `features`, `key` and `caption` name its columns. File names
+start in the folder of the table that names them. An image may be in several rows, with a caption each.
 
     scenes     sampled for every batch by (seed, epoch, batch)
     images     decoded once into RUN/data, then memory-mapped
@@ -42,7 +42,7 @@ from regard.data.batch import PairBatch, Tensors, pad_rows
 from regard.data.images import ImageData, list_set, store_pixels
 from regard.data.lines import Notes
 from regard.data.scenes import Phrase, SceneGenerator, Scenes, ScenesData
-from regard.data.sets import DataConfig
+from regard.data.sets import TextFiles
 from regard.data.streams import ChunkedStream
 from regard.data.tables import TABLES, Row, read_rows, table_kind, text
 from regard.errors import UserError, suggest
@@ -55,7 +55,11 @@ SIDE = 28  # pixels of a Fashion-MNIST item
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptionData(DataConfig):
+class CaptionData(TextFiles):
+    image: str = "image"  # names of the columns: the file of an image,
+    features: str = "features"  # or of features,
+    key: str = "key"  # the key in that file, if the table has the column,
+    caption: str = "caption"  # and the caption
     scenes: ScenesData | None = None
     max_length: int = 64  # most tokens of a caption, its end included
     word_dropout: float = 0.0  # probability that a training caption's token is masked
@@ -66,6 +70,9 @@ class CaptionData(DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, ("word_dropout",), max_length=2)  # a token and its end
+        names = [self.image, self.features, self.key, self.caption]
+        if len(set(names)) < len(names):
+            raise UserError(f"image, features, key, caption = {', '.join(map(repr, names))}: name different columns")
 
 
 class Captioned(NamedTuple):
@@ -83,9 +90,10 @@ def read_captions(
 
     Features are read once, and their size is returned with the rows: `size`, or else that of the first; all are equal.
     """
-    column, example, other, needed = "image", "a.png", "features", "features"
+    column, example, other, needed = config.image, "a.png", "features", "features"
     if source == "features":
-        column, example, other, needed = "features", "a.npy", "images", "patches"
+        column, example, other, needed = config.features, "a.npy", "images", "patches"
+    columns = (column, config.caption, config.key)
 
     def make(row: Row, notes: Notes) -> Captioned:
         nonlocal size
@@ -100,12 +108,13 @@ def read_captions(
         if table_kind(path) is None:
             raise UserError(f"{path}: captions are in tables ending in {', '.join(f'.{kind}' for kind in TABLES)}")
     how = {
-        "optional": ("key",),
-        "convert": {"caption": _caption, "key": _key},
+        "optional": (config.key,),
+        "convert": {config.caption: _caption, config.key: _key},
         "make": make,
-        "remedy": f'Write  {{"{column}": "{example}", "caption": "…"}}, or for {other} set  model.input = "{needed}"',
+        "remedy": f'Write  {{"{column}": "{example}", "{config.caption}": "…"}}, name the columns in [data], or for '
+        f'{other} set  model.input = "{needed}"',
     }
-    rows = read_rows(files, (column, "caption", "key"), config.folder, config.skip_bad, **how)
+    rows = read_rows(files, columns, config.folder, config.skip_bad, **how, **config.format)
     return replace(rows, what="captions").read(), size or 0
 
 
@@ -116,7 +125,9 @@ def _caption(value: Any) -> str:
     return caption
 
 
-def _key(value: Any) -> str | int:
+def _key(value: Any) -> str | int | None:
+    if value == "":  # of TSV and CSV, where there is no other way to leave it out
+        return None
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"is {value!r}: give a name or a number")
     return value
@@ -266,6 +277,7 @@ def _from_numpy(path: Path, key: str | int | None) -> Tensor:
     if not np.issubdtype(array.dtype, np.number) or np.issubdtype(array.dtype, np.complexfloating):
         raise UserError(f"{path}: contains {array.dtype}, not numbers; save them as float32")
     if array.ndim == 3:
+        key = int(key) if isinstance(key, str) and key.isdecimal() else key  # of TSV and CSV
         if not isinstance(key, int) or isinstance(key, bool) or not 0 <= key < len(array):
             which = f'choose one (0 to {len(array) - 1}) with  "key": 0  in a table, or  regard caption --key 0'
             raise UserError(f"{path}: contains {len(array):,} images; {which}")

@@ -28,8 +28,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes, read_lines, unreadable
-from regard.data.sets import DataConfig, find_files
+from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes, read_lines, undecodable, unreadable
+from regard.data.sets import TextFiles, find_files
 from regard.data.tables import Rows, Table, table_kind
 from regard.errors import UserError
 
@@ -39,7 +39,7 @@ LONGEST = 1 << 28  # bytes of a row in a table; a longer document belongs in a t
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextData(DataConfig):
+class TextData(TextFiles):
     """Where the text is, and which of it is used."""
 
     valid_fraction: float = 0.0  # of the characters of `train`, the last of them, in place of `valid`
@@ -69,10 +69,15 @@ class TextData(DataConfig):
         """The documents of `files` in order; `totals` are documents, characters and bytes."""
 
         def scan(notes: Notes) -> Iterator[Piece | Problem]:
-            how: dict[str, Any] = {"kind": self.table, "longest": LONGEST, "remedy": "Set column in [data]"}
+            how: dict[str, Any] = {
+                "kind": self.table,
+                "longest": LONGEST,
+                "remedy": "Set column in [data]",
+                **self.format,
+            }
             for path in self.find(files):
                 if (self.table or table_kind(path)) is None:
-                    yield from split(_decoded(path, notes), self.separator, str(path), notes)
+                    yield from split(_decoded(path, notes, self.encoding), self.separator, str(path), notes)
                     continue
                 for row in Table(path, (self.column,), notes, **how):
                     blocks = [row] if isinstance(row, Problem) else _blocks(row.cells[0])
@@ -157,12 +162,12 @@ def _blocks(text: str) -> list[str]:
     return [text[at : at + BLOCK] for at in range(0, len(text), BLOCK)]
 
 
-def _decoded(path: Path, notes: Notes) -> Iterator[str | Problem]:
+def _decoded(path: Path, notes: Notes, encoding: str) -> Iterator[str | Problem]:
     """The text of a file, block by block."""
     name, line, begun = str(path), 1, False
     try:
         with open_bytes(path) as file:
-            decoded = io.TextIOWrapper(file, "utf-8", newline="")  # line ends stay as they are
+            decoded = io.TextIOWrapper(file, encoding, newline="")  # line ends stay as they are
             while text := decoded.read(BLOCK):
                 if not begun and text.startswith("\ufeff"):
                     text = text[1:]
@@ -172,9 +177,8 @@ def _decoded(path: Path, notes: Notes) -> Iterator[str | Problem]:
                     yield Problem(name, None, "contains a NUL character; is this a text file?", fatal=True)
                     return
                 yield text
-    except UnicodeDecodeError:  # found again by lines, which says where
-        yield replace(
-            next(item for item in read_lines(path, Notes(), 1 << 40) if isinstance(item, Problem)), fatal=True
-        )
+    except UnicodeError as error:  # found again by lines, which says where
+        problems = (item for item in read_lines(path, Notes(), 1 << 40, encoding) if isinstance(item, Problem))
+        yield replace(next(problems, Problem(name, line, undecodable(error, encoding=encoding))), fatal=True)
     except UNREADABLE as error:
         yield unreadable(error, name, line)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from regard.data.lines import Notes
-from regard.data.sets import DataConfig
+from regard.data.sets import TextFiles
 from regard.data.tables import Report, Row, Rows, label, read_rows
 from regard.errors import UserError, suggest
 from regard.settings import check_fields
@@ -28,7 +28,7 @@ REMEDY = "Set text and label in [data] to the names of the columns; header = fal
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelData(DataConfig):
+class LabelData(TextFiles):
     """Where the texts are, and which of them are used."""
 
     valid_fraction: float = 0.0  # of the rows of `train`, the same fraction of every class, in place of `valid`
@@ -78,7 +78,7 @@ class LabelData(DataConfig):
                 )
 
         how = {"header": self.header, "convert": {self.label: label}, "remedy": REMEDY, "make": self._example}
-        rows = read_rows(files, self.columns, self.folder, self.skip_bad, **how)
+        rows = read_rows(files, self.columns, self.folder, self.skip_bad, **how, **self.format)
         return replace(rows, what="labelled texts", remedy="put one in each row", tally=tally)
 
     def _example(self, row: Row, notes: Notes) -> Example:

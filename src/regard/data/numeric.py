@@ -25,7 +25,7 @@ import dataclasses
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,8 +35,8 @@ from torch import Tensor
 
 from regard.data.batch import Tensors, pad_rows
 from regard.data.lines import Notes
-from regard.data.sets import DataConfig, Files
-from regard.data.tables import Row, Table, column_names, read_rows
+from regard.data.sets import Files, TextFiles, check_columns
+from regard.data.tables import Row, Table, read_rows
 from regard.errors import UserError
 from regard.settings import check_fields
 
@@ -79,10 +79,12 @@ class Seasonal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumberData(DataConfig):
+class NumberData(TextFiles):
     rule: Rule | None = None
     seasonal: Seasonal | None = None
     # pairs
+    source: str | None = None  # names of the columns, in a table
+    target: str | None = None
     longest: int = 32  # most numbers of a source or target; rows are padded to it
     tolerance: float = 0.1  # a prediction within it counts as correct
     # series
@@ -101,6 +103,7 @@ class NumberData(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_columns(self.source, self.target)
         self._check_kind()
         check_fields(self, ("valid_fraction", "test_fraction"), longest=1, context=0, horizon=1, period=1)
         if not self.tolerance > 0:
@@ -121,6 +124,8 @@ class NumberData(DataConfig):
                 f"period = {self.period}: the seasonal forecast needs a whole season within context = {self.context} "
                 "steps; raise context"
             )
+        if self.context and self.source is not None:
+            raise UserError(f"source = {self.source!r}: is for pairs; set columns to the channels of the series")
         if self.context and (self.valid or self.test):
             raise UserError("valid and test: a series is split in time; use valid_fraction and test_fraction")
         if self.rule is not None and self.longest < self.rule.shortest:
@@ -208,7 +213,7 @@ def make_sets(data: NumberData) -> NumberSets:
         series = [seasonal_series(data.seasonal)]
         channels = tuple(f"channel {number}" for number in range(1, data.seasonal.channels + 1))
     else:
-        series, channels = read_series(data.find(data.train), data.columns)
+        series, channels = read_series(data.find(data.train), data.columns, **data.format)
         print(f"note: channels: {', '.join(channels)}", file=sys.stderr)
     border, last = 1 - data.valid_fraction - data.test_fraction, 1 - data.test_fraction
     data = _with_scale(data, torch.cat([one[: int(border * len(one))] for one in series]), channels)
@@ -298,8 +303,8 @@ def seasonal_series(rule: Seasonal) -> Tensor:
 
 
 def read_number_pairs(files: Sequence[str], config: NumberData) -> list[Pair]:
-    """The pairs of all files: columns 1 and 2 of TSV and CSV, "source" and "target" of other tables."""
-    columns = ("source", "target")
+    """The pairs of all files, in their named columns, or in 1 and 2 of TSV and CSV, "source" and "target" of others."""
+    columns = (config.source or "source", config.target or "target")
 
     def sequence(value: Any) -> list[float]:
         try:
@@ -310,28 +315,29 @@ def read_number_pairs(files: Sequence[str], config: NumberData) -> list[Pair]:
             raise ValueError(f"has {len(numbers)} numbers; 1 to data.longest = {config.longest} are possible")
         return numbers
 
-    how = {"header": False, "convert": dict.fromkeys(columns, sequence), "make": lambda row, notes: row.cells}
+    how: dict[str, Any] = {"convert": dict.fromkeys(columns, sequence), "make": lambda row, notes: row.cells}
+    how |= {"header": config.source is not None, "remedy": "Set source and target in [data]", **config.format}
     rows = read_rows(files, columns, config.folder, config.skip_bad, **how)
     return dataclasses.replace(rows, what="pairs", remedy="put  1 2 3<tab>3 4 5  in a line").read()
 
 
-def read_series(paths: Sequence[Path], columns: Sequence[str] = ()) -> tuple[list[Tensor], tuple[str, ...]]:
+def read_series(paths: Sequence[Path], columns: Sequence[str] = (), **how: Any) -> tuple[list[Tensor], tuple[str, ...]]:
     """Each file as [steps, channels], and the names of the channels, which all files share.
 
     Without `columns`, every column of the first file whose first value is a number is a channel.
     """
-    names = tuple(columns) or _number_columns(paths[0])
-    convert, remedy = dict.fromkeys(names, _number), "Set columns in [data]"
-    tables = (read_rows([str(path)], names, convert=convert, remedy=remedy).read() for path in paths)
+    names = tuple(columns) or _number_columns(paths[0], how)
+    how |= {"convert": dict.fromkeys(names, _number), "remedy": "Set columns in [data]"}
+    tables = (read_rows([str(path)], names, **how).read() for path in paths)
     return [torch.tensor([row.cells for row in rows], dtype=torch.float64) for rows in tables], names
 
 
-def _number_columns(path: Path) -> tuple[str, ...]:
-    header = column_names(path)
+def _number_columns(path: Path, how: Mapping[str, Any]) -> tuple[str, ...]:
+    header = Table(path, (), Notes(), **how).names()
     if duplicates := [name for name in header if header.count(name) > 1]:
         raise UserError(f"{path}, line 1: column {duplicates[0]!r} is there twice; rename one")
     values = dict.fromkeys(header, lambda value: value)
-    first = next(iter(Table(path, header, Notes(), convert=values)), None)
+    first = next(iter(Table(path, header, Notes(), convert=values, **how)), None)
     cells = first.cells if isinstance(first, Row) else ()
     names = tuple(name for name, cell in zip(header, cells, strict=False) if _is_number(cell))
     if isinstance(first, Row) and not names:

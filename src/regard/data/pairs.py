@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from regard.data.korean import examples
 from regard.data.lines import Notes, Problem
-from regard.data.sets import DataConfig, find_files, wildcards
+from regard.data.sets import TextFiles, check_columns, find_files, wildcards
 from regard.data.tables import TABLES, Row, Rows, Table, aligned_rows, table_kind
 from regard.errors import UserError
 from regard.settings import check_fields
@@ -46,7 +46,7 @@ class Generator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairData(DataConfig):
+class PairData(TextFiles):
     """Where the pairs are, and which of them are used."""
 
     source: str | None = None  # name of the column, in a table
@@ -60,11 +60,7 @@ class PairData(DataConfig):
         super().__post_init__()
         if self.generator is not None:
             object.__setattr__(self, "folder", ".")  # so that the recipe does not depend on where it was read
-        if (self.source is None) != (self.target is None):
-            named, other = ("source", "target") if self.target is None else ("target", "source")
-            raise UserError(f"{named} = {getattr(self, named)!r} without {other}: name both columns or neither")
-        if self.source is not None and self.source == self.target:
-            raise UserError(f"source = target = {self.source!r}: a pair needs two columns")
+        check_columns(self.source, self.target)
         check_fields(self, max_length=2)  # a token and its end
 
     def find(self, files: Sequence[str]) -> list[Path]:
@@ -76,8 +72,11 @@ class PairData(DataConfig):
         def scan(notes: Notes) -> Iterator[Pair | Problem]:
             for paths in find_pairs(files, self.folder):
                 names = columns if len(paths) == 1 else ()
-                table = Table(paths[0], columns, notes, header=header, remedy=REMEDY)
-                rows: Iterable[Row | Problem] = table if names else aligned_rows(paths[0], paths[1], notes)
+                rows: Iterable[Row | Problem] = (
+                    Table(paths[0], columns, notes, header=header, remedy=REMEDY, **self.format)
+                    if names
+                    else aligned_rows(paths[0], paths[1], notes, self.encoding)
+                )
                 for row in rows:
                     pair = row if isinstance(row, Problem) else _pair(row, paths, names)
                     if isinstance(pair, Pair) and pair.source == pair.target:

@@ -5,10 +5,13 @@
     valid = ["valid.tsv"]                 to evaluate during training
     test = { news = ["news.tsv.gz"] }     named sets, evaluated at the end
     skip_bad = false                      stop at rows that cannot be used, or leave them out
+    encoding = "cp949"                    of text files and tables, any that Python knows (default: "utf-8")
+    delimiter = "|"                       of the cells in .csv, .tsv and .txt tables, where it is not recognised
     folder = "."                          where relative names start: the recipe's folder unless given
 
-Any file may be gzipped, and for one that is missing the name with .gz is tried. What the rows of the files mean is up
-to the subclasses of `DataConfig`: `regard.data.pairs`, `labels`, `documents`, `images`, `captions` and `numeric`.
+Any file may be compressed (gzip or Zstandard), and for one that is missing the name with .gz or .zst is tried. What the
+rows of the files mean is up to the subclasses of `DataConfig`: `regard.data.pairs`, `labels`, `documents`, `images`,
+`captions` and `numeric`.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from regard.data.lines import UTF8, check_encoding
 from regard.errors import MissingFiles, UserError
 from regard.settings import check_fields, to_dict
 
@@ -97,6 +101,34 @@ class DataConfig:
             raise UserError(f"valid_fraction = {fraction} and valid = {list(self.valid)}: choose one")
 
 
+def check_columns(source: str | None, target: str | None) -> None:
+    """The columns of pairs: both have names, or neither."""
+    if (source is None) != (target is None):
+        named, other = ("source", "target") if target is None else ("target", "source")
+        raise UserError(f"{named} = {source or target!r} without {other}: name both columns or neither")
+    if source is not None and source == target:
+        raise UserError(f"source = target = {source!r}: a pair needs two columns")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFiles(DataConfig):
+    """The keys that every [data] table has whose files are text or tables."""
+
+    encoding: str = UTF8
+    delimiter: str | None = None  # between the cells of CSV and TSV; None: recognised, or a tab
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "encoding", check_encoding(self.encoding))
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n\0'):
+            raise UserError(f'delimiter = {self.delimiter!r}: must be one character, such as "|", and not a quote')
+
+    @property
+    def format(self) -> dict[str, Any]:
+        """How its tables are read: fields of `regard.data.tables.Table`."""
+        return {"encoding": self.encoding, "delimiter": self.delimiter}
+
+
 def check_files(name: str, files: Any) -> None:
     if isinstance(files, str):
         raise UserError(f"{name} = {files!r}: write a list, {name} = [{files!r}]")
@@ -142,7 +174,7 @@ def _inside(folder: Path) -> list[Path] | str:
 
 def _expand(name: str, path: Path) -> list[Path] | str:
     """The files that a name or pattern matches, or what is wrong with it."""
-    for candidate in (path, path.with_name(path.name + ".gz")):
+    for candidate in (path, path.with_name(path.name + ".gz"), path.with_name(path.name + ".zst")):
         if candidate.is_file():
             return [candidate]
     if path.is_dir():

@@ -1,15 +1,15 @@
 """Rows of files: one reader for every table, one checker for every task.
 
     TSV, TXT    columns are separated by tabs; quotes are literal. A header names them, or they are counted: "1", "2"
-    CSV         by commas, or by semicolons if the first line has no comma; quoted cells as in RFC 4180
+    CSV         by the one of  , ; tab |  that the first line has, or by `delimiter`; quoted cells as in RFC 4180
     JSONL       one object per line
     Parquet     needs the extra `parquet`
     text        one text per line; two files whose lines belong together make rows of two cells
 
-Lines are those of `regard.data.lines`, and any file may be gzipped. Cells of TSV, CSV and text are strings; JSONL and
-Parquet may contain other values, which `convert` checks per column. A row that cannot be used becomes a `Problem` with
-file, line and reason, so row n stays row n. Files are read in constant memory, one row at a time, and at most `longest`
-bytes of it.
+Lines are those of `regard.data.lines`: any file may be compressed, and text may have another encoding than UTF-8. Cells
+of TSV, CSV and text are strings; JSONL and Parquet may contain other values, which `convert` checks per column. A row
+that cannot be used becomes a `Problem` with file, line and reason, so row n stays row n. Files are read in constant
+memory, one row at a time, and at most `longest` bytes of it.
 
 `Rows` is what a task reads: iterating yields the good rows (and stops at a bad one unless `skip_bad`), `check` makes
 one pass and reports every problem at once. The two files of parallel text, for example, are checked in full before
@@ -19,23 +19,24 @@ training: with one line missing, every later pair would be wrong without looking
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import IO, Any, Generic, NamedTuple, TypeVar
 
-from regard.data.lines import LONGEST, Notes, Problem, open_bytes, read_lines, undecodable
+from regard.data.lines import LONGEST, UNREADABLE, UTF8, Notes, Problem, open_bytes, read_lines, undecodable
 from regard.data.sets import find_files
 from regard.errors import MissingExtra, UserError, suggest
 
 T = TypeVar("T")
 SHOWN = 10  # problems that are listed
 TABLES = ("tsv", "csv", "jsonl", "parquet")
+DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "|"}  # that are recognised in a CSV file
 HEADERS = {  # a first line of these is taken for a header
     "source", "target", "src", "tgt", "trg", "input", "output", "text", "label", "sentence", "sentence1", "sentence2",
     "translation", "question", "answer", "prompt", "response", "english", "korean", "german", "french", "japanese",
@@ -153,7 +154,7 @@ def read_rows(
 
 def table_kind(name: str | Path) -> str | None:
     """One of TABLES, by the file name; None for other files."""
-    suffix = Path(str(name).lower().removesuffix(".gz")).suffix[1:]
+    suffix = Path(str(name).lower().removesuffix(".gz").removesuffix(".zst")).suffix[1:]
     return suffix if suffix in TABLES else None
 
 
@@ -186,13 +187,15 @@ class Table:
     header: bool = True  # of TSV and CSV; without one, columns are counted: "1", "2", other names in their order
     optional: Collection[str] = ()  # columns that may be missing: None
     convert: Mapping[str, Convert] = field(default_factory=dict)  # by default, cells are text
+    encoding: str = UTF8  # of text files; Parquet has its own
+    delimiter: str | None = None  # of TSV and CSV; None: tab, or what the first line of CSV has
     longest: int = LONGEST  # bytes of a row
     remedy: str = ""  # ends an error about a missing column
     make: Callable[[Row, Notes], Any] = lambda row, notes: row  # what a row becomes; ValueError: what is wrong with it
 
     def __iter__(self) -> Iterator[Any]:
         kind = self.kind or table_kind(self.path) or "tsv"
-        records = self._parquet_rows() if kind == "parquet" else _records(self.path, kind, self.notes, self.longest)
+        records = self._parquet_rows() if kind == "parquet" else self._records(kind)
         picks: dict[str, Pick] = {"text": lambda line: (line,), "jsonl": self._from_json, "parquet": tuple}
         pick = picks.get(kind) or self._pick_columns(records, kind)
         if isinstance(pick, Problem):
@@ -226,10 +229,13 @@ class Table:
                 return f"column {name!r} is {how}; {suggest(name, [known[:40] for known in names[:20]])}. {self.remedy}"
         return ""
 
+    def _positions(self) -> list[int]:
+        """Where the columns are in a file without a header."""
+        return [int(name) - 1 if name.isdecimal() else at for at, name in enumerate(self.columns)]
+
     def _pick_columns(self, records: Records, kind: str) -> Pick | Problem:
         """A function that takes the columns from the cells of a row, by the header if there is one."""
-        positions = [int(name) - 1 if name.isdecimal() else at for at, name in enumerate(self.columns)]
-        width = 0
+        positions, width = self._positions(), 0
         if self.header:
             first = next(records, Problem(str(self.path), None, "is empty, without even a header"))
             if isinstance(first, Problem):
@@ -238,7 +244,7 @@ class Table:
             if wrong := self._wrong(names):
                 return Problem(str(self.path), 1, wrong, fatal=True)
             positions, width = [names.index(name) if name in names else -1 for name in self.columns], len(names)
-        least, sign = max(positions) + 1, "tab" if kind == "tsv" else "comma or quote"
+        least, sign = max(positions) + 1, "tab" if kind == "tsv" else "delimiter or quote"
 
         def pick(cells: list[str]) -> tuple[str | None, ...]:
             nonlocal width
@@ -267,10 +273,82 @@ class Table:
             raise ValueError(wrong)
         return tuple(row.get(name) for name in self.columns)
 
+    def names(self) -> list[str]:
+        """The columns of the file: its header, the keys of its first object, or its schema."""
+        kind = self.kind or table_kind(self.path) or "tsv"
+        if kind == "parquet":
+            _, parquet = _arrow(self.path)
+            with open_bytes(self.path) as file, parquet.ParquetFile(_seekable(file)) as table:
+                return list(table.schema_arrow.names)
+        first: Any = next(self._records(kind), (0, "{}" if kind == "jsonl" else []))
+        if isinstance(first, Problem):
+            raise UserError(str(first))
+        return list(json.loads(first[1])) if kind == "jsonl" else [cell.strip() for cell in first[1]]
+
+    def _records(self, kind: str) -> Records:
+        """The cells of TSV and CSV (where the number is that of the last line of a row), the line of other files."""
+        lines = read_lines(self.path, self.notes, self.longest, self.encoding)
+        if kind == "csv":
+            yield from self._csv_records(lines)
+            return
+        tab = self.delimiter or "\t"
+        for number, line in enumerate(lines, 1):
+            yield line if isinstance(line, Problem) else (number, line.split(tab) if kind == "tsv" else line)
+
+    def _csv_records(self, items: Iterator[str | Problem]) -> Records:
+        bad: list[Problem] = []
+
+        def lines() -> Iterator[str]:
+            """With their ends; one that cannot be read ends the file, since it may be part of a longer row."""
+            for line in items:
+                if isinstance(line, Problem):
+                    bad.append(replace(line, fatal=True))
+                    return
+                yield line + "\n"
+
+        rest = lines()
+        first = next(rest, "")
+        try:
+            reader = csv.reader(chain((first,), rest), delimiter=self._delimiter(first), strict=True)
+        except ValueError as error:
+            yield Problem(str(self.path), 1, str(error), fatal=True)
+            return
+        while True:
+            try:
+                csv.field_size_limit(self.longest)  # for all readers of this process, which may have other limits
+                cells = next(reader)
+            except StopIteration:
+                break
+            except csv.Error as error:
+                yield Problem(str(self.path), reader.line_num, f"is not CSV: {error}")
+                continue
+            if cells:  # an empty line has none
+                yield reader.line_num, cells
+        yield from bad
+
+    def _delimiter(self, first: str) -> str:
+        """What separates the cells of a CSV file, by its first line; a ValueError where that allows two readings."""
+        if self.delimiter is not None:
+            return self.delimiter
+        csv.field_size_limit(self.longest)
+        cells = {sign: [cell.strip() for cell in next(csv.reader([first], delimiter=sign), ())] for sign in DELIMITERS}
+        several = [sign for sign in cells if len(cells[sign]) > 1]
+        if len(several) < 2:
+            return several[0] if several else ","
+        most = max(map(len, cells.values()))
+        needed = {*self.columns} - {*self.optional}
+        named = [sign for sign in several if needed <= {*cells[sign]}] if self.header and needed else []
+        width = most if self.header else max(self._positions()) + 1
+        fitting = named or [sign for sign in several if len(cells[sign]) == width]
+        if len(fitting) != 1:
+            signs = " or ".join(DELIMITERS[sign] for sign in several)
+            raise ValueError(f'may be separated by {signs}: set  delimiter = "{several[0]}"  in [data], or another')
+        return fitting[0]
+
     def _parquet_rows(self) -> Records:
         (arrow, parquet), name, number = _arrow(self.path), str(self.path), 0
         try:
-            with open_bytes(self.path) as file, parquet.ParquetFile(file) as table:
+            with open_bytes(self.path) as file, parquet.ParquetFile(_seekable(file)) as table:
                 names = table.schema_arrow.names
                 if wrong := self._wrong(names):
                     yield Problem(name, None, wrong, fatal=True)
@@ -281,27 +359,14 @@ class Table:
                     for row in zip(*values, strict=True):
                         number += 1
                         yield number, row
-        except (arrow.ArrowException, OSError, EOFError, zlib.error) as error:
+        except (arrow.ArrowException, *UNREADABLE) as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
             yield Problem(name, None, f"cannot be read as Parquet after row {number:,}: {reason}", fatal=True)
 
 
-def column_names(path: Path) -> list[str]:
-    """The columns of a table: its header, the keys of its first object, or its schema."""
-    kind = table_kind(path) or "tsv"
-    if kind == "parquet":
-        _, parquet = _arrow(path)
-        with open_bytes(path) as file, parquet.ParquetFile(file) as table:
-            return list(table.schema_arrow.names)
-    first: Any = next(_records(path, kind, Notes()), (0, "{}" if kind == "jsonl" else []))
-    if isinstance(first, Problem):
-        raise UserError(str(first))
-    return list(json.loads(first[1])) if kind == "jsonl" else [cell.strip() for cell in first[1]]
-
-
-def aligned_rows(source: Path, target: Path, notes: Notes) -> Iterator[Row | Problem]:
+def aligned_rows(source: Path, target: Path, notes: Notes, encoding: str = UTF8) -> Iterator[Row | Problem]:
     """Line n of one file with line n of the other; files of different length are one fatal problem."""
-    left, right = read_lines(source, notes), read_lines(target, notes)
+    left, right = (read_lines(path, notes, encoding=encoding) for path in (source, target))
     for number, (a, b) in enumerate(zip_longest(left, right), 1):
         if fatal := [side for side in (a, b) if isinstance(side, Problem) and side.fatal]:
             yield fatal[0]
@@ -323,43 +388,6 @@ def aligned_rows(source: Path, target: Path, notes: Notes) -> Iterator[Row | Pro
             yield Row((a, b), str(source), number)
 
 
-def _records(path: Path, kind: str, notes: Notes, longest: int = LONGEST) -> Records:
-    """The cells of TSV and CSV (where the number is that of the last line of a row), the line of other files."""
-    if kind == "csv":
-        yield from _csv_records(path, notes)
-        return
-    for number, line in enumerate(read_lines(path, notes, longest), 1):
-        yield line if isinstance(line, Problem) else (number, line.split("\t") if kind == "tsv" else line)
-
-
-def _csv_records(path: Path, notes: Notes) -> Records:
-    bad: list[Problem] = []
-
-    def lines() -> Iterator[str]:
-        """With their ends; one that cannot be read ends the file, since it may be part of a longer row."""
-        for line in read_lines(path, notes):
-            if isinstance(line, Problem):
-                bad.append(replace(line, fatal=True))
-                return
-            yield line + "\n"
-
-    rest = lines()
-    first = next(rest, "")
-    separator = ";" if ";" in first and "," not in first else ","
-    reader = csv.reader(chain((first,), rest), delimiter=separator, strict=True)
-    while True:
-        try:
-            cells = next(reader)
-        except StopIteration:
-            break
-        except csv.Error as error:
-            yield Problem(str(path), reader.line_num, f"is not CSV: {error}")
-            continue
-        if cells:  # an empty line has none
-            yield reader.line_num, cells
-    yield from bad
-
-
 def _arrow(path: Path) -> tuple[Any, Any]:
     try:
         import pyarrow
@@ -367,6 +395,11 @@ def _arrow(path: Path) -> tuple[Any, Any]:
     except ImportError:
         raise MissingExtra("parquet", "pyarrow", f"{path}: reading Parquet") from None
     return pyarrow, parquet
+
+
+def _seekable(file: IO[bytes]) -> IO[bytes]:
+    """A file that Parquet can be read from: its index is at the end."""
+    return file if file.seekable() else io.BytesIO(file.read())
 
 
 def _undecoded(arrow: Any, column: Any) -> list[Any]:
