@@ -31,6 +31,7 @@ from typing import Any, Protocol
 
 Arguments = dict[str, Any]
 RUN: Arguments = {"RUN": "folder of a trained model"}
+RUNS: Arguments = {"RUN": "folder of a trained model; those of others directly after it make an ensemble"}
 DEVICE: Arguments = {"--device NAME": "cpu or cuda (default: cuda if available)"}
 REPEATABLE = {"action": "append", "default": []}
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import argparse
 
-from regard.commands import DEVICE, RUN
-from regard.commands.prediction import DECODING, SEARCH, open_predictor, write_texts
+from regard.commands import DEVICE, RUNS
+from regard.commands.prediction import DECODING, SEARCH, open_predictor, take_runs, write_texts
+from regard.errors import UserError
 
 OPTIONS = (
     "--beam N", "--n-best N", "--length-penalty A", "--max-length N", "--sample", "--temperature T", "--seed N"
 )  # fmt: skip
 ARGUMENTS = {
-    **RUN,
+    **RUNS,
     "FILE": ("images, or features", {"nargs": "+"}),
     "--key NAME": "features: which tensor of a .safetensors, or row of an .npy",
     **DEVICE,
@@ -32,6 +33,9 @@ ARGUMENTS = {
 def run(args: argparse.Namespace) -> None:
     from regard.predict.captioner import Captioner
 
+    take_runs(args, args.file)
+    if not args.file:
+        raise UserError("no input: pass images, or files of features, after the folders of the models")
     captioner = open_predictor(args, Captioner)
     for at in range(0, len(args.file), captioner.BATCH):
         files = args.file[at : at + captioner.BATCH]

@@ -8,6 +8,7 @@ set by set.
 examples:
   regard evaluate runs/multi30k-en-de                            all test sets of its recipe
   regard evaluate runs/multi30k-en-de --test flickr2017          one of them
+  regard evaluate runs/one runs/two runs/three                   the ensemble of three models
   regard evaluate runs/mine --files test.en test.de --json       other files
   regard evaluate runs/fashion-mnist-vit --files photos/test     one folder per class
   regard evaluate runs/shakespeare-char --files book.txt --stride 64
@@ -17,11 +18,14 @@ from __future__ import annotations
 
 import argparse
 
-from regard.commands import DEVICE, RUN, show
+from regard.commands import DEVICE, show
 from regard.errors import UserError
 
 ARGUMENTS = {
-    **RUN,
+    "RUN": (
+        "folder of a trained model; of several translators or captioners, the ensemble is evaluated",
+        {"nargs": "+"},
+    ),
     "--test NAME": "only this set of the recipe's [data] test, or valid",
     "--files FILE": (
         "instead of the recipe's: two aligned files, or tables; text files or folders; folders with one folder per "
@@ -47,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     from regard.tasks.registry import load, task_for, task_of
     from regard.training.task import evaluate_bundle
 
-    bundle = load(args.run, find_device(args.device))
+    bundle = load(args.run[0], find_device(args.device), ensemble=args.run[1:])
     task = task_of({"task": task_for(bundle.config), **bundle.recipe})
     options = {name: value for name, value in vars(args).items() if name not in ("run", "device", "json", "debug")}
     for name, value in options.items():

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedReader
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
@@ -47,13 +47,19 @@ SEARCH = {
 }
 
 
+def take_runs(args: argparse.Namespace, inputs: list[str]) -> None:
+    """Folders of trained models at the start of the `inputs` form an ensemble with RUN: they become `args.ensemble`."""
+    args.ensemble = list(takewhile(lambda text: os.path.isfile(os.path.join(text, "recipe.toml")), inputs))
+    del inputs[: len(args.ensemble)]
+
+
 def open_predictor(args: argparse.Namespace, *kinds: type[Kind]) -> Kind:
     """The predictor of the model in RUN, with the options of a search; another kind is refused, with its command."""
     from regard.models.folder import find_device
     from regard.predict.config import SearchConfig
     from regard.tasks.registry import load
 
-    bundle = load(args.run, find_device(args.device))
+    bundle = load(args.run, find_device(args.device), ensemble=getattr(args, "ensemble", ()))
     kind = bundle.predictor_class
     if kind is None or not issubclass(kind, kinds):
         use = "" if kind is None else f"; use  regard {kind.COMMAND} {args.run}"

@@ -5,6 +5,7 @@ Settings without an option come from the table [decode] of the run's recipe.toml
 examples:
   regard translate runs/demo "July 4th, 1976"
   regard translate runs/demo < in.txt > out.txt
+  regard translate runs/one runs/two runs/three < in.txt         an ensemble: the mean of their probabilities
   regard translate runs/demo --files in.txt -o out.txt
   regard translate runs/demo "seven hundred five" --beam 5 --n-best 3 --json
   regard translate runs/demo "seven hundred five" --sample --temperature 0.8 --top-p 0.95 --seed 7
@@ -17,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from regard.commands import DEVICE, RUN, positive
+from regard.commands import DEVICE, RUNS, positive
 from regard.commands.prediction import (
     DECODING,
     SEARCH,
@@ -26,13 +27,14 @@ from regard.commands.prediction import (
     opened,
     read_tables,
     read_texts,
+    take_runs,
     write_texts,
 )
 from regard.errors import UserError
 
 LINES = 8192  # of files that are translated, and written, together
 ARGUMENTS = {
-    **RUN,
+    **RUNS,
     "TEXT": ("lines to translate (default: standard input)", {"nargs": "*"}),
     "--files FILE": ("read the lines from these files", {"nargs": "+"}),
     "--column NAME": "column of a table with the text (default: the recipe's, or source)",
@@ -47,6 +49,7 @@ ARGUMENTS = {
 def run(args: argparse.Namespace) -> None:
     from regard.predict.translator import Translator
 
+    take_runs(args, args.text)
     check_inputs(args)
     if len(args.text) == 1 and Path(args.text[0]).is_file():
         raise UserError(f"{args.text[0]!r} is the name of a file: read its lines with  --files {args.text[0]}")

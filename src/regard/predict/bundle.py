@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -28,6 +28,7 @@ from regard.models.recipe import RECIPE
 from regard.models.transformer import Model
 from regard.predict.beam import Hypothesis, beam
 from regard.predict.config import SearchConfig, read_config, recipe_config
+from regard.predict.ensemble import Ensemble, difference
 from regard.predict.sampling import sample
 from regard.settings import to_dict
 from regard.text.tokenizer import Tokenizer
@@ -49,6 +50,10 @@ class Limits:
     context: int  # tokens that a language model was trained to attend to: train.pack, or model.max_length
 
 
+def _least(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 class Bundle:
     """A model in eval mode, its tokenizers, the tables of its recipe, and its limits."""
 
@@ -59,8 +64,9 @@ class Bundle:
         recipe: Mapping[str, Any] | None = None,
         path: str | Path | None = None,
         predictor: type[Predictor[Any, Any]] | None = None,
+        others: Sequence[Bundle] = (),
     ) -> None:
-        """`path` is the folder that it was read from, None for a model in memory."""
+        """`path` is the folder that it was read from, None for a model in memory; `others` make it an ensemble."""
         self.model, self.config = model.eval(), model.config
         self.tokenizers, self.recipe = dict(tokenizers or {}), dict(recipe or {})
         self.path = None if path is None else Path(path)
@@ -71,9 +77,11 @@ class Bundle:
         self.tables: defaultdict[str, dict[str, Any]] = defaultdict(dict, tables)  # empty where there is none
         positions, longest = self.config.position_limit, self.tables["data"].get("max_length")
         source = longest if isinstance(longest, int) and self.config.architecture == "encoder" else positions
-        if source is not None and positions is not None:
-            source = min(source, positions)
+        source = _least(source, positions)
         self.limits = Limits(positions, source, self.tables["train"].get("pack") or self.config.max_length)
+        self.others = tuple(others)
+        for other in self.others:
+            self._check_member(other)
 
     # --- tokenizers
 
@@ -116,6 +124,27 @@ class Bundle:
             )
         return tuple(map(str, names))
 
+    # --- ensembles
+
+    def _check_member(self, other: Bundle) -> None:
+        """An ensemble reads the same inputs and predicts the same tokens; its limits are the lowest of its members."""
+        own = {"patches": ("image_size", "channels"), "features": ("feature_dim",)}.get(self.config.input, ())
+        for name in ("input", *own, "output_head"):
+            if (value := getattr(other.config, name)) != (expected := getattr(self.config, name)):
+                raise UserError(f"{other.name}: {name} = {value!r}, but {self.name} has {expected!r}: not an ensemble")
+        for side in ("source", "target") if self.config.input == "tokens" else ("target",):
+            if (what := difference(getattr(self, side), getattr(other, side))) is not None:
+                raise UserError(
+                    f"{other.name}: its {side} tokenizer has {what}, compared with {self.name}; the members of an "
+                    "ensemble need the same tokenizers: train them with the same text.tokenizer_file"
+                )
+        if (self.target_frame, self.config.target_size) != (other.target_frame, other.config.target_size):
+            raise UserError(f"{other.name}: its first token, </s> or vocabulary size is not that of {self.name}")
+        ours, its = self.limits, other.limits
+        self.limits = replace(
+            ours, positions=_least(ours.positions, its.positions), source=_least(ours.source, its.source)
+        )
+
     # --- predictions
 
     @cached_property
@@ -153,14 +182,17 @@ class Predictor(ABC, Generic[Input, Output]):
     COMMAND: ClassVar[str]  # the command that uses it
     model: Any  # that of the bundle
     BATCH: ClassVar[int] = 64  # inputs between two predictions of a stream
+    ENSEMBLES: ClassVar[bool] = False  # whether it predicts with several models
 
     def __init__(self, bundle: Bundle) -> None:
-        config = bundle.config
-        if any(getattr(config, name) not in values for name, values in self.MODEL.items()):
-            raise UserError(
-                f"{bundle.name}: architecture = {config.architecture!r}, input = {config.input!r}, output_head = "
-                f"{config.output_head!r}: {self.NEEDS} is needed here"
-            )
+        for name, config in ((one.name, one.config) for one in (bundle, *bundle.others)):
+            if any(getattr(config, key) not in values for key, values in self.MODEL.items()):
+                raise UserError(
+                    f"{name}: architecture = {config.architecture!r}, input = {config.input!r}, output_head = "
+                    f"{config.output_head!r}: {self.NEEDS} is needed here"
+                )
+        if bundle.others and not self.ENSEMBLES:
+            raise UserError(f"{bundle.others[0].name}: ensembles are of models that translate or caption; name one run")
         self.bundle, self.model, self.device = bundle, bundle.model, bundle.device
 
     @abstractmethod
@@ -229,6 +261,8 @@ class SearchPredictor(Predictor[Input, Output]):
         super().__init__(bundle)
         self.source, self.target = bundle.source, bundle.target  # tokenizers
         self.config = config or recipe_config(bundle.recipe, bundle.where, **self.DEFAULTS)
+        self.models = [bundle.model, *(other.model for other in bundle.others)]
+        self.engine: Any = Ensemble(self.models) if bundle.others else bundle.model
 
     def configured(self, config: SearchConfig | None = None, **changes: Any) -> SearchConfig:
         """`config`, or that of the recipe, with fields changed, and within the model's positions."""
@@ -241,5 +275,5 @@ class SearchPredictor(Predictor[Input, Output]):
         """The outputs for a batch of an encoder-decoder; `first` is the index of the first row, for its samples."""
         rows, source, is_real = batch
         real = None if is_real is None else is_real.to(self.device)
-        arguments = (self.model, source.to(self.device), real, config, *self.bundle.target_frame)
+        arguments = (self.engine, source.to(self.device), real, config, *self.bundle.target_frame)
         return sample(*arguments, lines=[first + row for row in rows]) if config.sample else beam(*arguments)

@@ -30,6 +30,7 @@ class Captioner(SearchPredictor["str | Path", TextPrediction]):
     }  # fmt: skip
     model: EncoderDecoder
     COMMAND = "caption"
+    ENSEMBLES = True
 
     def predict(
         self,

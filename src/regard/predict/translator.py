@@ -31,6 +31,7 @@ class Translator(SearchPredictor[str, TextPrediction]):
     }  # fmt: skip
     model: SequenceToSequence
     COMMAND = "translate"
+    ENSEMBLES = True
     _recorded: RecordedSearches | None = None
 
     def predict(
@@ -79,9 +80,9 @@ class Translator(SearchPredictor[str, TextPrediction]):
         self, batches: Iterator[Batch], config: SearchConfig, first: int
     ) -> Iterator[tuple[Sequence[int], list[list[Hypothesis]]]]:
         """The rows of each batch, and the hypotheses of each row."""
-        if self.device.type == "cuda" and isinstance(self.model, EncoderDecoder):
+        if self.device.type == "cuda" and isinstance(self.engine, EncoderDecoder):
             with TURN:  # threads that search with this model share what was recorded
-                self._recorded = self._recorded or RecordedSearches(self.model, *self.bundle.target_frame)
+                self._recorded = self._recorded or RecordedSearches(self.engine, *self.bundle.target_frame)
             recorded, others = self._recorded, list[Batch]()
             fits = recorded.fits(config)
 
@@ -95,7 +96,7 @@ class Translator(SearchPredictor[str, TextPrediction]):
             yield from recorded.search_all(fitting(), config)
             batches = iter(others)
         work, todo = partial(self.search, config, first), list(batches)
-        if self.device.type != "cpu" or config.sample or config.coverage_penalty > 0 or traced(self.model):
+        if self.device.type != "cpu" or config.sample or config.coverage_penalty > 0 or any(map(traced, self.models)):
             results: Iterator[list[list[Hypothesis]]] = map(work, todo)  # a trace sees one batch at a time
         else:
             todo.reverse()  # the longest first, so that all cores end together

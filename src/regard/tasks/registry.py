@@ -6,7 +6,7 @@ Each is a subclass of `regard.training.task.Task`, imported only when it is need
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -42,17 +42,24 @@ def task_of(tables: Mapping[str, Any]) -> type[Task]:
     return cast("type[Task]", getattr(importlib.import_module(module), kind))
 
 
-def load(path: str | Path, device: str | torch.device = "cpu", recipe: Mapping[str, Any] | None = None) -> Bundle:
+def load(
+    path: str | Path,
+    device: str | torch.device = "cpu",
+    recipe: Mapping[str, Any] | None = None,
+    ensemble: Sequence[str | Path] = (),
+) -> Bundle:
     """The model in a folder with everything that is needed to use it: `regard.load("runs/x").predict([...])`.
 
     `recipe`: the tables of its recipe, if already read; they are parsed once, and travel with the bundle.
+    `ensemble`: folders of other models, which translate or caption together with it (`regard.predict.ensemble`).
     """
     from regard.models import folder
     from regard.models.recipe import read_recipe
     from regard.predict.bundle import Bundle
 
     recipe = read_recipe(path, saved=True) if recipe is None else recipe
-    bundle = Bundle(folder.load(path, device, recipe), folder.load_tokenizers(path), recipe, path)
+    model, tokenizers = folder.load(path, device, recipe), folder.load_tokenizers(path)
+    bundle = Bundle(model, tokenizers, recipe, path, others=[load(other, device) for other in ensemble])
     bundle.own = True
     if name := bundle.recipe.get("task") or task_for(bundle.config):
         bundle.predictor_class = task_of({"task": name}).predictor

@@ -144,6 +144,8 @@ class TextToText(Translation):
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
         lines, pairs = examples
+        if others := predictor.bundle.others:
+            raise UserError(f"{others[0].name}: the loss of an ensemble is not computed for text-to-text; name one run")
         loss, tokens = self.loss_of(predictor.bundle.model, pairs)
         metrics = {"loss": loss / tokens, "perplexity": math.exp(min(loss / tokens, 700.0)), "tokens": tokens}
         if lines is None:
