@@ -7,6 +7,7 @@ This module finds the command, parses its arguments and turns errors into one re
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import sys
@@ -59,6 +60,8 @@ COMMANDS = {
     for commands in GROUPS.values()
     for name, summary in commands.items()
 }
+# commands that import PyTorch before anything else
+HEAVY = {name for purpose in list(GROUPS)[:4] for name in GROUPS[purpose]} - {"runs"}
 
 HELP = """Transformers from the formula up: build, train, inspect and deploy them.
 
@@ -153,7 +156,18 @@ def dispatch(arguments: Sequence[str]) -> int:
         raise UserError(f"unknown command {name!r}: {suggest(name, COMMANDS)}")
     command = cast(Command, importlib.import_module(COMMANDS[name][0]))
     parser = Parser(f"regard {name}", command.__doc__ or "", command.ARGUMENTS)
-    return command.run(parser.parse_all(arguments[at + 1 :])) or 0
+    parsed = parser.parse_all(arguments[at + 1 :])
+    if name in HEAVY and "torch" not in sys.modules:
+        import_torch()
+    return command.run(parsed) or 0
+
+
+def import_torch() -> None:
+    """Import PyTorch without garbage collection, which would visit its modules again and again and find nothing."""
+    gc.disable()
+    importlib.import_module("torch")
+    gc.freeze()  # later collections do not visit them either
+    gc.enable()
 
 
 def report(error: BaseException, debug: bool) -> int:

@@ -67,7 +67,7 @@ class Run:
             for line in (*self.config.warnings(), *repeated):
                 print(f"warning: {line}", file=sys.stderr)
         task.check_data()
-        self.preloading = threading.Thread(target=preload, args=(task.device, self.config.compile))
+        self.preloading = threading.Thread(target=preload, args=(task.device,))
         self.preloading.start()
         names = task.tokenizer_names()
         saved = {} if self.is_new else load_tokenizers(self.folder)
@@ -193,14 +193,13 @@ class Run:
             return {name: tensor.clone() for name, tensor in weights_of(model).items()}
 
 
-def preload(device: torch.device, compiled: bool = False) -> None:
+def preload(device: torch.device) -> None:
     """Load libraries for the first step while the processor is busy with the data.
 
-    A GPU needs its libraries, `train.compile` the compiler; both take seconds.
+    A GPU needs its libraries, and the optimizers of PyTorch import its compiler when they are made; both take seconds.
     """
     with suppress(Exception):  # an error will be reported where it matters
         if device.type == "cuda":
             square = torch.zeros(64, 64, device=device, dtype=torch.bfloat16)
             score_on_gpu()(square @ square, torch.zeros(64, device=device, dtype=torch.long), 0.0, 0.0)
-        if compiled:
-            importlib.import_module("torch._dynamo")
+        importlib.import_module("torch._dynamo")

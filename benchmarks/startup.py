@@ -1,0 +1,141 @@
+"""Where the time of a command goes before its first output.
+
+    python benchmarks/startup.py --out benchmarks/results/startup-cpu.json
+
+Every command runs on a tiny model in a process of its own, several times. The phases are milliseconds of CPU time,
+which other processes on the machine do not change:
+
+    interpreter   python itself, and the command line
+    torch         import torch
+    imports       our modules, and the packages that torch has not imported yet
+    load          the model and its tokenizers; `train`: check the data, learn the tokenizer, build the optimizer
+    first         the first prediction; `train`: the first step
+
+`ours` is the sum of the last three, to be compared with `torch`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import measure
+
+from regard.models.config import ModelConfig
+from regard.models.folder import save
+from regard.models.transformer import build
+from regard.text.tokenizer import Tokenizer
+
+PHASES = ("interpreter", "torch", "imports", "load", "first")
+WORDS = "a small model reads what stands before it and predicts the next word"
+SIZES = {"dim": 32, "heads": 2, "layers": 2, "ff_dim": 64, "max_length": 64}
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # [model], and the other tables of the recipe
+    "translate": ({"architecture": "encoder-decoder"}, {"task": "translation", "data": {"train": ["a", "b"]}}),
+    "generate": ({"architecture": "decoder"}, {"task": "language-modeling", "data": {"train": ["a"]}}),
+    "classify": (
+        {"architecture": "encoder", "output_head": "classes", "classes": 2, "pooling": "mean"},
+        {"task": "text-classification", "data": {"train": ["a.tsv"], "classes": ["no", "yes"]}},
+    ),
+}
+BEGIN = """
+import json, sys, time
+marks = [time.process_time()]
+def mark(): marks.append(time.process_time())
+from regard.cli import import_torch
+import_torch(); mark()
+"""
+PREDICT = """
+from regard.models.recipe import read_recipe
+from regard.tasks.registry import load, task_of
+import regard.commands.{command}
+tables = read_recipe({folder!r}, saved=True)
+task_of(tables); mark()
+predictor = load({folder!r}, "cpu", tables).predictor; mark()
+predictor.predict(["a small model"]); mark()
+"""
+TRAIN = """
+import os, tempfile
+from pathlib import Path
+from regard.api import Run, open_recipe, task_of
+import torch
+tables, _ = open_recipe({folder!r})
+task = task_of(tables); mark()
+with tempfile.TemporaryDirectory() as folder:
+    run = Run(task(tables, Path(folder, "run"), torch.device("cpu")))
+    run.prepare()
+    trainer = run.trainer(); mark()
+    trainer.run(); mark()
+    os.chdir("/")
+"""
+RECIPE = """task = "language-modeling"
+[data]
+train = ["text.txt"]
+[text]
+kind = "word"
+[model]
+architecture = "decoder"
+dim = 32
+heads = 2
+layers = 2
+ff_dim = 64
+[train]
+steps = 1
+pack = 32
+batch_tokens = 64
+"""
+
+
+def make_folders(folder: Path) -> dict[str, str]:
+    """A tiny model for every command that predicts, and a recipe for `train`."""
+    tokenizer = Tokenizer.train([WORDS], "word")
+    for command, (fields, tables) in MODELS.items():
+        model = build(ModelConfig(**SIZES, **fields, vocab_size=len(tokenizer)))
+        save(model, folder / command, tokenizers={"tokenizer": tokenizer}, recipe=tables)
+    (folder / "text.txt").write_text(f"{WORDS}\n" * 50)
+    (folder / "recipe.toml").write_text(RECIPE)
+    return {**{command: str(folder / command) for command in MODELS}, "train": str(folder / "recipe.toml")}
+
+
+def phases(command: str, folder: str) -> list[float]:
+    """Milliseconds of CPU time of each phase, in a process of its own."""
+    code = (TRAIN if command == "train" else PREDICT).format(command=command, folder=folder)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{BEGIN}{code}\nprint(json.dumps(marks))"], stdout=subprocess.PIPE, text=True,
+        check=True, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    marks = json.loads(done.stdout.splitlines()[-1])
+    return [1000 * (after - before) for before, after in zip([0.0, *marks], marks, strict=False)]
+
+
+def run(rounds: int) -> dict[str, Any]:
+    result: dict[str, Any] = {"kind": "startup", "machine": measure.machine("cpu"), "rows": []}
+    with tempfile.TemporaryDirectory() as name:
+        folders = make_folders(Path(name))
+        times = measure.take_turns({c: lambda c=c: phases(c, folders[c]) for c in folders}, rounds + 1)
+    print(f"| command | {' | '.join(PHASES)} | ours | ours / torch |\n|---|{'--:|' * (len(PHASES) + 2)}")
+    for command, values in times.items():
+        # the first round may compile modules and read files from disk
+        row = {
+            phase: round(statistics.median(column), 1) for phase, column in zip(PHASES, zip(*values[1:]), strict=True)
+        }
+        ours = sum(row[phase] for phase in PHASES[2:])
+        row |= {"ours": round(ours, 1), "ratio": round(ours / row["torch"], 3)}
+        result["rows"].append({"command": command, **row})
+        cells = [f"{row[phase]:.0f}" for phase in (*PHASES, "ours")]
+        print(f"| `{command}` | {' | '.join(cells)} | {row['ratio']:.2f} |")
+    return result
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/startup-cpu.json"))
+    parser.add_argument("--rounds", type=int, default=7)
+    given = parser.parse_args()
+    measure.write(given.out, run(given.rounds))
