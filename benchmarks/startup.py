@@ -121,10 +121,8 @@ def run(rounds: int) -> dict[str, Any]:
         times = measure.take_turns({c: lambda c=c: phases(c, folders[c]) for c in folders}, rounds + 1)
     print(f"| command | {' | '.join(PHASES)} | ours | ours / torch |\n|---|{'--:|' * (len(PHASES) + 2)}")
     for command, values in times.items():
-        # the first round may compile modules and read files from disk
-        row = {
-            phase: round(statistics.median(column), 1) for phase, column in zip(PHASES, zip(*values[1:]), strict=True)
-        }
+        columns = zip(*values[1:], strict=True)  # the first round may compile modules and read files from disk
+        row = {phase: round(statistics.median(column), 1) for phase, column in zip(PHASES, columns, strict=True)}
         ours = sum(row[phase] for phase in PHASES[2:])
         row |= {"ours": round(ours, 1), "ratio": round(ours / row["torch"], 3)}
         result["rows"].append({"command": command, **row})
