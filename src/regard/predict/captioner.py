@@ -13,12 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from regard.data.batch import Labels, pad_rows
 from regard.data.captions import open_features, pad_features
 from regard.data.images import open_pixels
 from regard.errors import UserError
 from regard.models.transformer import EncoderDecoder
 from regard.predict.bundle import ScoredText, SearchPredictor, TextPrediction
 from regard.predict.config import SearchConfig
+from regard.predict.scoring import SequenceScore, label_scores
 
 
 class Captioner(SearchPredictor["str | Path", TextPrediction]):
@@ -52,6 +54,28 @@ class Captioner(SearchPredictor["str | Path", TextPrediction]):
             for (_, note), result in zip(opened, results, strict=True):
                 predictions.append(TextPrediction(result.n_best, note))
         return predictions
+
+    @torch.inference_mode()
+    def score(self, pairs: Sequence[tuple[str | Path, str]]) -> list[SequenceScore]:
+        """log P(caption | image) of each pair of a file and a caption, </s> included."""
+        (begin, end), scores, limit = self.bundle.target_frame, list[SequenceScore](), self.bundle.limits.positions
+        captions = [[begin, *ids, end] for ids in self.target.encode_batch([caption for _, caption in pairs])]
+        for (_, text), caption in zip(pairs, captions, strict=True):
+            if limit is not None and len(caption) > limit + 1:
+                raise UserError(f"{text[:40]!r} …: {len(caption) - 1} tokens, but the model has {limit} positions")
+        for at in range(0, len(pairs), self.BATCH):
+            part = captions[at : at + self.BATCH]
+            opened = [self._open(file, None)[0] for file, _ in pairs[at : at + self.BATCH]]
+            source, is_real = pad_features(opened)
+            memory = self.model.encode(
+                as_input(source.to(self.device)), None if is_real is None else is_real.to(self.device)
+            )
+            ids, real = (one.to(self.device) for one in pad_rows([torch.tensor(one) for one in part]))
+            states = self.model.states(ids[:, :-1], memory)
+            labels = torch.where(real, ids, Labels.IGNORE)[:, 1:]
+            for caption, values in zip(part, label_scores(self.model, states, labels), strict=True):
+                scores.append(SequenceScore.of(self.target, caption[1:], values))
+        return scores
 
     def _open(self, path: str | Path, key: str | None) -> tuple[Tensor, str]:
         """The input from one file, without a batch axis, and a note about it."""

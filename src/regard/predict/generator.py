@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.data.batch import Labels
 from regard.errors import UserError, suggest
 from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder
@@ -29,6 +30,7 @@ from regard.predict.config import SearchConfig
 from regard.predict.engine import lean
 from regard.predict.replay import FixedSampler, Replays
 from regard.predict.sampling import CHUNK, Uniform, sample_token
+from regard.predict.scoring import TOKENS, SequenceScore, label_scores, windows
 from regard.text.stream import StopStrings, StreamDecoder
 from regard.text.tokenizer import Tokenizer
 
@@ -189,16 +191,12 @@ class Generator(SearchPredictor[str, Generation]):
             raise UserError(f"overflow = {overflow!r}; {suggest(str(overflow), get_args(Overflow))}")
         if context < 1:
             raise UserError(f"context = {context}: must be 1 or more tokens")
-        limit, first = self.bundle.limits.positions, []
+        limit = self.bundle.limits.positions
         if limit is not None and context > limit:
             raise UserError(
                 f"context = {context}: the learned positions of this model end at max_length = {limit}; give no more"
             )
-        if begin:
-            if self.tokenizer.eos is None:
-                raise UserError("begin: the tokenizer has no token for the end of a document; pass a prompt instead")
-            first = [self.tokenizer.eos]
-        ids = [*first, *self.tokenizer.encode(prompt)]
+        ids = [*self._before(begin), *self.tokenizer.encode(prompt)]
         if not ids:
             raise UserError(
                 "the prompt is empty: pass at least one character to continue, or --begin to start a new document"
@@ -209,6 +207,31 @@ class Generator(SearchPredictor[str, Generation]):
                 "beginning with --overflow slide"
             )
         return ids[-context:]
+
+    def _before(self, begin: bool) -> list[int]:
+        """The </s> of the document before, if a text is to `begin` one."""
+        if begin and self.tokenizer.eos is None:
+            raise UserError("begin: the tokenizer has no token for the end of a document; pass a prompt instead")
+        return [self.tokenizer.eos] if begin and self.tokenizer.eos is not None else []
+
+    @torch.inference_mode()
+    def score(self, texts: Sequence[str], *, begin: bool = False) -> list[SequenceScore]:
+        """log p of every token of each text given those before, without the first; with `begin` also of that one."""
+        ids = [[*self._before(begin), *one] for one in self.tokenizer.encode_batch(texts)]
+        pieces = [(row, *piece) for row, one in enumerate(ids) if len(one) > 1 for piece in windows(one, self.context)]
+        known: list[list[float]] = [[] for _ in pieces]
+        for rows, padded, is_real in self.batches([part for _, part, _ in pieces], range(len(pieces)), TOKENS):
+            counted = torch.ones_like(padded, dtype=torch.bool) if is_real is None else is_real
+            for row, piece in enumerate(rows):
+                counted[row, : 1 + pieces[piece][2]] = False  # the first, and those that count in the piece before
+            labels = torch.where(counted, padded, Labels.IGNORE)[:, 1:].to(self.device)
+            states = self.model.states(padded[:, :-1].to(self.device))
+            for piece, values in zip(rows, label_scores(self.model, states, labels), strict=True):
+                known[piece] = values
+        scores: list[list[float]] = [[] for _ in texts]
+        for (row, _, _), values in zip(pieces, known, strict=True):
+            scores[row] += values
+        return [SequenceScore.of(self.tokenizer, one[1:], values) for one, values in zip(ids, scores, strict=True)]
 
 
 class Sampler:

@@ -11,9 +11,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from regard.data.batch import Labels
 from regard.errors import UserError
 from regard.models.transformer import Encoder
 from regard.predict.bundle import Bundle, Prediction, Predictor
+from regard.predict.scoring import TOKENS, SequenceScore, label_scores
 from regard.text.tokenizer import MASK_NAMES
 
 
@@ -62,9 +64,27 @@ class MaskPredictor(Predictor[str, MaskPrediction]):
         for number, part in enumerate(self.tokenizer.encode_batch(parts)):
             ids += [self.mask, *part] if number else part
         ids.append(self.tokenizer.special_id("eos"))
+        return self._checked(text, ids)
+
+    def _checked(self, text: str, ids: list[int]) -> list[int]:
         if len(ids) > self.max_length:
             raise UserError(f"{text[:40]!r} …: {len(ids)} tokens, but the model reads {self.max_length}; shorten it")
         return ids
+
+    @torch.inference_mode()
+    def score(self, texts: Sequence[str]) -> list[SequenceScore]:
+        """Pseudo-log-likelihood of each text: log p of every token given all others, each masked in turn."""
+        encoded = self.tokenizer.encode_batch(texts, add_bos=True, add_eos=True)
+        return [self._score(self._checked(text, ids)) for text, ids in zip(texts, encoded, strict=True)]
+
+    def _score(self, ids: list[int]) -> SequenceScore:
+        row, values = torch.tensor(ids, device=self.device), list[float]()
+        for positions in torch.arange(1, len(ids) - 1, device=self.device).split(max(1, TOKENS // len(ids))):
+            chosen = positions[:, None] == torch.arange(len(ids), device=self.device)  # [B, N]: one of each row
+            states = self.model.encode(torch.where(chosen, self.mask, row))
+            labels = torch.where(chosen, row, Labels.IGNORE)
+            values += [value for part in label_scores(self.model, states, labels) for value in part]
+        return SequenceScore.of(self.tokenizer, ids[1:-1], values)
 
     @torch.inference_mode()
     def candidates(self, ids: Sequence[int], count: int = 5) -> tuple[tuple[Candidate, ...], ...]:

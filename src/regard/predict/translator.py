@@ -10,13 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
+
 from regard.errors import UserError
 from regard.models.transformer import EncoderDecoder, SequenceToSequence
+from regard.nn.trace import trace
+from regard.predict.alignment import Links, alignment_layer, link_words
 from regard.predict.beam import Hypothesis
 from regard.predict.bundle import Batch, ScoredText, SearchPredictor, TextPrediction
 from regard.predict.config import SearchConfig
 from regard.predict.engine import traced
 from regard.predict.recorded import LONGEST, TURN, RecordedSearches
+from regard.predict.scoring import SequenceScore, label_scores, pair_batches
 from regard.predict.workers import side_by_side
 
 TOKENS = 2**15  # source tokens of a batch, padding and beams included: long sentences come in smaller batches
@@ -51,13 +56,8 @@ class Translator(SearchPredictor[str, TextPrediction]):
         """
         config = self.configured(config, **options)
         ids = self.source.encode_batch(inputs, add_eos=True)
-        limit = self.bundle.limits.source
         for number, line in enumerate(ids, start=first + 1):  # before any line is translated
-            if limit is not None and len(line) > limit:
-                raise UserError(
-                    f"line {number} has {len(line)} tokens, its end included, but the model's learned positions end at "
-                    f"max_length = {limit}: split the line"
-                )
+            self._check_length(f"line {number}", len(line))
         if batch < 1:
             raise UserError(f"batch = {batch}: must be 1 or more lines")
         lines = [row for row, text in enumerate(inputs) if text.strip()]  # nothing to translate in a blank line
@@ -75,6 +75,50 @@ class Translator(SearchPredictor[str, TextPrediction]):
     def translate(self, lines: Sequence[str], **options: Any) -> list[str]:
         """One translation for each line."""
         return [prediction.text for prediction in self.predict(lines, **options)]
+
+    @torch.inference_mode()
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[SequenceScore]:
+        """log P(target | source) of each pair, </s> included."""
+        sources, targets = self._encode_pairs(pairs)
+        scores = [SequenceScore(()) for _ in pairs]
+        for rows, batch in pair_batches(sources, targets):
+            batch = batch.to(self.device)
+            states = self.model.states(batch.target, self.model.encode(batch.source, batch.source_is_real))
+            for row, values in zip(rows, label_scores(self.model, states, batch.labels), strict=True):
+                scores[row] = SequenceScore.of(self.target, targets[row][1:], values)
+        return scores
+
+    @torch.inference_mode()
+    def align(self, pairs: Sequence[tuple[str, str]], layer: int | None = None) -> list[Links]:
+        """Links (source word, target word) of each pair, by the cross-attention of a layer, numbered from 0."""
+        name, links = alignment_layer(self.model, layer), [Links() for _ in pairs]
+        for rows, batch in pair_batches(*self._encode_pairs(pairs)):
+            batch = batch.to(self.device)
+            with trace(self.model, only=name) as seen:
+                self.model.states(batch.target, self.model.encode(batch.source, batch.source_is_real))
+            for row, weights in zip(rows, seen[name].float().mean(dim=1).cpu(), strict=True):  # [T, S] each
+                source, target = pairs[row]
+                words = self.source.encode_words(source)[1], self.target.encode_words(target)[1]
+                links[row] = link_words(weights, *words)
+        return links
+
+    def _encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[int]], list[list[int]]]:
+        """Sources end with </s>, targets are <s> … </s>; an error where one of them is longer than the positions."""
+        begin, end = self.bundle.target_frame
+        sources = self.source.encode_batch([source for source, _ in pairs], add_eos=True)
+        targets = [[begin, *ids, end] for ids in self.target.encode_batch([target for _, target in pairs])]
+        for pair, source, target in zip(pairs, sources, targets, strict=True):
+            self._check_length(f"{pair[0][:40]!r} …", len(source))
+            self._check_length(f"{pair[1][:40]!r} …", len(target) - 1)
+        return sources, targets
+
+    def _check_length(self, what: str, tokens: int) -> None:
+        limit = self.bundle.limits.positions
+        if limit is not None and tokens > limit:
+            raise UserError(
+                f"{what} has {tokens} tokens, its end included, but the model's learned positions end at "
+                f"max_length = {limit}: split the line"
+            )
 
     def _search(
         self, batches: Iterator[Batch], config: SearchConfig, first: int

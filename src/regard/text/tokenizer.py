@@ -155,6 +155,20 @@ class Tokenizer:
             raise
         return [before + encoding.ids + after for encoding in encodings]
 
+    def encode_words(self, text: str) -> tuple[list[int], list[int]]:
+        """The ids of `text`, and the number of the word of each, where words are between white space; -1: no word.
+
+        A token belongs to the word of its first character that is not white space.
+        """
+        if self._normalize is not None:  # SentencePiece, which writes a space as U+2581
+            text = self._normalize(text).replace("▁", " ")
+        word, words = -1, []
+        for before, char in zip(" " + text, text, strict=False):
+            word += before.isspace() and not char.isspace()
+            words.append(-1 if char.isspace() else word)
+        encoding = self._raw.encode(text, add_special_tokens=False)
+        return encoding.ids, [max(words[begin:end], default=-1) for begin, end in encoding.offsets]
+
     def special_id(self, role: str) -> int:
         """The id of the special token `role`, such as "bos" or "eos"; an error if the vocabulary has none."""
         id: int | None = getattr(self, role)
