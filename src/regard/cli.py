@@ -53,6 +53,7 @@ GROUPS = {
         "cost": "parameters, FLOPs and memory of a model without building it",
         "import": "convert a Hugging Face model to a Regard folder",
         "export": "convert a Regard folder to a Hugging Face model",
+        "serve": "serve models over HTTP",
     },
 }
 COMMANDS = {

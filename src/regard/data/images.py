@@ -17,6 +17,7 @@ as a column of bytes (`regard.data.columns`), which is memory-mapped.
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 import sys
@@ -144,19 +145,20 @@ def _list_folders(folders: Sequence[Path], classes: tuple[str, ...]) -> Listed:
     return Listed(files, torch.tensor(labels), classes)
 
 
-def open_pixels(path: str | Path, channels: int, side: int) -> tuple[Tensor, tuple[int, int]]:
-    """The bytes [channels, side, side] of an image, and its (width, height) in the file."""
+def open_pixels(image_file: str | Path | bytes, channels: int, side: int) -> tuple[Tensor, tuple[int, int]]:
+    """The bytes [channels, side, side] of an image, a file or its content, and its (width, height) there."""
+    path = "image" if isinstance(image_file, bytes) else image_file  # what messages call it
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise MissingExtra("images", "pillow", f"{path}: reading an image") from None
     if channels not in MODES:
         raise UserError(f"channels = {channels}: an image file has 1, 3 or 4; use features instead")
-    if not Path(path).is_file():
+    if not isinstance(image_file, bytes) and not Path(path).is_file():
         folder = Path(path).is_dir()
         raise UserError(f"{path}: {'is a folder; name a file in it' if folder else 'no such file'}")
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(image_file) if isinstance(image_file, bytes) else path) as image:
             _refuse(path, image)
             size = image.size
             if image.mode.startswith("I;16"):  # 16 bits of grey: convert would clip them at 255

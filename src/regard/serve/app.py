@@ -1,0 +1,94 @@
+"""The application: routes, middleware, and what becomes of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Sequence
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+import regard
+from regard.errors import UserError
+from regard.serve import libretranslate, openai, tasks
+from regard.serve.errors import ApiError, error_response
+from regard.serve.guard import Guard, GuardMiddleware
+from regard.serve.metrics import Metrics, Observed
+from regard.serve.service import Service
+
+log = logging.getLogger("regard.serve")
+
+
+def make_app(
+    service: Service, guard: Guard, metrics: Metrics, *, cors: Sequence[str] = (), admin_key: str | None = None
+) -> FastAPI:
+    api = FastAPI(title="Regard", version=regard.__version__, docs_url=None, redoc_url=None)
+    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+        api.add_exception_handler(kind, respond)
+    api.include_router(openai.router(service))
+    api.include_router(tasks.router(service))
+    api.include_router(libretranslate.router(service, guard))
+
+    @api.get("/health", tags=["state"])
+    def health() -> dict[str, str]:
+        """The process runs."""
+        return {"status": "ok"}
+
+    @api.get("/ready", tags=["state"], response_model=None)
+    def ready() -> Response:
+        """All models are loaded and requests are accepted: 200, otherwise 503."""
+        states = {name: openai.describe(service, name)["status"] for name in service.models.folders}
+        is_ready = not service.draining and all(state == "ready" for state in states.values())
+        return JSONResponse({"ready": is_ready, "models": states}, 200 if is_ready else 503)
+
+    @api.get("/metrics", tags=["state"], response_model=None)
+    def prometheus() -> Response:
+        """Metrics in the text format of Prometheus."""
+        metrics.queue.set(service.admission.tokens)
+        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    if admin_key is not None:
+
+        @api.post("/admin/reload", tags=["state"])
+        async def reload(request: Request, model: str) -> dict[str, str]:
+            """Load a model again from its folder; the old one serves until the new one is ready."""
+            given = request.headers.get("x-admin-key", "")
+            if not hmac.compare_digest(given.encode(), admin_key.encode()):
+                raise ApiError(401, "send the admin key as  X-Admin-Key")
+            if model not in service.models.folders:
+                raise ApiError(404, f"there is no model {model!r}")
+            try:
+                await asyncio.to_thread(service.models.reload, model)
+            except (UserError, OSError) as error:
+                raise ApiError(409, f"the model was not replaced: {error}") from None
+            return {"model": model, "status": "ready"}
+
+    api.add_middleware(GuardMiddleware, guard=guard)
+    if cors:
+        api.add_middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST"], allow_headers=["*"])
+    api.add_middleware(Observed, metrics=metrics)
+    return api
+
+
+async def respond(request: Request, error: Exception) -> Response:
+    """The response to an error."""
+    match error:
+        case ApiError():
+            api_error = error
+        case RequestValidationError():
+            first = error.errors()[0]
+            where = ".".join(str(step) for step in first["loc"] if step != "body")[:200]
+            api_error = ApiError(
+                400, f"{where or 'the body'}: {first['msg']}", param=where or None, code="invalid_request"
+            )
+        case HTTPException():
+            api_error = ApiError(error.status_code, str(error.detail))
+        case _:
+            api_error = ApiError(500, "internal error; the log has the details", code="internal_error")
+            log.error("internal error", exc_info=error)
+    return error_response(request.url.path, api_error)

@@ -1,0 +1,136 @@
+"""The LibreTranslate-compatible routes: /translate, /detect, /languages.
+
+A translation model is one pair of languages, which the server is told (`regard serve NAME:en-de=RUN`) or reads from the
+names of the model's training files (train.en, train.de). A request names its languages, and the model is chosen by
+them. Fields come as JSON or as a form; the key is the field `api_key`, as its clients send it.
+
+`/detect` tells the languages of this server apart (`regard.serve.detect`), and no others.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Request
+
+from regard.serve.detect import detect
+from regard.serve.errors import ApiError
+from regard.serve.guard import Guard
+from regard.serve.models import Served
+from regard.serve.service import Service
+
+MOST = 128  # texts in a request
+NAMES = {
+    "ar": "Arabic", "cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian",
+    "ja": "Japanese", "ko": "Korean", "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ru": "Russian",
+    "tr": "Turkish", "vi": "Vietnamese", "zh": "Chinese",
+}  # fmt: skip
+FIELDS = {"q": "text, or a list of texts", "source": "language, or auto", "target": "language", "api_key": "key"}
+
+
+def openapi(*names: str) -> dict[str, Any]:
+    """The body of a route, which is read by hand because it may be JSON or a form."""
+    properties = {name: {"type": "string", "description": FIELDS[name]} for name in names}
+    if "q" in properties:
+        properties["q"] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}  # type: ignore[dict-item]
+    schema = {"schema": {"type": "object", "properties": properties, "required": [n for n in names if n != "api_key"]}}
+    kinds = ("application/json", "application/x-www-form-urlencoded")
+    return {"requestBody": {"required": True, "content": dict.fromkeys(kinds, schema)}}
+
+
+async def read_fields(request: Request) -> dict[str, Any]:
+    """The fields of a JSON body or of a form."""
+    raw = await request.body()
+    try:
+        if request.headers.get("content-type", "").split(";")[0].strip().lower() == "application/x-www-form-urlencoded":
+            return {name: values[0] for name, values in parse_qs(raw.decode(), keep_blank_values=True).items()}
+        fields = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ApiError(400, "the body is neither JSON nor a form") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    return fields
+
+
+def router(service: Service, guard: Guard) -> APIRouter:
+    api = APIRouter(tags=["LibreTranslate"])
+
+    def translators() -> list[Served]:
+        return [served for served in service.models.ready.values() if served.kind == "translate" and served.languages]
+
+    def detected(text: str) -> dict[str, Any]:
+        candidates = {code for served in translators() for code in served.languages or ()}
+        if not candidates:
+            service.model(None, "translate")  # 503 while models are loading
+            raise ApiError(400, "no model here has languages: name them with  regard serve NAME:en-de=RUN")
+        language, confidence = detect(text, candidates)[0]
+        return {"confidence": round(confidence, 1), "language": language}
+
+    @api.get("/languages")
+    def languages() -> list[dict[str, Any]]:
+        """The languages that can be translated, and into which."""
+        targets: dict[str, set[str]] = {}
+        for served in translators():
+            source, target = served.languages or ("", "")
+            targets.setdefault(source, set()).add(target)
+        return [
+            {"code": code, "name": NAMES.get(code, code), "targets": sorted(found)} for code, found in targets.items()
+        ]
+
+    @api.post("/detect", openapi_extra=openapi("q", "api_key"))
+    async def detect_language(request: Request) -> list[dict[str, Any]]:
+        """The language of a text, among those of this server."""
+        fields = await read_fields(request)
+        guard.check_field(request.scope, fields.get("api_key"))
+        texts = read_texts(fields)
+        return [detected(text) for text in texts]
+
+    @api.post("/translate", openapi_extra=openapi("q", "source", "target", "api_key"))
+    async def translate(request: Request) -> dict[str, Any]:
+        """Translate a text, or a list of texts."""
+        fields = await read_fields(request)
+        guard.check_field(request.scope, fields.get("api_key"))
+        texts = read_texts(fields)
+        source, target = fields.get("source"), fields.get("target")
+        if not isinstance(source, str) or not isinstance(target, str):
+            raise ApiError(400, "source and target: pass the codes of two languages; /languages lists them")
+        found = None
+        if source == "auto":
+            found = detected(" ".join(texts))
+            source = found["language"]
+        pairs = {served.languages: served.name for served in translators() if served.languages is not None}
+        if (source, target) not in pairs:
+            service.model(None, "translate")  # 503 while models are loading
+            known = ", ".join(f"{one} to {other}" for one, other in pairs)
+            raise ApiError(400, f"{source} to {target} is not available; there are: {known or 'none'}")
+        served = service.model(pairs[source, target], "translate")
+        count = fields.get("alternatives") or 0
+        if not isinstance(count, int) or not 0 <= count <= 10:
+            raise ApiError(400, "alternatives: must be an integer from 0 to 10")
+        options: dict[str, Any] = {"beam": max(5, count + 1), "n_best": count + 1} if count else {}
+        outputs = await service.predict(request, served, texts, **options)
+        single = isinstance(fields["q"], str)
+
+        def as_asked(values: list[Any]) -> Any:
+            return values[0] if single else values
+
+        response: dict[str, Any] = {"translatedText": as_asked([one.text for one in outputs])}
+        if count:
+            response["alternatives"] = as_asked([[other.text for other in one.n_best[1:]] for one in outputs])
+        if found is not None:
+            response["detectedLanguage"] = as_asked([found] * len(texts))
+        return response
+
+    return api
+
+
+def read_texts(fields: dict[str, Any]) -> list[str]:
+    texts = fields.get("q")
+    texts = [texts] if isinstance(texts, str) else texts
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise ApiError(400, "q: pass a text, or in JSON a list of texts")
+    if len(texts) > MOST:
+        raise ApiError(400, f"q: {len(texts)} texts; pass at most {MOST}")
+    return texts

@@ -1,0 +1,161 @@
+"""The models of a server, each under its name.
+
+A model is loaded in the background and becomes ready after a first prediction, which loads libraries and allocates
+memory; until then requests for it get 503. `reload` loads the folder again beside the model that is running, and
+swaps the two when the new one is ready: no request is lost, and those in progress finish with the old one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.errors import UserError, suggest
+from regard.predict.bundle import Bundle, Predictor
+from regard.predict.continuous import ContinuousBatch
+from regard.predict.embedder import Embedder
+from regard.predict.generator import Generator
+from regard.serve.work import Batcher, Generations, Observe, Worker
+from regard.tasks.registry import load
+
+
+class NotReady(Exception):
+    """The model is being loaded, or could not be loaded."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one batch may hold: `tokens`, padding included, and `rows`."""
+
+    tokens: int = 4096
+    rows: int = 64
+
+
+class Served:
+    """A loaded model: its predictor, and the worker that computes in a thread of its own."""
+
+    def __init__(
+        self, bundle: Bundle, name: str, limits: Limits, observe: Observe, languages: tuple[str, str] | None = None
+    ) -> None:
+        self.bundle, self.name, self.created = bundle, name, int(time.time())
+        self.languages = languages or languages_of(bundle)
+        config = bundle.config
+        self.embedder = (
+            Embedder(bundle) if (config.architecture, config.input) == ("encoder", "tokens") else None
+        )  # beside whatever else the encoder does
+        self.predictor: Predictor[Any, Any] | None = None if bundle.predictor_class is None else bundle.predictor
+        if self.predictor is None and self.embedder is None:
+            raise UserError(f"{bundle.name}: there is no predictor for this kind of model")
+        self.kind = self.predictor.COMMAND if self.predictor is not None else "embed"
+        self.worker: Worker
+        if isinstance(self.predictor, Generator):
+            self.worker = Generations(name, ContinuousBatch(self.predictor), most=limits.rows, observe=observe)
+        else:
+            self.worker = Batcher(name, self._predict, tokens=limits.tokens, most=limits.rows, observe=observe)
+
+    def _predict(self, items: Sequence[Any], embed: bool = False, **options: Any) -> Sequence[Any]:
+        predictor = self.embedder if embed else self.predictor
+        assert predictor is not None
+        return predictor.predict(items, **options)
+
+    @property
+    def generator(self) -> Generator:
+        assert isinstance(self.predictor, Generator)
+        return self.predictor
+
+    def count_tokens(self, item: Any) -> int:
+        """What an input costs: its tokens with </s>, the patches of an image, the steps of a series."""
+        if isinstance(item, str):
+            return len(self.bundle.source.encode(item)) + 1
+        if isinstance(item, bytes):
+            config = self.bundle.config
+            return (config.image_size // config.patch_size) ** 2
+        return len(item)
+
+    def warm_up(self) -> None:
+        """A first prediction, of a text if the model reads text."""
+        if isinstance(self.predictor, Generator):
+            next(iter(self.predictor.stream(["a"], max_length=1, begin=False)), None)
+        elif self.bundle.config.input == "tokens" and self.bundle.tokenizers:
+            self._predict(["a" if self.kind != "fill" else "<mask>"], embed=self.predictor is None)
+
+
+def languages_of(bundle: Bundle) -> tuple[str, str] | None:
+    """The languages of a translation model, from the columns or file names of its training data: train.en, train.de."""
+    data = bundle.tables["data"]
+    files = data.get("train") or []
+    endings = [Path(str(file).removesuffix(".gz")).suffix[1:] for file in files if isinstance(file, str)]
+    for pair in (endings, [str(data.get("source")), str(data.get("target"))]):
+        if len(pair) == 2 and all(len(code) == 2 and code.isalpha() for code in pair) and pair[0] != pair[1]:
+            return pair[0], pair[1]
+    return None
+
+
+class Models:
+    """Served models by name; the first is the default."""
+
+    def __init__(
+        self,
+        folders: Mapping[str, Path],
+        languages: Mapping[str, tuple[str, str]],
+        device: torch.device,
+        limits: Limits = Limits(),  # noqa: B008 - immutable
+        observe: Callable[[str], Observe] = lambda name: lambda metric, value: None,
+    ) -> None:
+        self.folders, self.languages = dict(folders), dict(languages)
+        self.device, self.limits, self.observe = device, limits, observe
+        self.ready: dict[str, Served] = {}
+        self.failed: dict[str, str] = {}
+        self._loading = threading.Lock()  # one at a time: loading is limited by the disk
+
+    def load_all(self) -> None:
+        """Load every model, one after the other; an error concerns its model only."""
+        for name in self.folders:
+            try:
+                self.reload(name)
+            except Exception as error:
+                self.failed[name] = str(error) or type(error).__name__
+
+    def reload(self, name: str) -> None:
+        """Load a model, again if it is already there: the old one is replaced when the new one is ready."""
+        with self._loading:
+            bundle = load(self.folders[name], self.device)
+            served = Served(bundle, name, self.limits, self.observe(name), self.languages.get(name))
+            served.warm_up()
+            old = self.ready.get(name)
+            self.ready[name] = served
+            self.failed.pop(name, None)
+        if old is not None:
+            old.worker.close()
+
+    def get(self, name: str | None, kinds: Sequence[str]) -> Served:
+        """The model with this name, or without one the first that does one of `kinds`."""
+        if name is not None and name not in self.folders:
+            raise LookupError(f"there is no model {name!r}; {suggest(name, list(self.folders))}")
+        names = list(self.folders) if name is None else [name]
+        for candidate in names:
+            served = self.ready.get(candidate)
+            if served is None:
+                if candidate in self.failed:
+                    raise NotReady(f"the model {candidate!r} could not be loaded: {self.failed[candidate]}")
+                raise NotReady(f"the model {candidate!r} is being loaded")
+            if served.kind in kinds or ("embed" in kinds and served.embedder is not None):
+                return served
+        raise LookupError(
+            f"the model {name!r} cannot do this: it can {self.ready[names[0]].kind}"
+            if name is not None
+            else f"no model here can {' or '.join(kinds)}"
+        )
+
+    def close(self) -> None:
+        """Finish what is in progress and end all threads."""
+        for served in self.ready.values():
+            served.worker.close()
+        for served in self.ready.values():
+            served.worker.thread.join()

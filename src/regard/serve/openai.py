@@ -1,0 +1,221 @@
+"""The OpenAI-compatible routes: /v1/models, /v1/completions, /v1/embeddings.
+
+A client of that API works unchanged with `base_url="http://HOST:PORT/v1"`. Completions are those of `regard generate`:
+`temperature = 0` is greedy, otherwise tokens are sampled, and the same `seed` gives the same text. There is no chat: a
+model of this size is not trained for it, so /v1/chat/completions responds with 404 in the same format.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from regard.errors import UserError
+from regard.predict.config import SearchConfig
+from regard.predict.generator import Sample, Token
+from regard.serve.errors import ApiError, error_body
+from regard.serve.models import Served
+from regard.serve.service import Service
+
+REASONS = {"end": "stop", "stop": "stop", "limit": "length", "context": "length"}
+MOST = 128  # prompts or inputs in a request
+Strings = Annotated[list[str], Field(max_length=2048)]
+Ids = Annotated[list[int], Field(max_length=100_000)]
+
+
+class CompletionRequest(BaseModel):
+    """A prompt, or several, as text or as token ids."""
+
+    model_config = ConfigDict(extra="ignore")  # clients send fields that have no meaning here, such as `user`
+
+    model: str
+    prompt: str | Ids | Strings | Annotated[list[Ids], Field(max_length=2048)]
+    max_tokens: Annotated[int, Field(ge=1, le=100_000)] | None = 16
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = 1.0
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = 1.0
+    top_k: Annotated[int, Field(ge=0)] | None = 0
+    n: Annotated[int, Field(ge=1, le=MOST)] | None = 1
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    seed: int | None = None
+    echo: bool | None = False
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+
+
+class EmbeddingRequest(BaseModel):
+    """A text, or several, as text or as token ids."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str
+    input: str | Strings
+    encoding_format: Literal["float", "base64"] | None = "float"
+
+
+def router(service: Service) -> APIRouter:
+    api = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+    @api.get("/models")
+    def models() -> dict[str, Any]:
+        """The models of this server."""
+        return {"object": "list", "data": [describe(service, name) for name in service.models.folders]}
+
+    @api.get("/models/{name}")
+    def model(name: str) -> dict[str, Any]:
+        if name not in service.models.folders:
+            raise ApiError(404, f"there is no model {name!r}", param="model", code="model_not_found")
+        return describe(service, name)
+
+    @api.post("/completions", response_model=None)
+    async def completions(request: Request, body: CompletionRequest) -> Response | dict[str, Any]:
+        """Continue a prompt."""
+        served = service.model(body.model, "generate")
+        prompts, config, stops = read_completion(served, body)
+        completion = Completion(served, body, prompts)
+        tokens = service.stream(request, served, prompts, config, stops)
+        if not body.stream:
+            async for number, token in tokens:
+                completion.take(number, token)
+            return completion.whole()
+        first = await anext(tokens)  # an error before the first token is an ordinary response
+        return StreamingResponse(completion.events(first, tokens), media_type="text/event-stream")
+
+    @api.post("/embeddings")
+    async def embeddings(request: Request, body: EmbeddingRequest) -> dict[str, Any]:
+        """A unit vector for each text: the mean of the encoder's states."""
+        served = service.model(body.model, "embed")
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        if not texts:
+            raise ApiError(400, "input: is empty; pass a text or a list of texts", param="input")
+        outputs = await service.predict(request, served, texts, embed=True)
+        total = sum(one.tokens for one in outputs)
+
+        def write(values: list[float]) -> Any:
+            if body.encoding_format == "base64":
+                return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+            return values
+
+        data = [{"object": "embedding", "index": at, "embedding": write(one.values)} for at, one in enumerate(outputs)]
+        usage = {"prompt_tokens": total, "total_tokens": total}
+        return {"object": "list", "data": data, "model": served.name, "usage": usage}
+
+    return api
+
+
+def describe(service: Service, name: str) -> dict[str, Any]:
+    served = service.models.ready.get(name)
+    state = "ready" if served is not None else "failed" if name in service.models.failed else "loading"
+    about = {} if served is None else {"kind": served.kind}
+    created = 0 if served is None else served.created
+    return {"id": name, "object": "model", "created": created, "owned_by": "regard", "status": state, **about}
+
+
+def read_completion(served: Served, body: CompletionRequest) -> tuple[list[list[int]], SearchConfig, list[str]]:
+    """The ids of the prompts, how to sample, and the stop strings."""
+    generator = served.generator
+    prompts: Sequence[Any] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if prompts and isinstance(prompts[0], int):
+        prompts = [prompts]
+    if not 1 <= len(prompts) * (body.n or 1) <= MOST:
+        raise ApiError(400, f"prompt: {len(prompts)} prompts; pass 1 to {MOST // (body.n or 1)}", param="prompt")
+    try:
+        ids = [
+            generator.read(prompt, "stop", False, generator.context)
+            if isinstance(prompt, str)
+            else check_ids(served, prompt)
+            for prompt in prompts
+        ]
+        greedy = body.temperature == 0 or body.top_p == 0
+        config = SearchConfig(
+            sample=True,
+            n_best=body.n or 1,
+            max_length=body.max_tokens or 16,
+            temperature=1.0 if greedy or body.temperature is None else body.temperature,
+            top_k=1 if greedy else body.top_k or 0,
+            top_p=1.0 if greedy or body.top_p is None else body.top_p,
+            seed=uuid.uuid4().int % 2**32 if body.seed is None else body.seed % 2**32,
+        )
+    except UserError as error:
+        raise ApiError(400, str(error), param="prompt", code="invalid_input") from None
+    return ids, config, [body.stop] if isinstance(body.stop, str) else body.stop or []
+
+
+def check_ids(served: Served, ids: Sequence[int]) -> list[int]:
+    context = served.generator.context
+    if not 1 <= len(ids) <= context:
+        raise UserError(f"the prompt has {len(ids):,} tokens; pass 1 to {context:,}")
+    served.generator.tokenizer.decode(ids)  # refuses ids beyond the vocabulary
+    return list(ids)
+
+
+class Completion:
+    """The choices of a response, from the tokens of each prompt."""
+
+    def __init__(self, served: Served, body: CompletionRequest, prompts: list[list[int]]) -> None:
+        self.body, self.prompts, self.tokenizer = body, prompts, served.generator.tokenizer
+        self.head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
+        self.head["model"] = served.name
+        count = body.n or 1
+        self.samples = [Sample(self.echo(number)) for number in range(len(prompts)) for _ in range(count)]
+
+    def echo(self, prompt: int) -> str:
+        return self.tokenizer.decode(self.prompts[prompt]) if self.body.echo else ""
+
+    def take(self, prompt: int, token: Token) -> int:
+        """Add a token; the index of its choice."""
+        index = prompt * (self.body.n or 1) + token.sample
+        self.samples[index].take(token)
+        return index
+
+    def choice(self, index: int, text: str, ids: list[int], known: list[float], ended: str | None) -> dict[str, Any]:
+        tokens = [self.tokenizer.token(id) for id in ids]
+        logprobs = None
+        if self.body.logprobs is not None:
+            tops = [{token: value} for token, value in zip(tokens, known, strict=True)]
+            logprobs = {"tokens": tokens, "token_logprobs": known, "top_logprobs": tops, "text_offset": []}
+        reason = None if ended is None else REASONS[ended]
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def usage(self) -> dict[str, int]:
+        read, written = sum(map(len, self.prompts)), sum(len(sample.ids) for sample in self.samples)
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            self.choice(index, one.text, one.ids, one.log_probabilities, one.ended)
+            for index, one in enumerate(self.samples)
+        ]
+        return {**self.head, "choices": choices, "usage": self.usage()}
+
+    async def events(self, first: tuple[int, Token], tokens: AsyncIterator[tuple[int, Token]]) -> AsyncIterator[str]:
+        """Server-sent events: a chunk for each token, the usage if it was asked for, [DONE]."""
+        try:
+            begun = set[int]()
+            item: tuple[int, Token] | None = first
+            while item is not None:
+                number, token = item
+                index = self.take(number, token)
+                text = token.text if index in begun else self.echo(number) + token.text
+                begun.add(index)
+                choice = self.choice(index, text, [token.id], [token.log_probability], token.ended)
+                yield event({**self.head, "choices": [choice]})
+                item = await anext(tokens, None)
+            if (self.body.stream_options or {}).get("include_usage"):
+                yield event({**self.head, "choices": [], "usage": self.usage()})
+            yield "data: [DONE]\n\n"
+        except ApiError as error:
+            yield event(error_body(error))
+
+
+def event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"

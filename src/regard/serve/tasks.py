@@ -1,0 +1,141 @@
+"""One route for each task: /v1/translate, /v1/classify, /v1/fill, /v1/caption, /v1/forecast.
+
+The outputs are those of the commands with `--json`. Texts, images and series come as one input or as a list; an image
+is base64, alone or as a data URL (`data:image/png;base64,…`). A path is never read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from regard.serve.errors import ApiError
+from regard.serve.models import Served
+from regard.serve.service import Service
+
+MOST = 256  # inputs in a request
+Text = Annotated[str, Field(max_length=100_000)]
+Inputs = Text | Annotated[list[Text], Field(min_length=1, max_length=MOST)]
+Image = Annotated[str, Field(max_length=20_000_000)]
+Images = Image | Annotated[list[Image], Field(min_length=1, max_length=MOST)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Numbers = Annotated[list[Number | list[Number]], Field(min_length=1, max_length=100_000)]
+
+
+class TaskRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None  # by default the first that can do it
+
+
+class Search(TaskRequest):
+    """How an output is found; what is left out is as in the model's recipe."""
+
+    beam: Annotated[int, Field(ge=1, le=64)] | None = None
+    n_best: Annotated[int, Field(ge=1, le=64)] | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    max_length: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    sample: bool | None = None
+    temperature: Annotated[float, Field(gt=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+
+    def options(self) -> dict[str, Any]:
+        names = Search.model_fields.keys() - {"model"}
+        return {name: value for name in sorted(names) if (value := getattr(self, name)) is not None}
+
+
+class TranslateRequest(Search):
+    input: Inputs
+
+
+class ClassifyRequest(TaskRequest):
+    """Texts, or images as base64, whichever the model reads."""
+
+    input: Images
+
+
+class FillRequest(TaskRequest):
+    input: Inputs
+    top: Annotated[int, Field(ge=1, le=100)] = 5
+
+
+class CaptionRequest(Search):
+    input: Images
+
+
+class ForecastRequest(TaskRequest):
+    """A sequence of numbers, or the steps of a series with a list of channels each."""
+
+    input: Numbers
+    steps: Annotated[int, Field(ge=1, le=10_000)] | None = None
+
+
+def router(service: Service) -> APIRouter:
+    api = APIRouter(prefix="/v1", tags=["tasks"])
+
+    def response(served: Served, outputs: Sequence[Any]) -> dict[str, Any]:
+        return {"model": served.name, "outputs": [one.to_dict() for one in outputs]}
+
+    @api.post("/translate")
+    async def translate(request: Request, body: TranslateRequest) -> dict[str, Any]:
+        """Translate texts: for each the n best outputs with score and log-probability."""
+        served, options = service.model(body.model, "translate"), body.options()
+        # samples depend on the index of a line, so that a sampled text is computed alone
+        outputs = await service.predict(request, served, listed(body.input), alone=bool(body.sample), **options)
+        return response(served, outputs)
+
+    @api.post("/classify")
+    async def classify(request: Request, body: ClassifyRequest) -> dict[str, Any]:
+        """Classify texts or images: for each the label and the probability of every class."""
+        served = service.model(body.model, "classify")
+        return response(served, await service.predict(request, served, readable(served, listed(body.input))))
+
+    @api.post("/fill")
+    async def fill(request: Request, body: FillRequest) -> dict[str, Any]:
+        """Predict masked tokens: for each <mask> of each text the most probable tokens."""
+        served = service.model(body.model, "fill")
+        return response(served, await service.predict(request, served, listed(body.input), top=body.top))
+
+    @api.post("/caption")
+    async def caption(request: Request, body: CaptionRequest) -> dict[str, Any]:
+        """Describe images: for each the n best captions."""
+        served, options = service.model(body.model, "caption"), body.options()
+        items = readable(served, listed(body.input))
+        return response(served, await service.predict(request, served, items, alone=bool(body.sample), **options))
+
+    @api.post("/forecast")
+    async def forecast(request: Request, body: ForecastRequest) -> dict[str, Any]:
+        """Predict the numbers that follow a sequence."""
+        served = service.model(body.model, "predict")
+        options: dict[str, Any] = {} if body.steps is None else {"steps": body.steps}
+        return response(served, await service.predict(request, served, [body.input], **options))
+
+    return api
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def readable(served: Served, items: Sequence[str]) -> list[Any]:
+    """The inputs as the model reads them: texts, or the bytes of images."""
+    kind = served.bundle.config.input
+    if kind == "tokens":
+        return list(items)
+    if kind != "patches":
+        raise ApiError(400, f"the model {served.name!r} reads features of another model, which cannot be sent here")
+    images = []
+    for number, item in enumerate(items):
+        text = item.partition(",")[2] if item.startswith("data:") else item
+        try:
+            images.append(base64.b64decode(text, validate=True))
+        except (binascii.Error, ValueError):
+            raise ApiError(400, f"input.{number}: is not base64", param=f"input.{number}") from None
+    return images

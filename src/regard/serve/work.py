@@ -1,0 +1,233 @@
+"""The work of a server: a queue that is bounded in tokens, and a thread per model that empties it.
+
+    Admission     tokens that wait or are being computed, over all models; a request beyond the limit is refused at once
+    Batcher       inputs whose outputs come as a whole: all that waits when the thread becomes free is one batch, as far
+                  as it has the same options and fits into a budget of tokens, padding included
+    Generations   prompts of a language model: a continuous batch, which they join and leave between two steps
+
+A bounded queue is what keeps latency bounded: with a limit of L tokens and a model that computes r tokens/s, an
+accepted request waits at most L / r seconds, however many are sent.
+
+No input fails its neighbours: if a batch raises an error, its inputs are computed one by one, and only those that fail
+alone report it. An input that was cancelled is dropped before it is computed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from regard.predict.config import SearchConfig
+from regard.predict.continuous import ContinuousBatch
+from regard.predict.generator import Token
+
+Options = tuple[tuple[str, Any], ...]  # keyword arguments of a prediction, hashable
+Observe = Callable[[str, float], None]  # the name of a metric and its value
+
+
+class Overloaded(Exception):
+    """The queue is full; `retry_after` seconds are an estimate of when it will have room."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"the server is overloaded; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class Admission:
+    """How many tokens are in the server, and how many may be."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.tokens = limit, 0
+        self._lock = threading.Lock()
+        self._rate, self._left, self._since = 0.0, 0, time.monotonic()
+
+    def enter(self, tokens: int) -> None:
+        """Count the tokens of a request, or raise `Overloaded`. An empty server admits a request of any size."""
+        with self._lock:
+            if self.tokens and self.tokens + tokens > self.limit:
+                seconds = (self.tokens + tokens - self.limit) / self._rate if self._rate else 1
+                raise Overloaded(max(1, min(60, round(seconds))))
+            if not self.tokens:
+                self._left, self._since = 0, time.monotonic()
+            self.tokens += tokens
+
+    def leave(self, tokens: int) -> None:
+        with self._lock:
+            self.tokens -= tokens
+            self._left += tokens
+            if (seconds := time.monotonic() - self._since) >= 1:  # tokens/s of the last second
+                self._rate, self._left, self._since = self._left / seconds, 0, time.monotonic()
+
+
+@dataclass(eq=False)
+class Job:
+    """One input; `future` gets its output. `alone`: not in a batch with others."""
+
+    item: Any
+    options: Options
+    tokens: int
+    alone: bool = False
+    future: Future[Any] = field(default_factory=Future)
+
+
+class Worker:
+    """A thread with a queue; subclasses say what is done with it."""
+
+    def __init__(self, name: str, observe: Observe = lambda name, value: None) -> None:
+        self.observe, self.waiting, self.changed = observe, deque[Any](), threading.Condition()
+        self.closing = False
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def submit(self, jobs: Iterable[Any]) -> None:
+        with self.changed:
+            self.waiting.extend(jobs)
+            self.changed.notify()
+
+    def close(self) -> None:
+        """Finish what is waiting, then end the thread."""
+        with self.changed:
+            self.closing = True
+            self.changed.notify()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Batcher(Worker):
+    """Dynamic batches: `predict(items, **options)` gives one output for each item."""
+
+    def __init__(
+        self, name: str, predict: Callable[..., Sequence[Any]], *, tokens: int = 4096, most: int = 64, **options: Any
+    ) -> None:
+        self.predict, self.tokens, self.most = predict, tokens, most
+        super().__init__(name, **options)
+
+    def _run(self) -> None:
+        while batch := self._take():
+            began = time.perf_counter()
+            self._compute(batch)
+            self.observe("batch_size", len(batch))
+            self.observe("batch_seconds", time.perf_counter() - began)
+
+    def _take(self) -> list[Job]:
+        """The oldest job, and those after it that can be computed with it; none if the worker is closed."""
+        with self.changed:
+            while True:
+                self.changed.wait_for(lambda: self.waiting or self.closing)
+                batch, rest, longest = list[Job](), deque[Job](), 0
+                while self.waiting:
+                    job = self.waiting.popleft()
+                    widest = max(longest, job.tokens)
+                    fits = (len(batch) + 1) * widest <= self.tokens and len(batch) < self.most
+                    if batch and not (fits and job.options == batch[0].options and not (job.alone or batch[0].alone)):
+                        rest.append(job)
+                    elif job.future.set_running_or_notify_cancel():
+                        batch.append(job)
+                        longest = widest
+                self.waiting = rest
+                if batch or self.closing:
+                    return batch
+
+    def _compute(self, batch: Sequence[Job]) -> None:
+        try:
+            outputs = self.predict([job.item for job in batch], **dict(batch[0].options))
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0].future.set_exception(error)
+                return
+            for job in batch:
+                self._compute([job])
+            return
+        for job, output in zip(batch, outputs, strict=True):
+            job.future.set_result(output)
+
+
+@dataclass(eq=False)
+class Prompt:
+    """A prompt to continue. `emit` is called in the model's thread, with a `Token`, or with an error, the last event.
+
+    After `cancelled` is set, nothing more is computed and `emit` is not called again.
+    """
+
+    ids: Sequence[int]
+    config: SearchConfig
+    stops: tuple[str, ...]
+    emit: Callable[[Token | Exception], None]
+    done: Callable[[], None] = lambda: None  # called once, when nothing more is computed
+    cancelled: bool = False
+    created: float = field(default_factory=time.perf_counter)
+    live: int = 0  # samples that have not ended
+
+
+class Generations(Worker):
+    """Continuous batching: at every step, prompts join as long as there are at most `most` rows."""
+
+    def __init__(self, name: str, batch: ContinuousBatch, *, most: int = 64, **options: Any) -> None:
+        self.batch, self.most = batch, most
+        super().__init__(name, **options)
+
+    def _run(self) -> None:
+        running: set[Prompt] = set()
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.waiting or self.closing or running)
+                if self.closing and not (self.waiting or running):
+                    return
+                joining = list[Prompt]()
+                room = self.most - len(self.batch.rows)
+                while self.waiting and (room >= self.waiting[0].config.n_best or not (running or joining)):
+                    joining.append(self.waiting.popleft())
+                    room -= joining[-1].config.n_best
+            for prompt in [prompt for prompt in running if prompt.cancelled]:
+                self.batch.leave(prompt)
+                self._end(prompt, running)
+            if self.batch.rows:
+                self._step(running, self.batch.step)
+                self.observe("batch_size", len(self.batch.rows))
+            for prompt in joining:
+                prompt.live = prompt.config.n_best
+                running.add(prompt)
+                if prompt.cancelled:
+                    self._end(prompt, running)
+                else:
+                    self._join(prompt, running)
+
+    def _join(self, prompt: Prompt, running: set[Prompt]) -> None:
+        try:
+            tokens = self.batch.join(prompt, prompt.ids, prompt.config, prompt.stops)
+        except Exception as error:  # this prompt's alone
+            prompt.emit(error)
+            self._end(prompt, running)
+            return
+        self.observe("first_token_seconds", time.perf_counter() - prompt.created)
+        self._give(tokens, running)
+
+    def _step(self, running: set[Prompt], step: Callable[[], list[tuple[Prompt, Token]]]) -> None:
+        try:
+            tokens = step()
+        except Exception as error:  # of the model itself: no row can be continued
+            for prompt in list(running):
+                self.batch.leave(prompt)
+                prompt.emit(error)
+                self._end(prompt, running)
+            return
+        self._give(tokens, running)
+
+    def _give(self, tokens: list[tuple[Prompt, Token]], running: set[Prompt]) -> None:
+        self.observe("tokens", len(tokens))
+        for prompt, token in tokens:
+            if not prompt.cancelled:
+                prompt.emit(token)
+            prompt.live -= token.ended is not None
+            if prompt.live == 0:
+                self._end(prompt, running)
+
+    def _end(self, prompt: Prompt, running: set[Prompt]) -> None:
+        running.discard(prompt)
+        prompt.done()

@@ -1,0 +1,360 @@
+"""`regard serve`: the outputs of the commands over HTTP, whatever else is computed; overload, keys, disconnects."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="install it with  pip install 'regard[serve]'")
+pytest.importorskip("prometheus_client", reason="install it with  pip install 'regard[serve]'")
+
+import regard
+from explorer import ENGLISH, SMALL, TEXT, grow, make_captioner, make_decoder, make_translator
+from regard.models.config import ModelConfig
+from regard.models.folder import save
+from regard.models.transformer import build
+from regard.serve.detect import detect
+from regard.serve.guard import Guard, Keys, Rates
+from regard.serve.work import Admission, Batcher, Job, Overloaded
+from regard.text.tokenizer import Tokenizer
+from serving import Server, serving
+
+KEY = "0123456789abcdef"
+
+
+def make_classifier(folder: Path) -> Path:
+    tokenizer = Tokenizer.train([ENGLISH], "word")
+    config = ModelConfig(**SMALL, architecture="encoder", vocab_size=len(tokenizer), output_head="classes", classes=3)
+    save(grow(build(config)), folder, tokenizers={"tokenizer": tokenizer}, recipe={"task": "text-classification"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    makers = {"lm": make_decoder, "mt": make_translator, "labels": make_classifier, "captions": make_captioner}
+    return {name: make(folder / name) for name, make in makers.items()}
+
+
+@pytest.fixture(scope="module")
+def server(runs: dict[str, Path]) -> Iterator[Server]:
+    with serving(runs, {"mt": ("en", "ko")}) as one:
+        yield one
+
+
+def complete(server: Server, **fields: Any) -> dict[str, Any]:
+    status, content = server.post("/v1/completions", {"model": "lm", **fields})
+    assert status == 200, content
+    return content
+
+
+def test_completions_are_those_of_generate(server: Server, runs: dict[str, Path]) -> None:
+    (expected,) = regard.load(runs["lm"]).predict([TEXT], n_best=2, max_length=12, seed=5)
+    content = complete(server, prompt=TEXT, n=2, max_tokens=12, seed=5)
+    assert [choice["text"] for choice in content["choices"]] == [one.text for one in expected.samples]
+    counts = [len(Tokenizer.load(runs["lm"] / "tokenizer.json").encode(TEXT)), 24]
+    assert content["usage"] == dict(
+        zip(("prompt_tokens", "completion_tokens", "total_tokens"), (*counts, sum(counts)), strict=True)
+    )
+    assert {choice["finish_reason"] for choice in content["choices"]} == {"length"}
+
+
+def test_a_stream_is_the_whole_in_parts(server: Server) -> None:
+    fields = {"prompt": ["the cat", "고양이가"], "n": 2, "max_tokens": 9, "seed": 3, "model": "lm", "echo": True}
+    whole = complete(server, **fields)
+    status, content = server.post(
+        "/v1/completions", {**fields, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    assert status == 200
+    *events, done, rest = content.split("\n\n")
+    assert done == "data: [DONE]" and not rest
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == whole["usage"]
+    for choice in whole["choices"]:
+        parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert [part["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["length"]
+
+
+def test_token_ids_greedy_and_stop(server: Server, runs: dict[str, Path]) -> None:
+    tokenizer = Tokenizer.load(runs["lm"] / "tokenizer.json")
+    text = complete(server, prompt=TEXT, temperature=0, max_tokens=20)["choices"][0]["text"]
+    by_ids = complete(server, prompt=tokenizer.encode(TEXT), temperature=0, max_tokens=20)["choices"][0]
+    assert by_ids["text"] == text
+    stop = text[5:8]
+    stopped = complete(server, prompt=TEXT, temperature=0, max_tokens=20, stop=stop)["choices"][0]
+    assert stopped["text"] == text[: text.index(stop)] and stopped["finish_reason"] == "stop"
+    known = complete(server, prompt=TEXT, temperature=0, max_tokens=3, logprobs=1)["choices"][0]["logprobs"]
+    assert len(known["tokens"]) == len(known["token_logprobs"]) == 3 and max(known["token_logprobs"]) <= 0
+
+
+def test_outputs_do_not_depend_on_what_else_runs(server: Server, runs: dict[str, Path]) -> None:
+    words = ENGLISH.split()
+    texts = [" ".join(words[at % 7 : at % 7 + 1 + at % 11]) for at in range(48)]
+    prompts = [f"{word} " * (1 + at % 5) for at, word in enumerate(words)]
+    translations = [one.text for one in regard.load(runs["mt"]).predict(texts, beam=3)]
+    generated = [
+        regard.load(runs["lm"]).predict([prompt], max_length=10, seed=at)[0].text for at, prompt in enumerate(prompts)
+    ]
+
+    def translate(text: str) -> str:
+        return str(server.post("/v1/translate", {"input": text, "beam": 3})[1]["outputs"][0]["n_best"][0]["text"])
+
+    def generate(pair: tuple[int, str]) -> str:
+        content = complete(server, prompt=pair[1], max_tokens=10, seed=pair[0])
+        return str(content["choices"][0]["text"])
+
+    with ThreadPoolExecutor(24) as pool:
+        ours, theirs = pool.map(translate, texts), pool.map(generate, enumerate(prompts))
+        assert list(ours) == translations and list(theirs) == generated
+
+
+def test_embeddings(server: Server) -> None:
+    floats = server.post("/v1/embeddings", {"model": "labels", "input": ["the cat", "a mat", "the cat"]})[1]["data"]
+    vectors = [one["embedding"] for one in floats]
+    assert vectors[0] == vectors[2] != vectors[1]
+    assert [sum(value * value for value in vector) for vector in vectors] == pytest.approx([1, 1, 1])
+    body = {"model": "labels", "input": "the cat", "encoding_format": "base64"}
+    packed = base64.b64decode(server.post("/v1/embeddings", body)[1]["data"][0]["embedding"])
+    assert struct.unpack(f"<{len(vectors[0])}f", packed) == pytest.approx(vectors[0], abs=1e-6)
+
+
+def test_every_task_has_a_route(server: Server, runs: dict[str, Path]) -> None:
+    labels = server.post("/v1/classify", {"model": "labels", "input": [TEXT, "mat"]})[1]["outputs"]
+    assert [one["label"] for one in labels] == [one.label for one in regard.load(runs["labels"]).predict([TEXT, "mat"])]
+    image = io.BytesIO()
+    pytest.importorskip("PIL.Image").new("RGB", (40, 30), "red").save(image, "PNG")
+    text = base64.b64encode(image.getvalue()).decode()
+    for form in (text, f"data:image/png;base64,{text}"):
+        status, content = server.post("/v1/caption", {"input": form})
+        assert status == 200 and content["outputs"][0]["n_best"][0]["text"]
+    assert server.post("/v1/caption", {"input": "/etc/passwd"})[0] == 400
+    assert server.post("/v1/caption", {"input": base64.b64encode(b"no image").decode()})[0] == 400
+
+
+def test_libretranslate(server: Server, runs: dict[str, Path]) -> None:
+    (expected,) = (one.text for one in regard.load(runs["mt"]).predict([TEXT]))
+    assert server.get("/languages") == (200, [{"code": "en", "name": "English", "targets": ["ko"]}])
+    assert server.post("/translate", {"q": TEXT, "source": "en", "target": "ko"}) == (200, {"translatedText": expected})
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    status, content = server.post("/translate", f"q={TEXT.replace(' ', '+')}&source=auto&target=ko", **form)
+    assert status == 200 and content["translatedText"] == expected
+    assert content["detectedLanguage"]["language"] == "en" and content["detectedLanguage"]["confidence"] > 90
+    listed = server.post("/translate", {"q": [TEXT, "mat"], "source": "en", "target": "ko", "alternatives": 2})[1]
+    assert listed["translatedText"][0] == listed["translatedText"][0] and len(listed["alternatives"][1]) == 2
+    assert server.post("/translate", {"q": TEXT, "source": "ko", "target": "en"})[0] == 400
+    assert server.post("/detect", {"q": "고양이가 앉아 있다"}) == (200, [{"confidence": 100.0, "language": "ko"}])
+
+
+@pytest.mark.parametrize(
+    "text, language",
+    [
+        ("The dog is in the garden.", "en"), ("Der Hund ist im Garten und spielt.", "de"), ("나는 학교에 간다", "ko"),
+        ("Le chien est dans le jardin.", "fr"), ("El perro está en la casa.", "es"), ("東京に行きます", "ja"),
+    ],
+)  # fmt: skip
+def test_languages_are_told_apart(text: str, language: str) -> None:
+    ranked = detect(text, ["de", "en", "es", "fr", "ja", "ko"])
+    assert ranked[0][0] == language and sum(confidence for _, confidence in ranked) == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    "path, body, status",
+    [
+        ("/v1/completions", {"model": "nowhere", "prompt": "a"}, 404),
+        ("/v1/completions", {"model": "mt", "prompt": "a"}, 404),
+        ("/v1/completions", {"model": "lm", "prompt": ""}, 400),
+        ("/v1/completions", {"model": "lm", "prompt": []}, 400),
+        ("/v1/completions", {"model": "lm", "prompt": [10**9]}, 400),
+        ("/v1/completions", {"model": "lm"}, 400),
+        ("/v1/completions", {"model": "lm", "prompt": "a" * 50_000}, 400),
+        ("/v1/completions", {"model": "lm", "prompt": "a", "max_tokens": 0}, 400),
+        ("/v1/completions", "{", 400),
+        ("/v1/chat/completions", {"model": "lm", "messages": []}, 404),
+        ("/v1/translate", {"input": []}, 400),
+        ("/v1/translate", {"input": TEXT, "beam": 2, "n_best": 3}, 400),
+        ("/v1/translate", {"input": TEXT, "x": 1}, 400),
+        ("/v1/embeddings", {"model": "lm", "input": "a"}, 404),
+    ],
+)
+def test_errors_have_the_format_of_openai(server: Server, path: str, body: Any, status: int) -> None:
+    received, content = server.post(path, body)
+    assert received == status and content["error"]["message"] and content["error"].keys() == {
+        "message", "type", "param", "code"
+    }  # fmt: skip
+
+
+def test_state_and_metrics(server: Server) -> None:
+    assert server.get("/health") == (200, {"status": "ok"})
+    assert server.get("/ready")[0] == 200
+    names = [one["id"] for one in server.get("/v1/models")[1]["data"]]
+    assert names == ["lm", "mt", "labels", "captions"]
+    complete(server, prompt=TEXT, max_tokens=2)
+    server.get("/a/path/that/no/route/has?secret=1")
+    text = server.get("/metrics")[1]
+    assert 'regard_requests_total{route="/v1/completions",status="200"}' in text
+    assert "regard_first_token_seconds_count" in text and "no/route" not in text and "secret" not in text
+
+
+def test_a_full_queue_refuses_at_once(runs: dict[str, Path]) -> None:
+    with serving({"lm": runs["lm"]}, queue=400) as server, ThreadPoolExecutor(8) as pool:
+        fields = {"model": "lm", "prompt": TEXT, "max_tokens": 150}
+        replies = list(pool.map(lambda at: server.request("POST", "/v1/completions", {**fields, "seed": at}), range(8)))
+        statuses = [status for status, _, _ in replies]
+        assert set(statuses) == {200, 429}
+        assert all(int(headers["Retry-After"]) >= 1 for status, _, headers in replies if status == 429)
+        deadline = time.monotonic() + 10
+        while server.service.admission.tokens and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.service.admission.tokens == 0
+        status, _ = server.post("/v1/completions", {**fields, "prompt": ["a", "b", "c"]})
+        assert status == 200, "an empty server admits a request of any size"
+
+
+def test_a_client_that_disconnects_is_not_computed_to_the_end(runs: dict[str, Path]) -> None:
+    with serving({"lm": runs["lm"]}) as server:
+        body = json.dumps({"model": "lm", "prompt": "a", "max_tokens": 5000, "stream": True}).encode()
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+            )  # fmt: skip
+            assert client.recv(100)
+            assert server.service.admission.tokens
+        deadline = time.monotonic() + 5
+        while server.service.admission.tokens and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.service.admission.tokens == 0
+        batch = server.service.models.ready["lm"].worker.batch  # type: ignore[attr-defined]
+        assert not batch.rows
+
+
+def test_loading_and_timeout(runs: dict[str, Path]) -> None:
+    with serving({"lm": runs["lm"]}, loaded=False) as server:
+        assert server.get("/ready")[0] == 503 and server.get("/health")[0] == 200
+        assert server.post("/v1/completions", {"model": "lm", "prompt": "a"})[0] == 503
+    with serving({"lm": runs["lm"]}, timeout=0.05) as server:
+        status, content = server.post("/v1/completions", {"model": "lm", "prompt": "a", "max_tokens": 3000})
+        assert status == 504 and content["error"]["code"] == "timeout"
+
+
+def test_keys(runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REGARD_API_KEYS", raising=False)
+    (tmp_path / "keys.txt").write_text(f"# of the team\n{KEY}\n")
+    guard = Guard(Keys(str(tmp_path / "keys.txt")))
+    with serving({"lm": runs["lm"], "mt": runs["mt"]}, {"mt": ("en", "ko")}, guard=guard) as server:
+        body = {"model": "lm", "prompt": "a", "max_tokens": 1}
+        assert server.post("/v1/completions", body)[0] == 401
+        assert server.post("/v1/completions", body, Authorization="Bearer wrong-key-of-16-chars")[0] == 401
+        assert server.post("/v1/completions", body, Authorization=f"Bearer {KEY}")[0] == 200
+        fields = {"q": "cat", "source": "en", "target": "ko"}
+        assert server.post("/translate", fields)[0] == 401
+        assert server.post("/translate", {**fields, "api_key": "wrong"})[0] == 401
+        assert server.post("/translate", {**fields, "api_key": KEY})[0] == 200
+        assert server.get("/health")[0] == 200 and server.get("/metrics")[0] == 401
+
+
+def test_limits_of_a_request(runs: dict[str, Path]) -> None:
+    with serving({"lm": runs["lm"]}, guard=Guard(Keys(), limit=1000, rate=60)) as server:
+        assert server.post("/v1/completions", {"model": "lm", "prompt": "a" * 2000})[0] == 413
+        statuses = [server.get("/v1/models")[0] for _ in range(20)]
+        assert statuses[:10] == [200] * 10 and 429 in statuses
+        status, _, headers = server.request("GET", "/v1/models")
+        assert status == 429 and int(headers["Retry-After"]) >= 1
+    rates = Rates(240)
+    assert [rates.take("a") for _ in range(60)] == [0] * 60 and rates.take("a") >= 1 and rates.take("b") == 0
+
+
+def test_reload_swaps_the_model(runs: dict[str, Path], tmp_path: Path) -> None:
+    folder = make_decoder(tmp_path / "lm")
+    with serving({"lm": folder}, admin_key=KEY) as server:
+        body = {"model": "lm", "prompt": TEXT, "temperature": 0, "max_tokens": 8}
+        before = server.post("/v1/completions", body)[1]["choices"]
+        make_decoder(folder)  # other random weights
+        assert server.post("/v1/completions", body)[1]["choices"] == before
+        assert server.request("POST", "/admin/reload?model=lm")[0] == 401
+        assert server.request("POST", "/admin/reload?model=lm", headers={"X-Admin-Key": KEY})[0] == 200
+        assert server.post("/v1/completions", body)[1]["choices"] != before
+        (folder / "model.safetensors").write_bytes(b"damaged")
+        after = server.post("/v1/completions", body)[1]["choices"]
+        assert server.request("POST", "/admin/reload?model=lm", headers={"X-Admin-Key": KEY})[0] == 409
+        assert server.post("/v1/completions", body)[1]["choices"] == after
+
+
+def test_one_bad_input_does_not_fail_its_neighbours() -> None:
+    sizes = []
+
+    def predict(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        time.sleep(0.02)
+        if 3 in items:
+            raise ValueError("three")
+        return [item * item for item in items]
+
+    batcher = Batcher("squares", predict, tokens=100, most=8)
+    jobs = [Job(item, (), 10) for item in range(20)]
+    batcher.submit(jobs)
+    jobs[15].future.cancel()
+    outputs = [None if job.item in (3, 15) else job.future.result(timeout=5) for job in jobs]
+    assert outputs == [None if item in (3, 15) else item * item for item in range(20)]
+    with pytest.raises(ValueError, match="three"):
+        jobs[3].future.result()
+    assert max(sizes) == 8 and jobs[15].future.cancelled()
+    batcher.close()
+    batcher.thread.join(5)
+
+
+def test_admission_counts_tokens() -> None:
+    admission = Admission(100)
+    admission.enter(150)  # alone, of any size
+    with pytest.raises(Overloaded) as overloaded:
+        admission.enter(1)
+    assert overloaded.value.retry_after >= 1
+    admission.leave(150)
+    admission.enter(60)
+    admission.enter(40)
+    with pytest.raises(Overloaded):
+        admission.enter(1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_command(runs: dict[str, Path], workers: int) -> None:
+    """Ready, answers, and at SIGTERM finishes what is in progress and exits with 0."""
+    command = [sys.executable, "-m", "regard", "serve", f"lm={runs['lm']}", "--port", "0", "--workers", str(workers)]
+    environment = {**os.environ, "REGARD_API_KEYS": "", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rpartition(":")[2])
+        server = Server(None, port)  # type: ignore[arg-type]
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                if server.get("/ready")[0] == 200:
+                    break
+            except OSError:
+                pass
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        with ThreadPoolExecutor(1) as pool:
+            fields = {"model": "lm", "prompt": "a", "max_tokens": 100}
+            pending = pool.submit(server.post, "/v1/completions", fields)
+            time.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+            assert pending.result()[0] == 200
+        assert process.wait(timeout=30) == 0
