@@ -25,7 +25,7 @@ it moot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -36,7 +36,9 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.nn.trace import Traceable, trace
+from regard.predict.allocation import Automata, allocate
 from regard.predict.config import SearchConfig
+from regard.predict.constraints import Constraints, Pattern, completed, forced
 from regard.predict.engine import Engine, lean
 
 ROWS = 64  # hypotheses whose scores are ranked at a time on a CPU: they stay in its cache from softmax to rank
@@ -65,8 +67,9 @@ def beam(
     bos: int,
     eos: int,
     watch: Watch | None = None,
+    constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
-    """The `config.n_best` best hypotheses of each row of `source`, best first.
+    """The `config.n_best` best hypotheses of each row of `source`, best first; none where no output is possible.
 
     `watch` is called at every step with the best extensions: total, token and the row it extends, [n, 2 · beam] each.
     """
@@ -85,8 +88,12 @@ def beam(
             logits = engine.step(tokens, state)[:, -1]  # [rows, vocab_size]
         if live is None:
             rule = Greedy if config.beam == 1 and watch is None and cross is None else Beams
+            if constraints is not None and any(constraints.required):
+                rule = Constrained
             live = rule(config, len(limits), max(limits), eos, logits)
             live.watch = watch
+            if constraints is not None:
+                live.constrain(constraints)
             live.start(torch.tensor(limits, device=source.device))
         if traced is not None:
             live.cover(traced["weights"], is_real)
@@ -122,9 +129,10 @@ class Beams:
     """
 
     LEAVES = 1 << 30  # closed sentences leave the batch when this many times their number reaches its size
-    OF_ROWS = ("tokens", "written", "covered", "padding")  # tables with a row per hypothesis
+    OF_ROWS: ClassVar[tuple[str, ...]] = ("tokens", "written", "covered", "padding")  # tables with a row per hypothesis
     OF_SENTENCES: ClassVar[tuple[str, ...]] = (  # tables with a row per sentence
-        "limits", "closed", "totals", "found_score", "found_total", "found_length", "found_ended", "found_tokens"
+        "limits", "closed", "totals", "found_score", "found_total", "found_length", "found_ended", "found_tokens",
+        "prefixes",
     )  # fmt: skip
 
     def __init__(
@@ -149,8 +157,14 @@ class Beams:
         self.penalties = torch.tensor(penalties, dtype=torch.float64, device=device)  # by length
         self.covered: Tensor | None = None  # [rows, S]: the attention that each source token has received
         self.padding: Tensor | None = None  # [rows, S]: True where the source is padding
+        self.prefixes: Tensor | None = None  # [n, longest]: the first tokens of each sentence, -1 after them
+        self.forbidden: Sequence[Pattern] = ()
 
     watch: Watch | None
+
+    def constrain(self, constraints: Constraints) -> None:
+        """Search outputs that satisfy these constraints, one for each sentence."""
+        self.prefixes, self.forbidden = constraints.prefix_table(self.totals.device), constraints.forbidden
 
     def start(self, limits: Tensor) -> None:
         """Begin with empty hypotheses of sentences with these limits [<= n]; further rows have no sentence."""
@@ -177,7 +191,16 @@ class Beams:
         """log p of every next token, -inf where it is forbidden."""
         least = self.config.min_length
         early = self.t < least if self.recorded and least else self.steps < least
-        return next_scores(logits, early, written[:, : self.steps], self.config, self.eos)[1]
+        return next_scores(logits, early, written[:, : self.steps], self.config, self.eos, self.forbidden)[1]
+
+    def force(self, logits: Tensor, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The best extensions of each row [rows, count], replaced by the token of its prefix where there is one."""
+        if self.prefixes is None or self.steps >= self.prefixes.shape[1]:
+            return values, tokens
+        is_forced, token, log_p = forced(self.prefixes, self.steps, logits)
+        first = torch.arange(values.shape[1], device=values.device) == 0
+        alone = torch.where(first, log_p, -INFINITY)
+        return torch.where(is_forced, alone, values), torch.where(is_forced & first, token, tokens)
 
     def advance(self, logits: Tensor) -> Tensor | None:
         """One more token for every hypothesis, by the logits [rows, vocab_size].
@@ -221,6 +244,7 @@ class Beams:
             for part, before in zip(logits.split(many), written.split(many), strict=True)
         ]
         values, tokens = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+        values, tokens = self.force(logits, values, tokens)
         width = len(logits) // len(self.limits)  # 1 in the first step of an engine that reads <s> once per sentence
         (sentences, each), before = (len(self.limits), values.shape[1]), self.totals[:, :width]
         totals, index = (values + before.reshape(-1, 1)).view(sentences, -1).sort(dim=1, descending=True, stable=True)
@@ -286,12 +310,13 @@ class Greedy(Beams):
     """
 
     LEAVES = 8
-    OF_SENTENCES = ("limits", "closed", "totals", "found_length")  # found_length counts </s>, too
+    OF_SENTENCES = ("limits", "closed", "totals", "found_length", "prefixes")  # found_length counts </s>, too
 
     def advance(self, logits: Tensor) -> None:
         scores = self.scores(logits, self.written)
         one = self.recorded or len(scores) == 1
         best, tokens = scores.max(dim=1, keepdim=True) if one else largest(scores, 1)  # [n, 1]
+        best, tokens = self.force(logits, best, tokens)
         self.totals += torch.where(self.closed[:, None], 0.0, best)
         self.found_length += ~self.closed[:, None]
         self.written.index_copy_(1, self.t, tokens)
@@ -308,6 +333,58 @@ class Greedy(Beams):
             hypothesis = Hypothesis(tokens[: length - finished], total / self.config.penalty(length), total, finished)
             results.append([hypothesis] if total > -INFINITY else [])
         return results
+
+
+class Constrained(Beams):
+    """Beam search for outputs with required phrases (`regard.predict.allocation`)."""
+
+    OF_ROWS: ClassVar[tuple[str, ...]] = (*Beams.OF_ROWS, "states")
+
+    def constrain(self, constraints: Constraints) -> None:
+        super().constrain(constraints)
+        self.automata = Automata(constraints.required, self.totals.device)
+        self.states = self.automata.first  # [rows, C]: of each phrase; a row per sentence until the first step
+
+    def keep(self, sentences: Tensor) -> None:
+        super().keep(sentences)
+        self.automata.keep(sentences)
+
+    def advance(self, logits: Tensor) -> Tensor | None:
+        rows = super().advance(logits)
+        sentences = torch.arange(len(self.tokens), device=logits.device) // self.config.beam
+        self.states = self.automata.read(self.states[rows], self.tokens, sentences)
+        return rows
+
+    def _extend(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As that of `Beams`, but `beam` extensions that end here, and then `beam` that continue, each best first."""
+        size, count, length, device = self.config.beam, len(self.limits), self.t + 1, logits.device
+        width = len(logits) // count
+        sentences = torch.arange(len(logits), device=device) // width
+        scores = self.scores(logits, self.written[: len(logits)])
+        if self.prefixes is not None and self.steps < self.prefixes.shape[1]:
+            is_forced, token, log_p = forced(self.prefixes, self.steps, logits)
+            scores = torch.where(is_forced, torch.full_like(scores, -INFINITY).scatter(1, token, log_p), scores)
+        # Candidates of each row: its best tokens, and those of its phrases; a last column is for gaps in the alphabet.
+        scores = F.pad(scores, (0, 1), value=-INFINITY)
+        own = self.automata.alphabet[sentences]
+        own = torch.where(own < 0, scores.shape[1] - 1, own)  # [rows, K]
+        values, tokens = largest(scores.scatter(1, own, -INFINITY), 2 * size)
+        need = self.automata.need(self.automata.reach(self.states, sentences), sentences)  # [rows, K + 1]
+        need = torch.cat((need[:, -1:].expand_as(values), need[:, :-1]), dim=1)
+        values, tokens = torch.cat((values, scores.gather(1, own)), dim=1), torch.cat((tokens, own), dim=1)
+        possible = torch.where(tokens == self.eos, need == 0, need <= (self.limits - length)[sentences, None])
+        totals = (values + self.totals[:, :width].reshape(-1, 1)).masked_fill(~possible, -INFINITY)
+        totals, index = totals.view(count, -1).sort(dim=1, descending=True, stable=True)
+        tokens, need = (table.view(count, -1).gather(1, index) for table in (tokens, need))
+        full = (self.limits == length)[:, None]
+        chosen = allocate(need, totals != -INFINITY, tokens == self.eos, full, size, self.automata.banks)
+        is_none, chosen = chosen == totals.shape[1], chosen.clamp_max(totals.shape[1] - 1)
+        totals = totals.gather(1, chosen).masked_fill(is_none, -INFINITY)
+        tokens = tokens.gather(1, chosen).masked_fill(is_none, self.eos)
+        rows = index.gather(1, chosen) // values.shape[1] + torch.arange(count, device=device)[:, None] * width
+        if self.watch is not None:
+            self.watch(totals, tokens, rows)
+        return totals, tokens, rows
 
 
 def largest(scores: Tensor, count: int, recorded: bool = False) -> tuple[Tensor, Tensor]:
@@ -350,18 +427,23 @@ def largest(scores: Tensor, count: int, recorded: bool = False) -> tuple[Tensor,
 
 
 def next_scores(
-    logits: Tensor, early: bool | Tensor, written: Tensor, config: SearchConfig, eos: int | None
+    logits: Tensor,
+    early: bool | Tensor,
+    written: Tensor,
+    config: SearchConfig,
+    eos: int | None,
+    forbidden: Sequence[Pattern] = (),
 ) -> tuple[Tensor, Tensor]:
     """log p [R, vocab_size] of every next token, and the same with -inf where a token is forbidden.
 
-    Forbidden are </s> where it is `early`, and what would repeat an n-gram of `written` [R, t]. Where that would leave
-    nothing, </s> is allowed after all: an output ends rather than breaks a rule. In float32 at least: sums over many
-    tokens must keep small differences.
+    Forbidden are </s> where it is `early`, what would repeat an n-gram of `written` [R, t], and what would complete one
+    of the patterns. Where that would leave nothing, </s> is allowed after all: an output ends rather than breaks a
+    rule. In float32 at least: sums over many tokens must keep small differences.
     """
     scores = logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     length, ngram = written.shape[1], config.no_repeat_ngram
     repeats = 0 < ngram <= length
-    if eos is None or (early is False and not repeats):
+    if eos is None or (early is False and not repeats and not forbidden):
         return scores, scores
     allowed = scores.clone()
     if isinstance(early, Tensor):  # not known to the CPU while a step is recorded
@@ -373,6 +455,9 @@ def next_scores(
         tail = written[:, length - ngram + 1 :]  # [R, ngram - 1]: what a forbidden token would complete
         row, at = (grams[:, :, :-1] == tail[:, None]).all(dim=2).nonzero(as_tuple=True)
         allowed[row, grams[row, at, -1]] = -INFINITY
+    for token, completes in completed(forbidden, written):
+        allowed[:, token].masked_fill_(completes, -INFINITY)
+    if repeats or forbidden:
         stuck = (allowed == -INFINITY).all(dim=1)
         allowed[:, eos] = torch.where(stuck, scores[:, eos], allowed[:, eos])
     return scores, allowed

@@ -20,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.errors import UserError
 from regard.predict.beam import Hypothesis, check_scores, next_scores
 from regard.predict.config import SearchConfig
+from regard.predict.constraints import Constraints
 from regard.predict.engine import Engine
 
 CHUNK = 64  # random numbers of a row, made together
@@ -36,6 +38,7 @@ def sample(
     bos: int,
     eos: int,
     lines: Sequence[int] | None = None,
+    constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
     """`config.n_best` samples for each row of `source`, best score first; `lines` are the rows' indices (0, 1, …)."""
     count, device = config.n_best, source.device
@@ -48,6 +51,10 @@ def sample(
     totals = torch.zeros(len(limits), dtype=torch.float64, device=device)
     written = torch.zeros(len(limits), 0, dtype=torch.long, device=device)
     most = torch.tensor(limits, device=device)
+    constraints = constraints or Constraints([], [])
+    prefixes, forbidden = constraints.prefix_table(device), constraints.forbidden
+    if any(constraints.required):
+        raise UserError("constraints: required phrases need beam search; set sample = false")
     state = model.start(source, is_real)
     tokens, parents = torch.full((source.shape[0], 1), bos, device=device), live // count
     while len(live):
@@ -55,11 +62,14 @@ def sample(
         if written.shape[1] == 0 and count > 1:  # <s> is read once for all samples of a line
             logits = logits[parents]
             state.reorder(parents)
-        known, allowed = next_scores(logits, written.shape[1] < config.min_length, written, config, eos)
+        known, allowed = next_scores(logits, written.shape[1] < config.min_length, written, config, eos, forbidden)
         check_scores(known[:, eos].tolist())
         if (column := written.shape[1] % CHUNK) == 0:
             uniforms = uniform.following(CHUNK).to(device)  # [lines · count, CHUNK]
         token = sample_token(allowed, config, uniforms[live, column])  # [rows]
+        if prefixes is not None and written.shape[1] < prefixes.shape[1]:
+            given = prefixes[live // count, written.shape[1]]
+            token = torch.where(given >= 0, given, token)
         totals = totals + known.gather(1, token[:, None])[:, 0].double()
         written = torch.cat((written, token[:, None]), dim=1)
         ended = (token == eos) | (written.shape[1] == most[live])

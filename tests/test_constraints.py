@@ -1,0 +1,235 @@
+"""Prefixes, required and forbidden phrases: against brute force, in any batch and in every search."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from regard.errors import UserError
+from regard.predict import SearchConfig, beam, sample
+from regard.predict.allocation import Automaton, rank_within
+from regard.predict.constraints import START, Constraints, occurs, read_phrase, read_phrases, read_prefix
+from regard.predict.ensemble import Ensemble
+from regard.text.tokenizer import Tokenizer
+from test_beam import BOS, EOS, log_probability, padded, penalty, recurrent, transformer, with_end
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def satisfied(tokens: list[int], constraints: Constraints, row: int = 0) -> bool:
+    read = [START, *tokens]
+    return (
+        tokens[: len(constraints.prefixes[row])] == list(constraints.prefixes[row])
+        and all(any(occurs(pattern, read) for pattern in phrase) for phrase in constraints.required[row])
+        and not any(occurs(pattern, read) for pattern in constraints.forbidden)
+    )
+
+
+CASES = {
+    "one": Constraints([[]], [[((1,),)]]),
+    "two": Constraints([[]], [[((1,),), ((2,),)]]),
+    "phrase": Constraints([[]], [[((1, 2),)]]),
+    "overlapping": Constraints([[]], [[((0, 1),), ((1, 2),)]]),
+    "repeating": Constraints([[]], [[((0, 0, 1),)]]),
+    "start": Constraints([[]], [[((START, 2), (0, 2))]]),
+    "prefix": Constraints([[2, 1]], [[]]),
+    "prefix and phrase": Constraints([[1]], [[((0,),)]]),
+    "forbidden": Constraints([[]], [[]], [(1,), (0, 2), (START, 0)]),
+    "all": Constraints([[2]], [[((1,),)]], [(0, 0)]),
+}
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.8])
+@pytest.mark.parametrize("name", CASES)
+def test_a_wide_beam_finds_what_brute_force_finds(name: str, alpha: float) -> None:
+    vocab_size, longest, constraints = 4, 4, CASES[name]
+    model, source = transformer(vocab_size), torch.tensor([[1, 2, 0]])
+    others = [token for token in range(vocab_size) if token != EOS]
+    endings = [[*before, EOS] for size in range(longest) for before in itertools.product(others, repeat=size)]
+    endings += [list(whole) for whole in itertools.product(others, repeat=longest)]  # cut off at the limit
+    endings = [one for one in endings if satisfied([token for token in one if token != EOS], constraints)]
+    ranked = sorted(((log_probability(model, source, None, one), one) for one in endings),
+                    key=lambda pair: -pair[0] / penalty(len(pair[1]), alpha))  # fmt: skip
+    config = SearchConfig(beam=vocab_size**longest, n_best=100, max_length=longest, length_penalty=alpha)
+    found = beam(model, source, None, config, BOS, EOS, constraints=constraints)[0]
+    if name == "overlapping":  # near the limit, phrases are not expected to share tokens
+        found, ranked = found[:1], ranked[:1]
+    assert [with_end(one) for one in found] == [one for _, one in ranked][:100]
+    for one, (total, tokens) in zip(found, ranked, strict=False):
+        assert one.log_probability == pytest.approx(total, abs=1e-9)
+        assert one.score == pytest.approx(total / penalty(len(tokens), alpha), abs=1e-9)
+
+
+def random_constraints(rows: int, vocab_size: int = 20) -> Constraints:
+    generator = torch.Generator().manual_seed(rows)
+    number = lambda most: int(torch.randint(0, most + 1, (), generator=generator))  # noqa: E731
+    token = lambda: int(torch.randint(4, vocab_size, (), generator=generator))  # noqa: E731
+    phrases = [[(tuple(token() for _ in range(1 + number(2))),) for _ in range(number(3))] for _ in range(rows)]
+    return Constraints([[token() for _ in range(number(3))] for _ in range(rows)], phrases)
+
+
+@pytest.mark.parametrize("limit", [12, 30])
+@pytest.mark.parametrize("beams", [1, 2, 5, 12])
+def test_every_hypothesis_has_every_phrase(beams: int, limit: int) -> None:
+    model, (source, is_real), constraints = transformer(), padded(20), random_constraints(20)
+    config = SearchConfig(beam=beams, n_best=beams, max_length=limit, length_penalty=0.6)
+    found = beam(model, source, is_real, config, BOS, EOS, constraints=constraints)
+    for row, some in enumerate(found):
+        assert some and all(satisfied(one.tokens, constraints, row) for one in some)
+        for one in some:
+            total = log_probability(model, source[row : row + 1], is_real[row : row + 1], with_end(one))
+            assert one.log_probability == pytest.approx(total, abs=1e-9)
+        assert len({tuple(with_end(one)) for one in some}) == len(some)
+
+
+@pytest.mark.parametrize("beams", [3, 6])
+def test_the_batch_changes_nothing(beams: int) -> None:
+    model, (source, is_real), constraints = transformer(), padded(9), random_constraints(9)
+    config = SearchConfig(beam=beams, n_best=2, max_length=16)
+    whole = beam(model, source, is_real, config, BOS, EOS, constraints=constraints)
+    for row in range(9):
+        one = source[row : row + 1, is_real[row]]
+        alone = beam(model, one, None, config, BOS, EOS, constraints=constraints.of([row]))[0]
+        assert [h.tokens for h in alone] == [h.tokens for h in whole[row]]
+        assert [h.score for h in alone] == pytest.approx([h.score for h in whole[row]], abs=1e-9)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_without_effect_the_search_is_the_plain_one(beams: int) -> None:
+    model, (source, is_real) = transformer(), padded(9)
+    config = SearchConfig(beam=beams, n_best=beams, max_length=12)
+    plain = beam(model, source, is_real, config, BOS, EOS)
+    prefixes = [some[0].tokens[:3] for some in plain]  # what greedy search says anyway
+    same = beam(model, source, is_real, config, BOS, EOS, constraints=Constraints(prefixes, [[]] * 9))
+    if beams == 1:
+        assert same == plain
+    assert [some[0].tokens for some in same] == [some[0].tokens for some in plain]
+    nothing = Constraints([[]] * 9, [[]] * 9)
+    assert beam(model, source, is_real, config, BOS, EOS, constraints=nothing) == plain
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 1}, {"top_k": 5}, {"top_p": 0.5, "n_best": 3}])
+def test_samples_have_their_prefix_and_nothing_forbidden(options: dict[str, object]) -> None:
+    model, (source, is_real) = transformer(), padded(12)
+    prefixes = random_constraints(12).prefixes
+    constraints = Constraints(prefixes, [[]] * 12, [(5,), (6, 7), (START, 8)])
+    config = SearchConfig(sample=True, max_length=12, **options)  # type: ignore[arg-type]
+    prefixes[0][:] = [9, 9, 9]
+    found = sample(model, source, is_real, config, BOS, EOS, constraints=constraints)
+    for row, some in enumerate(found):
+        for one in some:
+            assert one.tokens[: len(prefixes[row])] == prefixes[row]
+            rest = [START, *one.tokens] if not prefixes[row] else one.tokens[len(prefixes[row]) :]
+            assert not any(occurs(pattern, rest) for pattern in constraints.forbidden)
+            total = log_probability(model, source[row : row + 1], is_real[row : row + 1], with_end(one))
+            assert one.log_probability == pytest.approx(total, abs=1e-9)
+    with pytest.raises(UserError, match="need beam search"):
+        sample(model, source, is_real, config, BOS, EOS, constraints=Constraints([[]] * 12, [[((5,),)]] * 12))
+
+
+def test_ensembles_and_other_rules_obey_too() -> None:
+    (source, is_real), constraints = padded(9), random_constraints(9)
+    ensemble = Ensemble([transformer(), recurrent()])
+    config = SearchConfig(beam=5, max_length=20, min_length=6, no_repeat_ngram=3)
+    for row, some in enumerate(beam(ensemble, source, is_real, config, BOS, EOS, constraints=constraints)):
+        assert satisfied(some[0].tokens, constraints, row) and len(some[0].tokens) >= 6
+    covered = SearchConfig(beam=5, max_length=20, coverage_penalty=0.2)
+    for row, some in enumerate(beam(transformer(), source, is_real, covered, BOS, EOS, constraints=constraints)):
+        assert satisfied(some[0].tokens, constraints, row)
+
+
+def test_what_is_impossible_has_no_output() -> None:
+    model, source = transformer(), torch.tensor([[5, 6], [7, 8]])
+    config = SearchConfig(beam=3, max_length=10)
+    both = Constraints([[], []], [[((5, 6),)], [((7,),)]], [(5, 6)])
+    first, second = beam(model, source, None, config, BOS, EOS, constraints=both)
+    assert first == [] and satisfied(second[0].tokens, both, 1)
+    tight = Constraints([[], []], [[(tuple(range(4, 15)),)], []])
+    assert beam(model, source, None, config, BOS, EOS, constraints=tight)[0] == []
+
+
+def test_logits_that_are_not_numbers_are_named() -> None:
+    model = transformer()
+    with torch.no_grad():
+        model.output_head.project.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="not numbers"):
+        beam(model, *padded(2), SearchConfig(beam=3), BOS, EOS, constraints=Constraints([[]] * 2, [[((5,),)]] * 2))
+
+
+def test_a_long_phrase_of_few_tokens_and_a_narrow_beam() -> None:
+    model, (source, is_real) = transformer(), padded(3)
+    constraints = Constraints([[]] * 3, [[((5, 6) * 10,), ((6, 6, 5) * 5,)]] * 3)
+    config = SearchConfig(beam=2, n_best=2, max_length=50)
+    for some in beam(model, source, is_real, config, BOS, EOS, constraints=constraints):
+        assert some and all(satisfied(one.tokens, constraints) for one in some)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_automata_read_as_a_search_in_the_text(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda count: tuple(torch.randint(0, 2, (count,), generator=generator).tolist())  # noqa: E731
+    phrase = ((START, *draw(1 + seed % 3)), draw(1 + seed % 4))
+    one = Automaton(phrase, [0, 1])
+    state, read = one.first, [START]
+    for token in torch.randint(0, 3, (12,), generator=generator).tolist():
+        shortest = one.left[state]
+        for size in range(shortest):  # nothing shorter completes it
+            for more in itertools.product((0, 1), repeat=size):
+                assert not any(occurs(pattern, [*read, *more]) for pattern in phrase)
+        state, read = one.moves[state][token], [*read, token]
+        assert (one.left[state] == 0) == any(occurs(pattern, read) for pattern in phrase)
+
+
+def test_ranks_in_banks() -> None:
+    banks = torch.randint(0, 4, (7, 30))
+    for row, ranks in zip(banks.tolist(), rank_within(banks).tolist(), strict=True):
+        assert ranks == [row[:at].count(bank) for at, bank in enumerate(row)]
+
+
+TEXT = ["the cat is here", "Das Haus ist gross, sehr gross", "학교에 갑니다", "a cat, a house", "学校へ行く"] * 20
+
+
+@pytest.mark.parametrize("kind", ["word", "char", "byte", "bpe", "unigram"])
+def test_phrases_occur_where_the_words_do(kind: str) -> None:
+    tokenizer = Tokenizer.train(TEXT, kind, {"bpe": 300, "unigram": 80}.get(kind))  # type: ignore[arg-type]
+    spaced = {
+        "cat": ["cat", "the cat", "a cat, a house"],
+        "Haus": ["Haus", "Das Haus ist"],
+        "학교": ["학교에", "a 학교"],
+    }
+    for word, texts in spaced.items() if kind != "word" else [("cat", ["cat", "a cat"])]:
+        phrase = read_phrase(tokenizer, word)
+        for text in texts:
+            tokens = [START, *tokenizer.encode(text)]
+            if kind in ("char", "byte", "word"):  # other kinds may segment a word otherwise in a text
+                assert any(occurs(pattern, tokens) for pattern in phrase), (word, text)
+        for pattern in phrase:
+            assert word in tokenizer.decode(token for token in pattern if token != START)
+    if kind in ("char", "byte"):
+        inside = [START, *tokenizer.encode("acat")]
+        assert not any(occurs(pattern, inside) for pattern in read_phrase(tokenizer, "cat"))
+        after = [START, *tokenizer.encode("a学校")]
+        assert any(occurs(pattern, after) for pattern in read_phrase(tokenizer, "学校"))
+
+
+def test_texts_that_cannot_be_constraints() -> None:
+    tokenizer = Tokenizer.train(TEXT, "word")
+    assert read_prefix(tokenizer, " ") == [] and read_phrases(tokenizer, []) == []
+    assert len(read_phrases(tokenizer, ["cat", " cat ", "house"])) == 2
+    cat = read_phrase(tokenizer, "cat")
+    for read, message in (
+        (lambda: read_prefix(tokenizer, "dog"), "prefix 'dog': contains a word or character that is not in the target"),
+        (lambda: read_phrases(tokenizer, ["dog"]), "constraint 'dog'"),
+        (lambda: read_phrases(tokenizer, ["🙂"], name="forbid"), "forbid '🙂'"),
+        (lambda: read_phrases(tokenizer, [" "]), "constraint '': is empty"),
+        (lambda: read_phrases(tokenizer, "cat"), "pass a list"),
+        (lambda: read_prefix(tokenizer, "the cat", cat), "prefix 'the cat': contains a phrase that is forbidden"),
+        (lambda: read_phrases(tokenizer, ["a cat"], cat), "constraint 'a cat': contains a phrase that is forbidden"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read()
