@@ -6,20 +6,16 @@ This module finds the command, parses its arguments and turns errors into one re
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import cast
 
 import regard
-from regard.commands import Arguments, Command
+from regard.commands import COMMANDS, Command, Parser
 from regard.errors import UserError, suggest
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsWrite
 
 # purpose: {command: one-line help}, in the order of `regard --help`; the module is regard.commands.NAME
 GROUPS = {
@@ -50,17 +46,21 @@ GROUPS = {
     },
     "data and models": {
         "data": "download public data sets, check your own",
+        "tokenizer": "train a tokenizer on text files",
         "cost": "parameters, FLOPs and memory of a model without building it",
         "import": "convert a Hugging Face model to a Regard folder",
         "export": "convert a Regard folder to a Hugging Face model",
         "serve": "serve models over HTTP",
     },
+    "shell": {
+        "completion": "print a script that completes commands, options and runs in bash, zsh or fish",
+    },
 }
-COMMANDS = {
-    name: (f"regard.commands.{name if name != 'import' else 'import_'}", summary)  # import: a keyword of Python
+COMMANDS.update(
+    (name, (f"regard.commands.{name if name != 'import' else 'import_'}", summary))  # import: a keyword of Python
     for commands in GROUPS.values()
     for name, summary in commands.items()
-}
+)
 # commands that import PyTorch before anything else
 HEAVY = {name for purpose in list(GROUPS)[:4] for name in GROUPS[purpose]} - {"runs"}
 
@@ -81,52 +81,6 @@ EXIT_CODES = """exit codes:
   141  the output pipe was closed
 
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises a `UserError` instead of exiting; `text` is a description, then examples."""
-
-    def __init__(self, prog: str, text: str, arguments: Arguments, listing: str = "") -> None:
-        description, title, examples = text.partition("examples:\n")
-        super().__init__(
-            prog=prog,
-            description=description.strip(),
-            epilog=f"{listing}{title}{examples}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,  # an abbreviation in a script breaks when an option is added
-        )
-        self.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        groups: list[tuple[Any, Arguments]] = [(self, arguments)]
-        for group, table in groups:
-            for names, value in table.items():
-                if isinstance(value, dict):
-                    groups.append((self.add_argument_group(names), value))
-                    continue
-                text, keywords = value if isinstance(value, tuple) else (value, {})
-                *options, last = names.split()
-                if last.startswith("-"):  # an option without a metavar, and if it has no keywords, without a value
-                    group.add_argument(*options, last, **keywords or {"action": "store_true"}, help=text)
-                else:
-                    group.add_argument(*options or [last.lower()], metavar=last, **keywords, help=text)
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see: {self.prog} --help)")
-
-    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        print(self.format_help(), end="", file=file)  # argparse's own hides a full disk or a closed pipe
-
-    def parse_all(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse all arguments; an unknown option is an error that suggests the most similar one."""
-        parsed, unknown = self.parse_known_args(arguments)
-        if unknown:
-            parsed, unknown = self.parse_known_intermixed_args(arguments)  # translate RUN --beam 5 TEXT
-        if unknown and unknown[0].startswith("-"):
-            name = unknown[0].partition("=")[0]
-            options = [option for action in self._actions for option in action.option_strings]
-            raise UserError(f"{self.prog} has no option {name!r}: {suggest(name, options)}")
-        if unknown:
-            self.error(f"unexpected argument {unknown[0]!r}")
-        return parsed
 
 
 def overview() -> Parser:

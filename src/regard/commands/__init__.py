@@ -27,9 +27,15 @@ import argparse
 import json
 import unicodedata
 from collections.abc import Container, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from regard.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 Arguments = dict[str, Any]
+COMMANDS: dict[str, tuple[str, str]] = {}  # name: (module, one-line help); `regard.cli` fills it
 RUN: Arguments = {"RUN": "folder of a trained model"}
 RUNS: Arguments = {"RUN": "folder of a trained model; those of others directly after it make an ensemble"}
 DEVICE: Arguments = {"--device NAME": "cpu or cuda (default: cuda if available)"}
@@ -73,3 +79,49 @@ class Command(Protocol):
     ARGUMENTS: Arguments
 
     def run(self, args: argparse.Namespace) -> int | None: ...
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises a `UserError` instead of exiting; `text` is a description, then examples."""
+
+    def __init__(self, prog: str, text: str, arguments: Arguments, listing: str = "") -> None:
+        description, title, examples = text.partition("examples:\n")
+        super().__init__(
+            prog=prog,
+            description=description.strip(),
+            epilog=f"{listing}{title}{examples}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # an abbreviation in a script breaks when an option is added
+        )
+        self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        groups: list[tuple[Any, Arguments]] = [(self, arguments)]
+        for group, table in groups:
+            for names, value in table.items():
+                if isinstance(value, dict):
+                    groups.append((self.add_argument_group(names), value))
+                    continue
+                text, keywords = value if isinstance(value, tuple) else (value, {})
+                *options, last = names.split()
+                if last.startswith("-"):  # an option without a metavar, and if it has no keywords, without a value
+                    group.add_argument(*options, last, **keywords or {"action": "store_true"}, help=text)
+                else:
+                    group.add_argument(*options or [last.lower()], metavar=last, **keywords, help=text)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see: {self.prog} --help)")
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        print(self.format_help(), end="", file=file)  # argparse's own hides a full disk or a closed pipe
+
+    def parse_all(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse all arguments; an unknown option is an error that suggests the most similar one."""
+        parsed, unknown = self.parse_known_args(arguments)
+        if unknown:
+            parsed, unknown = self.parse_known_intermixed_args(arguments)  # translate RUN --beam 5 TEXT
+        if unknown and unknown[0].startswith("-"):
+            name = unknown[0].partition("=")[0]
+            options = [option for action in self._actions for option in action.option_strings]
+            raise UserError(f"{self.prog} has no option {name!r}: {suggest(name, options)}")
+        if unknown:
+            self.error(f"unexpected argument {unknown[0]!r}")
+        return parsed

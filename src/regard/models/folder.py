@@ -25,10 +25,11 @@ from regard.files import make_folder, name_some, write_atomically
 from regard.models.recipe import RECIPE, model_config, read_recipe
 from regard.models.transformer import Model, build
 from regard.settings import read_toml, to_dict, write_toml
+from regard.text.sentencepiece import TOKENIZERS
+from regard.text.sentencepiece import load_tokenizers as load_tokenizers
 from regard.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
-TOKENIZERS = ("tokenizer", "source", "target")  # file names of tokenizers, without .json
 
 
 def save(
@@ -81,12 +82,6 @@ def find_device(name: str | None) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without that device type
         raise UserError(f"device = {name!r} is not available: {str(error).splitlines()[0]}") from None
-
-
-def load_tokenizers(folder: str | Path) -> dict[str, Tokenizer]:
-    """The tokenizers in `folder` by name: {"tokenizer": …}, or {"source": …, "target": …}, or {}."""
-    paths = {name: Path(folder) / f"{name}.json" for name in TOKENIZERS}
-    return {name: Tokenizer.load(path) for name, path in paths.items() if path.is_file()}
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

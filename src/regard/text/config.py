@@ -14,7 +14,7 @@ class TextConfig:
     kind: Literal["word", "char", "byte", "bpe", "unigram", "gpt2"] = "bpe"
     vocab_size: int | None = None  # None: 8,000 for bpe and unigram, everything in the text for word and char
     vocab_dir: str | None = None  # gpt2: the folder with its vocabulary files, relative to data.folder
-    tokenizer_file: str | tuple[str, ...] | None = None  # a SentencePiece .model or tokenizer.json; two if not joint
+    tokenizer_file: str | tuple[str, ...] | None = None  # tokenizer.json, its folder or a .model; two if not joint
     normalize: Literal["NFC", "NFKC", "none"] = "NFC"  # Unicode normalisation of all text; a tokenizer_file has its own
     joint: bool = True  # source and target use one tokenizer, so they can share embeddings
     target_kind: Literal["word", "char", "byte", "bpe", "unigram"] | None = None  # if not joint; default: kind

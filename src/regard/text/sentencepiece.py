@@ -28,6 +28,7 @@ from regard.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
+TOKENIZERS = ("tokenizer", "source", "target")  # file names of the tokenizers of a model, without .json
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of pieces in a model file
 UNIGRAM, BPE, WORD, CHAR = 1, 2, 3, 4  # types of models
 
@@ -48,8 +49,18 @@ def from_sentencepiece(path: str | os.PathLike[str], ids: Mapping[str, int] | No
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer in a file: tokenizer.json of the `tokenizers` library, or a SentencePiece model."""
+    """The tokenizer in a file: tokenizer.json of the `tokenizers` library, or a SentencePiece model.
+
+    A folder stands for its tokenizer.json.
+    """
+    path = Path(path) / "tokenizer.json" if Path(path).is_dir() else path
     return Tokenizer.load(path) if str(path).endswith(".json") else from_sentencepiece(path)
+
+
+def load_tokenizers(folder: str | os.PathLike[str]) -> dict[str, Tokenizer]:
+    """The tokenizers in the folder of a model by name: {"tokenizer": …}, or {"source": …, "target": …}, or {}."""
+    paths = {name: Path(folder) / f"{name}.json" for name in TOKENIZERS}
+    return {name: Tokenizer.load(path) for name, path in paths.items() if path.is_file()}
 
 
 def _read_model(path: str | os.PathLike[str]) -> Any:

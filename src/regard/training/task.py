@@ -72,7 +72,7 @@ class Task(ABC):
 
     data: Any
     text: TextConfig
-    tokenizers: dict[str, Tokenizer]  # by their names in `regard.models.folder.TOKENIZERS`
+    tokenizers: dict[str, Tokenizer]  # by their names in `regard.text.sentencepiece.TOKENIZERS`
     model_config: ModelConfig
 
     def __init__(self, tables: Mapping[str, Any], folder: Path, device: torch.device) -> None:
