@@ -272,7 +272,7 @@ def test_the_same_command_under_torchrun(tmp_path, monkeypatch, capsys):
     assert done.stdout.count("6 steps in") == 1 and "error" not in done.stderr
     assert {path.name for path in Path("run").iterdir()} == {
         "recipe.toml", "tokenizer.json", "data", "checkpoints", "metrics.jsonl", WEIGHTS, "scores.json", "summary.json",
-        "report.html",
+        "predictions", "report.html",
     }  # fmt: skip
     for command in (["evaluate", "run", "--device", "cpu"], ["average", "run", "--last", "2"], ["resume", "run"]):
         assert main(command) == 0

@@ -41,6 +41,12 @@ def suggest(value: str, choices: Iterable[str]) -> str:
     return f"{hint}Choose one of: {', '.join(names)}"
 
 
+def listed(names: Iterable[object], word: str = "and") -> str:
+    """A list as a person writes it: "a", "a and b", "a, b and c"."""
+    *first, last = map(str, names)
+    return f"{', '.join(first)} {word} {last}" if first else last
+
+
 def program() -> str:
     """How to call `regard` from here: by name if it is on the PATH, else by the path in this environment."""
     if shutil.which("regard"):

@@ -3,13 +3,16 @@ signature, tokenised BLEU, chrF, exact match. Language models: loss, perplexity,
 over every token of a text, with a context that slides by --stride; --json adds the loss at each position.
 Classifiers of texts or images: accuracy, macro-F1, calibration, and with --json the confusion matrix. Captions: exact
 match, BLEU, chrF. Masked language models: loss and accuracy on masked tokens. Text-to-text: the metrics of both kinds,
-set by set.
+set by set. With -o the predictions are saved: SET.jsonl with source, reference, hypothesis and sentence-level chrF, or
+label and probabilities, and SET.txt with one hypothesis per line; training saves the same in RUN/predictions.
 
 examples:
   regard evaluate runs/multi30k-en-de                            all test sets of its recipe
   regard evaluate runs/multi30k-en-de --test flickr2017          one of them
   regard evaluate runs/one runs/two runs/three                   the ensemble of three models
   regard evaluate runs/mine --files test.en test.de --json       other files
+  regard evaluate runs/mine --files test.en test.de -o out       then  sacrebleu test.de < out/files.txt
+  regard evaluate runs/t5 --files test.en test.de --task german  as data of this task of a text-to-text model
   regard evaluate runs/fashion-mnist-vit --files photos/test     one folder per class
   regard evaluate runs/shakespeare-char --files book.txt --stride 64
 """
@@ -32,6 +35,7 @@ ARGUMENTS = {
         "class, or two idx files; of captions, a .jsonl table",
         {"nargs": "+"},
     ),
+    "-o --out DIR": "save the predictions for each set in this folder",
     **DEVICE,
     "--json": "print the metrics as JSON",
     "translation": {
@@ -39,7 +43,9 @@ ARGUMENTS = {
         "--tokenize NAME": "how BLEU splits words: 13a, intl, zh, char, ja-mecab, ko-mecab, none (default: what fits "
         "the references)",
     },
+    "text-to-text": {"--task NAME": "table of [data.tasks] whose kind and prefix --files have"},
     "language models": {
+        "--column NAME": "column of tables in --files (default: the recipe's)",
         "--context N": ("tokens of context (default: as in training)", {"type": int}),
         "--stride N": ("tokens by which it slides (default: context)", {"type": int}),
     },
@@ -57,6 +63,9 @@ def run(args: argparse.Namespace) -> None:
     for name, value in options.items():
         if value is not None and name not in task.OPTIONS:
             raise UserError(f"--{name} {value}: has no effect for a model of task {task.NAME}; remove it")
+    for name in ("task", "column"):
+        if getattr(args, name) is not None and not args.files:
+            raise UserError(f"--{name} {getattr(args, name)}: is about --files, and there are none")
     if args.files and args.test is not None:
         raise UserError(f"--test {args.test}: is a set of the recipe, but --files names others; remove one of them")
     metrics = evaluate_bundle(task, bundle, options)

@@ -64,6 +64,13 @@ def score(hypotheses: Sequence[str], references: Sequence[str], splitting: Split
     }
 
 
+def sentence_chrf(hypothesis: str, reference: str) -> float:
+    """chrF of one line, which has too few words for BLEU."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    return float(CHRF().sentence_score(hypothesis, [reference]).score)
+
+
 def bleu_metric(splitting: str) -> BLEU:
     """sacrebleu's BLEU with this tokenisation; a UserError if it is unknown or needs a package that is missing."""
     from sacrebleu.metrics.bleu import BLEU

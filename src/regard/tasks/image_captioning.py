@@ -45,7 +45,7 @@ from regard.data.captions import (
 from regard.data.scenes import SceneGenerator, coverage
 from regard.errors import UserError
 from regard.files import make_folder, write_atomically
-from regard.metrics.bleu import score
+from regard.metrics.bleu import score, sentence_chrf
 from regard.models.config import ModelConfig
 from regard.models.transformer import EncoderDecoder
 from regard.predict.captioner import Captioner, as_input
@@ -95,7 +95,7 @@ class ImageCaptioning(Task):
         "inside_best": "of the best head", "inside_chance": "by chance", "lines": "images",
     }  # fmt: skip
     EXAMPLE = 'train = ["captions.jsonl"]'
-    OPTIONS = ("test", "files", "beam")
+    OPTIONS = ("test", "files", "out", "beam")
     predictor = Captioner
 
     data: CaptionData
@@ -241,6 +241,10 @@ class ImageCaptioning(Task):
             predictions = predictor.decode(*examples.sources(rows), batch=BATCH, **options)
             captions += [prediction.text for prediction in predictions]
         return score(captions, examples.captions) | noun_attention(predictor, examples), captions
+
+    def records(self, evaluation: Evaluation) -> list[dict[str, Any]]:
+        pairs = zip(evaluation.examples.captions, evaluation.predictions, strict=True)
+        return [{"reference": one, "hypothesis": text, "chrf": sentence_chrf(text, one)} for one, text in pairs]
 
     @staticmethod
     def format_metrics(metrics: Metrics) -> list[str]:

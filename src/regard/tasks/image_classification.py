@@ -148,6 +148,9 @@ class ImageClassification(ClassificationTask):
         probabilities = predictor.probabilities(lambda begin, end: examples[torch.arange(begin, end)], len(examples))
         return evaluate_classes(probabilities, examples.labels, self.data.classes), probabilities
 
+    def records(self, evaluation: Evaluation) -> list[dict[str, Any]]:
+        return self.class_records(evaluation.examples.labels, evaluation.predictions)
+
     # --- report
 
     def sections(self, predictor: Any, evaluations: Mapping[str, Evaluation]) -> list[Section]:

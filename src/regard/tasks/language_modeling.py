@@ -15,6 +15,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -152,7 +153,7 @@ class LanguageModeling(PlainTextTask):
         "bits_per_byte": "bits per byte", "tokens": "tokens",
     }  # fmt: skip
     EXAMPLE = 'train = ["input.txt"]'
-    OPTIONS = ("test", "files", "context", "stride")
+    OPTIONS = ("test", "files", "column", "context", "stride")
     predictor = Generator
 
     decode: SearchConfig
@@ -166,8 +167,12 @@ class LanguageModeling(PlainTextTask):
         return store
 
     def read_files(self, files: Sequence[str]) -> Store:
-        data = TextData(train=tuple(files))
-        report = data.read(files).check()
+        column = self.file_options.get("column", self.data.column)
+        data = replace(self.data, train=tuple(files), valid=(), test={}, valid_fraction=0.0, column=column)
+        try:
+            report = data.read(files).check()
+        except UserError as error:
+            raise UserError(str(error).replace("Set column in [data]", "Name it with --column")) from None
         report.print()
         return store_tokens(data.read(files), self.folder / "files", self.tokenizer, "", report.totals["characters"])
 

@@ -80,7 +80,7 @@ class ClassificationTask(Task):
         "accuracy": "accuracy", "macro_f1": "macro-F1", "loss": "loss", "calibration_error": "calibration error",
         "majority": "most frequent class", "examples": "examples",
     }  # fmt: skip
-    OPTIONS = ("test", "files")
+    OPTIONS = ("test", "files", "out")
     format_metrics = staticmethod(format_classes)
 
     @property
@@ -94,6 +94,14 @@ class ClassificationTask(Task):
     @staticmethod
     def validation(metrics: Metrics) -> dict[str, float]:
         return {"valid_loss": metrics["loss"], "accuracy": metrics["accuracy"], "macro_f1": metrics["macro_f1"]}
+
+    def class_records(self, labels: Tensor, probabilities: Tensor) -> list[dict[str, Any]]:
+        """For each row of probabilities [N, C] the correct class, the predicted one and the probabilities."""
+        classes, predicted = self.data.classes, probabilities.argmax(dim=1)
+        return [
+            {"reference": classes[label], "label": classes[best], "probabilities": dict(zip(classes, row, strict=True))}
+            for label, best, row in zip(labels.tolist(), predicted.tolist(), probabilities.tolist(), strict=True)
+        ]
 
 
 def class_sections(evaluations: Mapping[str, Evaluation]) -> list[Section]:
@@ -256,6 +264,10 @@ class TextClassification(ClassificationTask):
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
         probabilities = predictor.probabilities([one.text for one in examples])
         return evaluate_classes(probabilities, self._numbers(examples), self.data.classes), probabilities
+
+    def records(self, evaluation: Evaluation) -> list[dict[str, Any]]:
+        rows = self.class_records(self._numbers(evaluation.examples), evaluation.predictions)
+        return [{"text": one.text, **row} for one, row in zip(evaluation.examples, rows, strict=True)]
 
     # --- report
 

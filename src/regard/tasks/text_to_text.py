@@ -10,6 +10,7 @@ Translation, classification and summarization become the same problem, and so do
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -23,7 +24,7 @@ from regard.data.documents import TextData
 from regard.data.encode import store_documents, store_pairs
 from regard.data.mixture import SENTINELS, Denoised, Mixture, TextTask, find_sentinels, read_tasks, tasks_fingerprint
 from regard.data.pairs import Pair
-from regard.errors import UserError
+from regard.errors import UserError, listed, suggest
 from regard.files import make_folder
 from regard.predict.config import SearchConfig
 from regard.settings import from_dict, to_dict
@@ -44,7 +45,7 @@ class TextToText(Translation):
         "loss": "loss", "exact": "exact match", "bleu": "BLEU", "chrf": "chrF", "tokens": "target tokens"
     }  # fmt: skip
     EXAMPLE = '[data.tasks.german] prefix = "to German: ", train = ["a.en", "a.de"]'
-    OPTIONS = ("test", "beam", "tokenize")
+    OPTIONS = ("test", "files", "task", "out", "beam", "tokenize")
 
     def read_tables(self, tables: Mapping[str, Any]) -> None:
         self.data, self.tasks = read_tasks(tables.get("data", {}))
@@ -141,6 +142,20 @@ class TextToText(Translation):
         sources = self.source.encode_batch([pair.source for pair in lines], add_eos=True)
         targets = self.target.encode_batch([pair.target for pair in lines], add_bos=True, add_eos=True)
         return lines, Pairs(sources, targets)
+
+    def read_files(self, files: Sequence[str]) -> Any:
+        """Of one of the tasks, the only one or --task, by its kind and with its prefix."""
+        names = list(self.tasks)
+        name = self.file_options.get("task", names[0] if len(names) == 1 else None)
+        if name is None:
+            raise UserError(f"--files {' '.join(files)}: which task? Name it with --task: {listed(names, 'or')}")
+        if name not in self.tasks:
+            raise UserError(f"--task {name}: is not a task of the recipe; {suggest(name, names)}")
+        one = self.tasks[name]
+        data = dataclasses.replace(one.data, test={"files": tuple(files)}, folder=".")
+        self.tasks[name] = dataclasses.replace(one, data=data)
+        make_folder(self.folder / "data")
+        return self.examples(f"{name}.files")
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
         lines, pairs = examples

@@ -24,7 +24,7 @@ from regard.data.pack import Packs
 from regard.data.pairs import Pair, PairData
 from regard.data.streams import Batches, Stream
 from regard.errors import UserError
-from regard.metrics.bleu import bleu_metric, score
+from regard.metrics.bleu import bleu_metric, score, sentence_chrf
 from regard.models.config import ModelConfig
 from regard.predict.config import SearchConfig
 from regard.predict.translator import Translator
@@ -51,7 +51,7 @@ class Translation(Task):
         "bleu": "BLEU", "tokenised_bleu": "tokenised BLEU", "chrf": "chrF", "exact": "exact match", "lines": "lines"
     }  # fmt: skip
     EXAMPLE = 'train = ["a.en", "a.de"]'
-    OPTIONS: ClassVar[tuple[str, ...]] = ("test", "files", "beam", "tokenize")
+    OPTIONS: ClassVar[tuple[str, ...]] = ("test", "files", "out", "beam", "tokenize")
     predictor = Translator
 
     decode: SearchConfig
@@ -179,6 +179,12 @@ class Translation(Task):
         sources, references = [pair.source for pair in examples], [pair.target for pair in examples]
         hypotheses = [prediction.text for prediction in predictor.predict(sources, **options)]
         return score(hypotheses, references, tokenize), list(zip(sources, references, hypotheses, strict=True))
+
+    def records(self, evaluation: Evaluation) -> list[dict[str, Any]]:
+        return [
+            {"source": source, "reference": reference, "hypothesis": text, "chrf": sentence_chrf(text, reference)}
+            for source, reference, text in evaluation.predictions or ()
+        ]
 
     @staticmethod
     def format_metrics(metrics: Metrics) -> list[str]:

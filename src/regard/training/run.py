@@ -5,7 +5,7 @@
     [text]   the tokenizer      -> RUN/tokenizer.json
     [model]  the network        -> RUN/model.safetensors
     [train]  the optimization   -> RUN/checkpoints, RUN/metrics.jsonl
-    [decode] the search         -> RUN/scores.json
+    [decode] the search         -> RUN/scores.json, RUN/predictions
     its metrics, for `regard runs` -> RUN/summary.json
 
 The complete recipe is saved in the folder, so that the folder alone is enough to resume and to evaluate. A `Run` knows
@@ -45,7 +45,7 @@ from regard.training.trainer import Trainer
 
 CONTENTS = (
     "tokenizer.json", "source.json", "target.json", WEIGHTS, "metrics.jsonl", "scores.json", "summary.json",
-    "report.html", "checkpoints", "data", "tensorboard",
+    "predictions", "report.html", "checkpoints", "data", "tensorboard",
 )  # fmt: skip
 
 
@@ -176,6 +176,7 @@ class Run:
         evaluations = self.task.score_sets(self.bundle.predictor, self.task.sets)
         scores = {name: one.metrics for name, one in evaluations.items()}
         write_atomically(self.folder / "scores.json", json.dumps(scores, indent=1).encode())
+        self.task.save_predictions(evaluations, self.folder / "predictions")
         return evaluations
 
     def _final_weights(self, trainer: Trainer) -> Mapping[str, torch.Tensor]:

@@ -11,6 +11,7 @@ sizes that the data decides, test sets, `regard evaluate`, the report. CONTRIBUT
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -26,6 +27,7 @@ from torch import Tensor
 from regard.data.sets import Files, home
 from regard.data.streams import Stream
 from regard.errors import UserError, suggest
+from regard.files import make_folder, write_atomically
 from regard.models.config import ModelConfig
 from regard.models.recipe import with_preset
 from regard.predict.bundle import Bundle, Predictor
@@ -70,6 +72,7 @@ class Task(ABC):
     OPTIONS: ClassVar[tuple[str, ...]] = ("test",)  # the options of `regard evaluate` that apply
     predictor: ClassVar[type[Predictor[Any, Any]]]
 
+    file_options: Mapping[str, str] = {}  # those of `regard evaluate` about --files
     data: Any
     text: TextConfig
     tokenizers: dict[str, Tokenizer]  # by their names in `regard.text.sentencepiece.TOKENIZERS`
@@ -303,6 +306,25 @@ class Task(ABC):
             evaluations[name] = Evaluation(examples, *self.score(predictor, examples, **options))
         return evaluations
 
+    def records(self, evaluation: Evaluation) -> list[dict[str, Any]]:
+        """The prediction for each example and its reference, for JSON; [] for a task that saves none.
+
+        A "hypothesis" is also saved as a line of text.
+        """
+        return []
+
+    def save_predictions(self, evaluations: Mapping[str, Evaluation], folder: Path) -> None:
+        """NAME.jsonl of each set, and NAME.txt with one hypothesis per line, as sacrebleu reads it."""
+        for name, one in evaluations.items():
+            if not (records := self.records(one)):
+                continue
+            make_folder(folder)
+            lines = [json.dumps(record, ensure_ascii=False) for record in records]
+            write_atomically(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines).encode())
+            if "hypothesis" in records[0]:
+                texts = (" ".join(record["hypothesis"].splitlines()) for record in records)
+                write_atomically(folder / f"{name}.txt", "".join(f"{text}\n" for text in texts).encode())
+
     @staticmethod
     @abstractmethod
     def format_metrics(metrics: Metrics) -> list[str]:
@@ -341,7 +363,9 @@ def evaluate_bundle(kind: type[Task], bundle: Bundle, options: Mapping[str, Any]
     `options` are those of `kind.OPTIONS`; None means that an option was not given.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    files, test = given.pop("files", ()), given.pop("test", None)
+    files, test, out = given.pop("files", ()), given.pop("test", None), given.pop("out", None)
+    if out is not None:
+        make_folder(Path(out))
     tables = {name: table for name, table in bundle.recipe.items() if name in (*kind.TABLES, "model", "train")}
     if not isinstance(tables.get("data"), dict):
         if not files:
@@ -353,7 +377,10 @@ def evaluate_bundle(kind: type[Task], bundle: Bundle, options: Mapping[str, Any]
     if files:
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # for what is prepared of the files
             task.data, task.folder = replace(task.data, folder="."), Path(folder)
-            return {"files": task.score(bundle.predictor, task.read_files(files), **given)[0]}
+            task.file_options = {name: given.pop(name) for name in ("task", "column") if name in given}
+            examples = task.read_files(files)
+            evaluations = {"files": Evaluation(examples, *task.score(bundle.predictor, examples, **given))}
+            return _metrics(task, evaluations, out)
     task.prepare_evaluation()
     if test is not None and test not in task.sets:
         raise UserError(f"--test {test}: is not a set of the recipe; {suggest(test, task.sets)}")
@@ -361,4 +388,11 @@ def evaluate_bundle(kind: type[Task], bundle: Bundle, options: Mapping[str, Any]
         other = "name files with --files" if "files" in kind.OPTIONS else "add one to [data]"
         raise UserError(f"{bundle.name}: its recipe has no validation or test set; {other}")
     names = [name for name in task.sets if test in (None, name)]
-    return {name: one.metrics for name, one in task.score_sets(bundle.predictor, names, **given).items()}
+    return _metrics(task, task.score_sets(bundle.predictor, names, **given), out)
+
+
+def _metrics(task: Task, evaluations: Mapping[str, Evaluation], out: str | None) -> dict[str, Metrics]:
+    """The metrics of each set; the predictions are saved in the folder `out`."""
+    if out is not None:
+        task.save_predictions(evaluations, Path(out))
+    return {name: one.metrics for name, one in evaluations.items()}
