@@ -244,7 +244,7 @@ def test_what_caption_refuses(here: Path, capsys: pytest.CaptureFixture[str]) ->
     save_file({str(at): torch.from_numpy(one) for at, one in enumerate(both)}, "many.safetensors")
     for arguments, message in (
         (["runs/pictures", "none.png"], "none.png: no such file"),
-        (["runs/pictures", "0.png", "text.png"], "text.png: cannot be read as an image"),
+        (["runs/pictures", "text.png"], "text.png: cannot be read as an image"),
         (["runs/features", "wide.npy"], "each region has 9 numbers"),
         (["runs/features", "0.png"], "0.png: features are in files ending in .npy"),
         (["runs/pictures", "0.png", "--beam", "0"], "beam = 0"),

@@ -240,7 +240,10 @@ def test_classify_gives_a_table_of_probabilities(run, capsys):
     assert "note: 1 text was truncated to the model's" in capsys.readouterr().err
     Path("shoe.png").touch()
     Path("a b").touch()
-    for texts, said in ((["shoe.png", "최고"], "note: shoe.png: the name of"), (["a b", "x" * 300, "\0", "~"], "")):
+    for texts, said in (
+        (["shoe.png", "최고"], "note: shoe.png: the name of a file"),
+        (["a b", "x" * 300, "\0", "~"], ""),
+    ):
         assert main(["classify", run, *texts, "--device", "cpu"]) == 0
         out, err = capsys.readouterr()
         assert len(out.splitlines()) == 1 + len(texts) and said in err and ("--files reads files" in err) == bool(said)
@@ -268,7 +271,7 @@ def test_classify_reads_files_and_writes_one(run, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("place", [0, 20, 39])
-def test_classify_writes_nothing_before_a_mistake(run, capsys, monkeypatch, place):
+def test_classify_predicts_the_texts_beside_a_mistake(run, capsys, monkeypatch, place):
     from regard.commands import prediction
     from regard.predict.classifier import TextClassifier
 
@@ -279,14 +282,17 @@ def test_classify_writes_nothing_before_a_mistake(run, capsys, monkeypatch, plac
     rows[place] = b'{"text": "\xff"}'
     Path("bad.jsonl").write_bytes(b"\n".join(rows))
     capsys.readouterr()
-    for arguments in (["--files", "good.jsonl", "bad.jsonl"], ["--files", "bad.jsonl", "--json"], [], ["--json"]):
+    for arguments, lines in (
+        (["--files", "good.jsonl", "bad.jsonl"], 81), (["--files", "bad.jsonl", "--json"], 40),
+        ([], 41), (["--json"], 40),
+    ):  # fmt: skip
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path("bad.jsonl").read_bytes())))
-        assert main(["classify", run, *arguments, "--device", "cpu"]) == 2
+        assert main(["classify", run, *arguments, "--device", "cpu"]) == 3
         out, err = capsys.readouterr()
-        assert out == "" and f"line {place + 1}" in err and "not UTF-8" in err
+        assert len(out.splitlines()) == lines and f"line {place + 1}: " in err and "not UTF-8" in err
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path("good.jsonl").read_bytes())))
     assert main(["classify", run, "--device", "cpu"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 41  # read twice, answered once
+    assert len(capsys.readouterr().out.splitlines()) == 41
     monkeypatch.setattr("sys.stdin", None)
     assert main(["classify", run, "--device", "cpu"]) == 2 and "standard input is closed" in capsys.readouterr().err
     assert main(["classify", run, "최고", "--device", "cpu"]) == 0

@@ -95,10 +95,10 @@ def test_options_may_precede_the_texts(words):
 
     parser = cli.Parser("regard translate", "", translate.ARGUMENTS)
     parsed = parser.parse_all(words.split())
-    assert (parsed.run, parsed.text, parsed.beam) == ("RUN", ["one", "two"], 5)
-    assert parser.parse_all(["--beam", "5", "RUN", "--", "-one"]).text == ["-one"]
-    assert parser.parse_all(["RUN", "--beam", "5", "--", "-one", "--json"]).text == ["-one", "--json"]
-    assert parser.parse_all(["RUN", "--beam", "5", "-3 below zero", "-1", "5"]).text == ["-3 below zero", "-1", "5"]
+    assert (parsed.run, parsed.inputs, parsed.beam) == ("RUN", ["one", "two"], 5)
+    assert parser.parse_all(["--beam", "5", "RUN", "--", "-one"]).inputs == ["-one"]
+    assert parser.parse_all(["RUN", "--beam", "5", "--", "-one", "--json"]).inputs == ["-one", "--json"]
+    assert parser.parse_all(["RUN", "--beam", "5", "-3 below zero", "-1", "5"]).inputs == ["-3 below zero", "-1", "5"]
     with pytest.raises(UserError, match="has no option '--bean'"):
         parser.parse_all(["RUN", "--bean", "5", "one"])
 

@@ -258,27 +258,38 @@ def test_a_full_context_is_told(run, capsys):
     assert "note: the context is full; --overflow slide" in capsys.readouterr().err
 
 
-def test_a_prompt_from_a_file_or_standard_input(run, tmp_path, monkeypatch, capsys):
-    (tmp_path / "start.txt").write_bytes("둘째 줄\n".encode())
+def test_a_prompt_is_a_whole_file_or_a_line(run, tmp_path, monkeypatch, capsys):
+    content = "첫째\n둘째 줄\n"
+    (tmp_path / "start.txt").write_bytes(content.encode())
     assert generate(run, "--prompt-file", tmp_path / "start.txt", "--json", "--max-tokens", "3") == 0
-    from_file = capsys.readouterr().out
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("둘째 줄\n".encode())))
+    assert json.loads(capsys.readouterr().out)["prompt"] == content
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
     assert generate(run, "--json", "--max-tokens", "3") == 0
-    assert capsys.readouterr().out == from_file and json.loads(from_file)["prompt"] == "둘째 줄\n"
+    assert [json.loads(line)["prompt"] for line in capsys.readouterr().out.splitlines()] == ["첫째", "둘째 줄"]
 
 
-def test_mistakes_of_the_command(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+def test_several_prompts_give_a_line_for_each_sample(run, capsys):
+    order = [run, "To be", "or", "--samples", "2", "--max-tokens", "9"]
+    assert generate(*order, "--json") == 0
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert generate(*order) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.split("\n")[:-1]]
+    assert [row[0] for row in rows] == ["1", "1", "2", "2"]
+    for row, one in zip(rows, objects, strict=True):
+        text = " ".join((one["prompt"] + one["text"]).splitlines()).replace("\t", " ")
+        assert row[1:] == [f"{one['log_probability']:.4f}", text]
+
+
+def test_mistakes_of_the_command(run, tmp_path, capsys):
     (tmp_path / "bad.txt").write_bytes(b"ok\xff")
     for arguments, message in (
         ((run, ""), "the prompt is empty"),
         ((run, "a", "--samples", "0"), "--samples: 0: must be 1 or more"),
         ((run, "a", "--max-tokens", "0"), "--max-tokens: 0: must be 1 or more"),
-        ((run,), "standard input: byte 1 is not UTF-8"),
         ((run, "--prompt-file", tmp_path / "bad.txt"), "byte 3 is not UTF-8"),
         ((run, "--prompt-file", tmp_path / "none.txt"), "cannot be read"),
         ((run, "a", "--prompt-file", tmp_path / "bad.txt"), "pass one of them"),
-        ((run, "ab\udcff"), "PROMPT: byte 3 is not UTF-8"),
+        ((run, "ab\udcff"), "PROMPT 1: is not UTF-8: byte 0xff at position 3"),
         ((run, "x" * 40), "the prompt has 40 tokens, but the context has 32"),
         ((run, "a", "--stop", ""), "--stop ''"),
         ((run, "a", "--temperature", "0"), "temperature = 0.0: must be greater than 0; top_k = 1"),

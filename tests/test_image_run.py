@@ -62,9 +62,9 @@ def test_a_run_is_complete_and_recognises(here: Path, capsys: pytest.CaptureFixt
     found = regard.load(run).predict(["big.png"])[0]
     assert output == {"image": "big.png", "label": found.label, "probabilities": found.probabilities}
     assert sum(found.probabilities.values()) == pytest.approx(1, abs=1e-5)
-    assert main(["classify", str(run), "big.png", "none.png", "--device", "cpu"]) == 2
+    assert main(["classify", str(run), "big.png", "none.png", "--device", "cpu"]) == 3
     out = capsys.readouterr()
-    assert out.out == "" and "none.png: no such file" in out.err
+    assert out.out.endswith("\n\t\t\tnone.png\n") and "none.png: no such file" in out.err
     assert main(["classify", str(run), ".", "--device", "cpu"]) == 2
     assert ".: is a folder; name a file in it" in capsys.readouterr().err
 

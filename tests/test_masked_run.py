@@ -112,7 +112,7 @@ def test_fill(masked, capsys):
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
-def test_fill_writes_nothing_before_a_mistake(masked, capsys, monkeypatch, options):
+def test_fill_predicts_the_texts_beside_a_mistake(masked, capsys, monkeypatch, options):
     from regard.commands import prediction
 
     monkeypatch.setattr(prediction, "PIECE", 64)
@@ -125,12 +125,12 @@ def test_fill_writes_nothing_before_a_mistake(masked, capsys, monkeypatch, optio
     ):
         for given in (lines, []):
             monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
-            assert main(["fill", str(masked), *given, *options, "--device", "cpu"]) == 2
+            assert main(["fill", str(masked), "--top", "1", *given, *options, "--device", "cpu"]) == 3
             out, err = capsys.readouterr()
-            assert out == "" and said in err
+            assert len(out.splitlines()) == 21 + (not options) and said in err
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(good).encode())))
     assert main(["fill", str(masked), "--top", "1", *options, "--device", "cpu"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 20 + (not options)  # read twice, answered once
+    assert len(capsys.readouterr().out.splitlines()) == 20 + (not options)
 
 
 # --- classifiers that start from it

@@ -187,7 +187,7 @@ def test_a_run_of_a_series_foretells(here: Path, capsys: pytest.CaptureFixture[s
     assert "channels: a, b" in out.err and "last season" in out.out
     report = (here / "runs/series/report.html").read_text()
     assert "last value" in report and "actual" in report
-    assert main(["predict", "runs/series", "--file", "load.csv"]) == 0
+    assert main(["predict", "runs/series", "--files", "load.csv"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "a,b" and len(lines) == 6
     predictor = regard.load("runs/series").predictor
@@ -241,14 +241,14 @@ def test_what_predict_refuses(here: Path, capsys: pytest.CaptureFixture[str], mo
         (["runs/pairs", "1 x"], "NUMBERS 1: number 2 is 'x'"), (["runs/pairs", " "], "holds no numbers"),
         (["runs/pairs", "1", "--steps", "0"], "--steps: 0"),
         (["runs/pairs", "1", "--digits", "-1"], "--digits: invalid choice: -1"),
-        (["runs/series", "1 2"], "reads 2 channels"), (["runs/series", "--file", "none.csv"], "no such file"),
+        (["runs/series", "1 2"], "reads 2 channels"), (["runs/series", "--files", "none.csv"], "no such file"),
         (["runs/pairs", "1e30"], "the prediction is not a number"),
-        (["runs/pairs", "1", "--file", "load.csv"], "pass one of them"), (["nowhere", "1"], "no such folder"),
+        (["runs/pairs", "1", "--files", "load.csv"], "pass one of them"), (["nowhere", "1"], "no such folder"),
     ):  # fmt: skip
         assert main(["predict", *arguments]) == 2
         assert message in capsys.readouterr().err
     Path("short.csv").write_text("a,b\n1,2\n")
-    assert main(["predict", "runs/series", "--file", "short.csv"]) == 2
+    assert main(["predict", "runs/series", "--files", "short.csv"]) == 2
     assert "short.csv: 1 steps are too few: the model reads 12" in capsys.readouterr().err
 
 
@@ -271,15 +271,15 @@ def test_predict_tells_once_what_it_was_not_trained_for(here: Path, capsys: pyte
     out, err = capsys.readouterr()
     assert [json.loads(line)["source"] for line in out.splitlines()] == [[100.5, 7], [-3, 100.5]]
     assert err.startswith("note: 100.5, -3: outside 0 to 100, the range") and err.count("\n") == 1
-    assert main(["predict", "runs/pairs", "1 2", "x"]) == 2 and capsys.readouterr().out == ""
+    assert main(["predict", "runs/pairs", "1 2", "x"]) == 3 and capsys.readouterr().out.count("\n") == 2
     assert main(["predict", "runs/pairs", "1 2 3 4", "5 6"]) == 0 and capsys.readouterr().err == ""
     for arguments in (["1 2", "1 2 3 4 5"], ["1 2", "--steps", "5"]):
         assert main(["predict", "runs/pairs", *arguments]) == 0
         err = capsys.readouterr().err
         assert err.startswith("note: 5 numbers are read or predicted, but") and "at most 4 (data.longest)" in err
-    assert main(["predict", "runs/series", "--file", "load.csv"]) == 0 and capsys.readouterr().err == ""
+    assert main(["predict", "runs/series", "--files", "load.csv"]) == 0 and capsys.readouterr().err == ""
     Path("far.csv").write_text("a,b\n" + "0,0\n" * 20 + "0,999\n" * 2)
-    assert main(["predict", "runs/series", "--file", "far.csv", "--json"]) == 0
+    assert main(["predict", "runs/series", "--files", "far.csv", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["channels"] == ["a", "b"] and err.count("\n") == 1
     assert err.startswith("note: column 'b': 999: outside -") and "(mean ± 4 standard deviations)" in err

@@ -173,8 +173,8 @@ def test_wrong_recipe_and_input_are_one_line(
     assert "recipe.toml: decode.beam = 'five': expected an integer" in capsys.readouterr().err
     run = make_run(tmp_path / "right")
     feed(monkeypatch, b"one\ntw\xff\n")
-    assert main(["translate", str(run)]) == 2
-    assert "standard input: line 2, byte 3 is not UTF-8" in capsys.readouterr().err
+    assert main(["translate", str(run)]) == 3
+    assert "standard input, line 2: is not UTF-8: byte 0xff at position 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", ["txt", "txt.gz", "tsv", "jsonl"])

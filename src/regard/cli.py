@@ -77,6 +77,7 @@ EXIT_CODES = """exit codes:
   0    success
   1    system error (missing file, full disk) or a bug in Regard
   2    invalid argument, setting or input, or a missing package
+  3    some inputs of a prediction failed; the others are done
   130  interrupted with Ctrl-C
   141  the output pipe was closed
 

@@ -1,10 +1,14 @@
 """Describe images with a trained model, one line per file: image files, or features (.npy, .safetensors) for a model
-that was trained on those. With --n-best the lines are  NUMBER<tab>SCORE<tab>CAPTION,  best first. Settings without
-an option come from the table [decode] of the run's recipe.toml; the default is greedy search.
+that was trained on those. A list (.txt, .tsv, .csv, .jsonl, .parquet) in --files names files, relative to its folder.
+With --n-best the lines are  NUMBER<tab>SCORE<tab>CAPTION,  best first. Settings without an option come from the table
+[decode] of the run's recipe.toml; the default is greedy search. A file that cannot be read is reported, its output is
+an empty line, and the exit code is 3.
 
 examples:
   regard caption runs/fashion-scenes image.png --beam 4
   regard caption runs/fashion-scenes *.png --json
+  regard caption runs/fashion-scenes --files images.txt -o captions.txt
+  find images -name '*.png' | regard caption runs/fashion-scenes
   regard caption runs/regions image.npy --n-best 3 --beam 5
   regard caption runs/regions all.safetensors --key img-7
 """
@@ -12,32 +16,51 @@ examples:
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from regard.commands import DEVICE, RUNS
-from regard.commands.prediction import DECODING, SEARCH, open_predictor, take_runs, write_texts
-from regard.errors import UserError
+from regard.commands import RUNS
+from regard.commands.prediction import (
+    DECODING,
+    SEARCH,
+    Chunk,
+    check_inputs,
+    file_inputs,
+    input_options,
+    open_predictor,
+    predict_inputs,
+    show_texts,
+    take_runs,
+)
+
+if TYPE_CHECKING:
+    from regard.predict.bundle import TextPrediction
 
 OPTIONS = (
     "--beam N", "--n-best N", "--length-penalty A", "--max-length N", "--sample", "--temperature T", "--seed N"
 )  # fmt: skip
 ARGUMENTS = {
-    **RUNS,
-    "FILE": ("images, or features", {"nargs": "+"}),
+    **input_options(
+        "FILE", "images, or features", "image: file, caption, score, n_best", "images, or lists of them",
+        "column of a list with the file names (default: image, or features)", RUNS,
+    ),
     "--key NAME": "features: which tensor of a .safetensors, or row of an .npy",
-    **DEVICE,
-    "--json": "print one JSON object per image: file, caption, score, n_best",
     DECODING: {name: SEARCH[name] for name in OPTIONS},
-}
+}  # fmt: skip
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     from regard.predict.captioner import Captioner
 
-    take_runs(args, args.file)
-    if not args.file:
-        raise UserError("no input: pass images, or files of features, after the folders of the models")
+    take_runs(args)
+    check_inputs(args)
     captioner = open_predictor(args, Captioner)
-    for at in range(0, len(args.file), captioner.BATCH):
-        files = args.file[at : at + captioner.BATCH]
-        predictions = captioner.predict(files, key=args.key, first=at)
-        write_texts(args, ("file", "caption"), files, predictions, captioner.config.n_best > 1, at)
+
+    def predict(chunk: Chunk) -> list[TextPrediction]:
+        return captioner.predict(chunk.texts, key=args.key, first=chunk.first, failed=chunk.failed)
+
+    inputs = file_inputs("file", "features" if captioner.model.config.input == "features" else "image")
+    several = captioner.config.n_best > 1
+    return predict_inputs(
+        args, inputs, predict, show_texts(inputs, "caption", several), size=captioner.BATCH,
+        empty=lambda item: (item.number, "", "") if several else ("",),
+    )  # fmt: skip

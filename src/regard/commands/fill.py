@@ -1,41 +1,58 @@
 """Predict the most probable tokens for every <mask> of a text; each mask is predicted on its own. Texts are arguments,
-or the lines of standard input. The output is a table with one row per token: text, mask, rank, token, probability.
+the lines of files (of a table, one column), or the lines of standard input. The output is a table with one row per
+token: text, mask, rank, token, probability. A text that cannot be used (without a mask, or too long) is reported, its
+row is empty but for the number, and the exit code is 3.
 
 examples:
   regard fill runs/nsmc-masked "이 영화 <mask> 재밌다"
+  regard fill runs/nsmc-masked                      enter texts at a prompt
   regard fill runs/nsmc-masked "배우들의 <mask> 이 <mask>" --top 3 --json
+  regard fill runs/nsmc-masked --files masked.txt -o tokens.tsv
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from itertools import chain
+from typing import TYPE_CHECKING, Any
 
-from regard.commands import DEVICE, RUN, positive
-from regard.commands.prediction import open_predictor, read_texts, write
+from regard.commands import positive
+from regard.commands.prediction import (
+    Chunk,
+    Inputs,
+    Item,
+    Shown,
+    check_inputs,
+    check_texts,
+    input_options,
+    open_predictor,
+    predict_inputs,
+)
 
+if TYPE_CHECKING:
+    from regard.predict.mask_predictor import MaskPrediction
+
+HEADER = ("text", "mask", "rank", "token", "probability")
 ARGUMENTS = {
-    **RUN,
-    "TEXT": ("texts with <mask> in them (default: standard input)", {"nargs": "*"}),
+    **input_options("TEXT", "texts with <mask> in them", "text: text, masks"),
     "--top N": ("tokens for each mask (default: 5)", {"type": positive, "default": 5}),
-    **DEVICE,
-    "--json": "print one JSON object per text: text, masks",
 }
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     from regard.predict.mask_predictor import MaskPredictor
 
+    check_inputs(args)
+    check_texts(args)
     predictor = open_predictor(args, MaskPredictor)
-    pieces = (lines for lines, _ in read_texts(args.text, lambda lines: [predictor.encode(text) for text in lines]))
-    first = next(pieces, [])  # an error comes before the header of the table
-    if not args.json:
-        write(args, {}, ("text", "mask", "rank", "token", "probability"))
-    for number, text in enumerate(chain(first, chain.from_iterable(pieces)), 1):
-        prediction = predictor.predict([text], top=args.top)[0]
+
+    def predict(chunk: Chunk) -> list[Any]:
+        return chunk.each(lambda item: predictor.predict([item.text], top=args.top)[0])
+
+    def show(item: Item, prediction: MaskPrediction) -> Shown:
         masks = enumerate(prediction.masks, 1)
         ranked = ((mask, rank, one) for mask, candidates in masks for rank, one in enumerate(candidates, 1))
-        rows = [(number, mask, rank, one.token, one.probability) for mask, rank, one in ranked]
-        write(args, {"text": text, **prediction.to_dict()}, *rows)
-        sys.stdout.flush()
+        rows = [(item.number, mask, rank, one.token, one.probability) for mask, rank, one in ranked]
+        yield {"text": item.text, **prediction.to_dict(), **item.origin}, rows
+
+    inputs = Inputs("text", "a text with <mask>", column=str(predictor.bundle.tables["data"].get("column", "text")))
+    return predict_inputs(args, inputs, predict, show, header=HEADER, empty=lambda item: (item.number, "", "", "", ""))

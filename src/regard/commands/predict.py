@@ -1,25 +1,37 @@
 """Predict the numbers that follow a sequence, autoregressively: every predicted number is an input of the next. A model
-of pairs predicts as many as it reads, a model of a time series as many as its horizon. Sequences are arguments, or
-the lines of standard input; a time series of several channels is read from a table with --file.
+of pairs predicts as many as it reads, a model of a time series as many as its horizon. Sequences are arguments, the
+lines of files (of a table, the column source), or the lines of standard input. For a model of a time series, every
+file of --files is a series: a table with a header, of which the last steps are read. An input that cannot be used is
+reported, its output is an empty line, and the exit code is 3.
 
 examples:
   regard predict runs/number-sequences "10 20 30 40 50"
+  regard predict runs/number-sequences              enter sequences at a prompt
   regard predict runs/number-sequences "3 1 4 1 5" "2.5 7" --json
-  regard predict runs/number-sequences < sequences.txt > predictions.txt
-  regard predict runs/seasonal-forecast --file recent.csv > next.csv
+  regard predict runs/number-sequences --files sequences.txt -o predictions.txt
+  regard predict runs/seasonal-forecast --files recent.csv -o next.csv
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from regard.commands import DEVICE, RUN, positive
-from regard.commands.prediction import note, open_predictor, read_texts, write
+from regard.commands import positive
+from regard.commands.prediction import (
+    Chunk,
+    Inputs,
+    Item,
+    Shown,
+    check_inputs,
+    check_texts,
+    input_options,
+    note,
+    open_predictor,
+    predict_inputs,
+)
 from regard.errors import UserError
 from regard.files import name_some
 
@@ -27,53 +39,66 @@ if TYPE_CHECKING:
     from regard.predict.regressor import Regressor
 
 ARGUMENTS = {
-    **RUN,
-    "NUMBERS": ("a sequence, such as '1 2 3' (default: input)", {"nargs": "*"}),
-    "--file FILE": "a time series, .csv or .tsv with a header: its last steps are read",
+    **input_options(
+        "NUMBERS", "sequences, such as '1 2 3'", "sequence: source, predicted",
+        "read sequences from these files, or time series", "column of a table with sequences (default: source)",
+    ),
     "--steps N": ("how many numbers to predict", {"type": positive}),
     "--digits N": ("digits after the decimal point (4)", {"type": int, "choices": range(16), "default": 4}),
-    **DEVICE,
-    "--json": "print one JSON object per sequence: source, predicted",
-}
+}  # fmt: skip
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     from regard.predict.regressor import Regressor
 
-    if args.file is not None and args.numbers:
-        raise UserError(f"--file {args.file}: there are NUMBERS too; pass one of them")
+    check_inputs(args)
+    check_texts(args)
     regressor = open_predictor(args, Regressor)
-    if args.file is not None:
-        predict_table(args, regressor)
-        return
+    if args.files and regressor.data.context:
+        return predict_series(args, regressor)
     if regressor.channels != 1:
-        raise UserError(f"{args.run}: reads {regressor.channels} channels; pass them as a table, with --file")
-    name, outside, longest = "NUMBERS" if args.numbers else "standard input, line", list[float](), 0
-    for number, text in enumerate(args.numbers, 1):  # an error comes before the first output
-        parse(f"{name} {number}", text)
-    texts = chain.from_iterable(lines for lines, _ in read_texts(args.numbers))
-    for number, text in enumerate(texts, 1):
-        source, predicted = list[float](), list[float]()
-        if text.strip():  # each line of input gives one line of output
-            source = parse(f"{name} {number}", text)
-            predicted = regressor.predict([source], steps=args.steps)[0].series
-            outside += regressor.out_of_range(regressor.as_series(source))[0]
-            longest = max(longest, len(source), len(predicted))
-        row = (" ".join(f"{value:.{args.digits}f}" for value in predicted),)
-        write(args, {"source": source, "predicted": predicted}, row)
-        sys.stdout.flush()
-    warn(regressor, [outside], ("",), longest)
+        raise UserError(f"{args.run}: reads {regressor.channels} channels; pass them as a table, with --files")
+    outside, longest = list[float](), 0
+
+    def predict(chunk: Chunk) -> list[Any]:
+        return chunk.each(predicted)
+
+    def predicted(item: Item) -> tuple[list[float], list[float]]:
+        nonlocal longest
+        if not item.text.strip() and not args.inputs:
+            return [], []  # each line of input gives one line of output
+        source = parse(item.text)
+        series = regressor.predict([source], steps=args.steps)[0].series
+        outside.extend(regressor.out_of_range(regressor.as_series(source))[0])
+        longest = max(longest, len(source), len(series))
+        return source, series
+
+    def show(item: Item, output: tuple[list[float], list[float]]) -> Shown:
+        source, series = output
+        row = (" ".join(f"{value:.{args.digits}f}" for value in series),)
+        yield {"source": source, "predicted": series, **item.origin}, [row]
+
+    def after() -> None:
+        nonlocal longest
+        warn(regressor, [outside], ("",), longest)
+        longest = 0
+        outside.clear()
+
+    inputs = Inputs("source", "a sequence of numbers", "NUMBERS", "source", cell=as_text)
+    return predict_inputs(args, inputs, predict, show, after=after)
 
 
-def parse(where: str, text: str) -> list[float]:
+def as_text(cell: Any) -> str:
+    """A cell with a sequence: text, a number, or a list of numbers."""
+    return " ".join(map(str, cell)) if isinstance(cell, list) else str(cell)
+
+
+def parse(text: str) -> list[float]:
     from regard.data.numeric import parse_numbers
 
-    try:
-        numbers = parse_numbers(text)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+    numbers = parse_numbers(text)
     if not numbers:
-        raise UserError(f"{where}: holds no numbers; write  10 20 30")
+        raise UserError("holds no numbers; write  10 20 30")
     return numbers
 
 
@@ -95,20 +120,42 @@ def warn(regressor: Regressor, outside: list[list[float]], channels: Sequence[st
         note(f"{reason}; the prediction is unreliable")
 
 
-def predict_table(args: argparse.Namespace, regressor: Regressor) -> None:
+def predict_series(args: argparse.Namespace, regressor: Regressor) -> int:
+    """Each file of --files is a time series; with several of them the name is the first column of the output."""
     from regard.data.numeric import read_series
 
-    if not Path(args.file).is_file():
-        raise UserError(f"--file {args.file}: no such file")
-    (series,), channels = read_series([Path(args.file)], regressor.data.columns)
-    if len(channels) != regressor.channels:
-        columns = f"{len(channels)} columns of numbers ({', '.join(channels)})"
-        raise UserError(f"{args.file}: has {columns}, but the model reads {regressor.channels}; remove the others")
-    try:
-        predicted = regressor.forecast(series, args.steps)
-    except UserError as error:
-        raise UserError(f"{args.file}: {error}") from None
-    warn(regressor, regressor.out_of_range(series), channels, max(len(series), len(predicted)))
-    steps = predicted.tolist()
-    rows = [(",".join(f"{value:.{args.digits}f}" for value in step),) for step in steps]
-    write(args, {"channels": list(channels), "predicted": steps}, (",".join(channels),), *rows)
+    if args.column is not None:
+        raise UserError(
+            f"--column {args.column}: the columns of a time series are data.columns of the recipe; remove it"
+        )
+    first = True
+
+    def predict(chunk: Chunk) -> list[Any]:
+        return chunk.each(forecast)
+
+    def forecast(item: Item) -> tuple[Sequence[str], list[list[float]]]:
+        file = item.text
+        (series,), channels = read_series([Path(file)], regressor.data.columns)
+        if len(channels) != regressor.channels:
+            columns = f"{len(channels)} columns of numbers ({', '.join(channels)})"
+            raise UserError(f"{file}: has {columns}, but the model reads {regressor.channels}; remove the others")
+        try:
+            steps = regressor.forecast(series, args.steps)
+        except UserError as error:
+            raise UserError(f"{file}: {error}") from None
+        warn(regressor, regressor.out_of_range(series), channels, max(len(series), len(steps)))
+        return channels, steps.tolist()
+
+    def show(item: Item, output: tuple[Sequence[str], list[list[float]]]) -> Shown:
+        nonlocal first
+        channels, steps = output
+        rows = [",".join((*name(item.text), *(f"{value:.{args.digits}f}" for value in step))) for step in steps]
+        header = [",".join((*name("file"), *channels))] if first else []
+        first = False
+        yield {"file": item.text, "channels": list(channels), "predicted": steps}, [(row,) for row in header + rows]
+
+    def name(file: str) -> tuple[str, ...]:
+        return (file,) if len(args.files) > 1 else ()
+
+    inputs = Inputs("file", argument="", is_list=lambda path: False)
+    return predict_inputs(args, inputs, predict, show, empty=lambda item: (item.text + "," * regressor.channels,))

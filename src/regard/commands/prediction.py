@@ -1,32 +1,58 @@
-"""What the prediction commands share: the options of a search, inputs, and outputs as a table or as JSON lines.
+"""What the prediction commands share: options, inputs, outputs, and what happens to an input that cannot be used.
 
-Standard input is read as it comes: what a pipe has to give is processed at once, so an endless one gives output while
-it runs, and a file is read in large pieces, which batch well.
+Inputs are arguments, the lines of files or a column of tables (`--files`, `--column`), or the lines of standard input;
+in a terminal without any, a prompt asks for them. Standard input is read as it comes: what a pipe has to give is
+processed at once, so an endless one gives output while it runs, and a file is read in large pieces, which batch well.
+
+Outputs are lines of text, rows of a table or JSON lines, in the order of the inputs. One input that cannot be used is
+reported, its output is empty (in JSON it is "error"), the others are processed, and the exit code is `SOME_FAILED`.
 """
 
 from __future__ import annotations
 
 import argparse
 import codecs
+import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from io import BufferedReader
-from itertools import chain, islice, takewhile
+from itertools import chain, count, islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
-from regard.commands import positive
+from regard.commands import DEVICE, RUN, Arguments, positive
 from regard.errors import UserError
+from regard.files import name_some
 
 if TYPE_CHECKING:
     from regard.predict.bundle import Predictor, TextPrediction
 
 Kind = TypeVar("Kind", bound="Predictor[Any, Any]")
 PIECE = 2**18  # bytes of standard input that are read at most at once
+ROWS = 8192  # inputs of files that are read at most at once
+PROMPT = "> "
+SOME_FAILED = 3  # exit code
 YES_OR_NO = {"action": argparse.BooleanOptionalAction}
+
+
+def input_options(
+    name: str, what: str, json: str, files: str = "", column: str = "", runs: Arguments = RUN
+) -> Arguments:
+    """The options that all prediction commands have: `what` are the inputs, `json` is an output in JSON."""
+    return {
+        **runs,
+        f"inputs {name}": (f"{what} (default: standard input, or a prompt in a terminal)", {"nargs": "*"}),
+        "--files FILE": (files or "read them from these files: one per line, or a column of a table", {"nargs": "+"}),
+        "--column NAME": column or "column of a table (default: the recipe's)",
+        "-o --out FILE": "save to a file, which appears when it is complete",
+        **DEVICE,
+        "--json": f"print one JSON object per {json}",
+    }
+
 
 # Fields of `regard.predict.config.SearchConfig`, as options
 DECODING = "decoding (default: the table [decode] of the recipe)"
@@ -47,10 +73,10 @@ SEARCH = {
 }
 
 
-def take_runs(args: argparse.Namespace, inputs: list[str]) -> None:
-    """Folders of trained models at the start of the `inputs` form an ensemble with RUN: they become `args.ensemble`."""
-    args.ensemble = list(takewhile(lambda text: os.path.isfile(os.path.join(text, "recipe.toml")), inputs))
-    del inputs[: len(args.ensemble)]
+def take_runs(args: argparse.Namespace) -> None:
+    """Folders of trained models at the start of the inputs form an ensemble with RUN: they become `args.ensemble`."""
+    args.ensemble = list(takewhile(lambda text: os.path.isfile(os.path.join(text, "recipe.toml")), args.inputs))
+    del args.inputs[: len(args.ensemble)]
 
 
 def open_predictor(args: argparse.Namespace, *kinds: type[Kind]) -> Kind:
@@ -72,86 +98,298 @@ def open_predictor(args: argparse.Namespace, *kinds: type[Kind]) -> Kind:
 
 
 def check_inputs(args: argparse.Namespace) -> None:
-    """Texts are arguments or in files, and only files have columns."""
-    if args.text and args.files:
-        raise UserError(f"--files {args.files[0]}: there is a TEXT too; pass one of them")
+    """Inputs are arguments or in files, only files have columns, and the output can be written."""
+    if args.inputs and args.files:
+        raise UserError(f"--files {args.files[0]}: there are inputs as arguments too; pass one of them")
     if args.column is not None and not args.files:
         raise UserError(f"--column {args.column}: is a column of --files, and there are none")
+    if args.out is not None and (os.path.isdir(args.out) or not os.path.isdir(os.path.dirname(args.out) or ".")):
+        raise UserError(f"-o {args.out}: is a folder, or in one that does not exist; pass the name of a file")
 
 
-def read_texts(
-    texts: Sequence[str], check: Callable[[list[str]], object] = len
-) -> Iterator[tuple[list[str], Callable[[Sequence[int]], object]]]:
-    """The texts of the command line, or the lines of standard input, some at a time; `check` raises an error.
+def check_texts(args: argparse.Namespace) -> None:
+    """Arguments that are texts, and not names of files."""
+    names = [text for text in args.inputs if len(text.split()) == 1 and os.path.isfile(text)]
+    if names and len(names) == len(args.inputs):
+        what, read = ("is the name of a file", "its") if len(names) == 1 else ("are names of files", "their")
+        shown = ", ".join(map(repr, names[:3])) + ", …" * (len(names) > 3)
+        raise UserError(f"{shown} {what}: read {read} lines with  --files {' '.join(names[:3])}")
+    if names:
+        note(f"{name_some(names)}: the name of a file, and the name itself is the input; --files reads files")
 
-    A file is checked to its end before its first lines are returned, so that no output precedes an error; a pipe is
-    checked as it comes. If standard error is a terminal, a progress bar shows how much of a file is done; the function
-    that is returned with the texts counts some of them before all are done.
+
+@dataclass
+class Item:
+    """An input: a text, a sequence of numbers, or the name of a file."""
+
+    number: int  # counted from 1
+    text: str
+    where: str = ""  # it comes from, for messages
+    error: str | None = None  # why it cannot be used
+    origin: Mapping[str, Any] = field(default_factory=dict)  # {"file", "row"} of --files
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.error}" if self.where else str(self.error)
+
+
+@dataclass
+class Chunk:
+    """Inputs that are processed together; `failed` gets the rows that cannot be used, with the reasons."""
+
+    items: list[Item]
+    out: TextIO
+    count: Callable[[Sequence[int]], object]  # is called with rows that are done before all are
+    failed: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> list[str]:
+        return [item.text for item in self.items]
+
+    @property
+    def first(self) -> int:
+        """The index of the first input."""
+        return self.items[0].number - 1
+
+    def each(self, predict: Callable[[Item], Any]) -> list[Any]:
+        """`predict` of every item on its own: a UserError concerns that item."""
+        outputs: list[Any] = []
+        for row, item in enumerate(self.items):
+            try:
+                outputs.append(None if item.error else predict(item))
+            except UserError as error:
+                self.failed[row] = str(error)
+                outputs.append(None)
+        return outputs
+
+
+Shown = Iterable[tuple[dict[str, Any], Iterable[Sequence[object]]]]  # objects of JSON, each with its rows of text
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the inputs of a command are."""
+
+    name: str  # in JSON
+    what: str = "a text"  # for the prompt
+    argument: str = "TEXT"  # for messages about an argument; "": it is a file, which a message names
+    column: str = "text"  # of a table
+    cell: Callable[[Any], str] | None = None  # from a cell to the input, if it is not text
+    is_list: Callable[[Path], bool] = lambda path: True  # whether a file of --files lists inputs, or is one
+
+
+def is_list(path: Path) -> bool:
+    """Whether a file lists inputs, by its name."""
+    from regard.data.tables import table_kind
+
+    return table_kind(path) is not None or path.name.removesuffix(".gz").endswith(".txt")
+
+
+def file_inputs(name: str, column: str) -> Inputs:
+    """Inputs that are files, such as images; `--files` are these, or lists of their names."""
+    return Inputs(name, "a file name", "", column, is_list=is_list)
+
+
+def predict_inputs(
+    args: argparse.Namespace,
+    inputs: Inputs,
+    predict: Callable[[Chunk], Sequence[Any]],
+    show: Callable[[Item, Any], Shown],
+    *,
+    size: int = 1,
+    header: Sequence[object] = (),
+    empty: Callable[[Item], Sequence[object]] = lambda item: ("",),
+    after: Callable[[], None] = lambda: None,
+) -> int:
+    """Predict all inputs, `size` at a time, and write the outputs; returns the exit code.
+
+    `show` gives the output of an item, `empty` the row of one that failed. `after` is called at the end, and in a
+    prompt after each input: for notes about all of them.
     """
     from tqdm import tqdm
 
-    if sys.stdin is None and not texts:
-        raise UserError("standard input is closed: pass texts as arguments, or files")
-    total = done = 0
-    if not texts and sys.stdin.buffer.seekable():
-        begin = sys.stdin.buffer.tell()
-        for lines in read_lines():
-            check(lines)
-            total += len(lines)
-        sys.stdin.buffer.seek(begin)
-    shown = total > 0 and sys.stderr.isatty() and not sys.stdout.isatty()
+    asks = is_prompt(args)
+    total, pieces = open_inputs(args, inputs)
+    held: list[Item] | None = [] if args.inputs or args.files else None  # failures before the first success
+    done = failed = 0
+    shown = total > 0 and sys.stderr.isatty() and (args.out is not None or not sys.stdout.isatty())
     tqdm.monitor_interval = 0  # no thread of its own: see `regard.predict.workers`
-    with tqdm(total=total, unit=" lines", disable=not shown, leave=False) as bar:
-        for lines in [list(texts)] if texts else read_lines():
-            check(lines)
-            yield lines, lambda rows: bar.update(len(rows))
-            done += len(lines)
-            bar.update(done - bar.n)
+    with opened(args.out) as out, tqdm(total=total, unit=" inputs", disable=not shown, leave=False) as bar:
+
+        def write_failure(item: Item) -> None:
+            tqdm.write(f"error: {item}", file=sys.stderr)
+            write(args, {inputs.name: item.text, "error": item.error, **item.origin}, empty(item), out=out)
+
+        def write_header() -> None:
+            nonlocal header
+            if header and not args.json:
+                write(args, {}, header, out=out)
+            header = ()
+
+        for piece in pieces:
+            for at in range(0, len(piece), size):
+                chunk = Chunk(piece[at : at + size], out, lambda rows: bar.update(len(rows)))
+                outputs = predict(chunk)
+                for row, (item, output) in enumerate(zip(chunk.items, outputs, strict=True)):
+                    item.error = item.error or chunk.failed.get(row)
+                    failed += item.error is not None
+                    if item.error is not None and held is not None:
+                        held.append(item)
+                        continue
+                    write_header()
+                    for earlier in held or ():
+                        write_failure(earlier)
+                    held = None
+                    if item.error is not None:
+                        write_failure(item)
+                        continue
+                    for value, rows in show(item, output):
+                        write(args, value, *rows, out=out)
+                out.flush()
+                done += len(chunk.items)
+                bar.update(done - bar.n)
+                if asks:
+                    after()
+        if failed and failed == done and not asks:
+            if held and done == 1:
+                raise UserError(str(held[0]))
+            for item in held or ():
+                print(f"error: {item}", file=sys.stderr)
+            raise UserError(f"none of the inputs ({done:,}) could be processed")
+        write_header()
+    after()
+    if failed and not asks:
+        note(f"{failed:,} of {done:,} inputs failed")
+        return SOME_FAILED
+    return 0
 
 
-def read_lines() -> Iterator[list[str]]:
+def is_prompt(args: argparse.Namespace) -> bool:
+    """Whether a prompt asks for the inputs."""
+    return not args.inputs and not args.files and sys.stdin is not None and sys.stdin.isatty()
+
+
+def open_inputs(args: argparse.Namespace, inputs: Inputs) -> tuple[int, Iterator[list[Item]]]:
+    """How many inputs there are (0: not known), and the inputs, as many together as arrive together."""
+    if args.files:
+        return open_files(args, inputs)
+    if args.inputs:
+        items = [_argument(number, text, inputs.argument) for number, text in enumerate(args.inputs, 1)]
+        return len(items), iter([items])
+    if sys.stdin is None:
+        raise UserError("standard input is closed: pass the inputs as arguments, or files")
+    if is_prompt(args):
+        return 0, ([item] for item in ask(inputs.what))
+    total = 0
+    if sys.stdin.buffer.seekable() and sys.stderr.isatty():
+        begin = sys.stdin.buffer.tell()
+        total = sum(piece.count(b"\n") for piece in iter(lambda: sys.stdin.buffer.read(PIECE), b""))
+        sys.stdin.buffer.seek(begin)
+    return total, read_lines()
+
+
+def _argument(number: int, text: str, argument: str) -> Item:
+    """An argument of the command line, whose bytes the shell passes on whatever their encoding."""
+    if not argument:  # the name of a file
+        return Item(number, text)
+    return _decoded(number, text.encode(errors="surrogateescape"), f"{argument} {number}")
+
+
+def _decoded(number: int, raw: bytes, where: str, first: bool = False) -> Item:
+    from regard.data.lines import undecodable
+
+    try:
+        return Item(number, raw.decode(), where)
+    except UnicodeDecodeError as error:
+        return Item(number, "", where, undecodable(error, first))
+
+
+def ask(what: str) -> Iterator[Item]:
+    """What a person enters at a prompt, with line editing where Python has it; blank lines are ignored."""
+    print(f"Enter {what} per line; Ctrl-D ends", file=sys.stderr)
+    shown = sys.stdout.isatty()
+    if shown:
+        with suppress(ImportError):
+            importlib.import_module("readline")  # `input` uses it
+    for number in count(1):
+        try:
+            if shown:
+                line = input(PROMPT)
+            else:  # `input` would write the prompt to standard output
+                print(PROMPT, end="", file=sys.stderr, flush=True)
+                if not (line := sys.stdin.readline()):
+                    raise EOFError
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        except UnicodeDecodeError as error:
+            yield Item(number, "", error=f"is not {error.encoding} text; enter it again")
+            continue
+        if line.strip():
+            yield _decoded(number, line.removesuffix("\n").encode(errors="surrogateescape"), "")
+
+
+def read_lines() -> Iterator[list[Item]]:
     """The complete lines of each read of standard input."""
     stdin = cast(BufferedReader, sys.stdin.buffer)
-    rest, number = b"", 0
+    parts, number = list[bytes](), 0
     for piece in chain(iter(lambda: stdin.read1(PIECE), b""), [b""]):
-        *lines, rest = (rest + piece).split(b"\n")
+        parts.append(piece)
+        if piece and b"\n" not in piece:
+            continue
+        *lines, rest = b"".join(parts).split(b"\n")
         if not piece and rest:  # the last line may lack its end
-            lines = [rest]
-        lines = [line.removesuffix(b"\r") for line in lines]  # a file from Windows
+            lines.append(rest)
+        parts = [rest]
         if lines and number == 0:
             lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
-        try:
-            texts = [line.decode("utf-8") for line in lines]
-        except UnicodeDecodeError as error:
-            bad = next(at for at, line in enumerate(lines, start=number + 1) if line == error.object)
-            where = f"standard input: line {bad}, byte {error.start + 1}"
-            raise UserError(f"{where} is not UTF-8 text; convert the file first") from None
-        if texts:
-            yield texts
-        number += len(texts)
+        if lines:
+            yield [
+                _decoded(at, line.removesuffix(b"\r"), f"standard input, line {at:,}", at == 1)  # \r\n of Windows
+                for at, line in enumerate(lines, number + 1)
+            ]
+        number += len(lines)
 
 
-def read_tables(
-    files: Sequence[str], column: str | None, default: str, size: int
-) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """`size` texts at a time, each with {"file", "row"}: a column of tables, or without a `column` lines of text."""
+def open_files(args: argparse.Namespace, inputs: Inputs) -> tuple[int, Iterator[list[Item]]]:
+    """The number of inputs in files, and the inputs; a file is read to its end first, since it may be damaged."""
+    from regard.data.lines import Notes, Problem
     from regard.data.sets import find_files
-    from regard.data.tables import read_rows, table_kind
+    from regard.data.tables import Row, read_rows, table_kind
 
-    tables = [
-        read_rows(
-            [str(path)],
-            (column or default,),
-            kind="text" if column is None and table_kind(path) is None else None,
-            remedy="Name the column with --column",
-        )
-        for path in find_files(files)
-    ]
-    for table in tables:  # every file is read to its end before the first output
-        table.check()
-    inputs = ((row.cells[0], {"file": row.file, "row": row.line}) for row in chain.from_iterable(tables))
-    while chunk := list(islice(inputs, size)):
-        yield chunk
+    column = args.column or inputs.column
+    how: dict[str, Any] = {"remedy": "Name the column with --column"}
+    if inputs.cell is not None:
+        how["convert"] = {column: inputs.cell}
+
+    def scan(path: Path) -> Iterator[Row | Problem]:
+        if not inputs.is_list(path):
+            yield Row((str(path),), "", 0)
+            return
+        kind = "text" if args.column is None and table_kind(path) is None else None
+        yield from read_rows([str(path)], (column,), kind=kind, **how).scan(Notes())
+
+    def items() -> Iterator[Item]:
+        for number, row in enumerate(chain.from_iterable(map(scan, paths)), 1):
+            if isinstance(row, Problem):
+                file, line, text, error = row.file, row.line, "", row.what
+            else:
+                file, line, text, error = row.file, row.line, row.cells[0], None
+            if not file:
+                yield Item(number, text)
+            elif inputs.argument:
+                yield Item(number, text, f"{file}, line {line:,}", error, {"file": file, "row": line})
+            else:  # names in a list are relative to its folder, as in training data
+                yield Item(number, str(Path(file).parent / text), f"{file}, line {line:,}", error)
+
+    paths, total = find_files(args.files), 0
+    for row in chain.from_iterable(map(scan, paths)):
+        if isinstance(row, Problem) and row.fatal:
+            raise UserError(f"{row}\nFix the file and try again.")
+        total += 1
+    if not total:
+        raise UserError(f"{', '.join(args.files)}: no inputs; put one in each line")
+    rows = items()
+    return total, iter(lambda: list(islice(rows, ROWS)), [])
 
 
 def write(args: argparse.Namespace, value: dict[str, Any], *rows: Sequence[object], out: TextIO | None = None) -> None:
@@ -167,25 +405,23 @@ def write(args: argparse.Namespace, value: dict[str, Any], *rows: Sequence[objec
         print(*(cell if len(row) == 1 else cell.replace("\t", " ") for cell in cells), sep="\t", file=out)
 
 
-def write_texts(
-    args: argparse.Namespace, names: tuple[str, str], inputs: Sequence[str], outputs: Sequence[TextPrediction],
-    several: bool, first: int, out: TextIO | None = None,
-) -> None:  # fmt: skip
-    """Translations or captions: their texts, or `several` of each input with their scores.
+def show_texts(inputs: Inputs, name: str, several: bool) -> Callable[[Item, TextPrediction], Shown]:
+    """Translations or captions, `name` in JSON: their texts, or `several` of each input with their scores."""
 
-    `names` are those of an input and of its output in JSON, `first` is the index of the first input.
-    """
-    for number, (text, output) in enumerate(zip(inputs, outputs, strict=True), first + 1):
+    def show(item: Item, output: TextPrediction) -> Shown:
         if output.note:
             note(output.note)
-        n_best = [{names[1]: one.text, "score": one.score} for one in output.n_best]
-        rows = [(number, one.score, one.text) for one in output.n_best] if several else [(output.text,)]
-        write(args, {names[0]: text, **n_best[0], "n_best": n_best}, *rows, out=out)
-    (out or sys.stdout).flush()
+        n_best = [{name: one.text, "score": one.score} for one in output.n_best]
+        rows = [(item.number, one.score, one.text) for one in output.n_best] if several else [(output.text,)]
+        yield {inputs.name: item.text, **n_best[0], "n_best": n_best, **item.origin}, rows
+
+    return show
 
 
 def note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
+    from tqdm import tqdm
+
+    tqdm.write(f"note: {text}", file=sys.stderr)  # above a progress bar
 
 
 @contextmanager
@@ -194,12 +430,14 @@ def opened(name: str | None) -> Iterator[TextIO]:
     if name is None:
         yield sys.stdout
         return
-    path = Path(name)
-    if path.is_dir() or not path.parent.is_dir():
-        raise UserError(f"-o {name}: is a folder, or in one that does not exist; pass the name of a file")
+    path = Path(name).resolve()  # follow links, so that a link stays a link
+    if path.exists() and not path.is_file():  # a device, such as /dev/null
+        with path.open("w", encoding="utf-8", errors="replace") as file:
+            yield file
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("x", encoding="utf-8") as file:
+        with temporary.open("x", encoding="utf-8", errors="replace") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

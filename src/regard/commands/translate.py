@@ -1,10 +1,13 @@
 """Translate the lines passed as arguments, those of files (of a table, one column), or those of standard input; each
 input line gives one output line. With --n-best the output lines are  NUMBER<tab>SCORE<tab>TRANSLATION,  best first.
-Settings without an option come from the table [decode] of the run's recipe.toml; the default is greedy search.
+Settings without an option come from the table [decode] of the run's recipe.toml; the default is greedy search. A line
+that cannot be translated is reported, its output is an empty line, and the exit code is 3.
 
 examples:
   regard translate runs/demo "July 4th, 1976"
+  regard translate runs/demo                        enter lines at a prompt
   regard translate runs/demo < in.txt > out.txt
+  regard translate runs/one runs/two runs/three < in.txt         an ensemble: the mean of their probabilities
   regard translate runs/one runs/two runs/three < in.txt         an ensemble: the mean of their probabilities
   regard translate runs/demo --files in.txt -o out.txt
   regard translate runs/demo "seven hundred five" --beam 5 --n-best 3 --json
@@ -14,54 +17,52 @@ examples:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from regard.commands import DEVICE, RUNS, positive
+from regard.commands import RUNS, positive
 from regard.commands.prediction import (
     DECODING,
+    ROWS,
     SEARCH,
+    Chunk,
+    Inputs,
     check_inputs,
+    check_texts,
+    input_options,
     open_predictor,
-    opened,
-    read_tables,
-    read_texts,
+    predict_inputs,
+    show_texts,
     take_runs,
-    write_texts,
 )
-from regard.errors import UserError
 
-LINES = 8192  # of files that are translated, and written, together
+if TYPE_CHECKING:
+    from regard.predict.bundle import TextPrediction
+
 ARGUMENTS = {
-    **RUNS,
-    "TEXT": ("lines to translate (default: standard input)", {"nargs": "*"}),
-    "--files FILE": ("read the lines from these files", {"nargs": "+"}),
-    "--column NAME": "column of a table with the text (default: the recipe's, or source)",
-    "-o --out FILE": "save to a file, which appears when it is complete",
+    **input_options(
+        "TEXT", "lines to translate", "line: source, translation, score, n_best",
+        column="column of a table with the text (default: the recipe's, or source)", runs=RUNS,
+    ),
     "--batch N": ("lines decoded together (default: 128)", {"type": positive, "default": 128}),
-    **DEVICE,
-    "--json": "print one JSON object per line: source, translation, score, n_best",
     DECODING: SEARCH,
-}
+}  # fmt: skip
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     from regard.predict.translator import Translator
 
-    take_runs(args, args.text)
+    take_runs(args)
     check_inputs(args)
-    if len(args.text) == 1 and Path(args.text[0]).is_file():
-        raise UserError(f"{args.text[0]!r} is the name of a file: read its lines with  --files {args.text[0]}")
-    translator, done = open_predictor(args, Translator), 0
-    if args.files:
-        column = str(translator.bundle.tables["data"].get("source", "source"))
-        tables = read_tables(args.files, args.column, column, LINES)
-        chunks: Iterable[Any] = (([text for text, _ in chunk], None) for chunk in tables)
-    else:
-        chunks = read_texts(args.text)
-    with opened(args.out) as out:
-        for lines, count in chunks:
-            predictions = translator.predict(lines, batch=args.batch, first=done, done=count)
-            write_texts(args, ("source", "translation"), lines, predictions, translator.config.n_best > 1, done, out)
-            done += len(lines)
+    check_texts(args)
+    translator = open_predictor(args, Translator)
+
+    def predict(chunk: Chunk) -> list[TextPrediction]:
+        options = {"batch": args.batch, "first": chunk.first, "done": chunk.count, "failed": chunk.failed}
+        return translator.predict(chunk.texts, **options)
+
+    inputs = Inputs("source", column=str(translator.bundle.tables["data"].get("source", "source")))
+    several = translator.config.n_best > 1
+    return predict_inputs(
+        args, inputs, predict, show_texts(inputs, "translation", several), size=ROWS,
+        empty=lambda item: (item.number, "", "") if several else ("",),
+    )  # fmt: skip

@@ -123,8 +123,9 @@ def undecodable(error: UnicodeError, first: bool = False, encoding: str = UTF8) 
     guesses = ["UTF-16"] if is_utf16 else [name for name, form in ENCODINGS.items() if re.fullmatch(form, raw)]
     if not guesses:
         return what
-    key = guesses[0].lower()
-    return f'{what}; the file looks like {guesses[0]}: set  encoding = "{key}"  in [data]'
+    name = guesses[0]
+    convert = f"convert it with  iconv -f {name} -t UTF-8"
+    return f'{what}; the file looks like {name}: set  encoding = "{name.lower()}"  in [data], or {convert}'
 
 
 def _is_utf8(raw: bytes) -> bool:

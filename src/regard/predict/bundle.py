@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from regard.errors import UserError
+from regard.errors import MissingExtra, UserError
 from regard.models.recipe import RECIPE
 from regard.models.transformer import Model
 from regard.predict.beam import Hypothesis, beam
@@ -34,6 +34,7 @@ from regard.settings import to_dict
 from regard.text.tokenizer import Tokenizer
 
 Input = TypeVar("Input")
+Opened = TypeVar("Opened")
 Output = TypeVar("Output", bound="Prediction")
 Batch = tuple[Sequence[int], Tensor, Tensor | None]  # rows, their inputs, and which of these are real (None: all)
 
@@ -220,6 +221,27 @@ class Predictor(ABC, Generic[Input, Output]):
             padded = torch.zeros(is_real.shape, dtype=torch.long)
             padded[is_real] = torch.tensor([id for row in group for id in ids[row]])
             yield group, padded, None if lengths[0] == lengths[-1] else is_real
+
+
+def open_each(
+    inputs: Sequence[Input], read: Callable[[Input], Opened], failed: dict[int, str] | None, first: int = 0
+) -> list[Opened | None]:
+    """`read` of each input, the first in row `first`.
+
+    With a dict `failed`, it gets the rows that cannot be read, with the reasons, and they are None; else an error.
+    """
+    opened: list[Opened | None] = []
+    for row, one in enumerate(inputs, first):
+        try:
+            opened.append(read(one))
+        except MissingExtra:
+            raise
+        except UserError as error:
+            if failed is None:
+                raise
+            failed[row] = str(error)
+            opened.append(None)
+    return opened
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from regard.data.captions import open_features, pad_features
 from regard.data.images import open_pixels
 from regard.errors import UserError
 from regard.models.transformer import EncoderDecoder
-from regard.predict.bundle import ScoredText, SearchPredictor, TextPrediction
+from regard.predict.bundle import ScoredText, SearchPredictor, TextPrediction, open_each
 from regard.predict.config import SearchConfig
 from regard.predict.scoring import SequenceScore, label_scores
 
@@ -41,18 +41,26 @@ class Captioner(SearchPredictor["str | Path", TextPrediction]):
         key: str | None = None,
         config: SearchConfig | None = None,
         first: int = 0,
+        failed: dict[int, str] | None = None,
         **options: Any,
     ) -> list[TextPrediction]:
-        """A caption of each file: an image, or features (`key`: which tensor of the file)."""
+        """A caption of each file: an image, or features (`key`: which tensor of the file).
+
+        A file that cannot be read is an error, unless there is a dict `failed`, which gets its row and the reason.
+        """
         model, predictions = self.model.config, list[TextPrediction]()
         if key is not None and model.input != "features":
             raise UserError(f"key = {key}: is for files of features, but this model reads images; remove it")
         for at in range(0, len(inputs), self.BATCH):
-            opened = [self._open(file, key) for file in inputs[at : at + self.BATCH]]
-            source, is_real = pad_features([part for part, _ in opened])
+            opened = open_each(inputs[at : at + self.BATCH], lambda file: self._open(file, key), failed, at)
+            blank = next((torch.zeros_like(one[0]) for one in opened if one is not None), None)
+            if blank is None:  # every one has failed
+                predictions += [TextPrediction((ScoredText("", 0.0, 0.0),)) for _ in opened]
+                continue
+            source, is_real = pad_features([blank if one is None else one[0] for one in opened])
             results = self.decode(source, is_real, first=first + at, config=config, **options)
-            for (_, note), result in zip(opened, results, strict=True):
-                predictions.append(TextPrediction(result.n_best, note))
+            for one, result in zip(opened, results, strict=True):
+                predictions.append(TextPrediction(result.n_best, one and one[1]))
         return predictions
 
     @torch.inference_mode()

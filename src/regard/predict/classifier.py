@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.data.images import open_pixels
 from regard.models.transformer import Encoder
-from regard.predict.bundle import Bundle, Prediction, Predictor
+from regard.predict.bundle import Bundle, Prediction, Predictor, open_each
 
 TOKENS = 2**14  # of a batch, padding included
 
@@ -86,21 +86,28 @@ class ImageClassifier(Predictor["str | Path", ClassPrediction]):
         super().__init__(bundle)
         self.classes = bundle.classes
 
-    def predict(self, inputs: Sequence[str | Path], **options: Any) -> list[ClassPrediction]:
-        """The class of each image file."""
-        config = self.model.config
-        opened = [open_pixels(path, config.channels, config.image_size) for path in inputs]
-        if not opened:
-            return []
-        pixels, side = torch.stack([one for one, _ in opened]), config.image_size
-        rows = self.probabilities(lambda begin, end: pixels[begin:end], len(inputs)).tolist()
-        return [
-            class_prediction(
-                self.classes, row,
-                None if size == (side, side) else f"{size[0]} x {size[1]} pixels are resized to {side} x {side}",
-            )
-            for row, (_, size) in zip(rows, opened, strict=True)
-        ]  # fmt: skip
+    def predict(
+        self, inputs: Sequence[str | Path], *, failed: dict[int, str] | None = None, **options: Any
+    ) -> list[ClassPrediction]:
+        """The class of each image file.
+
+        A file that cannot be read is an error, unless there is a dict `failed`, which gets its row and the reason.
+        """
+        config, side = self.model.config, self.model.config.image_size
+        opened = open_each(inputs, lambda path: open_pixels(path, config.channels, side), failed)
+        predictions = [ClassPrediction("", {}) for _ in opened]
+        pixels = [one[0] for one in opened if one is not None]
+        if not pixels:
+            return predictions
+        images = torch.stack(pixels)
+        results = iter(self.probabilities(lambda begin, end: images[begin:end], len(images)).tolist())
+        for row, one in enumerate(opened):
+            if one is not None:
+                width, height = one[1]
+                resized = f"{width} x {height} pixels are resized to {side} x {side}"
+                note = None if (width, height) == (side, side) else resized
+                predictions[row] = class_prediction(self.classes, next(results), note)
+        return predictions
 
     @torch.inference_mode()
     def probabilities(self, pixels: Callable[[int, int], Tensor], count: int) -> Tensor:

@@ -185,8 +185,8 @@ class Generator(SearchPredictor[str, Generation]):
             lay_columns(self.model)
         return nullcontext(Sampler(self.model, ids, config, len(self.tokenizer), context, self.tokenizer.eos, limit))
 
-    def read(self, prompt: str, overflow: Overflow, begin: bool, context: int) -> list[int]:
-        """The prompt's tokens, at most as many as the context."""
+    def check_options(self, overflow: str, begin: bool, context: int) -> None:
+        """Options of `stream` that this model cannot use are an error."""
         if overflow not in get_args(Overflow):
             raise UserError(f"overflow = {overflow!r}; {suggest(str(overflow), get_args(Overflow))}")
         if context < 1:
@@ -196,6 +196,11 @@ class Generator(SearchPredictor[str, Generation]):
             raise UserError(
                 f"context = {context}: the learned positions of this model end at max_length = {limit}; give no more"
             )
+        self._before(begin)
+
+    def read(self, prompt: str, overflow: Overflow, begin: bool, context: int) -> list[int]:
+        """The prompt's tokens, at most as many as the context."""
+        self.check_options(overflow, begin, context)
         ids = [*self._before(begin), *self.tokenizer.encode(prompt)]
         if not ids:
             raise UserError(

@@ -47,20 +47,27 @@ class Translator(SearchPredictor[str, TextPrediction]):
         config: SearchConfig | None = None,
         first: int = 0,
         done: Callable[[Sequence[int]], object] | None = None,
+        failed: dict[int, str] | None = None,
         **options: Any,
     ) -> list[TextPrediction]:
         """A translation of each line, decoded at most `batch` lines at a time; a blank line gives "".
 
         `options` are fields of a SearchConfig. `first` is the index of the first line, which determines its samples.
-        `done` is called with the rows that were decoded together.
+        `done` is called with the rows that were decoded together. A line that is too long is an error, unless there is
+        a dict `failed`, which gets its row and the reason; its translation is "".
         """
         config = self.configured(config, **options)
         ids = self.source.encode_batch(inputs, add_eos=True)
-        for number, line in enumerate(ids, start=first + 1):  # before any line is translated
-            self._check_length(f"line {number}", len(line))
+        too_long = set[int]()
+        for row, line in enumerate(ids):  # before any line is translated
+            if failed is None:
+                self._check_length(f"line {first + row + 1}", len(line))
+            elif reason := self._too_long(len(line)):
+                failed[row] = reason
+                too_long.add(row)
         if batch < 1:
             raise UserError(f"batch = {batch}: must be 1 or more lines")
-        lines = [row for row, text in enumerate(inputs) if text.strip()]  # nothing to translate in a blank line
+        lines = [row for row, text in enumerate(inputs) if text.strip() and row not in too_long]  # blank: nothing
         batches = self.batches(ids, lines, TOKENS // (config.n_best if config.sample else config.beam), batch)
         predictions = [TextPrediction((ScoredText("", 0.0, 0.0),)) for _ in ids]
         for rows, results in self._search(batches, config, first):
@@ -113,12 +120,18 @@ class Translator(SearchPredictor[str, TextPrediction]):
         return sources, targets
 
     def _check_length(self, what: str, tokens: int) -> None:
+        if reason := self._too_long(tokens):
+            raise UserError(f"{what} {reason}")
+
+    def _too_long(self, tokens: int) -> str:
+        """Why the model cannot read so many tokens, or nothing."""
         limit = self.bundle.limits.positions
-        if limit is not None and tokens > limit:
-            raise UserError(
-                f"{what} has {tokens} tokens, its end included, but the model's learned positions end at "
-                f"max_length = {limit}: split the line"
-            )
+        if limit is None or tokens <= limit:
+            return ""
+        return (
+            f"has {tokens} tokens, its end included, but the model's learned positions end at max_length = {limit}: "
+            "split the line"
+        )
 
     def _search(
         self, batches: Iterator[Batch], config: SearchConfig, first: int
