@@ -13,6 +13,8 @@ pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
 
 import transformers
 
+import regard
+from regard.cli import main
 from regard.interop import compare, export_folder, read_folder
 from regard.interop.check import TEXTS, compare_texts
 from regard.models.config import ModelConfig
@@ -143,3 +145,14 @@ def test_pixel_statistics_go_to_the_preprocessor_and_back(
     torch.testing.assert_close(again.eval()(images), model(images))
     written = json.loads((tmp_path / "preprocessor_config.json").read_text())
     assert len(written["image_mean"]) == len(written["image_std"]) == channels
+
+
+def test_the_check_says_why_it_compares_no_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tokenizer("char")
+    sizes = {**GPT2, "max_length": 8, "vocab_size": len(own)}
+    regard.save(build(ModelConfig(**sizes)), tmp_path / "run", tokenizers={"tokenizer": own})
+    assert main(["export", str(tmp_path / "run"), "--hf", str(tmp_path / "hf"), "--check"]) == 0
+    assert "not compared, because each has more tokens than fit into max_length = 8" in capsys.readouterr().out
+    assert main(["export", str(tmp_path / "run"), "--hf", str(tmp_path / "hf"), "--check", "--json", "--force"]) == 0
+    texts = json.loads(capsys.readouterr().out)["texts"]
+    assert texts["compared"] == 0 and "max_length = 8" in texts["reason"]

@@ -13,19 +13,28 @@ import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from regard.cost.smaller import smaller
 from regard.errors import UserError
 from regard.explore.report import write_report
+from regard.interop.convert import nearest_family
 from regard.models.recipe import PRESETS, RECIPE, override, read_recipe, smoke_form
 from regard.predict.bundle import Bundle
+from regard.progress import duration, stage
 from regard.samples import sample_folder
 from regard.tasks.registry import load, task_of
 from regard.training.distributed import Workers, join
 from regard.training.lock import hold
 from regard.training.run import Run
-from regard.training.task import Metrics
+from regard.training.task import Metrics, Task
+from regard.training.trainer import Trainer
+
+HOUR = 3600.0
+TYPICAL = 64  # tokens of a row, where the recipe does not say: it hardly changes the ratio between two models
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,54 @@ def _read(recipe: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, 
     return read_recipe(recipe), str(path), path.parent
 
 
+def estimate(tables: Mapping[str, Any], workers: Workers) -> dict[str, Any]:
+    """What `regard train --dry-run` shows: sizes, and the time from a few steps that are trained and discarded."""
+    if workers.world > 1:
+        raise UserError("--dry-run: measures one process; run it without torchrun")
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        run = Run(task_of(tables)(tables, Path(folder) / "run", workers.device))
+        run.prepare()
+        trainer = run.trainer()
+        size, seconds, steps = _size(trainer), trainer.measure(), run.config.steps
+        return {
+            **size, "steps": steps, "epochs": trainer.epochs, "device": trainer.device.type,
+            "seconds_per_step": seconds, "seconds": steps * seconds,
+            "advice": _advice(run, trainer, steps * seconds) or None, "export": export_note(run.task) or None,
+        }  # fmt: skip
+
+
+def _size(trainer: Trainer) -> dict[str, int]:
+    """The number of parameters and the size of the training data."""
+    return {"parameters": sum(one.numel() for one in trainer.model.parameters()), **trainer.batches.size}
+
+
+def format_size(size: Mapping[str, int]) -> str:
+    data = ", ".join(f"{size[name]:,} {name}" for name in ("examples", "tokens") if name in size)
+    return f"{size['parameters']:,} parameters" + f"; training data: {data}" * bool(data)
+
+
+def _advice(run: Run, trainer: Trainer, seconds: float) -> str:
+    """A line for a run that takes long on a CPU: what would fit into an hour."""
+    if trainer.device.type != "cpu" or seconds <= HOUR or trainer.started:
+        return ""
+    task, options = run.task, [f"--set train.steps={max(1, int(run.config.steps * HOUR / seconds))}"]
+    if found := smaller(task.model_config, task.model_fields, run.config.pack or TYPICAL, seconds, HOUR):
+        sets = " ".join(f"--set model.{name}={value}" for name, value in found.settings.items())
+        options.insert(0, f"{sets} (as preset {found.preset!r}: about {duration(found.seconds)})")
+    return f"note: more than an hour on a CPU. To stay below:  {', or  '.join(options)}"
+
+
+def export_note(task: Task) -> str:
+    """A line about a model that `regard export` will refuse."""
+    nearest, differences = nearest_family(task.make_model_config(task.PLACEHOLDERS))
+    if not differences:
+        return ""
+    return (
+        f"note: this architecture cannot be exported to Hugging Face; {nearest.name}, the most similar one there, "
+        f"differs in {'; '.join(differences)}. Change [model] if you need the export"
+    )
+
+
 def train_run(tables: Mapping[str, Any], folder: Path, workers: Workers, fresh: bool = False) -> Outcome:
     """Prepare, train (from the last checkpoint, if there is one), evaluate, write the report.
 
@@ -133,11 +190,15 @@ def train_run(tables: Mapping[str, Any], folder: Path, workers: Workers, fresh: 
         if trainer.resume() and workers.leads and not trainer.finished:
             print(f"resuming from step {trainer.step} of {run.config.steps}.", file=sys.stderr)
         begin = trainer.step
+        if workers.leads and not trainer.finished:
+            print(format_size(_size(trainer)), file=sys.stderr)
+        trainer.advise = partial(_advice, run, trainer)
 
         def finish() -> dict[str, Metrics]:
             evaluations = run.finish(trainer)
             results = run.task.results(run.bundle.predictor, evaluations)
-            write_report(folder / "report.html", results, run.bundle)
+            with stage("writing report.html"):
+                write_report(folder / "report.html", results, run.bundle)
             return {name: one.metrics for name, one in evaluations.items()}
 
         metrics = workers.on_lead(finish) if trainer.run() else None

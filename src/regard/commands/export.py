@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regard.commands import show
 from regard.errors import UserError
@@ -43,7 +43,9 @@ def run(args: argparse.Namespace) -> None:
         family = export_folder(bundle.model, fresh, bundle.tokenizers, metadata=metadata)
         difference, summary = check(args, bundle.model, fresh)
         agreement = compare_texts(bundle, fresh) if args.check else None
-        if agreement is not None:
+        if isinstance(agreement, str):
+            summary = [*summary, f"outputs for texts: not compared, because {agreement}"]
+        elif agreement is not None:
             summary = [*summary, agreement.summary]
             if agreement.identical < 0.9 * agreement.compared:
                 text, ours, theirs = agreement.first or ("", "", "")
@@ -55,7 +57,11 @@ def run(args: argparse.Namespace) -> None:
     parameters = sum(tensor.numel() for tensor in weights_of(bundle.model).values())
     result = {"family": family, "parameters": parameters, "folder": args.hf, "files": files}
     line = f"{family}, {parameters:,} parameters: {args.run} -> {args.hf} ({', '.join(files)})"
-    texts = None if agreement is None else {"identical": agreement.identical, "compared": agreement.compared}
+    texts: dict[str, Any] | None = None
+    if isinstance(agreement, str):
+        texts = {"compared": 0, "reason": agreement}
+    elif agreement is not None:
+        texts = {"identical": agreement.identical, "compared": agreement.compared}
     show(args.json, {**result, "difference": difference, "texts": texts}, [line, *summary])
 
 

@@ -6,6 +6,7 @@ examples:
   regard train recipes/multi30k-en-de.toml --smoke                  its small form, on sample data
   regard train mine.toml -o runs/mine --set train.steps=2000        any setting, by table and name
   regard train mine.toml --set model.position=rope --device cuda
+  regard train mine.toml --dry-run                                  how large, and how long on this machine?
   torchrun --nproc-per-node 8 -m regard train mine.toml             on eight GPUs; see docs/distributed.md
 """
 
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.commands import DEVICE, REPEATABLE
+from regard.commands import DEVICE, REPEATABLE, show
 from regard.errors import MissingFiles, UserError, program
 
 if TYPE_CHECKING:
@@ -32,21 +33,44 @@ ARGUMENTS = {
     "--data DIR": "folder of the data, or sample:NAME (default: the recipe's)",
     "--set TABLE.NAME=VALUE": ("change a setting; repeatable", REPEATABLE),
     "--smoke": "the recipe's small form, on sample data: a test of a minute",
+    "--dry-run": "measure a few steps and print sizes and estimated time; nothing is kept",
     "--skip-bad-lines": "skip unusable lines of the data, with a note",
     **DEVICE,
-    "--json": "print the final metrics as JSON",
+    "--json": "print the final metrics (with --dry-run: the estimate) as JSON",
 }
 
 
 def run(args: argparse.Namespace) -> int:
-    from regard.api import open_recipe
+    from regard.api import export_note, open_recipe
+    from regard.models.recipe import RECIPE
+    from regard.tasks.registry import task_of
     from regard.training.distributed import join
 
     with join(args.device) as workers:
         tables, folder = open_recipe(
             args.recipe, args.data, args.out, smoke=args.smoke, assignments=args.set, skip_bad=args.skip_bad_lines
         )
+        if args.dry_run:
+            return show_estimate(args, tables, workers)
+        task = task_of(tables)(tables, folder, workers.device)
+        if workers.leads and not (folder / RECIPE).exists() and (note := export_note(task)):
+            print(note, file=sys.stderr)
         return train_folder(args, tables, folder, workers)
+
+
+def show_estimate(args: argparse.Namespace, tables: dict[str, Any], workers: Workers) -> int:
+    """With --dry-run: sizes and time, and nothing is left behind."""
+    from regard.api import estimate, format_size
+    from regard.progress import duration
+
+    with data_hint(args):
+        found = estimate(tables, workers)
+    device = {"cpu": "CPU", "cuda": "GPU"}.get(found["device"], found["device"])
+    time = f"about {duration(found['seconds'])} on this {device}, {found['seconds_per_step']:.2g} s per step"
+    steps = f"{found['steps']:,} steps ({found['epochs']:.3g} epochs): {time}"
+    notes = [note for name in ("advice", "export") if (note := found[name])]
+    show(args.json, found, [format_size(found), steps, *notes])
+    return 0
 
 
 @contextmanager

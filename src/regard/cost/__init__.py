@@ -3,7 +3,8 @@
     cost(preset("gpt2"), seq=1024, batch=8).training_memory
 
 Read the modules in this order: `shapes` (tokens per stack), `operations` (parameters and FLOPs), `activations` (what
-training stores), and `total`, which adds the state of the optimizer and the KV cache.
+training stores), and `total`, which adds the state of the optimizer and the KV cache. `smaller` finds a preset that
+trains in less time.
 """
 
 from regard.cost.total import BYTES, Cost, cost

@@ -124,6 +124,10 @@ class ImageStream(ChunkedStream):
         self.images = images.to(device) if device.type != "cpu" else images
         self.config, self.row_count, self.side, self.seed, self.device = config, rows, side, seed, device
 
+    @property
+    def size(self) -> dict[str, int]:
+        return {"examples": len(self.images)}
+
     def prepare(self, epoch: int, chunk: int) -> tuple[int, tuple[Tensor, Augmentation]]:
         order = batch_rows(len(self.images), self.row_count, epoch_generator(self.seed, epoch))
         every = [sample(self.config, self.row_count, self.side, self.seed, epoch, at) for at in range(len(order))]

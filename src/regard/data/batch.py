@@ -139,6 +139,11 @@ class Sequences(ABC):
     def longest_row(self) -> int:
         return int(self.sizes.max())
 
+    @property
+    def tokens(self) -> int:
+        """The tokens of all rows."""
+        return int(self.sizes.sum())
+
     def at(self, epoch: int) -> Self:
         """The rows that this epoch reads: always the same, unless a subclass samples them."""
         return self
@@ -167,6 +172,11 @@ class Pairs(Sequences):
     def sizes(self) -> Tensor:
         """The length of a row: its longer side."""
         return torch.maximum(self.sources.lengths, self.targets.lengths)
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of both sides."""
+        return int(self.sources.lengths.sum() + self.targets.lengths.sum())
 
     def batch(self, rows: Tensor) -> PairBatch:
         source, source_is_real = self.sources.pad(rows)

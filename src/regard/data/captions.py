@@ -210,6 +210,10 @@ class SceneStream(ChunkedStream):
         self.generator, self.targets, self.rows, self.seed = generator, targets, rows, seed
         self.batches = max(1, generator.config.train // rows)
 
+    @property
+    def size(self) -> dict[str, int]:
+        return {"examples": self.generator.config.train}
+
     def prepare(self, epoch: int, chunk: int) -> tuple[int, Scenes]:
         common = epoch < self.generator.config.common
         return self.batches, self.generator.sample(self.rows, False, 1, self.seed, epoch, chunk, common=common)

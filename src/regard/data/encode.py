@@ -9,13 +9,11 @@ stream       ids, all documents as one sequence with </s> between them
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from tqdm import tqdm
 
 from regard.data.columns import Column, Store, Writer, prepare, token_type
 from regard.data.documents import Piece, utf8
@@ -23,6 +21,7 @@ from regard.data.labels import LabelData
 from regard.data.pairs import Pair
 from regard.data.sets import fingerprint
 from regard.errors import UserError
+from regard.progress import stage
 from regard.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -39,18 +38,16 @@ def digest_of(tokenizer: Tokenizer) -> str:
 def _chunks(
     stream: Iterable[T], size: Callable[[T], int], unit: str, total: int = 0, done: int = 0
 ) -> Iterator[list[T]]:
-    """Lists of rows, limited in number and in characters; a progress bar counts rows, or characters (unit "char")."""
+    """Lists of rows, limited in number and in characters; progress is shown in rows, or in "characters"."""
     chunk: list[T] = []
-    characters, off = 0, not sys.stderr.isatty()
-    with tqdm(
-        desc="tokenising", unit=unit, total=total or None, initial=done, unit_scale=True, leave=False, disable=off
-    ) as bar:
+    characters = 0
+    with stage("tokenising", unit, total, done) as progress:
         for row in stream:
             chunk.append(row)
             characters += size(row)
             if len(chunk) == ROWS or characters >= CHARACTERS:
                 yield chunk
-                bar.update(characters if unit == "char" else len(chunk))
+                progress.count += characters if unit == "characters" else len(chunk)
                 chunk, characters = [], 0
         if chunk:
             yield chunk
@@ -67,7 +64,7 @@ def store_pairs(
 
     def write(writer: Writer) -> None:
         dropped = 0
-        for chunk in _chunks(pairs, lambda pair: len(pair.source) + len(pair.target), "pair"):
+        for chunk in _chunks(pairs, lambda pair: len(pair.source) + len(pair.target), "pairs"):
             sources = source.encode_batch([pair.source for pair in chunk], add_eos=True)
             targets = target.encode_batch([pair.target for pair in chunk], add_bos=True, add_eos=True)
             kept: list[int] = []
@@ -96,7 +93,7 @@ def store_labelled(files: Sequence[str], config: LabelData, folder: str | Path, 
     def write(writer: Writer) -> None:
         most = config.max_length
         writer.notes["truncated"] = 0
-        for chunk in _chunks(config.read(files), lambda one: len(one.text), "text"):
+        for chunk in _chunks(config.read(files), lambda one: len(one.text), "texts"):
             texts = tokenizer.encode_batch([one.text for one in chunk], add_bos=True, add_eos=True)
             writer.notes["truncated"] += sum(len(ids) > most for ids in texts)
             texts = [ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in texts]
@@ -117,7 +114,7 @@ def store_documents(
 
     def write(writer: Writer) -> None:
         held: list[int] = []
-        for chunk in _chunks(stream, lambda piece: len(piece.text), "char", characters):
+        for chunk in _chunks(stream, lambda piece: len(piece.text), "characters", characters):
             parts = []
             for (_, ends), ids in zip(chunk, tokenizer.encode_batch([text for text, _ in chunk]), strict=True):
                 held += ids
@@ -148,7 +145,7 @@ def store_tokens(
         saved, pieces = writer.rows, iter(stream)
         for _ in range(counts["pieces"]):
             next(pieces)
-        for chunk in _chunks(pieces, lambda piece: len(piece.text), "char", characters, counts["characters"]):
+        for chunk in _chunks(pieces, lambda piece: len(piece.text), "characters", characters, counts["characters"]):
             writer.append(ids=_joined(chunk, tokenizer, counts))
             if writer.rows - saved >= CHECKPOINT:
                 writer.checkpoint()

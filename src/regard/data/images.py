@@ -31,7 +31,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from regard.data.columns import Column, Writer, prepare
 from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes
@@ -207,7 +206,7 @@ def store_pixels(
         writer.notes["kept"] = []
 
         def scan(notes: Notes) -> Iterator[int | Problem]:
-            for number, path in enumerate(tqdm(files, desc="images", disable=not sys.stderr.isatty(), leave=False)):
+            for number, path in enumerate(files):
                 try:
                     pixels, size = open_pixels(path, channels, side)
                 except UserError as error:

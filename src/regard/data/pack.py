@@ -103,6 +103,10 @@ class PackedRows(ChunkedStream):
         self.device = device or torch.device("cpu")
         self.planned: tuple[int, Plan] | None = None  # the epoch that the thread is in
 
+    @property
+    def size(self) -> dict[str, int]:
+        return {"examples": len(self.sizes[0]), "tokens": sum(int(side.sum()) for side in self.sizes)}
+
     def plan(self, epoch: int) -> Plan:
         """An epoch of sequences in random order, in as many rows as make whole batches."""
         generator = epoch_generator(self.seed, epoch)

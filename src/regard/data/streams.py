@@ -51,6 +51,12 @@ class Stream(ABC):
     epoch = 0
     index = 0  # batches taken from this epoch, by all processes together
     rank, world = 0, 1
+    per_epoch = 0  # batches of the epoch, once one is taken
+
+    @property
+    def size(self) -> dict[str, int]:
+        """The training data, as far as it is known: "examples" and "tokens"."""
+        return {}
 
     @property
     def position(self) -> dict[str, int]:
@@ -75,6 +81,7 @@ class Stream(ABC):
                     if opened == self.epoch:
                         self.epoch, self.index = self.epoch + 1, 0
                     opened, (count, make) = self.epoch, self.open(self.epoch)
+                    self.per_epoch = count
                 if turn == self.rank:
                     own, number = make, self.index
                 self.index += 1
@@ -96,6 +103,10 @@ class Batches(Stream):
                 "or lower data.max_length"
             )
         self.data, self.budget, self.seed = data, budget, seed
+
+    @property
+    def size(self) -> dict[str, int]:
+        return {"examples": len(self.data), "tokens": self.data.tokens}
 
     def plan(self, epoch: int) -> list[Tensor]:
         """The rows of each batch of an epoch."""
@@ -147,6 +158,10 @@ class Examples(Stream):
     def __init__(self, count: int, rows: int, seed: int, make: Callable[[Tensor], Any]) -> None:
         self.count, self.rows, self.seed, self.make = count, rows, seed, make
 
+    @property
+    def size(self) -> dict[str, int]:
+        return {"examples": self.count}
+
     def open(self, epoch: int) -> tuple[int, Callable[[int], Any]]:
         order = batch_rows(self.count, self.rows, epoch_generator(self.seed, epoch))
         return len(order), lambda number: self.make(order[number])
@@ -190,6 +205,10 @@ class Blocks(Stream):
         resident = len(ids) <= RESIDENT.get(device.type, RESIDENT["cpu"])
         self.ids = ids.int().to(device) if resident else ids
         self.columns = torch.arange(length + 1, device=self.ids.device)
+
+    @property
+    def size(self) -> dict[str, int]:
+        return {"tokens": len(self.ids)}
 
     def starts(self, epoch: int) -> Tensor:
         """Where the rows of an epoch begin, by batch. [batches, rows]"""
@@ -282,6 +301,7 @@ def prefetch(stream: Stream, pin: bool = False) -> Generator[Any]:
                 batch, position = waiting.popleft().result()  # or the error of the thread
                 waiting.append(thread.submit(make))
                 stream.seek(position)
+                stream.per_epoch = ahead.per_epoch
                 yield batch
         finally:
             thread.shutdown(cancel_futures=True)

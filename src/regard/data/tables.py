@@ -32,6 +32,7 @@ from typing import IO, Any, Generic, NamedTuple, TypeVar
 from regard.data.lines import LONGEST, UNREADABLE, UTF8, Notes, Problem, open_bytes, read_lines, undecodable
 from regard.data.sets import find_files
 from regard.errors import MissingExtra, UserError, suggest
+from regard.progress import watched
 
 T = TypeVar("T")
 SHOWN = 10  # problems that are listed
@@ -100,7 +101,7 @@ class Rows(Generic[T]):
         count = bad_count = 0
         bad: list[Problem] = []
         fatal: list[Problem] = []
-        for item in self.scan(notes):
+        for item in watched(self.scan(notes), f"reading {names}", self.what):
             if isinstance(item, Problem):
                 bad_count += 1
                 listed = fatal if item.fatal else bad

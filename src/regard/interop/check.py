@@ -74,11 +74,13 @@ class Agreement:
         return f"outputs for {self.compared} texts: {self.identical} identical to those of transformers"
 
 
-def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | None:
-    """Compare the predictions of `bundle` with those of the transformers folder; None if its input is not text."""
+def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | str:
+    """Compare the predictions of `bundle` with those of the transformers folder, or why that is not possible."""
     config = bundle.config
     if not bundle.tokenizers or config.input != "tokens" or bundle.predictor_class is None:
-        return None
+        return (
+            "it does not predict from text" if bundle.tokenizers or config.input != "tokens" else "it has no tokenizer"
+        )
     from transformers import AutoTokenizer
 
     def load(path: Path) -> Any:
@@ -87,7 +89,7 @@ def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | None:
     room = config.max_length - NEW_TOKENS if config.architecture == "decoder" else config.max_length
     texts = [text for text in TEXTS if len(bundle.source.encode(text)) + 2 <= room]
     if not texts:
-        return None
+        return f"each has more tokens than fit into max_length = {config.max_length}"
     peer, tokenizer, predictor = load_peer(folder), load(Path(folder)), bundle.predictor
     with torch.inference_mode():
         match config.architecture, config.output_head:
@@ -119,7 +121,7 @@ def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | None:
                 theirs = [*map(bundle.tokenizer.token, peer(**batch).logits[masked].argmax(dim=-1).tolist())]
                 ours = [one.masks[0][0].token for one in predictor.predict(texts, top=1)]
             case _:
-                return None
+                return "its tokenizer has no mask token"
     pairs = [*zip(texts, ours, theirs, strict=True)]
     different = [pair for pair in pairs if pair[1] != pair[2]]
     return Agreement(len(pairs) - len(different), len(pairs), different[0] if different else None)

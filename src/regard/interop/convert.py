@@ -46,6 +46,17 @@ def family_in(hf: Json) -> Family:
 
 def family_of(config: ModelConfig) -> Family:
     """The family that can represent such a model."""
+    nearest, differences = nearest_family(config)
+    if differences:
+        raise UserError(
+            f"no Hugging Face family can represent this model. The most similar one, {nearest.name}, differs in "
+            f"{'; '.join(differences)}: train a model with those values, or use this one with Regard"
+        )
+    return nearest
+
+
+def nearest_family(config: ModelConfig) -> tuple[Family, list[str]]:
+    """The most similar family, and how a model differs from it: not at all if it can be exported."""
     mismatches = {name: dict(family.mismatches(config)) for name, family in FAMILIES.items()}
 
     def distance(family: Family) -> tuple[int, int]:
@@ -53,15 +64,10 @@ def family_of(config: ModelConfig) -> Family:
         return other, len(mismatches[family.model_type])
 
     nearest = min(FAMILIES.values(), key=distance)
-    if differences := [
+    return nearest, [
         f"{field} = {actual_value(config, field)!r} ({nearest.name} has {expected})"
         for field, expected in mismatches[nearest.model_type].items()
-    ]:
-        raise UserError(
-            f"no Hugging Face family can represent this model. The most similar one, {nearest.name}, differs in "
-            f"{'; '.join(differences)}: train a model with those values, or use this one with Regard"
-        )
-    return nearest
+    ]
 
 
 def config_from_hf(hf: Json, tensors: Mapping[str, Tensor] | None = None) -> ModelConfig:

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import torch
 
 from regard.errors import UserError
+from regard.progress import paused
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -44,12 +45,13 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Itera
     global _shared
     count = min(threads, len(items))
     _shared = work, items
-    pool = _processes(count)
+    with paused():
+        pool = _processes(count)
     alone = pool is not None
     if pool is None:  # the number of threads is each thread's own, but for MKL's, which is the process's
         pool = ThreadPoolExecutor(count, "batch", torch.set_num_threads, (1,))
     try:
-        with warnings.catch_warnings():
+        with paused(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of fork, for the threads that torch keeps asleep
             results = pool.map(_work, range(len(items))) if alone else pool.map(work, items)
         yield from results

@@ -44,6 +44,7 @@ class TrainConfig:
     patience: int = 0  # evaluations without improvement before training stops; 0: never
     average: int = 1  # the final model is the mean of so many checkpoints
     tensorboard: bool = False  # metrics also as events for TensorBoard
+    wandb: bool = False  # metrics also in Weights & Biases
 
     def __post_init__(self) -> None:
         check_fields(

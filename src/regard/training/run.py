@@ -35,6 +35,7 @@ from regard.models.config import ModelConfig
 from regard.models.folder import WEIGHTS, fill, load_tokenizers, read_weights, weights_of, write_weights
 from regard.models.recipe import RECIPE
 from regard.models.transformer import build
+from regard.progress import stage
 from regard.settings import from_dict, read_toml, write_toml
 from regard.training.checkpoint import average, complete_checkpoints, newest
 from regard.training.distributed import current
@@ -45,7 +46,7 @@ from regard.training.trainer import Trainer
 
 CONTENTS = (
     "tokenizer.json", "source.json", "target.json", WEIGHTS, "metrics.jsonl", "scores.json", "summary.json",
-    "predictions", "report.html", "checkpoints", "data", "tensorboard",
+    "predictions", "report.html", "checkpoints", "data", "tensorboard", "wandb",
 )  # fmt: skip
 
 
@@ -66,7 +67,8 @@ class Run:
             repeated = task.data.repeated() if isinstance(task.data, DataConfig) else ()
             for line in (*self.config.warnings(), *repeated):
                 print(f"warning: {line}", file=sys.stderr)
-        task.check_data()
+        with stage("reading the data"):
+            task.check_data()
         self.preloading = threading.Thread(target=preload, args=(task.device,))
         self.preloading.start()
         names = task.tokenizer_names()
@@ -89,7 +91,8 @@ class Run:
             write_atomically(self.folder / "summary.json", json.dumps(task.summary).encode())
             for name, tokenizer in task.tokenizers.items():
                 tokenizer.save(self.folder / f"{name}.json")
-            task.prepare_data()
+            with stage("preparing the data"):
+                task.prepare_data()
 
     def _saved_recipe(self) -> dict[str, object]:
         """The folder's recipe; a field that it lacks, being older, has its default."""
@@ -159,9 +162,9 @@ class Run:
         if self.preloading is not None:
             self.preloading.join()  # what it loads must not become part of a recorded step
         torch.manual_seed(config.seed)
-        model = build(task.model_config)
         evaluate, metric = task.evaluate if task.has_validation else None, task.METRICS[config.metric]
-        with self._removed_on_error():
+        with stage("building the model"), self._removed_on_error():
+            model = build(task.model_config)
             if config.init_from is not None and newest(self.folder / "checkpoints")[0] is None:
                 initialize_weights(model, config.init_from, verbose=current().leads)
             stream, objective = task.stream(), task.objective()

@@ -31,6 +31,7 @@ from regard.files import make_folder, write_atomically
 from regard.models.config import ModelConfig
 from regard.models.recipe import with_preset
 from regard.predict.bundle import Bundle, Predictor
+from regard.progress import stage
 from regard.settings import from_dict, to_dict
 from regard.text.config import TextConfig
 from regard.text.gpt2 import read_gpt2
@@ -191,9 +192,10 @@ class Task(ABC):
             return load_tokenizer(folder / home(text.tokenizer_files[side]))
         if text.kind == "gpt2":
             return read_gpt2(folder / home(text.vocab_dir or ""), text.normalize)
+        kind = text.target_kind or text.kind if side == 1 else text.kind
         try:
-            kind = text.target_kind or text.kind if side == 1 else text.kind
-            return Tokenizer.train(texts, kind, text.vocab_size, normalize=text.normalize)
+            with stage("training the tokenizer", "texts") as done:
+                return Tokenizer.train(done.each(texts), kind, text.vocab_size, normalize=text.normalize)
         except UserError as error:
             raise UserError(str(error).replace("vocab_size", "text.vocab_size")) from None
 
@@ -302,8 +304,9 @@ class Task(ABC):
     def score_sets(self, predictor: Any, names: Iterable[str], **options: Any) -> dict[str, Evaluation]:
         evaluations = {}
         for name in names:
-            examples = self.examples(name)
-            evaluations[name] = Evaluation(examples, *self.score(predictor, examples, **options))
+            with stage(f"evaluating {name}"):
+                examples = self.examples(name)
+                evaluations[name] = Evaluation(examples, *self.score(predictor, examples, **options))
         return evaluations
 
     def records(self, evaluation: Evaluation) -> list[dict[str, Any]]:

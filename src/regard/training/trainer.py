@@ -9,7 +9,7 @@ finish, saves a checkpoint, and returns; a second Ctrl-C stops at once.
     RUN/metrics.jsonl       a line every `log_every` steps (loss, lr, speed) and one per evaluation
     RUN/checkpoints/        see `regard.training.checkpoint`
     RUN/model.safetensors   the best weights so far, where there is validation data
-    RUN/tensorboard/        see `regard.training.progress`
+    RUN/tensorboard/, RUN/wandb/    see `regard.training.progress`
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from regard.errors import UserError
 from regard.files import write_atomically
 from regard.models.folder import WEIGHTS, weights_of, write_weights
 from regard.nn.block import Stack, run_block
+from regard.progress import duration, running, stage
 from regard.training import checkpoint
 from regard.training.config import TrainConfig
 from regard.training.distributed import current
 from regard.training.lock import hold
 from regard.training.optimizer import make_optimizer, rate
 from regard.training.parallel import HALF, Engine, Graph, Objective, Sharded, Update, distribute, full
-from regard.training.progress import Board, Progress
+from regard.training.progress import Board, Pace, Progress, WeightsAndBiases
 
 Evaluate = Callable[[Any], dict[str, float]]  # model in eval mode -> "valid_loss" and other metrics by name
 LEAST_SCALE = 2.0**-14  # of an fp16 loss: infinite gradients have halved it 30 times, starting from 2^16
@@ -66,6 +67,7 @@ class Trainer:
     tokens: Tensor  # the number of tokens (or whatever `unit` says) that it is a sum over,
     skipped: Tensor  # the number of skipped steps
     began: float  # `seconds` at that line
+    advise: Callable[[float], str] | None = None  # from the estimated seconds of a run to a line about them, or none
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class Trainer:
             raise UserError(
                 "cuda_graph = true: a recorded step cannot communicate with other processes; set cuda_graph = false"
             )
-        self.step = 0
+        self.step = self.started = 0  # steps done, and those at the start of this process
         self.engine = distribute(model, objective, config, self.device, self.workers)
         batches.shard(self.workers.rank, self.workers.world)
         self._seed_rank()
@@ -104,7 +106,10 @@ class Trainer:
         self.best: dict[str, Any] = {"step": 0, "stale": 0}  # and "value", once there is one
         self.seconds = 0.0  # spent training, over all runs
         self.metrics = folder / "metrics.jsonl"
-        self.board = Board(folder / "tensorboard") if config.tensorboard and self.workers.leads else None
+        self.boards: list[Board | WeightsAndBiases] = []
+        if self.workers.leads:
+            self.boards += [Board(folder / "tensorboard")] if config.tensorboard else []
+            self.boards += [WeightsAndBiases(folder, config)] if config.wandb else []
         self._begin_line(0.0, 0)
 
     def resume(self) -> bool:
@@ -114,6 +119,7 @@ class Trainer:
         if newest is None:
             return False
         state, self.step = newest.state, newest.step
+        self.started = newest.step
         self._seed_rank()
         newest.restore(self.model, self.optimizer, self.mean)
         self.batches.seek(state["data"])
@@ -158,21 +164,24 @@ class Trainer:
 
     def run(self) -> bool:
         """Train to the end; False if it was interrupted (then there is a checkpoint)."""
-        config, workers, mark, on_gpu = self.config, self.workers, time.monotonic(), self.device.type == "cuda"
+        config, workers, pace = self.config, self.workers, self._pace()
         self.model.train()
         with (
             workers.leading(hold(self.folder)),
-            closing(iter(self.batches) if config.pack else prefetch(self.batches, on_gpu)) as stream,  # packs are ready
+            closing(self._stream()) as stream,
             interruptible(quiet=not workers.leads) as interrupted,
             workers.agreement(interrupted) as stop,
             closing(Progress(config.steps, self.step, workers.leads, self.unit)) as progress,
+            running(progress),
         ):
+            for board in [] if self.finished else self.boards:
+                board.open()
+            mark = time.monotonic()
             while not self.finished:
-                for group in self.optimizer.param_groups:  # of a CUDA graph, a tensor that it reads
-                    lr, value = group["lr"], rate(self.step + 1, config)
-                    group["lr"] = lr.fill_(value) if isinstance(lr, Tensor) else value
-                loss, count = self.update([next(stream).to(self.device) for _ in range(config.gradient_accumulation)])
-                self.loss, self.tokens, self.step = self.loss + loss, self.tokens + count, self.step + 1
+                self._take_step(stream)
+                progress.advance(self.step)
+                if (seconds := pace.step()) is not None and workers.leads:
+                    progress.note(self._estimate(seconds))
                 last, stopped = self.step == config.steps, stop()
                 log = last or self.step % config.log_every == 0
                 save = last or stopped or self.step % config.save_every == 0
@@ -183,7 +192,7 @@ class Trainer:
                     now = time.monotonic()
                     self.seconds, mark = self.seconds + now - mark, now
                 if evaluate:
-                    with self.engine.evaluation_model(self.mean) as model:
+                    with self.engine.evaluation_model(self.mean) as model, stage("evaluating"):
                         metrics, self.best = workers.on_lead(partial(self._evaluate, model))
                     progress.show_metrics(metrics)
                     mark = time.monotonic()  # `seconds` count training only
@@ -191,15 +200,58 @@ class Trainer:
                     self._log(progress)
                 if save or self.finished:
                     self.save(config.save_every)
+                if evaluate or save:
+                    pace.restart()
                 if stopped:
                     break
         if self.finished and isinstance(self.engine, Sharded):  # the rest is done by rank 0 alone
             self.model, self.mean = self.engine.fill(self.mean), []
             self.engine = Engine(self.model, self.objective)
         self.model.eval()
-        if self.board is not None:
-            self.board.close()
+        for board in self.boards:
+            board.close()
         return self.finished
+
+    def measure(self) -> float:
+        """Seconds per step, from a few steps that are neither logged nor saved; the trainer is discarded then."""
+        pace, seconds = self._pace(), None
+        self.model.train()
+        with closing(self._stream()) as stream, stage("measuring a few steps"):
+            while seconds is None:
+                self._take_step(stream)
+                seconds = pace.step()
+        return seconds
+
+    @property
+    def epochs(self) -> float:
+        """How often all steps read the training data; known after the first step."""
+        return self.config.steps * self._batches_per_step() / self.batches.per_epoch
+
+    def _stream(self) -> Any:
+        if self.config.pack:  # packs are ready
+            return iter(self.batches)
+        return prefetch(self.batches, self.device.type == "cuda")
+
+    def _pace(self) -> Pace:
+        on_gpu, slow_start = self.device.type == "cuda", self.config.compile or self.config.cuda_graph
+        return Pace(10 if slow_start else 1, partial(torch.cuda.synchronize, self.device) if on_gpu else lambda: None)
+
+    def _take_step(self, stream: Iterator[Any]) -> None:
+        for group in self.optimizer.param_groups:  # of a CUDA graph, a tensor that it reads
+            lr, value = group["lr"], rate(self.step + 1, self.config)
+            group["lr"] = lr.fill_(value) if isinstance(lr, Tensor) else value
+        batches = [next(stream).to(self.device) for _ in range(self.config.gradient_accumulation)]
+        loss, count = self.update(batches)
+        self.loss, self.tokens, self.step = self.loss + loss, self.tokens + count, self.step + 1
+
+    def _estimate(self, seconds: float) -> str:
+        """The line about the time that the remaining steps take."""
+        steps, left = self.config.steps, self.config.steps - self.step
+        what = f"{steps:,} steps ({self.epochs:.3g} epochs)"
+        rest = f", the remaining {left:,}" if self.started else ""
+        line = f"{what}{rest}: about {duration(left * seconds)} on this machine, {seconds:.2g} s per step"
+        advice = self.advise(left * seconds) if self.advise is not None else ""
+        return f"{line}\n{advice}" if advice else line
 
     @property
     def finished(self) -> bool:
@@ -275,7 +327,7 @@ class Trainer:
         line["seconds"] = round(self.seconds, 3)
         self.workers.on_lead(lambda: self._write(line))
         self._begin_line(self.seconds, 0)
-        progress.update(self.step, loss, learning_rate, speed)
+        progress.update(loss, learning_rate, speed)
 
     def _evaluate(self, model: nn.Module) -> tuple[dict[str, float], dict[str, Any]]:
         """The metrics of `model` and what is best now; its weights are saved if they are the best so far."""
@@ -295,8 +347,8 @@ class Trainer:
         try:
             with self.metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-            if self.board is not None:
-                self.board.write(line)
+            for board in self.boards:
+                board.write(line)
         except OSError as error:
             raise UserError(
                 f"{self.metrics}: cannot be written ({error.strerror}). Free some space and run the same command "
