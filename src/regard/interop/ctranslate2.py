@@ -230,7 +230,7 @@ def array(tensor: Any) -> Any:
 
 def vocabulary(tokenizer: Tokenizer, size: int) -> list[str]:
     """The names of all tokens by id; rows that pad a vocabulary have names of their own."""
-    return [str(tokenizer._raw.id_to_token(id)) if id < len(tokenizer) else f"<unused{id}>" for id in range(size)]
+    return [tokenizer.name(id) if id < len(tokenizer) else f"<unused{id}>" for id in range(size)]
 
 
 def quantize(spec: Any) -> None:

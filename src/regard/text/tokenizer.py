@@ -212,6 +212,10 @@ class Tokenizer:
             return b""
         return bytes(table[char] for char in token) if all(char in table for char in token) else token.encode()
 
+    def name(self, id: int) -> str:
+        """The name of a token in the vocabulary, as other programs read it; `token` is the readable form."""
+        return str(self._raw.id_to_token(*self._check([id])))
+
     def token_to_id(self, name: str) -> int | None:
         """The id of a token by its name in the vocabulary, such as "[MASK]", or None."""
         return self._raw.token_to_id(name)

@@ -1,0 +1,150 @@
+"""Prediction through CTranslate2: the search itself runs in C++, on a folder that `regard export --ctranslate2` writes.
+
+    Translator    beam search or greedy search of a batch in one call         `regard translate DIR`
+    Generator     sampling, one token after the other                         `regard generate DIR`
+
+The engine ranks the hypotheses of a beam by log P alone; here the `beam` best are ranked again by the score of
+`regard.predict.config`, so a length penalty has its usual meaning. What the engine cannot do is refused by name.
+Sampling has its random numbers from the engine, which cannot be seeded for a single text: a seed is refused too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.errors import MissingExtra, UserError
+from regard.models.config import ModelConfig
+from regard.models.recipe import RECIPE, model_config
+from regard.predict.beam import Hypothesis
+from regard.predict.bundle import Batch, Bundle, Predictor
+from regard.predict.config import SearchConfig
+from regard.predict.generator import LIMIT, Generator, Overflow, SampleWriter, Token
+from regard.predict.translator import Translator
+from regard.text.tokenizer import Tokenizer
+
+MODEL = "model.bin"
+
+
+def is_ctranslate2(folder: str | Path) -> bool:
+    return (Path(folder) / MODEL).is_file() and (Path(folder) / RECIPE).is_file()
+
+
+def predictor_of(config: ModelConfig) -> type[Predictor[Any, Any]]:
+    return CTranslate2Generator if config.architecture == "decoder" else CTranslate2Translator
+
+
+class CTranslate2Model(nn.Module):
+    """Where a bundle has its model: the config, and an engine that has the weights."""
+
+    def __init__(self, folder: str | Path, device: str | torch.device, recipe: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.config, self.folder = model_config(recipe, Path(folder) / RECIPE), str(folder)
+        self.nothing = nn.Parameter(torch.empty(0), requires_grad=False)  # a bundle asks for the device of one
+        try:
+            import ctranslate2
+        except ImportError:
+            raise MissingExtra("ctranslate2", "ctranslate2", str(folder)) from None
+        is_cuda, threads = torch.device(device).type == "cuda", torch.get_num_threads()
+        kind = ctranslate2.Generator if self.config.architecture == "decoder" else ctranslate2.Translator
+        # like ours: one core per batch, which is faster than all cores on each
+        self.engine = kind(
+            self.folder, device="cuda" if is_cuda else "cpu", inter_threads=1 if is_cuda else threads, intra_threads=1
+        )
+
+
+class Names:
+    """Token names, which the engine reads and writes, and ids."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.names = [tokenizer.name(id) for id in range(len(tokenizer))]
+        self.ids = {name: id for id, name in enumerate(self.names)}
+
+    def of(self, ids: Sequence[int]) -> list[str]:
+        return [self.names[id] for id in ids]
+
+
+def refuse(config: SearchConfig, names: Sequence[str]) -> None:
+    """An error for settings that the engine does not have."""
+    for name in names:
+        value, plain = getattr(config, name), type(config).__dataclass_fields__[name].default
+        if value != plain:
+            raise UserError(f"{name} = {value}: CTranslate2 does not compute it; remove it, or use the run itself")
+
+
+class CTranslate2Translator(Translator):
+    """A `Translator` whose search runs in the engine."""
+
+    def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
+        super().__init__(bundle, config)
+        self.sources, self.targets = Names(self.source), Names(self.target)
+
+    def _search(
+        self, batches: Iterator[Batch], config: SearchConfig, first: int
+    ) -> Iterator[tuple[Sequence[int], list[list[Hypothesis]]]]:
+        refuse(config, ("sample", "coverage_penalty"))
+        rows, lines, most = list[int](), list[list[str]](), 1
+        for numbers, source, is_real in batches:
+            limits = config.limits(source, is_real)
+            most = max(most, *limits)
+            for row, ids, real in zip(
+                numbers, source, [None] * len(source) if is_real is None else is_real, strict=True
+            ):
+                rows.append(row)
+                lines.append(self.sources.of((ids if real is None else ids[real]).tolist()))
+        if not lines:
+            return
+        results = self.model.engine.translate_batch(  # type: ignore[union-attr]
+            lines, max_batch_size=2048, batch_type="tokens", beam_size=config.beam, num_hypotheses=config.beam,
+            length_penalty=0.0, return_scores=True, max_decoding_length=most, max_input_length=0,
+            min_decoding_length=max(config.min_length, 1), no_repeat_ngram_size=config.no_repeat_ngram,
+        )  # fmt: skip
+        yield rows, [self._ranked(one, config) for one in results]
+
+    def _ranked(self, result: Any, config: SearchConfig) -> list[Hypothesis]:
+        """The n best of the engine's hypotheses by our score; their lengths count </s>."""
+        hypotheses = []
+        for names, total in zip(result.hypotheses, result.scores, strict=True):
+            tokens = [self.targets.ids[name] for name in names]
+            hypotheses.append(Hypothesis(tokens, total / config.penalty(len(tokens) + 1), total))
+        return sorted(hypotheses, key=lambda one: -one.score)[: config.n_best]
+
+
+class CTranslate2Generator(Generator):
+    """A `Generator` whose sampling runs in the engine; samples of a prompt are generated one after the other."""
+
+    def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
+        super().__init__(bundle, config)
+        self.fixed = False
+
+    @cached_property
+    def names(self) -> Names:
+        return Names(self.tokenizer)
+
+    def _stream(
+        self, ids: list[int], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int, prompt: int
+    ) -> Iterator[Token]:
+        refuse(config, ("seed",))
+        if overflow != "stop":
+            raise UserError(f"overflow = {overflow!r}: CTranslate2 ends where the context does; use overflow = 'stop'")
+        limit, room = config.max_length or LIMIT, context - len(ids) + 1
+        ends = (limit, "limit") if limit <= room else (room, "context")
+        for number in range(config.n_best):
+            writer = SampleWriter(self.tokenizer, stops, *ends, number, prompt)
+            steps = self.model.engine.generate_tokens(  # type: ignore[union-attr]
+                self.names.of(ids), max_length=ends[0], min_length=config.min_length, sampling_topk=config.top_k,
+                sampling_topp=config.top_p, sampling_temperature=config.temperature,
+                no_repeat_ngram_size=config.no_repeat_ngram, return_log_prob=True,
+                end_token=[] if self.tokenizer.eos is None else [self.tokenizer.eos],
+            )  # fmt: skip
+            for step in steps:
+                yield writer.add(step.token_id, step.log_prob)
+                if writer.ended:
+                    break
+            if not writer.ended:  # the engine does not report </s>
+                yield writer.add(self.tokenizer.special_id("eos"), 0.0)
