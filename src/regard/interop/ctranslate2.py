@@ -68,7 +68,8 @@ def export_ctranslate2(bundle: Bundle, folder: str | Path, *, int8: bool = False
     """Write the model of `bundle` into an existing folder."""
     if reasons := refuse(bundle.config):
         raise UserError(
-            f"{bundle.name}: cannot be exported to CTranslate2: {reasons}; the engine does not compute this as Regard does"
+            f"{bundle.name}: cannot be exported to CTranslate2: {reasons}; the engine does not compute this as Regard "
+            "does"
         )
     try:
         spec = make_spec(bundle)
@@ -203,7 +204,7 @@ def set_feedforward(spec: Any, feedforward: FeedForward, norm: nn.Module) -> Non
             part.bias = array(up.bias.chunk(2)[number])
 
 
-def set_embedding(spec: Any, embedding: nn.Embedding, stack: Any, config: ModelConfig) -> None:
+def set_embedding(spec: Any, embedding: Any, stack: Any, config: ModelConfig) -> None:
     spec.weight = array(embedding.weight)
     stack.scale_embeddings = config.embed_scale
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -27,12 +27,6 @@ from regard.predict.config import SearchConfig
 from regard.predict.generator import LIMIT, Generator, Overflow, SampleWriter, Token
 from regard.predict.translator import Translator
 from regard.text.tokenizer import Tokenizer
-
-MODEL = "model.bin"
-
-
-def is_ctranslate2(folder: str | Path) -> bool:
-    return (Path(folder) / MODEL).is_file() and (Path(folder) / RECIPE).is_file()
 
 
 def predictor_of(config: ModelConfig) -> type[Predictor[Any, Any]]:
@@ -83,6 +77,7 @@ class CTranslate2Translator(Translator):
     def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
         super().__init__(bundle, config)
         self.sources, self.targets = Names(self.source), Names(self.target)
+        self.search_engine: Any = self.model.engine
 
     def _search(
         self, batches: Iterator[Batch], config: SearchConfig, first: int
@@ -99,19 +94,20 @@ class CTranslate2Translator(Translator):
                 lines.append(self.sources.of((ids if real is None else ids[real]).tolist()))
         if not lines:
             return
-        results = self.model.engine.translate_batch(  # type: ignore[union-attr]
+        results = self.search_engine.translate_batch(
             lines, max_batch_size=2048, batch_type="tokens", beam_size=config.beam, num_hypotheses=config.beam,
             length_penalty=0.0, return_scores=True, max_decoding_length=most, max_input_length=0,
             min_decoding_length=max(config.min_length, 1), no_repeat_ngram_size=config.no_repeat_ngram,
         )  # fmt: skip
-        yield rows, [self._ranked(one, config) for one in results]
+        yield rows, [self._ranked(one, config, most) for one in results]
 
-    def _ranked(self, result: Any, config: SearchConfig) -> list[Hypothesis]:
-        """The n best of the engine's hypotheses by our score; their lengths count </s>."""
+    def _ranked(self, result: Any, config: SearchConfig, most: int) -> list[Hypothesis]:
+        """The n best hypotheses by our score; a length counts </s>, which one of `most` tokens lacks."""
         hypotheses = []
         for names, total in zip(result.hypotheses, result.scores, strict=True):
             tokens = [self.targets.ids[name] for name in names]
-            hypotheses.append(Hypothesis(tokens, total / config.penalty(len(tokens) + 1), total))
+            penalty = config.penalty(min(len(tokens) + 1, most))
+            hypotheses.append(Hypothesis(tokens, total / penalty, total, len(tokens) < most))
         return sorted(hypotheses, key=lambda one: -one.score)[: config.n_best]
 
 
@@ -120,7 +116,7 @@ class CTranslate2Generator(Generator):
 
     def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
         super().__init__(bundle, config)
-        self.fixed = False
+        self.fixed, self.search_engine = False, cast(Any, self.model.engine)
 
     @cached_property
     def names(self) -> Names:
@@ -136,7 +132,7 @@ class CTranslate2Generator(Generator):
         ends = (limit, "limit") if limit <= room else (room, "context")
         for number in range(config.n_best):
             writer = SampleWriter(self.tokenizer, stops, *ends, number, prompt)
-            steps = self.model.engine.generate_tokens(  # type: ignore[union-attr]
+            steps = self.search_engine.generate_tokens(
                 self.names.of(ids), max_length=ends[0], min_length=config.min_length, sampling_topk=config.top_k,
                 sampling_topp=config.top_p, sampling_temperature=config.temperature,
                 no_repeat_ngram_size=config.no_repeat_ngram, return_log_prob=True,

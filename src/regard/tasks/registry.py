@@ -57,8 +57,15 @@ def load(
     from regard.models.recipe import read_recipe
     from regard.predict.bundle import Bundle
 
-    recipe = read_recipe(path, saved=True) if recipe is None else recipe
-    model, tokenizers = folder.load(path, device, recipe), folder.load_tokenizers(path)
+    recipe, tokenizers = read_recipe(path, saved=True) if recipe is None else recipe, folder.load_tokenizers(path)
+    if (Path(path) / "model.bin").is_file():  # `regard export --ctranslate2`
+        from regard.predict.ctranslate2 import CTranslate2Model, predictor_of
+
+        if ensemble:
+            raise UserError(f"{path}: a folder for CTranslate2 cannot be part of an ensemble; pass the runs")
+        exported: Any = CTranslate2Model(path, device, recipe)
+        return Bundle(exported, tokenizers, recipe, path, predictor_of(exported.config))
+    model = folder.load(path, device, recipe)
     bundle = Bundle(model, tokenizers, recipe, path, others=[load(other, device) for other in ensemble])
     bundle.own = True
     if name := bundle.recipe.get("task") or task_for(bundle.config):
