@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import torch
 
 from regard.cli import main
 from regard.data.lines import Notes, Problem, read_lines
-from regard.errors import UserError
+from regard.data.pairs import PairData
+from regard.errors import UserError, listed
 from regard.interop import read_folder
 from regard.models.config import ModelConfig
 from regard.models.transformer import build
@@ -84,3 +86,30 @@ def test_a_name_is_not_a_config() -> None:
 def test_an_id_beyond_the_vocabulary(ids: list[list[int]]) -> None:
     with pytest.raises(UserError, match=r"token ids are (1 to 10|-1 to 3): the vocabulary has 0 to 9"):
         build(SMALL)(torch.tensor(ids))
+
+
+@pytest.mark.parametrize(
+    "names, said", [([], ""), (["a"], "a"), (["a", 2], "a and 2"), (["a", "b", "c"], "a, b and c")]
+)
+def test_a_list_as_a_person_writes_it(names: list[object], said: str) -> None:
+    assert listed(names) == said and listed(names, "or") == said.replace(" and ", " or ")
+
+
+def test_no_message_prints_a_list_of_python() -> None:
+    """In a message, the repr of a collection is the value of a setting (name = [...]) or a shape."""
+    for path in (Path(__file__).parent.parent / "src" / "regard").rglob("*.py"):
+        for text in ast.walk(ast.parse(path.read_text())):
+            before = ""
+            for part in text.values if isinstance(text, ast.JoinedStr) else ():
+                if isinstance(part, ast.Constant):
+                    before = str(part.value)
+                elif isinstance(part, ast.FormattedValue):
+                    code = ast.unparse(part.value)
+                    collection = code.startswith(("list(", "tuple(", "sorted(", "set(", "dict(", "[", "{"))
+                    assert not collection or "shape" in code or before.endswith("= "), f"{path}: {code}"
+                    before = ""
+
+
+def test_files_are_named_without_brackets() -> None:
+    with pytest.raises(UserError, match=r"^a\.en, b\.de and c\.fr: give two files"):
+        PairData(train=("a.en", "b.de", "c.fr")).read(("a.en", "b.de", "c.fr")).check()

@@ -124,7 +124,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(here: Path, monkeypatch: pytest.
     (["data.train=['train-images', 'test-labels']"], "24 images, but .* has 8 labels"),
     (["data.train=['photos']"], "'dark' is no class|'test' is no class|is no class|dark"),
     (["data.classes=['only']"], r"train-labels, row 2: label 1, but data.classes names 1"),
-    (["data.classes=['a', 'a']"], "names one twice"),
+    (["data.classes=['a', 'a']"], "names a twice"),
     (["model.architecture=decoder"], "needs architecture = 'encoder'|a decoder model reads tokens"),
     (["model.output_head=none"], "needs architecture = 'encoder'"),
     (["model.patch_size=3"], "patch_size = 3 does not divide"),

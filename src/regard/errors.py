@@ -43,8 +43,8 @@ def suggest(value: str, choices: Iterable[str]) -> str:
 
 def listed(names: Iterable[object], word: str = "and") -> str:
     """A list as a person writes it: "a", "a and b", "a, b and c"."""
-    *first, last = map(str, names)
-    return f"{', '.join(first)} {word} {last}" if first else last
+    texts = [*map(str, names)]
+    return f" {word} ".join([*([", ".join(texts[:-1])] if texts[1:] else []), *texts[-1:]])
 
 
 def program() -> str:

@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> None:
     options = {name: value for name, value in vars(args).items() if name not in ("run", "device", "json", "debug")}
     for name, value in options.items():
         if value is not None and name not in task.OPTIONS:
-            raise UserError(f"--{name} {value}: has no effect for a model of task {task.NAME}; remove it")
+            text = " ".join(value) if isinstance(value, list) else value
+            raise UserError(f"--{name} {text}: has no effect for a model of task {task.NAME}; remove it")
     for name in ("task", "column"):
         if getattr(args, name) is not None and not args.files:
             raise UserError(f"--{name} {getattr(args, name)}: is about --files, and there are none")

@@ -45,7 +45,7 @@ from regard.data.scenes import Phrase, SceneGenerator, Scenes, ScenesData
 from regard.data.sets import TextFiles
 from regard.data.streams import ChunkedStream
 from regard.data.tables import TABLES, Row, read_rows, table_kind, text
-from regard.errors import UserError, suggest
+from regard.errors import UserError, listed, suggest
 from regard.settings import check_fields
 from regard.text.tokenizer import Tokenizer
 
@@ -177,7 +177,7 @@ def scene_generators(config: ScenesData, folder: str, canvas: int) -> tuple[Scen
     for files in (config.items, config.test_items):
         images, labels, _ = list_set(files, ImageData(train=files, folder=folder))
         if not isinstance(images, Tensor) or images.shape[1:] != (1, SIDE, SIDE):
-            raise UserError(f"{list(files)}: scenes are made of Fashion-MNIST's idx files, images of {SIDE} x {SIDE}")
+            raise UserError(f"{listed(files)}: scenes are made of Fashion-MNIST's idx files, images of {SIDE} x {SIDE}")
         generators.append(SceneGenerator(images[:, 0], labels, canvas, config))
     return generators[0], generators[1]
 

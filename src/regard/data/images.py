@@ -36,7 +36,7 @@ from regard.data.columns import Column, Writer, prepare
 from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes
 from regard.data.sets import DataConfig, Files, fingerprint, home
 from regard.data.tables import Rows
-from regard.errors import MissingExtra, UserError, suggest
+from regard.errors import MissingExtra, UserError, listed, suggest
 
 BYTES = 8  # the type of an idx file that is read
 HELD_OUT = 1  # seed of what `valid_fraction` holds out: the same for every train.seed
@@ -55,8 +55,8 @@ class ImageData(DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_valid_fraction(self.valid_fraction)
-        if len(set(self.classes)) < len(self.classes):
-            raise UserError(f"classes = {list(self.classes)}: names one twice")
+        if repeated := {name for name in self.classes if self.classes.count(name) > 1}:
+            raise UserError(f"classes: names {listed(sorted(repeated))} twice")
 
     def find(self, files: Sequence[str]) -> list[Path]:
         """All of them folders, or files."""
@@ -78,7 +78,7 @@ def list_set(files: Sequence[str], config: ImageData, classes: tuple[str, ...] =
     if paths[0].is_dir():
         return _list_folders(paths, classes)
     if len(paths) != 2:
-        raise UserError(f"{list(files)}: give two idx files, images and labels, or folders with one folder per class")
+        raise UserError(f"{listed(files)}: give two idx files, images and labels, or folders with one folder per class")
     images, names = paths
     pixels, labels = read_idx(images), read_idx(names)
     if pixels.dim() != 3 or labels.dim() != 1:

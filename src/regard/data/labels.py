@@ -58,7 +58,7 @@ class LabelData(TextFiles):
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:
             raise UserError(f"classes = {list(self.classes)}: name two or more, each once, or remove them")
         if self.classes and (extra := set(self.names.values()) - set(self.classes)):
-            raise UserError(f"names: {min(extra)!r} is not one of classes = {list(self.classes)}")
+            raise UserError(f"names: {min(extra)!r} is not one of classes; {suggest(min(extra), self.classes)}")
         if isinstance(self.class_weights, dict) and not all(weight > 0 for weight in self.class_weights.values()):
             raise UserError(f"class_weights = {self.class_weights}: a weight must be above 0")
 

@@ -21,7 +21,7 @@ from regard.data.korean import examples
 from regard.data.lines import Notes, Problem
 from regard.data.sets import TextFiles, check_columns, find_files, wildcards
 from regard.data.tables import TABLES, Row, Rows, Table, aligned_rows, table_kind
-from regard.errors import UserError
+from regard.errors import UserError, listed
 from regard.settings import check_fields
 
 REMEDY = "Set source and target in [data]; if the file has no header, remove them"
@@ -102,10 +102,12 @@ def find_pairs(files: Sequence[str], folder: str | Path = ".") -> list[tuple[Pat
     """
     kinds = {table_kind(name) for name in files}
     if (None in kinds and (len(kinds) > 1 or len(files) != 2)) or not files:
-        endings = ", ".join(f".{kind}" for kind in TABLES)
-        raise UserError(f"{list(files)}: give two files whose lines belong together, or tables ending in {endings}")
+        endings = listed((f".{kind}" for kind in TABLES), "or")
+        raise UserError(
+            f"{listed(files) or 'no files'}: give two files whose lines belong together, or tables ending in {endings}"
+        )
     if len(files) != len(set(files)):
-        raise UserError(f"{list(files)}: contains a file twice; name the other file")
+        raise UserError(f"{listed(files)}: contains a file twice; name the other file")
     found = find_files(files, folder)
     if None not in kinds:
         return [(path,) for path in found]
@@ -114,7 +116,7 @@ def find_pairs(files: Sequence[str], folder: str | Path = ".") -> list[tuple[Pat
     sides = [{wildcards(name, folder, path): path for path in find_files([name], folder)} for name in files]
     if alone := [sides[0].get(key) or sides[1][key] for key in sides[0].keys() ^ sides[1].keys()]:
         raise UserError(
-            f"{list(files)}: match {len(sides[0])} and {len(sides[1])} files; without a partner: "
+            f"{listed(files)}: match {len(sides[0])} and {len(sides[1])} files; without a partner: "
             f"{', '.join(map(str, sorted(alone)[:10]))}"
         )
     return [(path, sides[1][key]) for key, path in sides[0].items()]

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.streams import Stream, prefetch
-from regard.errors import UserError
+from regard.errors import UserError, listed
 from regard.files import write_atomically
 from regard.models.folder import WEIGHTS, weights_of, write_weights
 from regard.nn.block import Stack, run_block
@@ -334,7 +334,9 @@ class Trainer:
         assert self.evaluate is not None
         metrics = self.evaluate(model)
         if self.metric.key not in metrics:
-            raise UserError(f"train.metric = {self.config.metric!r}: the evaluation gives only {sorted(metrics)}")
+            raise UserError(
+                f"train.metric = {self.config.metric!r}: the evaluation gives only {listed(sorted(metrics))}"
+            )
         value, best = metrics[self.metric.key], self.best.get("value")
         better = best is None or (value > best if self.metric.higher else value < best)
         if better:
