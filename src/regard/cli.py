@@ -46,6 +46,7 @@ GROUPS = {
     },
     "data and models": {
         "data": "download public data sets, check your own",
+        "tokenize": "show the tokens of text, or the text of tokens",
         "tokenizer": "train a tokenizer on text files",
         "cost": "parameters, FLOPs and memory of a model without building it",
         "import": "convert a Hugging Face model to a Regard folder",
@@ -62,7 +63,7 @@ COMMANDS.update(
     for name, summary in commands.items()
 )
 # commands that import PyTorch before anything else
-HEAVY = {name for purpose in list(GROUPS)[:4] for name in GROUPS[purpose]} - {"runs"}
+HEAVY = COMMANDS.keys() - {"runs", "data", "tokenize", "tokenizer", "cost", "completion"}
 
 HELP = """Transformers from the formula up: build, train, inspect and deploy them.
 

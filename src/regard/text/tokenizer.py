@@ -27,6 +27,8 @@ from __future__ import annotations
 
 import functools
 import os
+import unicodedata
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -169,6 +171,16 @@ class Tokenizer:
         encoding = self._raw.encode(text, add_special_tokens=False)
         return encoding.ids, [max(words[begin:end], default=-1) for begin, end in encoding.offsets]
 
+    def offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]] | None]:
+        """The characters [start, end) of each text that each of its tokens covers.
+
+        Parts of one character all cover it. None where a SentencePiece model has its own normalisation of the text.
+        """
+        if self._normalize is not None:
+            return [None] * len(texts)
+        encodings = self._raw.encode_batch(list(texts), add_special_tokens=False)
+        return [_with_marks(text, encoding.offsets) for text, encoding in zip(texts, encodings, strict=True)]
+
     def special_id(self, role: str) -> int:
         """The id of the special token `role`, such as "bos" or "eos"; an error if the vocabulary has none."""
         id: int | None = getattr(self, role)
@@ -228,6 +240,25 @@ class Tokenizer:
         # Copies, also in worker processes, are rebuilt from JSON: copies made by the library lose
         # `encode_special_tokens`.
         return Tokenizer, (self.json,)
+
+
+def _with_marks(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The library counts only the first of a letter and its accent, or of the jamo of a syllable: add the others."""
+    if unicodedata.is_normalized("NFC", text):
+        return offsets
+    starts = sorted({len(text), *(start for start, _ in offsets)})
+    complete = []
+    for start, end in offsets:
+        limit = starts[min(bisect_right(starts, start), len(starts) - 1)]
+        while end < limit and _is_mark(text[end]):
+            end += 1
+        complete.append((start, end))
+    return complete
+
+
+def _is_mark(char: str) -> bool:
+    """Whether normalisation may join a character to the one before it: an accent, or a vowel or final of Hangul."""
+    return unicodedata.category(char).startswith("M") or "\u1160" <= char <= "\u11ff"
 
 
 @functools.cache

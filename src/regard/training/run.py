@@ -6,7 +6,7 @@
     [model]  the network        -> RUN/model.safetensors
     [train]  the optimization   -> RUN/checkpoints, RUN/metrics.jsonl
     [decode] the search         -> RUN/scores.json, RUN/predictions
-    its metrics, for `regard runs` -> RUN/summary.json
+             which metrics      -> RUN/summary.json, for `regard runs`
 
 The complete recipe is saved in the folder, so that the folder alone is enough to resume and to evaluate. A `Run` knows
 no task: it calls the steps of `regard.training.task.Task` in order, and trains with `regard.training.trainer.Trainer`.
