@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 
 from regard.errors import UserError
-from regard.predict import SearchConfig, beam, sample
+from regard.models.config import ModelConfig
+from regard.models.transformer import EncoderDecoder
+from regard.predict import Bundle, SearchConfig, Translator, beam, sample
 from regard.predict.allocation import Automaton, rank_within
 from regard.predict.constraints import START, Constraints, occurs, read_phrase, read_phrases, read_prefix
 from regard.predict.ensemble import Ensemble
@@ -233,3 +236,59 @@ def test_texts_that_cannot_be_constraints() -> None:
     ):
         with pytest.raises(UserError, match=message):
             read()
+
+
+@pytest.fixture(scope="module", params=["word", "bpe"])
+def translator(request: pytest.FixtureRequest) -> Translator:
+    torch.manual_seed(2)
+    tokenizer = Tokenizer.train(TEXT, request.param, 290 if request.param == "bpe" else None)
+    sizes = {"dim": 16, "layers": 1, "heads": 2, "ff_dim": 32, "dropout": 0.0, "embed_dropout": 0.0}
+    model = EncoderDecoder(ModelConfig(**sizes, vocab_size=len(tokenizer), logit_scale=2.0)).double()  # type: ignore[arg-type]
+    return Translator(Bundle(model, {"tokenizer": tokenizer}))
+
+
+LINES = ["a cat", "", "the house is here", "Das Haus", "gross", "cat"]
+WORDS = [["house", "Haus"], ["cat"], [], ["the cat"], ["sehr gross", "is", "a"], []]
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 4, "n_best": 3}, {"beam": 12, "length_penalty": 0.6}])
+def test_translations_contain_their_phrases(translator: Translator, options: dict[str, Any]) -> None:
+    found = translator.predict(LINES, constraints=WORDS, max_length=14, **options)
+    for line, words, one in zip(LINES, WORDS, found, strict=True):
+        for scored in one.n_best if line else ():
+            assert all(f" {word}" in f" {scored.text}" for word in words), (scored.text, words)
+    texts = [[scored.text for scored in one.n_best] for one in found]
+    smaller = translator.predict(LINES, constraints=WORDS, batch=2, max_length=14, **options)
+    assert [[scored.text for scored in one.n_best] for one in smaller] == texts
+    for row in range(len(LINES)):
+        alone = translator.predict([LINES[row]], constraints=[WORDS[row]], max_length=14, **options)[0]
+        assert [scored.text for scored in alone.n_best] == texts[row]
+    plain = translator.predict(LINES, max_length=14, **options)
+    assert [found[row].text for row in (1, 2, 5)] == [plain[row].text for row in (1, 2, 5)] and texts[1] == [""]
+    nothing = translator.predict(LINES, prefixes=[""] * 6, constraints=[[]] * 6, max_length=14, **options)
+    assert nothing == plain
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 4, "n_best": 3}, {"sample": True, "n_best": 2}])
+def test_translations_begin_with_their_prefix(translator: Translator, options: dict[str, Any]) -> None:
+    prefixes = ["Das Haus", "the", "", " the cat is ", "a", "the"]
+    found = translator.predict(LINES, prefixes=prefixes, forbid=["gross", "here"], max_length=9, **options)
+    for line, prefix, one in zip(LINES, prefixes, found, strict=True):
+        for scored in one.n_best if line else ():
+            assert scored.text.startswith(prefix.strip())
+            assert not any(f" {word}" in f" {scored.text}" for word in ("gross", "here"))
+
+
+def test_constraints_that_a_line_cannot_have(translator: Translator) -> None:
+    for arguments, message in (
+        ({"constraints": [["cat"], ["a cat is here"] * 1], "max_length": 3}, "line 2: .*limited to 3 by max_length"),
+        ({"constraints": [["cat"]]}, "constraints: must be a list with an entry for each of the 2 inputs"),
+        ({"prefixes": "cat"}, "prefixes: must be a list"),
+        ({"constraints": ["cat", "cat"]}, "line 1: constraint 'cat': pass a list of words"),
+        ({"constraints": [["cat"], []], "sample": True}, "need beam search; remove sample = true"),
+        ({"constraints": [["cat"], ["a cat"]], "forbid": ["cat"]}, "line 1: constraint 'cat': contains a phrase"),
+        ({"constraints": [[], ["a is", "is a"]], "forbid": ["is"]}, "line 2: constraint 'a is': contains a phrase"),
+        ({"forbid": [""]}, "forbid '': is empty"),
+    ):
+        with pytest.raises(UserError, match=message):
+            translator.predict(["a", "cat"], **arguments)

@@ -28,6 +28,7 @@ from regard.models.recipe import RECIPE
 from regard.models.transformer import Model
 from regard.predict.beam import Hypothesis, beam
 from regard.predict.config import SearchConfig, read_config, recipe_config
+from regard.predict.constraints import Constraints
 from regard.predict.ensemble import Ensemble, difference
 from regard.predict.sampling import sample
 from regard.settings import to_dict
@@ -293,9 +294,14 @@ class SearchPredictor(Predictor[Input, Output]):
             config = read_config(to_dict(config), changes)
         return config if self.SLIDES else config.within(self.bundle.limits.positions)
 
-    def search(self, config: SearchConfig, first: int, batch: Batch) -> list[list[Hypothesis]]:
+    def search(
+        self, config: SearchConfig, first: int, batch: Batch, constraints: Constraints | None = None
+    ) -> list[list[Hypothesis]]:
         """The outputs for a batch of an encoder-decoder; `first` is the index of the first row, for its samples."""
         rows, source, is_real = batch
+        own = None if constraints is None else constraints.of(rows)
         real = None if is_real is None else is_real.to(self.device)
         arguments = (self.engine, source.to(self.device), real, config, *self.bundle.target_frame)
-        return sample(*arguments, lines=[first + row for row in rows]) if config.sample else beam(*arguments)
+        if config.sample:
+            return sample(*arguments, lines=[first + row for row in rows], constraints=own)
+        return beam(*arguments, constraints=own)

@@ -88,8 +88,12 @@ class SearchConfig:
             lengths = is_real.sum(dim=1).tolist()
         else:  # an image [B, C, H, W] has no length to be a multiple of
             lengths = [source.shape[1] if source.dim() < 4 else 0] * len(source)
-        limits = [int(self.max_ratio * length) + SLACK for length in lengths]
-        return limits if self.max_length is None else [min(limit, self.max_length) for limit in limits]
+        return [self.limit(length) for length in lengths]
+
+    def limit(self, length: int) -> int:
+        """The most tokens of the output for a source of this length."""
+        limit = int(self.max_ratio * length) + SLACK
+        return limit if self.max_length is None else min(limit, self.max_length)
 
     def within(self, positions: int | None) -> SearchConfig:
         """With outputs that end where the positions of a model do; None: they do not end."""

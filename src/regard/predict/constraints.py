@@ -34,8 +34,8 @@ Phrase = tuple[Pattern, ...]  # it occurs where one of its patterns does
 class Constraints:
     """Those of some outputs, as token ids: of each its prefix and its phrases, and what is forbidden in all."""
 
-    prefixes: Sequence[Sequence[int]]
-    required: Sequence[Sequence[Phrase]]
+    prefixes: list[list[int]]
+    required: list[list[Phrase]]
     forbidden: Sequence[Pattern] = ()
 
     def of(self, rows: Sequence[int]) -> Constraints:

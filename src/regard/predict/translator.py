@@ -7,6 +7,7 @@ line. How they are found (greedy, beam, sampling) is a `SearchConfig`, by defaul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from regard.predict.alignment import Links, alignment_layer, link_words
 from regard.predict.beam import Hypothesis
 from regard.predict.bundle import Batch, ScoredText, SearchPredictor, TextPrediction
 from regard.predict.config import SearchConfig
+from regard.predict.constraints import Constraints, read_phrases, read_prefix
 from regard.predict.engine import traced
 from regard.predict.recorded import LONGEST, TURN, RecordedSearches
 from regard.predict.scoring import SequenceScore, label_scores, pair_batches
@@ -48,13 +50,18 @@ class Translator(SearchPredictor[str, TextPrediction]):
         first: int = 0,
         done: Callable[[Sequence[int]], object] | None = None,
         failed: dict[int, str] | None = None,
+        prefixes: Sequence[str] | None = None,
+        constraints: Sequence[Sequence[str]] | None = None,
+        forbid: Sequence[str] = (),
         **options: Any,
     ) -> list[TextPrediction]:
         """A translation of each line, decoded at most `batch` lines at a time; a blank line gives "".
 
         `options` are fields of a SearchConfig. `first` is the index of the first line, which determines its samples.
-        `done` is called with the rows that were decoded together. A line that is too long is an error, unless there is
-        a dict `failed`, which gets its row and the reason; its translation is "".
+        `done` is called with the rows that were decoded together. For each line, its translation begins with its entry
+        of `prefixes` and contains its phrases in `constraints`; no translation contains a phrase of `forbid`. A line
+        that is too long, or whose constraints cannot be satisfied, is an error, unless there is a dict `failed`, which
+        gets its row and the reason; its translation is "".
         """
         config = self.configured(config, **options)
         ids = self.source.encode_batch(inputs, add_eos=True)
@@ -67,17 +74,77 @@ class Translator(SearchPredictor[str, TextPrediction]):
                 too_long.add(row)
         if batch < 1:
             raise UserError(f"batch = {batch}: must be 1 or more lines")
-        lines = [row for row, text in enumerate(inputs) if text.strip() and row not in too_long]  # blank: nothing
-        batches = self.batches(ids, lines, TOKENS // (config.n_best if config.sample else config.beam), batch)
+        rules, problems = self._constraints(config, [len(line) for line in ids], prefixes, constraints, forbid)
+        if failed is not None:
+            failed.update(problems)
+        elif problems:
+            raise UserError(f"line {first + min(problems) + 1}: {problems[min(problems)]}")
+        bad = too_long | problems.keys()
+        lines = [row for row, text in enumerate(inputs) if text.strip() and row not in bad]  # blank: nothing
         predictions = [TextPrediction((ScoredText("", 0.0, 0.0),)) for _ in ids]
-        for rows, results in self._search(batches, config, first):
-            texts = iter(self.target.decode_batch(one.tokens for some in results for one in some))
-            for row, some in zip(rows, results, strict=True):
-                scored = tuple(ScoredText(next(texts), one.score, one.log_probability) for one in some)
-                predictions[row] = TextPrediction(scored)
-            if done is not None:
-                done(rows)
+        for part, own, group in self._groups(config, rules, lines):
+            batches = self.batches(ids, group, TOKENS // (part.n_best if part.sample else part.beam), batch)
+            for rows, results in self._search(batches, part, first, own):
+                texts = iter(self.target.decode_batch(one.tokens for some in results for one in some))
+                for row, some in zip(rows, results, strict=True):
+                    scored = tuple(ScoredText(next(texts), one.score, one.log_probability) for one in some)
+                    if scored:
+                        predictions[row] = TextPrediction(scored)
+                        continue
+                    reason = f"no output of up to {config.limit(len(ids[row]))} tokens satisfies its constraints"
+                    if failed is None:
+                        raise UserError(f"line {first + row + 1}: {reason}; relax them, or raise max_length")
+                    failed[row] = reason
+                if done is not None:
+                    done(rows)
         return predictions
+
+    def _constraints(
+        self,
+        config: SearchConfig,
+        lengths: Sequence[int],
+        prefixes: Sequence[str] | None,
+        required: Sequence[Sequence[str]] | None,
+        forbid: Sequence[str],
+    ) -> tuple[Constraints | None, dict[int, str]]:
+        """The constraints of lines with these lengths, and for lines whose constraints cannot be used the reason."""
+        count, problems = len(lengths), dict[int, str]()
+        if prefixes is None and required is None and not forbid:
+            return None, problems
+        for name, given in (("prefixes", prefixes), ("constraints", required)):
+            if isinstance(given, str) or (given is not None and len(given) != count):
+                raise UserError(f"{name}: must be a list with an entry for each of the {count} inputs")
+        if config.sample and any(required or ()):
+            raise UserError("constraints: phrases that are required need beam search; remove sample = true")
+        forbidden = [one for phrase in read_phrases(self.target, forbid, name="forbid") for one in phrase]
+        rules = Constraints([[]] * count, [[]] * count, forbidden)
+        for row, length in enumerate(lengths):
+            try:
+                rules.prefixes[row] = read_prefix(self.target, prefixes[row] if prefixes else "", forbidden)
+                rules.required[row] = read_phrases(self.target, required[row] if required else (), forbidden)
+                needed, limit = len(rules.prefixes[row]) + rules.needed(row), config.limit(length)
+                if needed > limit:
+                    raise UserError(
+                        f"prefix and constraints have {needed} tokens, but its output is limited to {limit} by "
+                        "max_length or max_ratio; shorten them, or raise the limit"
+                    )
+            except UserError as error:
+                problems[row] = str(error)
+        return (rules if any((forbidden, *rules.prefixes, *rules.required)) else None), problems
+
+    @staticmethod
+    def _groups(
+        config: SearchConfig, rules: Constraints | None, lines: Sequence[int]
+    ) -> Iterator[tuple[SearchConfig, Constraints | None, list[int]]]:
+        """Lines that are searched in the same way: with a beam that has a place for each number of required tokens."""
+        groups: dict[int, list[int]] = {}  # by the width of the beam, 0 for lines without constraints
+        for row in lines:
+            free = rules is None or not (rules.forbidden or rules.prefixes[row] or rules.required[row])
+            needed = 0 if rules is None else rules.needed(row)
+            groups.setdefault(0 if free else max(config.beam, needed + (needed > 0)), []).append(row)
+        for width, group in groups.items():
+            wider = config if width <= config.beam else replace(config, beam=width)
+            yield wider, rules if width else None, group
 
     def translate(self, lines: Sequence[str], **options: Any) -> list[str]:
         """One translation for each line."""
@@ -134,14 +201,14 @@ class Translator(SearchPredictor[str, TextPrediction]):
         )
 
     def _search(
-        self, batches: Iterator[Batch], config: SearchConfig, first: int
+        self, batches: Iterator[Batch], config: SearchConfig, first: int, constraints: Constraints | None
     ) -> Iterator[tuple[Sequence[int], list[list[Hypothesis]]]]:
         """The rows of each batch, and the hypotheses of each row."""
         if self.device.type == "cuda" and isinstance(self.engine, EncoderDecoder):
             with TURN:  # threads that search with this model share what was recorded
                 self._recorded = self._recorded or RecordedSearches(self.engine, *self.bundle.target_frame)
             recorded, others = self._recorded, list[Batch]()
-            fits = recorded.fits(config)
+            fits = recorded.fits(config) and constraints is None
 
             def fitting() -> Iterator[Batch]:  # padded while the GPU computes those before
                 for batch in batches:
@@ -152,7 +219,7 @@ class Translator(SearchPredictor[str, TextPrediction]):
 
             yield from recorded.search_all(fitting(), config)
             batches = iter(others)
-        work, todo = partial(self.search, config, first), list(batches)
+        work, todo = partial(self.search, config, first, constraints=constraints), list(batches)
         if self.device.type != "cpu" or config.sample or config.coverage_penalty > 0 or any(map(traced, self.models)):
             results: Iterator[list[list[Hypothesis]]] = map(work, todo)  # a trace sees one batch at a time
         else:
