@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from regard.cli import main
 from regard.errors import UserError
 from regard.models.config import ModelConfig
+from regard.models.folder import save
 from regard.models.transformer import EncoderDecoder
 from regard.predict import Bundle, SearchConfig, Translator, beam, sample
 from regard.predict.allocation import Automaton, rank_within
@@ -247,6 +251,13 @@ def translator(request: pytest.FixtureRequest) -> Translator:
     return Translator(Bundle(model, {"tokenizer": tokenizer}))
 
 
+@pytest.fixture(scope="module")
+def run(translator: Translator, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("run")
+    save(translator.model, folder, tokenizers=translator.bundle.tokenizers)
+    return str(folder)
+
+
 LINES = ["a cat", "", "the house is here", "Das Haus", "gross", "cat"]
 WORDS = [["house", "Haus"], ["cat"], [], ["the cat"], ["sehr gross", "is", "a"], []]
 
@@ -292,3 +303,68 @@ def test_constraints_that_a_line_cannot_have(translator: Translator) -> None:
     ):
         with pytest.raises(UserError, match=message):
             translator.predict(["a", "cat"], **arguments)
+
+
+def test_options_of_translate(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--prefix", "the cat", "--constraint", "Haus", "--constraint", "a house", "--forbid", "gross"]
+    assert main(["translate", run, "a", "cat", *options, "--max-length", "20", "--json"]) == 0
+    for line in map(json.loads, capsys.readouterr().out.splitlines()):
+        text = line["translation"]
+        assert text.startswith("the cat") and " Haus" in text and " a house" in text and " gross" not in text
+    assert main(["translate", run, "a", "--prefix", "the", "--sample", "--max-length", "4"]) == 0
+    assert capsys.readouterr().out.startswith("the")
+
+
+def test_columns_of_tables(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [("a", "the", ["Haus", "is"]), ("cat", None, []), ("a cat", "Das", ["a | b"]), ("gross", "", None)]
+    lines = [json.dumps({"text": text, "p": prefix, "c": phrases}) for text, prefix, phrases in rows[:2] + rows[3:]]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "in.tsv").write_text("text\tp\tc\na\tthe\tHaus | is\ncat\t\t\ngross\t\t \n", encoding="utf-8")
+    columns = ["--column", "text", "--prefix-column", "p", "--constraint-column", "c", "--max-length", "14"]
+    outputs = []
+    for name in ("in.jsonl", "in.tsv"):
+        assert main(["translate", run, "--files", str(tmp_path / name), *columns]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    first = outputs[0].splitlines()[0]
+    assert first.startswith("the") and " Haus" in first and " is" in first
+    assert main(["translate", run, "cat", "--max-length", "14"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == outputs[0].splitlines()[1]
+
+
+def test_a_line_whose_constraints_cannot_be_used_is_reported(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.tsv").write_text("source\tc\na\tcat\ncat\thouse is here\na\t\n", encoding="utf-8")
+    options = [
+        "--files",
+        str(tmp_path / "in.tsv"),
+        "--constraint-column",
+        "c",
+        "--max-length",
+        "2",
+        "--forbid",
+        "house",
+    ]
+    assert main(["translate", run, *options]) == 3
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 3 and out.splitlines()[1] == ""
+    assert "in.tsv, line 3: constraint 'house is here': contains a phrase that is forbidden" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["a", "--prefix-column", "p"], "--prefix-column p: is a column of --files"),
+        (["--files", "x.tsv", "--prefix-column", "p", "--constraint-column", "p"], "p: the column is used"),
+        (["--files", "x.tsv", "--constraint-column", "source"], "--constraint-column source: the column is used twice"),
+        (["a", "--constraint", " "], "constraint '': is empty"),
+        (["a", "--forbid", "cat", "--constraint", "the cat"], "contains a phrase that is forbidden"),
+        (["a", "--constraint", "cat", "--sample"], "need beam search; remove sample"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit(
+    run: str, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["translate", run, *options]) == 2
+    assert message in capsys.readouterr().err

@@ -127,6 +127,7 @@ class Item:
     where: str = ""  # it comes from, for messages
     error: str | None = None  # why it cannot be used
     origin: Mapping[str, Any] = field(default_factory=dict)  # {"file", "row"} of --files
+    more: Sequence[Any] = ()  # cells of further columns
 
     def __str__(self) -> str:
         return f"{self.where}: {self.error}" if self.where else str(self.error)
@@ -174,6 +175,9 @@ class Inputs:
     argument: str = "TEXT"  # for messages about an argument; "": it is a file, which a message names
     column: str = "text"  # of a table
     cell: Callable[[Any], str] | None = None  # from a cell to the input, if it is not text
+    more: Mapping[str, Callable[[Any], Any]] = field(
+        default_factory=dict
+    )  # further columns, and what reads their cells
     is_list: Callable[[Path], bool] = lambda path: True  # whether a file of --files lists inputs, or is one
 
 
@@ -357,27 +361,27 @@ def open_files(args: argparse.Namespace, inputs: Inputs) -> tuple[int, Iterator[
     from regard.data.tables import Row, read_rows, table_kind
 
     column = args.column or inputs.column
-    how: dict[str, Any] = {"remedy": "Name the column with --column"}
+    how: dict[str, Any] = {"remedy": "Name the column with --column", "convert": dict(inputs.more)}
     if inputs.cell is not None:
-        how["convert"] = {column: inputs.cell}
+        how["convert"][column] = inputs.cell
 
     def scan(path: Path) -> Iterator[Row | Problem]:
         if not inputs.is_list(path):
             yield Row((str(path),), "", 0)
             return
-        kind = "text" if args.column is None and table_kind(path) is None else None
-        yield from read_rows([str(path)], (column,), kind=kind, **how).scan(Notes())
+        kind = "text" if args.column is None and table_kind(path) is None and not inputs.more else None
+        yield from read_rows([str(path)], (column, *inputs.more), kind=kind, **how).scan(Notes())
 
     def items() -> Iterator[Item]:
         for number, row in enumerate(chain.from_iterable(map(scan, paths)), 1):
             if isinstance(row, Problem):
-                file, line, text, error = row.file, row.line, "", row.what
+                file, line, text, more, error = row.file, row.line, "", (), row.what
             else:
-                file, line, text, error = row.file, row.line, row.cells[0], None
+                file, line, text, more, error = row.file, row.line, row.cells[0], row.cells[1:], None
             if not file:
                 yield Item(number, text)
             elif inputs.argument:
-                yield Item(number, text, f"{file}, line {line:,}", error, {"file": file, "row": line})
+                yield Item(number, text, f"{file}, line {line:,}", error, {"file": file, "row": line}, more)
             else:  # names in a list are relative to its folder, as in training data
                 yield Item(number, str(Path(file).parent / text), f"{file}, line {line:,}", error)
 

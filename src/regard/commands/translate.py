@@ -8,18 +8,20 @@ examples:
   regard translate runs/demo                        enter lines at a prompt
   regard translate runs/demo < in.txt > out.txt
   regard translate runs/one runs/two runs/three < in.txt         an ensemble: the mean of their probabilities
-  regard translate runs/one runs/two runs/three < in.txt         an ensemble: the mean of their probabilities
   regard translate runs/demo --files in.txt -o out.txt
   regard translate runs/demo "seven hundred five" --beam 5 --n-best 3 --json
+  regard translate runs/mine "This is a house." --prefix "Das ist" --constraint Haus --forbid Gebäude
+  regard translate runs/mine --files in.jsonl --prefix-column begin --constraint-column terms
   regard translate runs/demo "seven hundred five" --sample --temperature 0.8 --top-p 0.95 --seed 7
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from regard.commands import RUNS, positive
+from regard.commands import REPEATABLE, RUNS, positive
 from regard.commands.prediction import (
     DECODING,
     ROWS,
@@ -34,9 +36,11 @@ from regard.commands.prediction import (
     show_texts,
     take_runs,
 )
+from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.predict.bundle import TextPrediction
+    from regard.predict.translator import Translator
 
 ARGUMENTS = {
     **input_options(
@@ -45,7 +49,45 @@ ARGUMENTS = {
     ),
     "--batch N": ("lines decoded together (default: 128)", {"type": positive, "default": 128}),
     DECODING: SEARCH,
+    "constraints": {
+        "--prefix TEXT": "every output begins with this text",
+        "--constraint PHRASE": ("every output contains this word or phrase (repeatable)", REPEATABLE),
+        "--forbid PHRASE": ("no output contains this word or phrase (repeatable)", REPEATABLE),
+        "--prefix-column NAME": "column of a table of --files with the prefix of each line",
+        "--constraint-column NAME": "column with the phrases of each line: separated by |, or in JSON a list",
+    },
 }  # fmt: skip
+
+
+def check_constraints(args: argparse.Namespace, translator: Translator, source: str) -> dict[str, Callable[[Any], Any]]:
+    """The further columns of a table; an error about constraints of all lines shows before the first one."""
+    from regard.predict.constraints import read_phrases, read_prefix
+
+    names = {"--prefix-column": args.prefix_column, "--constraint-column": args.constraint_column}
+    for option, name in names.items():
+        if name is not None and not args.files:
+            raise UserError(f"{option} {name}: is a column of --files, and there are none")
+        if name is not None and [args.column or source, *names.values()].count(name) > 1:
+            raise UserError(f"{option} {name}: the column is used twice; name another one")
+    forbidden = [one for some in read_phrases(translator.target, args.forbid, name="--forbid") for one in some]
+    read_prefix(translator.target, args.prefix or "", forbidden)
+    read_phrases(translator.target, args.constraint, forbidden)
+    columns = {args.prefix_column: read_prefix_cell, args.constraint_column: read_phrases_cell}
+    return {name: read for name, read in columns.items() if name is not None}
+
+
+def read_prefix_cell(value: Any) -> str:
+    from regard.data.tables import text
+
+    return "" if value is None else text(value)
+
+
+def read_phrases_cell(value: Any) -> list[str]:
+    """Phrases separated by |, or a list of them."""
+    from regard.data.tables import text
+
+    phrases = map(text, value) if isinstance(value, list) else read_prefix_cell(value).split("|")
+    return [phrase for phrase in phrases if phrase.strip()]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,11 +98,19 @@ def run(args: argparse.Namespace) -> int:
     check_texts(args)
     translator = open_predictor(args, Translator)
 
+    source = str(translator.bundle.tables["data"].get("source", "source"))
+    columns = check_constraints(args, translator, source)
+
     def predict(chunk: Chunk) -> list[TextPrediction]:
         options = {"batch": args.batch, "first": chunk.first, "done": chunk.count, "failed": chunk.failed}
-        return translator.predict(chunk.texts, **options)
+        cells = [dict(zip(columns, item.more, strict=False)) for item in chunk.items]  # empty: a row that is not read
+        if args.prefix or args.prefix_column:
+            options["prefixes"] = [one.get(args.prefix_column, "") or args.prefix or "" for one in cells]
+        if args.constraint or args.constraint_column:
+            options["constraints"] = [[*args.constraint, *one.get(args.constraint_column, ())] for one in cells]
+        return translator.predict(chunk.texts, forbid=args.forbid, **options)
 
-    inputs = Inputs("source", column=str(translator.bundle.tables["data"].get("source", "source")))
+    inputs = Inputs("source", column=source, more=columns)
     several = translator.config.n_best > 1
     return predict_inputs(
         args, inputs, predict, show_texts(inputs, "translation", several), size=ROWS,
