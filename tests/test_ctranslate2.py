@@ -146,6 +146,11 @@ def test_the_folder_translates(tmp_path: Path, int8: bool, capsys: pytest.Captur
     if not int8:
         assert [one.text for one in theirs] == [one.text for one in ours]
         assert [one.score for one in theirs] == pytest.approx([one.score for one in ours], abs=1e-2)
+        pairs = [(lines[0], "a cat"), (lines[2], "고양이가")]
+        expected, scores = (one.predictor.score(pairs) for one in (bundle, regard.load(out)))
+        assert [one.log_probability for one in scores] == pytest.approx(
+            [one.log_probability for one in expected], abs=1e-3
+        )
     assert main(["translate", str(out), "a cat", "--json", "--max-length", "20", "--device", "cpu"]) == 0
     assert '"translation"' in capsys.readouterr().out
     assert main(["translate", str(out), "a cat", "--sample", "--device", "cpu"]) == 2

@@ -123,6 +123,12 @@ def test_outputs_do_not_depend_on_what_else_runs(server: Server, runs: dict[str,
         assert list(ours) == translations and list(theirs) == generated
 
 
+def test_alignments(server: Server, runs: dict[str, Path]) -> None:
+    (output,) = server.post("/v1/translate", {"input": TEXT, "alignments": True})[1]["outputs"]
+    (links,) = regard.load(runs["mt"]).predictor.align([(TEXT, output["n_best"][0]["text"])])
+    assert [tuple(link) for link in output["alignment"]] == list(links) and links
+
+
 def test_embeddings(server: Server) -> None:
     floats = server.post("/v1/embeddings", {"model": "labels", "input": ["the cat", "a mat", "the cat"]})[1]["data"]
     vectors = [one["embedding"] for one in floats]
@@ -196,6 +202,30 @@ def test_errors_have_the_format_of_openai(server: Server, path: str, body: Any, 
     assert received == status and content["error"]["message"] and content["error"].keys() == {
         "message", "type", "param", "code"
     }  # fmt: skip
+
+
+def test_folders_for_ctranslate2(runs: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2", reason="install it with  pip install 'regard[ctranslate2]'")
+    from regard.interop.ctranslate2 import export_ctranslate2
+
+    for name in ("lm", "mt"):
+        (tmp_path / name).mkdir()
+        export_ctranslate2(regard.load(runs[name]), tmp_path / name)
+    with serving({name: tmp_path / name for name in ("lm", "mt")}, {"mt": ("en", "ko")}) as server:
+        (expected,) = regard.load(runs["lm"]).predict([TEXT], sample=True, top_k=1, max_length=9)
+        for stream in (False, True):
+            body = {"model": "lm", "prompt": TEXT, "temperature": 0, "max_tokens": 9, "stream": stream}
+            status, content = server.post("/v1/completions", body)
+            if stream:
+                chunks = [json.loads(line[6:]) for line in content.split("\n\n")[:-2]]
+                content = {"choices": [{"text": "".join(chunk["choices"][0]["text"] for chunk in chunks)}]}
+            assert status == 200 and content["choices"][0]["text"] == expected.text
+        assert server.post("/v1/completions", {"model": "lm", "prompt": TEXT, "max_tokens": 3})[0] == 200
+        status, content = server.post("/v1/completions", {"model": "lm", "prompt": TEXT, "seed": 7})
+        assert status == 400 and "seed = 7" in content["error"]["message"]
+        (translation,) = regard.load(runs["mt"]).predict([TEXT])
+        fields = {"q": TEXT, "source": "en", "target": "ko"}
+        assert server.post("/translate", fields) == (200, {"translatedText": translation.text})
 
 
 def test_state_and_metrics(server: Server) -> None:

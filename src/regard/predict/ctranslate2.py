@@ -21,10 +21,12 @@ from torch import nn
 from regard.errors import MissingExtra, UserError
 from regard.models.config import ModelConfig
 from regard.models.recipe import RECIPE, model_config
+from regard.predict.alignment import Links
 from regard.predict.beam import Hypothesis
 from regard.predict.bundle import Batch, Bundle, Predictor
 from regard.predict.config import SearchConfig
 from regard.predict.generator import LIMIT, Generator, Overflow, SampleWriter, Token
+from regard.predict.scoring import SequenceScore
 from regard.predict.translator import Translator
 from regard.text.tokenizer import Tokenizer
 
@@ -110,9 +112,24 @@ class CTranslate2Translator(Translator):
             hypotheses.append(Hypothesis(tokens, total / penalty, total, len(tokens) < most))
         return sorted(hypotheses, key=lambda one: -one.score)[: config.n_best]
 
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[SequenceScore]:
+        sources, targets = self._encode_pairs(pairs)
+        results = self.search_engine.score_batch(
+            [self.sources.of(ids) for ids in sources], [self.targets.of(ids[1:-1]) for ids in targets]
+        )
+        return [
+            SequenceScore.of(self.target, ids[1:], list(one.log_probs))
+            for ids, one in zip(targets, results, strict=True)
+        ]
+
+    def align(self, pairs: Sequence[tuple[str, str]], layer: int | None = None) -> list[Links]:
+        raise UserError(f"{self.bundle.name}: alignments need the model itself, not its export; use the run")
+
 
 class CTranslate2Generator(Generator):
     """A `Generator` whose sampling runs in the engine; samples of a prompt are generated one after the other."""
+
+    SEEDS = False
 
     def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
         super().__init__(bundle, config)

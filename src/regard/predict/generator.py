@@ -111,6 +111,7 @@ class Generator(SearchPredictor[str, Generation]):
     COMMAND = "generate"
     DEFAULTS: ClassVar = {"sample": True}
     SLIDES = True
+    SEEDS: ClassVar[bool] = True  # whether a seed determines the samples
 
     def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
         super().__init__(bundle, config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ import torch
 from regard.errors import UserError, suggest
 from regard.predict.bundle import Bundle, Predictor
 from regard.predict.continuous import ContinuousBatch
+from regard.predict.ctranslate2 import CTranslate2Generator
 from regard.predict.embedder import Embedder
-from regard.predict.generator import Generator
-from regard.serve.work import Batcher, Generations, Observe, Worker
+from regard.predict.generator import Generator, Token
+from regard.serve.work import Batcher, Generations, Observe, Prompt, Streams, Worker
 from regard.tasks.registry import load
 
 
@@ -54,15 +55,24 @@ class Served:
             raise UserError(f"{bundle.name}: there is no predictor for this kind of model")
         self.kind = self.predictor.COMMAND if self.predictor is not None else "embed"
         self.worker: Worker
-        if isinstance(self.predictor, Generator):
+        if isinstance(self.predictor, CTranslate2Generator):
+            self.worker = Streams(name, self._stream, most=torch.get_num_threads(), observe=observe)
+        elif isinstance(self.predictor, Generator):
             self.worker = Generations(name, ContinuousBatch(self.predictor), most=limits.rows, observe=observe)
         else:
             self.worker = Batcher(name, self._predict, tokens=limits.tokens, most=limits.rows, observe=observe)
 
-    def _predict(self, items: Sequence[Any], embed: bool = False, **options: Any) -> Sequence[Any]:
-        predictor = self.embedder if embed else self.predictor
-        assert predictor is not None
-        return predictor.predict(items, **options)
+    def _predict(self, items: Sequence[Any], method: str = "predict", **options: Any) -> Sequence[Any]:
+        """One output for each item: `method` is one of the predictor's, or "embed"."""
+        if method == "embed":
+            assert self.embedder is not None
+            return self.embedder.predict(items, **options)
+        outputs: Sequence[Any] = getattr(self.predictor, method)(items, **options)
+        return outputs
+
+    def _stream(self, prompt: Prompt) -> Iterator[Token]:
+        generator = self.generator
+        return generator._stream(list(prompt.ids), prompt.config, prompt.stops, "stop", generator.context, 0)
 
     @property
     def generator(self) -> Generator:
@@ -70,7 +80,9 @@ class Served:
         return self.predictor
 
     def count_tokens(self, item: Any) -> int:
-        """What an input costs: its tokens with </s>, the patches of an image, the steps of a series."""
+        """What an input costs: its tokens with </s>, the patches of an image, the steps of a series, both of a pair."""
+        if isinstance(item, tuple):
+            return len(self.bundle.source.encode(item[0])) + len(self.bundle.target.encode(item[1])) + 2
         if isinstance(item, str):
             return len(self.bundle.source.encode(item)) + 1
         if isinstance(item, bytes):
@@ -83,7 +95,7 @@ class Served:
         if isinstance(self.predictor, Generator):
             next(iter(self.predictor.stream(["a"], max_length=1, begin=False)), None)
         elif self.bundle.config.input == "tokens" and self.bundle.tokenizers:
-            self._predict(["a" if self.kind != "fill" else "<mask>"], embed=self.predictor is None)
+            self._predict(["a" if self.kind != "fill" else "<mask>"], "embed" if self.predictor is None else "predict")
 
 
 def languages_of(bundle: Bundle) -> tuple[str, str] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import struct
 import time
 import uuid
@@ -97,7 +98,7 @@ def router(service: Service) -> APIRouter:
         texts = [body.input] if isinstance(body.input, str) else body.input
         if not texts:
             raise ApiError(400, "input: is empty; pass a text or a list of texts", param="input")
-        outputs = await service.predict(request, served, texts, embed=True)
+        outputs = await service.predict(request, served, texts, method="embed")
         total = sum(one.tokens for one in outputs)
 
         def write(values: list[float]) -> Any:
@@ -143,7 +144,7 @@ def read_completion(served: Served, body: CompletionRequest) -> tuple[list[list[
             temperature=1.0 if greedy or body.temperature is None else body.temperature,
             top_k=1 if greedy else body.top_k or 0,
             top_p=1.0 if greedy or body.top_p is None else body.top_p,
-            seed=uuid.uuid4().int % 2**32 if body.seed is None else body.seed % 2**32,
+            seed=(random.randrange(2**32) if generator.SEEDS else 1) if body.seed is None else body.seed % 2**32,
         )
     except UserError as error:
         raise ApiError(400, str(error), param="prompt", code="invalid_input") from None

@@ -53,6 +53,7 @@ class Search(TaskRequest):
 
 class TranslateRequest(Search):
     input: Inputs
+    alignments: bool = False  # also links (source word, target word) of each best output, numbered from 0
 
 
 class ClassifyRequest(TaskRequest):
@@ -88,8 +89,15 @@ def router(service: Service) -> APIRouter:
         """Translate texts: for each the n best outputs with score and log-probability."""
         served, options = service.model(body.model, "translate"), body.options()
         # samples depend on the index of a line, so that a sampled text is computed alone
-        outputs = await service.predict(request, served, listed(body.input), alone=bool(body.sample), **options)
-        return response(served, outputs)
+        texts = listed(body.input)
+        outputs = await service.predict(request, served, texts, alone=bool(body.sample), **options)
+        content = response(served, outputs)
+        if body.alignments:
+            pairs = [(text, one.text) for text, one in zip(texts, outputs, strict=True)]
+            links = await service.predict(request, served, pairs, method="align")
+            for one, some in zip(content["outputs"], links, strict=True):
+                one["alignment"] = some
+        return content
 
     @api.post("/classify")
     async def classify(request: Request, body: ClassifyRequest) -> dict[str, Any]:

@@ -4,6 +4,7 @@
     Batcher       inputs whose outputs come as a whole: all that waits when the thread becomes free is one batch, as far
                   as it has the same options and fits into a budget of tokens, padding included
     Generations   prompts of a language model: a continuous batch, which they join and leave between two steps
+    Streams       prompts of an engine that has its own loop (CTranslate2)
 
 A bounded queue is what keeps latency bounded: with a limit of L tokens and a model that computes r tokens/s, an
 accepted request waits at most L / r seconds, however many are sent.
@@ -18,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -231,3 +232,35 @@ class Generations(Worker):
     def _end(self, prompt: Prompt, running: set[Prompt]) -> None:
         running.discard(prompt)
         prompt.done()
+
+
+class Streams(Worker):
+    """Prompts of an engine that generates by itself, `most` at once; `generate(prompt)` gives the tokens of one."""
+
+    def __init__(self, name: str, generate: Callable[[Prompt], Iterable[Token]], *, most: int, **options: Any) -> None:
+        self.generate, self.pool = generate, ThreadPoolExecutor(most, name)
+        super().__init__(name, **options)
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.waiting or self.closing)
+                if not self.waiting:
+                    break
+                prompt = self.waiting.popleft()
+            self.pool.submit(self._one, prompt)
+        self.pool.shutdown()
+
+    def _one(self, prompt: Prompt) -> None:
+        try:
+            for count, token in enumerate(() if prompt.cancelled else self.generate(prompt)):
+                if prompt.cancelled:
+                    break
+                if count == 0:
+                    self.observe("first_token_seconds", time.perf_counter() - prompt.created)
+                self.observe("tokens", 1)
+                prompt.emit(token)
+        except Exception as error:
+            prompt.emit(error)
+        finally:
+            prompt.done()
