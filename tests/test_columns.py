@@ -62,7 +62,7 @@ def prepared(
 ) -> Store:
     """The training pairs as a store."""
     return store_pairs(
-        config.read(config.train), folder, source, target, name="t.tsv",
+        [config.read(config.train)], folder, source, target, name="t.tsv",
         state=lambda: config.fingerprint(config.train), max_length=max_length,
     )  # fmt: skip
 

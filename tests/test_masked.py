@@ -162,14 +162,14 @@ def test_the_loss_is_that_of_the_hidden_tokens_and_of_no_other(tokenizer):
 def test_documents_are_cut_and_framed(tokenizer, tmp_path):
     long = " ".join(LINES)
     stream = [Piece(long[:50], False), Piece(long[50:], True), Piece("재밌다", True), Piece("끝", False)]
-    store = store_documents(iter(stream), tmp_path / "s", tokenizer, 16, state="a")
+    store = store_documents([stream], tmp_path / "s", tokenizer, 16, state="a")
     rows = [row.tolist() for row in store.columns["text"].joined().split(store.columns["text"].lengths.tolist())]
     assert all(len(row) <= 16 and (row[0], row[-1]) == (tokenizer.bos, tokenizer.eos) for row in rows)
     inner = [id for row in rows for id in row[1:-1]]
     assert inner == [id for piece in stream for id in tokenizer.encode(piece.text)]
     assert [*tokenizer.encode("재밌다")] == rows[-2][1:-1] and rows[-1][1:-1] == tokenizer.encode("끝")
     with pytest.raises(UserError, match="no tokens"):
-        store_documents(iter([Piece("", True)]), tmp_path / "t", tokenizer, 16, state="b")
+        store_documents([[Piece("", True)]], tmp_path / "t", tokenizer, 16, state="b")
     assert not (tmp_path / "t").exists()
 
 

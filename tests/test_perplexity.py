@@ -29,7 +29,7 @@ def make_model(**changes) -> Decoder:
 
 def make_text(folder: Path, *documents: str) -> Store:
     pieces = [Piece(document, True) for document in documents]
-    return store_tokens(iter(pieces), folder / "text", BYTES, state="")
+    return store_tokens([pieces], folder / "text", BYTES, state="")
 
 
 @torch.no_grad()

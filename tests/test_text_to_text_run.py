@@ -24,7 +24,7 @@ RECIPE = """task = "text-to-text"
 max_length = 64
 [data.tasks.korean]
 prefix = "korean: "
-repeat = 4
+weight = 4
 train = ["numbers.tsv"]
 valid = ["numbers.tsv"]
 test = { test = ["numbers.tsv"] }
@@ -35,7 +35,7 @@ train = ["sizes.tsv"]
 valid_fraction = 0.25
 test = { all = ["sizes.tsv"] }
 names = { "0" = "small", "1" = "large" }
-repeat = 2
+weight = 2
 [data.tasks.holes]
 kind = "denoise"
 train = ["sizes.tsv"]
@@ -138,10 +138,10 @@ def test_denoising_is_a_run_that_others_start_from(here, capsys):
     [
         ("[data.tasks.korean]", "[data.tasks]", "data.tasks: no task"),
         ('kind = "labels"', 'kind = "label"', "data.tasks.size.kind"),
-        ("repeat = 2", "repeat = 0", "data.tasks.size.repeat = 0"),
-        ("repeat = 2", "fraction = 0.5", "not for a task of kind = 'labels'"),
-        ("repeat = 2", "density = 0.5", "not for a task of kind = 'labels'"),
-        ("repeat = 2", "nope = 1", "data.tasks.size.nope: unknown setting"),
+        ("weight = 2", "weight = 0", "data.tasks.size.weight = 0"),
+        ("weight = 2", "fraction = 0.5", "not for a task of kind = 'labels'"),
+        ("weight = 2", "density = 0.5", "not for a task of kind = 'labels'"),
+        ("weight = 2", "nope = 1", "data.tasks.size.nope: unknown setting"),
         ('kind = "denoise"', 'kind = "denoise"\ndensity = 1.5', "data.tasks.holes.density"),
         ('train = ["numbers.tsv"]', 'train = ["gone.tsv"]', "no such file"),
         ("max_length = 64", "max_length = 4", "data.max_length = 4"),

@@ -36,7 +36,7 @@ def small_chunks(monkeypatch):
 
 
 def make(folder: Path, stream=STREAM, tokenizer=BYTES, print="") -> Store:
-    return store_tokens(iter(stream), folder, tokenizer, state=print)
+    return store_tokens([stream], folder, tokenizer, state=print)
 
 
 def ids_of(text: Store) -> list[int]:
@@ -83,7 +83,7 @@ def test_after_an_interruption_it_goes_on_and_gives_the_same_bytes(tmp_path, sto
         raise Stopped
 
     with pytest.raises(Stopped):
-        store_tokens(broken(), tmp_path / "parts", BYTES, state="")
+        store_tokens([broken()], tmp_path / "parts", BYTES, state="")
     kept = (tmp_path / ".parts.part").exists()
     assert kept == (stop > 1)
     encoded = []
@@ -107,7 +107,7 @@ def _killed(folder: str) -> None:
         yield from islice(STREAM, 30)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    store_tokens(broken(), folder, BYTES, state="")
+    store_tokens([broken()], folder, BYTES, state="")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")

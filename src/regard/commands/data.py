@@ -1,5 +1,5 @@
 """List and download public data sets (verified by SHA-256), and check the files in the [data] table of a recipe:
-whether they exist, are valid UTF-8, and have matching lines.
+whether they exist, can be read in their format and encoding, and have matching lines.
 
 examples:
   regard data list                        list the data sets
@@ -77,14 +77,19 @@ def _check(args: argparse.Namespace) -> None:
     import torch
 
     from regard.api import open_recipe
+    from regard.data.mixture import TasksData, read_tasks
     from regard.settings import from_dict
     from regard.tasks.registry import task_of
     from regard.training.run import Run
 
     tables, _ = open_recipe(args.name, args.data, skip_bad=args.skip_bad_lines)
     task = task_of(tables)
-    kind = task.TABLES.get("data")
-    content, lines = ({}, []) if kind is None else _check_files(from_dict(kind, tables["data"], "data."))
+    kind, content, lines = task.TABLES.get("data"), dict[str, Any](), list[str]()
+    if kind is TasksData:
+        for name, one in read_tasks(tables["data"])[1].items():
+            _check_files(one.data, f"{name}.", content, lines)
+    elif kind is not None:
+        _check_files(from_dict(kind, tables["data"], "data."), "", content, lines)
     if not content:
         with tempfile.TemporaryDirectory() as folder:  # prepare the data there, which reads all of it once
             Run(task(tables, Path(folder) / "run", torch.device("cpu"))).prepare()
@@ -92,16 +97,16 @@ def _check(args: argparse.Namespace) -> None:
     show(args.json, content, lines)
 
 
-def _check_files(config: Any) -> tuple[dict[str, Any], list[str]]:
-    """What the sets of data in text files hold, for JSON and as text; nothing of other data."""
+def _check_files(config: Any, prefix: str, content: dict[str, Any], lines: list[str]) -> None:
+    """Add what the sets of data in text files hold, for JSON and as text; nothing of other data."""
     from regard.data.documents import TextData
     from regard.data.labels import LabelData
     from regard.data.pairs import PairData
+    from regard.data.sets import file_groups
+    from regard.settings import to_dict
 
-    content: dict[str, Any] = {}
-    lines: list[str] = []
     if not isinstance(config, PairData | LabelData | TextData) or not config.train:
-        return content, lines
+        return
     for name, files in {"train": config.train, **config.sets}.items():
         report = config.read(files).check()
         fields: dict[str, Any] = {"pairs": report.count}
@@ -116,6 +121,8 @@ def _check_files(config: Any) -> tuple[dict[str, Any], list[str]]:
         problems = [str(problem) for problem in report.bad]
         more = [f"and {report.bad_count - len(problems):,} more"] if report.bad_count > len(problems) else []
         summary += f", {report.bad_count:,} skipped" if report.bad_count else ""
-        lines.append("\n  ".join([f"{name}: {summary}", *problems, *more, *report.notes]))
-        content[name] = {**fields, "bad": report.bad_count, "first": problems, "notes": report.notes}
-    return content, lines
+        weights = to_dict(files) if len(file_groups(files)) > 1 else []
+        groups = [f"weight {one['weight']:g}: {', '.join(one['files'])}" for one in weights]
+        lines.append("\n  ".join([f"{prefix}{name}: {summary}", *groups, *problems, *more, *report.notes]))
+        found = {**fields, "bad": report.bad_count, "first": problems, "notes": report.notes}
+        content[prefix + name] = found | ({"groups": weights} if weights else {})

@@ -124,6 +124,8 @@ class PairBatch(Labels):
 class Sequences(ABC):
     """Rows of known size, perhaps others in every epoch, and how some of them become a padded batch."""
 
+    weights: Tensor | None = None  # how often each row occurs in an epoch of training [rows]; None: once
+
     @property
     @abstractmethod
     def sizes(self) -> Tensor:

@@ -42,7 +42,7 @@ from regard.data.batch import PairBatch, Tensors, pad_rows
 from regard.data.images import ImageData, list_set, store_pixels
 from regard.data.lines import Notes
 from regard.data.scenes import Phrase, SceneGenerator, Scenes, ScenesData
-from regard.data.sets import TextFiles
+from regard.data.sets import Group, TextFiles, file_names
 from regard.data.streams import ChunkedStream
 from regard.data.tables import TABLES, Row, read_rows, table_kind, text
 from regard.errors import UserError, listed, suggest
@@ -84,7 +84,7 @@ class Captioned(NamedTuple):
 
 
 def read_captions(
-    files: Sequence[str], config: CaptionData, source: str, size: int | None = None
+    files: Sequence[str] | Sequence[Group], config: CaptionData, source: str, size: int | None = None
 ) -> tuple[list[Captioned], int]:
     """All rows; `source` is "patches" or "features", and decides which column is read.
 
@@ -114,7 +114,7 @@ def read_captions(
         "remedy": f'Write  {{"{column}": "{example}", "{config.caption}": "…"}}, name the columns in [data], or for '
         f'{other} set  model.input = "{needed}"',
     }
-    rows = read_rows(files, columns, config.folder, config.skip_bad, **how, **config.format)
+    rows = read_rows(file_names(files), columns, config.folder, config.skip_bad, **how, **config.format)
     return replace(rows, what="captions").read(), size or 0
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes, read_lines, undecodable, unreadable
-from regard.data.sets import TextFiles, find_files
+from regard.data.sets import Group, TextFiles, file_groups, file_names, find_files
 from regard.data.tables import Rows, Table, table_kind
 from regard.errors import UserError
 
@@ -47,16 +47,29 @@ class TextData(TextFiles):
     table: Literal["tsv", "csv", "jsonl", "parquet"] | None = None  # what every file is, whatever its ending
     separator: str | None = None  # between the documents of a text file, such as "<|endoftext|>"
 
+    WEIGHTED: ClassVar[bool] = True
     EXAMPLE: ClassVar[str] = "input.txt"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_valid_fraction(self.valid_fraction)
+        if self.valid_fraction and len(file_groups(self.train)) > 1:
+            raise UserError(
+                f"valid_fraction = {self.valid_fraction}: would hold out the end of the last group of train; name "
+                "validation files with valid"
+            )
         if self.separator == "":
             raise UserError("separator = '': remove it to read a text file as one document")
 
-    def find(self, files: Sequence[str]) -> list[Path]:
-        return find_files(files, self.folder, folders=True)
+    def find(self, files: Sequence[str] | Sequence[Group]) -> list[Path]:
+        return find_files(file_names(files), self.folder, folders=True)
+
+    def groups(self, name: str, files: Sequence[str] | Sequence[Group], characters: int) -> list[Iterable[Piece]]:
+        """The text of a set, by groups of files that have so many `characters` together."""
+        parts = file_groups(files)
+        if len(parts) == 1:
+            return [part(self.read(files), *self.span(name, characters))]
+        return [self.read(group.files) for group in parts]
 
     def span(self, name: str, characters: int) -> tuple[int, int]:
         """Which of the characters of its files a set has: "valid" may be the last part of "train"."""
@@ -65,7 +78,7 @@ class TextData(TextFiles):
             return border, characters
         return 0, border if name == "train" else characters
 
-    def read(self, files: Sequence[str]) -> Rows[Piece]:
+    def read(self, files: Sequence[str] | Sequence[Group]) -> Rows[Piece]:
         """The documents of `files` in order; `totals` are documents, characters and bytes."""
 
         def scan(notes: Notes) -> Iterator[Piece | Problem]:
@@ -86,7 +99,7 @@ class TextData(TextFiles):
         def tally(piece: Piece, totals: Counter[str]) -> None:
             totals.update(documents=piece.ends, characters=len(piece.text), bytes=utf8(piece.text))
 
-        return Rows(files, scan, self.skip_bad, "text", "a language model needs some to learn from", tally)
+        return Rows(file_names(files), scan, self.skip_bad, "text", "a language model needs some to learn from", tally)
 
 
 class Piece(NamedTuple):

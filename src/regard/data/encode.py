@@ -4,22 +4,27 @@ pairs        source  … </s>        target  <s> … </s>
 labelled     text  <s> … </s>, truncated to data.max_length        label, the number of its class
 documents    text  <s> … </s>, parts of at most so many tokens
 stream       ids, all documents as one sequence with </s> between them
+
+Rows come in groups, of which `index["groups"]` has the number of rows, so that each may have a weight in training.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from regard.data.columns import Column, Store, Writer, prepare, token_type
 from regard.data.documents import Piece, utf8
 from regard.data.labels import LabelData
 from regard.data.pairs import Pair
-from regard.data.sets import fingerprint
+from regard.data.sets import Sources, file_groups, fingerprint
 from regard.errors import UserError
 from regard.progress import stage
 from regard.text.tokenizer import Tokenizer
@@ -53,9 +58,24 @@ def _chunks(
             yield chunk
 
 
+def group_weights(store: Store, weights: Sequence[float]) -> Tensor | None:
+    """The weight of every row [rows], by those of its groups; None: all are 1."""
+    if all(weight == 1 for weight in weights):
+        return None
+    return torch.tensor(weights).repeat_interleave(torch.tensor(store.index["groups"]))
+
+
+def _count_groups(writer: Writer, groups: Iterable[T]) -> Iterator[T]:
+    """Each group; when the next is asked for, the rows that were written of this one are noted."""
+    writer.notes.setdefault("groups", [])
+    for group in groups:
+        yield group
+        writer.notes["groups"].append(writer.rows - sum(writer.notes["groups"]))
+
+
 def store_pairs(
-    pairs: Iterable[Pair], folder: str | Path, source: Tokenizer, target: Tokenizer, state: Callable[[], str],
-    *, name: str, max_length: int | None = None,
+    groups: Iterable[Iterable[Pair]], folder: str | Path, source: Tokenizer, target: Tokenizer,
+    state: Callable[[], str], *, name: str, max_length: int | None = None,
 ) -> Store:  # fmt: skip
     """Sentence pairs; longer ones than `max_length` are dropped and counted (`index["dropped"]`).
 
@@ -64,7 +84,9 @@ def store_pairs(
 
     def write(writer: Writer) -> None:
         dropped = 0
-        for chunk in _chunks(pairs, lambda pair: len(pair.source) + len(pair.target), "pairs"):
+        pairs = _count_groups(writer, groups)
+        size = lambda pair: len(pair.source) + len(pair.target)  # noqa: E731
+        for chunk in chain.from_iterable(_chunks(group, size, "pairs") for group in pairs):
             sources = source.encode_batch([pair.source for pair in chunk], add_eos=True)
             targets = target.encode_batch([pair.target for pair in chunk], add_bos=True, add_eos=True)
             kept: list[int] = []
@@ -86,14 +108,15 @@ def store_pairs(
     return prepare(folder, columns, lambda: fingerprint((), state(), *how), write)
 
 
-def store_labelled(files: Sequence[str], config: LabelData, folder: str | Path, tokenizer: Tokenizer) -> Store:
+def store_labelled(files: Sources, config: LabelData, folder: str | Path, tokenizer: Tokenizer) -> Store:
     """The labelled texts of `files`; `index["truncated"]` is how many were longer than `data.max_length`."""
     numbers = {name: number for number, name in enumerate(config.classes)}
 
     def write(writer: Writer) -> None:
         most = config.max_length
         writer.notes["truncated"] = 0
-        for chunk in _chunks(config.read(files), lambda one: len(one.text), "texts"):
+        parts = _count_groups(writer, (config.read(group.files) for group in file_groups(files)))
+        for chunk in chain.from_iterable(_chunks(part, lambda one: len(one.text), "texts") for part in parts):
             texts = tokenizer.encode_batch([one.text for one in chunk], add_bos=True, add_eos=True)
             writer.notes["truncated"] += sum(len(ids) > most for ids in texts)
             texts = [ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in texts]
@@ -104,26 +127,28 @@ def store_labelled(files: Sequence[str], config: LabelData, folder: str | Path, 
 
 
 def store_documents(
-    stream: Iterable[Piece], folder: str | Path, tokenizer: Tokenizer, length: int, state: str, characters: int = 0
-) -> Store:
-    """The documents of `stream` in parts of at most `length` tokens, <s> and </s> included.
+    groups: Iterable[Iterable[Piece]], folder: str | Path, tokenizer: Tokenizer, length: int, state: str,
+    characters: int = 0,
+) -> Store:  # fmt: skip
+    """The documents in parts of at most `length` tokens, <s> and </s> included.
 
     `state` is the fingerprint of what decides the text; it has so many `characters`, if known.
     """
     bos, eos = tokenizer.special_id("bos"), tokenizer.special_id("eos")
 
     def write(writer: Writer) -> None:
-        held: list[int] = []
-        for chunk in _chunks(stream, lambda piece: len(piece.text), "characters", characters):
-            parts = []
-            for (_, ends), ids in zip(chunk, tokenizer.encode_batch([text for text, _ in chunk]), strict=True):
-                held += ids
-                while len(held) > length - 2 or (ends and held):
-                    parts.append([bos, *held[: length - 2], eos])
-                    held = held[length - 2 :]
-            writer.append(text=parts)
-        if held:  # the text ends inside a document
-            writer.append(text=[[bos, *held, eos]])
+        for group in _count_groups(writer, groups):
+            held: list[int] = []
+            for chunk in _chunks(group, lambda piece: len(piece.text), "characters", characters):
+                parts = []
+                for (_, ends), ids in zip(chunk, tokenizer.encode_batch([text for text, _ in chunk]), strict=True):
+                    held += ids
+                    while len(held) > length - 2 or (ends and held):
+                        parts.append([bos, *held[: length - 2], eos])
+                        held = held[length - 2 :]
+                writer.append(text=parts)
+            if held:  # the text ends inside a document
+                writer.append(text=[[bos, *held, eos]])
         if not writer.rows:
             raise UserError("the text has no tokens: it is empty")
 
@@ -132,9 +157,9 @@ def store_documents(
 
 
 def store_tokens(
-    stream: Iterable[Piece], folder: str | Path, tokenizer: Tokenizer, state: str, characters: int = 0
+    groups: Sequence[Iterable[Piece]], folder: str | Path, tokenizer: Tokenizer, state: str, characters: int = 0
 ) -> Store:
-    """All documents of `stream` as one sequence of ids, with counts in its index.
+    """All documents as one sequence of ids, with counts in its index.
 
     A large corpus takes hours, so checkpoints are saved, and an interrupted preparation continues from the last.
     """
@@ -142,14 +167,17 @@ def store_tokens(
     def write(writer: Writer) -> None:
         empty = {"pieces": 0, "documents": 0, "characters": 0, "bytes": 0, "unknown": 0}
         counts = writer.notes = {**empty, "first": [0, 0], "open": False, **writer.notes}
-        saved, pieces = writer.rows, iter(stream)
-        for _ in range(counts["pieces"]):
-            next(pieces)
-        for chunk in _chunks(pieces, lambda piece: len(piece.text), "characters", characters, counts["characters"]):
-            writer.append(ids=_joined(chunk, tokenizer, counts))
-            if writer.rows - saved >= CHECKPOINT:
-                writer.checkpoint()
-                saved = writer.rows
+        saved = writer.rows
+        for group in _count_groups(writer, groups[len(counts.get("groups", ())) :]):
+            pieces = iter(group)
+            for _ in range(counts["pieces"]):
+                next(pieces)
+            for chunk in _chunks(pieces, lambda piece: len(piece.text), "characters", characters, counts["characters"]):
+                writer.append(ids=_joined(chunk, tokenizer, counts))
+                if writer.rows - saved >= CHECKPOINT:
+                    writer.checkpoint()
+                    saved = writer.rows
+            counts["pieces"] = 0
         if not writer.rows:
             raise UserError("the text has no tokens: it is empty")
 

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from regard.data.columns import Column, Writer, prepare
 from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes
-from regard.data.sets import DataConfig, Files, fingerprint, home
+from regard.data.sets import DataConfig, Files, Group, file_names, fingerprint, home
 from regard.data.tables import Rows
 from regard.errors import MissingExtra, UserError, listed, suggest
 
@@ -58,9 +58,9 @@ class ImageData(DataConfig):
         if repeated := {name for name in self.classes if self.classes.count(name) > 1}:
             raise UserError(f"classes: names {listed(sorted(repeated))} twice")
 
-    def find(self, files: Sequence[str]) -> list[Path]:
+    def find(self, files: Sequence[str] | Sequence[Group]) -> list[Path]:
         """All of them folders, or files."""
-        folders = [home(self.folder) / home(name) for name in files]
+        folders = [home(self.folder) / home(name) for name in file_names(files)]
         return folders if all(folder.is_dir() for folder in folders) else super().find(files)
 
 
@@ -72,7 +72,7 @@ class Listed(NamedTuple):
     classes: tuple[str, ...]
 
 
-def list_set(files: Sequence[str], config: ImageData, classes: tuple[str, ...] = ()) -> Listed:
+def list_set(files: Sequence[str] | Sequence[Group], config: ImageData, classes: tuple[str, ...] = ()) -> Listed:
     """Find the images of a set; without `classes`, they are the names of the folders, or the numbers of idx labels."""
     paths = config.find(files)
     if paths[0].is_dir():

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from regard.data.lines import Notes
-from regard.data.sets import TextFiles
+from regard.data.sets import Group, TextFiles, file_names
 from regard.data.tables import Report, Row, Rows, label, read_rows
 from regard.errors import UserError, suggest
 from regard.settings import check_fields
@@ -41,6 +41,8 @@ class LabelData(TextFiles):
     fraction: float = 1.0  # of the training labels that is used, the same of every class; sampled by train.seed
     max_length: int = 256  # tokens of a text, its two ends included; longer ones are truncated
     word_dropout: float = 0.0  # probability that a token of a training text is masked
+
+    WEIGHTED: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +68,7 @@ class LabelData(TextFiles):
     def columns(self) -> tuple[str, str]:
         return self.text, self.label
 
-    def read(self, files: Sequence[str]) -> Rows[Example]:
+    def read(self, files: Sequence[str] | Sequence[Group]) -> Rows[Example]:
         """The rows of `files`; a label that is not among `classes` (if any) is a problem. `totals` are by class."""
 
         def tally(one: Example, totals: Counter[str]) -> None:
@@ -78,7 +80,7 @@ class LabelData(TextFiles):
                 )
 
         how = {"header": self.header, "convert": {self.label: label}, "remedy": REMEDY, "make": self._example}
-        rows = read_rows(files, self.columns, self.folder, self.skip_bad, **how, **self.format)
+        rows = read_rows(file_names(files), self.columns, self.folder, self.skip_bad, **how, **self.format)
         return replace(rows, what="labelled texts", remedy="put one in each row", tally=tally)
 
     def _example(self, row: Row, notes: Notes) -> Example:
@@ -99,8 +101,8 @@ class LabelData(TextFiles):
         names = list(report.totals)
         if len(names) < 2:
             raise UserError(
-                f"{', '.join(self.train)}: every row has the label {names[0]!r} in column {self.label!r}; a classifier "
-                "needs texts of two classes or more"
+                f"{', '.join(file_names(self.train))}: every row has the label {names[0]!r} in column {self.label!r}; "
+                "a classifier needs texts of two classes or more"
             )
         numbers = all(name.removeprefix("-").isdecimal() for name in names)
         ordered = sorted(names, key=lambda name: (int(name), name) if numbers else (0, name))

@@ -13,7 +13,8 @@
     kind = "denoise"                          plain text, as `regard.data.documents` reads it, with spans to restore
     train = ["train.tsv"]
 
-All pairs of all tasks make an epoch, those of a task `repeat` times: so tasks occur in proportion to their sizes.
+All pairs of all tasks make an epoch, those of a task `weight` times (`regard.data.streams.weighted_rows`): so tasks
+occur in proportion to their sizes. Groups of files in `train` have weights of their own, and both are multiplied.
 
 Span corruption (section 3.1.4) replaces spans of a text by sentinels, and the model restores them:
 
@@ -31,8 +32,10 @@ alone. Each epoch samples other spans, by the seed and the epoch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress, repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,10 +43,10 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import Pairs, Ragged, steps
-from regard.data.documents import Piece, TextData, part
+from regard.data.documents import Piece, TextData
 from regard.data.labels import LabelData
 from regard.data.pairs import Pair, PairData
-from regard.data.sets import Files, fingerprint, home
+from regard.data.sets import Sources, file_groups, fingerprint, home
 from regard.data.streams import epoch_generator, sample_rows
 from regard.errors import UserError
 from regard.samples import sample_folder
@@ -76,11 +79,13 @@ class TaskOptions(Noise):
 
     kind: Literal["pairs", "labels", "denoise"] = "pairs"
     prefix: str = ""  # before every source
-    repeat: int = 1  # times that each of its pairs occurs in an epoch
+    weight: float = 1.0  # times that each of its pairs occurs in an epoch, on average
     folder: str = "."  # where its files are, from [data] folder on
 
     def __post_init__(self) -> None:
-        check_fields(self, repeat=1, span=1)
+        check_fields(self, span=1)
+        if not 0 < self.weight <= 1000:
+            raise UserError(f"weight = {self.weight:g}: must be above 0 and at most 1000")
         if not 0 < self.density < 1:
             raise UserError(f"density = {self.density}: must be above 0 and below 1, such as 0.15")
 
@@ -94,15 +99,22 @@ class TextTask:
     data: PairData | LabelData | TextData
 
     @property
-    def sets(self) -> dict[str, Files]:
+    def sets(self) -> dict[str, Sources]:
         """The sets that are evaluated; what `valid_fraction` holds out is part of the training files."""
+        if getattr(self.data, "generator", None) is not None:
+            return {"test": ()}
         held_out = {"valid": self.data.train} if getattr(self.data, "valid_fraction", 0) else {}
         return {**held_out, **self.data.sets}
 
     @property
-    def files(self) -> list[Files]:
+    def files(self) -> list[Sources]:
         """Those of every set."""
         return [files for files in (self.data.train, *self.data.sets.values()) if files]
+
+    @property
+    def weights(self) -> list[float]:
+        """Those of the groups of its training data."""
+        return [self.options.weight * weight for weight in self.data.weights]
 
     def paths(self) -> list[Path]:
         """All files on disk."""
@@ -116,25 +128,26 @@ class TextTask:
             report.print()
             data = data.with_classes(report) if isinstance(data, LabelData) else data
 
-    def lines(self, name: str) -> Iterator[Pair]:
-        """The pairs of a set, "train" or one of `sets`, each source with the prefix."""
-        prefix, files = self.options.prefix, {"train": self.data.train, **self.sets}[name]
+    def groups(self, name: str) -> Iterator[Iterator[Pair]]:
+        """The pairs of a set, "train" or one of `sets`, by groups of files, to be read in this order."""
         if isinstance(self.data, PairData):
-            for pair in self.data.read(files):
-                yield pair._replace(source=prefix + pair.source)
+            yield from map(self._prefixed, self.data.groups(name))
         elif isinstance(self.data, LabelData):
-            chosen = _chosen(self.data, name)
-            for number, one in enumerate(self.data.read(files)):
-                if chosen is None or chosen[number]:
-                    yield Pair(prefix + one.text, one.label, one.file, one.row)
+            chosen = iter(_chosen(self.data, name) or repeat(True))
+            for group in file_groups({"train": self.data.train, **self.sets}[name]):
+                rows = compress(self.data.read(group.files), chosen)
+                yield self._prefixed(Pair(one.text, one.label, one.file, one.row) for one in rows)
 
-    def texts(self, name: str) -> Iterator[Piece]:
-        """The text to be denoised: "train" or one of `sets`."""
+    def _prefixed(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        return (pair._replace(source=self.options.prefix + pair.source) for pair in pairs)
+
+    def texts(self, name: str) -> list[Iterable[Piece]]:
+        """The text to be denoised, "train" or one of `sets`, by groups of files."""
         assert isinstance(self.data, TextData)
-        rows = self.data.read({"train": self.data.train, **self.sets}[name])
-        if not self.data.valid_fraction or name in self.data.test:
-            return iter(rows)
-        return part(rows, *self.data.span(name, rows.check().totals["characters"]))
+        files, characters = {"train": self.data.train, **self.sets}[name], sys.maxsize
+        if self.data.valid_fraction and name not in self.data.test:
+            characters = self.data.read(files).check().totals["characters"]
+        return self.data.groups(name, files, characters)
 
     def table(self) -> dict[str, Any]:
         """The complete table for a recipe."""
@@ -275,8 +288,12 @@ def surround(texts: Ragged, before: Sequence[int], after: Sequence[int]) -> Ragg
 class Denoised:
     """Texts, as `store_documents` stores them (<s> … </s>), that are corrupted differently in every epoch."""
 
-    def __init__(self, texts: Ragged, tokenizer: Tokenizer, noise: Noise, prefix: Sequence[int], seed: int) -> None:
-        inner = texts.choose((texts.lengths >= 4).nonzero()[:, 0])  # 2 tokens and the frame
+    def __init__(
+        self, texts: Ragged, tokenizer: Tokenizer, noise: Noise, prefix: Sequence[int], seed: int,
+        weights: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        chosen = (texts.lengths >= 4).nonzero()[:, 0]  # 2 tokens and the frame
+        inner, self.weights = texts.choose(chosen), None if weights is None else weights[chosen]
         inner.starts, inner.lengths = inner.starts + 1, inner.lengths - 2
         if not len(inner):
             raise UserError("no text of 2 tokens or more: there is nothing to remove")
@@ -300,6 +317,10 @@ class Mixture(Pairs):
         self.fixed, self.denoised = fixed, denoised
         self.made = 0, self._make(0)  # the last epoch
         super().__init__(self.made[1].sources, self.made[1].targets)
+        parts = [(one.weights, len(one.texts)) for one in denoised]
+        parts += [(fixed.weights, len(fixed))] if fixed is not None else []
+        if any(weights is not None for weights, _ in parts):
+            self.weights = torch.cat([torch.ones(count) if w is None else w for w, count in parts])
 
     def at(self, epoch: int) -> Pairs:  # type: ignore[override]  # other pairs, not another mixture
         if self.made[0] != epoch:

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from regard.data.batch import Tensors, pad_rows
 from regard.data.lines import Notes
-from regard.data.sets import Files, TextFiles, check_columns
+from regard.data.sets import Files, TextFiles, check_columns, file_names
 from regard.data.tables import Row, Table, read_rows
 from regard.errors import UserError
 from regard.settings import check_fields
@@ -237,7 +237,8 @@ def _pairs(data: NumberData) -> NumberSets:
             for number, (name, count) in enumerate(counts.items())
         }
     else:
-        pairs = {name: read_number_pairs(files, data) for name, files in {"train": data.train, **data.sets}.items()}
+        files = {"train": file_names(data.train), **data.sets}
+        pairs = {name: read_number_pairs(names, data) for name, names in files.items()}
     sets = {name: padded(rows, data.longest) for name, rows in pairs.items()}
     train = sets["train"]
     numbers = torch.cat((train.source[train.source_is_real], train.target[train.target_is_real]))

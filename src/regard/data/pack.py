@@ -24,7 +24,7 @@ from torch import Tensor
 
 from regard.data.batch import Labels, Pairs, Ragged, Sequences, Tensors, steps
 from regard.data.columns import Store
-from regard.data.streams import ChunkedStream, epoch_generator, epoch_seed
+from regard.data.streams import ChunkedStream, epoch_generator, epoch_seed, shuffled_rows
 from regard.errors import UserError
 from regard.settings import check_fields
 from regard.text.tokenizer import Tokenizer
@@ -91,15 +91,16 @@ class PackedRows(ChunkedStream):
     """
 
     def __init__(
-        self, sizes: Sequence[Tensor], rows: int, length: int, seed: int, device: torch.device | None = None
-    ) -> None:
+        self, sizes: Sequence[Tensor], rows: int, length: int, seed: int, device: torch.device | None = None,
+        weights: Tensor | None = None,
+    ) -> None:  # fmt: skip
         if (longest := max(int(side.max()) for side in sizes)) > length:
             raise UserError(
                 f"train.pack = {length} is too short for a sequence of {longest} tokens: raise it, or limit the "
                 f"sequences with data.max_length = {length}"
             )
         super().__init__(max(1, CHUNK // (rows * length)))
-        self.sizes, self.rows, self.length, self.seed = sizes, rows, length, seed
+        self.sizes, self.rows, self.length, self.seed, self.weights = sizes, rows, length, seed, weights
         self.device = device or torch.device("cpu")
         self.planned: tuple[int, Plan] | None = None  # the epoch that the thread is in
 
@@ -110,7 +111,7 @@ class PackedRows(ChunkedStream):
     def plan(self, epoch: int) -> Plan:
         """An epoch of sequences in random order, in as many rows as make whole batches."""
         generator = epoch_generator(self.seed, epoch)
-        order = torch.randperm(len(self.sizes[0]), generator=generator)
+        order = shuffled_rows(len(self.sizes[0]), self.weights, generator)
         row = torch.tensor(assign(self.sizes[0][order].tolist(), self.sizes[-1][order].tolist(), self.length))
         count = -(-(int(row.max()) + 1) // self.rows) * self.rows
         row = torch.randperm(count, generator=generator)[row]
@@ -156,7 +157,8 @@ class Packs(PackedRows):
     """Packed sentence pairs."""
 
     def __init__(self, data: Pairs, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
-        super().__init__((data.sources.lengths, data.targets.lengths - 1), rows, length, seed, device)  # <s> … is read
+        sizes = data.sources.lengths, data.targets.lengths - 1  # <s> … is read
+        super().__init__(sizes, rows, length, seed, device, data.weights)
         self.data = data
 
     def fill(self, epoch: int, plan: Plan) -> PackedBatch:
@@ -188,7 +190,9 @@ class Labelled(Sequences):
         return cls(store.columns["text"], store.columns["label"].long())
 
     def choose(self, rows: Tensor) -> Labelled:
-        return Labelled(self.texts.choose(rows), self.labels[rows])
+        chosen = Labelled(self.texts.choose(rows), self.labels[rows])
+        chosen.weights = None if self.weights is None else self.weights[rows]
+        return chosen
 
     @property
     def sizes(self) -> Tensor:
@@ -203,7 +207,7 @@ class ClassPacks(PackedRows):
     """Packed batches of labelled texts."""
 
     def __init__(self, data: Labelled, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
-        super().__init__([data.sizes], rows, length, seed, device)
+        super().__init__([data.sizes], rows, length, seed, device, data.weights)
         self.data = data
         self.most = length // int(data.sizes.min())  # texts that a row can hold
 
@@ -276,8 +280,9 @@ class MaskedPacks(PackedRows):
         length: int,
         seed: int,
         device: torch.device | None = None,
+        weights: Tensor | None = None,
     ) -> None:
-        super().__init__([texts.lengths], rows, length, seed, device)
+        super().__init__([texts.lengths], rows, length, seed, device, weights)
         assert tokenizer.mask is not None
         self.texts = texts
         self.mask, self.config, self.words = tokenizer.mask, config, WordBoundaries(tokenizer).to(self.device)

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from regard.data.korean import examples
 from regard.data.lines import Notes, Problem
-from regard.data.sets import TextFiles, check_columns, find_files, wildcards
+from regard.data.sets import Group, TextFiles, check_columns, file_groups, file_names, find_files, wildcards
 from regard.data.tables import TABLES, Row, Rows, Table, aligned_rows, table_kind
 from regard.errors import UserError, listed
 from regard.settings import check_fields
@@ -54,6 +54,7 @@ class PairData(TextFiles):
     max_length: int = 256  # longest sequence in training: the tokens of a sentence and one for its end
     generator: Generator | None = None  # instead of files
 
+    WEIGHTED: ClassVar[bool] = True
     GENERATORS: ClassVar[tuple[str, ...]] = ("generator",)
 
     def __post_init__(self) -> None:
@@ -63,14 +64,23 @@ class PairData(TextFiles):
         check_columns(self.source, self.target)
         check_fields(self, max_length=2)  # a token and its end
 
-    def find(self, files: Sequence[str]) -> list[Path]:
-        return [path for paths in find_pairs(files, self.folder) for path in paths]
+    def _find_pairs(self, files: Sequence[str] | Sequence[Group]) -> list[tuple[Path, ...]]:
+        return [paths for group in file_groups(files) for paths in find_pairs(group.files, self.folder)]
 
-    def read(self, files: Sequence[str]) -> Rows[Pair]:
+    def find(self, files: Sequence[str] | Sequence[Group]) -> list[Path]:
+        return [path for paths in self._find_pairs(files) for path in paths]
+
+    def groups(self, name: str) -> list[Iterable[Pair]]:
+        """The pairs of a set, "train" or one of `sets`, by groups of files; a generator has "train" and "test"."""
+        if self.generator is not None:
+            return [self.generator.pairs("train" if name == "train" else "test")]
+        return [self.read(group.files) for group in file_groups({"train": self.train, **self.sets}[name])]
+
+    def read(self, files: Sequence[str] | Sequence[Group]) -> Rows[Pair]:
         columns, header = (self.source or "source", self.target or "target"), self.source is not None
 
         def scan(notes: Notes) -> Iterator[Pair | Problem]:
-            for paths in find_pairs(files, self.folder):
+            for paths in self._find_pairs(files):
                 names = columns if len(paths) == 1 else ()
                 rows: Iterable[Row | Problem] = (
                     Table(paths[0], columns, notes, header=header, remedy=REMEDY, **self.format)
@@ -83,7 +93,7 @@ class PairData(TextFiles):
                         notes[pair.file, "source and target are identical"] += 1
                     yield pair
 
-        return Rows(files, scan, self.skip_bad, what="sentence pairs", remedy="put a sentence in each line")
+        return Rows(file_names(files), scan, self.skip_bad, what="sentence pairs", remedy="put a sentence in each line")
 
 
 class Pair(NamedTuple):

@@ -2,6 +2,7 @@
 
     [data]
     train = ["part-*.tsv"]                files to learn from; * and ? match several, read in order of name
+    train = [{ files = ["a.tsv"], weight = 2 }, { files = ["b.tsv"] }]       or groups of them with weights
     valid = ["valid.tsv"]                 to evaluate during training
     test = { news = ["news.tsv.gz"] }     named sets, evaluated at the end
     skip_bad = false                      stop at rows that cannot be used, or leave them out
@@ -30,26 +31,57 @@ from typing import Any, ClassVar
 
 from regard.data.lines import UTF8, check_encoding
 from regard.errors import MissingFiles, UserError
-from regard.settings import check_fields, to_dict
+from regard.settings import check_fields, from_dict, to_dict
 
 Files = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Training files whose rows have the same weight: how often each occurs in an epoch, on average if fractional."""
+
+    files: Files
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_files("files", self.files)
+        check_fields(self)
+        if not self.files:
+            raise UserError("files = []: no files")
+        if not 0 < self.weight <= 1000:
+            raise UserError(f"weight = {self.weight:g}: must be above 0 and at most 1000")
+
+
+Sources = Files | tuple[Group, ...]
+
+
+def file_groups(files: Sequence[str] | Sequence[Group]) -> list[Group]:
+    """Groups of files; names without a group are one of weight 1."""
+    grouped = [one for one in files if isinstance(one, Group)]
+    return grouped or [Group(tuple(one for one in files if isinstance(one, str)))]
+
+
+def file_names(files: Sequence[str] | Sequence[Group]) -> Files:
+    """The names of all files."""
+    return tuple(name for one in files for name in ([one] if isinstance(one, str) else one.files))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """The keys that every [data] table has."""
 
-    train: Files = ()
+    train: Sources = ()
     valid: Files = ()
     test: dict[str, Files] = field(default_factory=dict)
     skip_bad: bool = False  # leave out rows that cannot be used, instead of stopping
     folder: str = "."  # where relative names start
 
     EXAMPLE: ClassVar[str] = "train.tsv"  # of a file, for messages
+    WEIGHTED: ClassVar[bool] = False  # whether files of `train` may have weights
     GENERATORS: ClassVar[tuple[str, ...]] = ()  # tables that generate the data, instead of files
 
     def __post_init__(self) -> None:
-        check_files("train", self.train)
+        self._read_groups()
         check_files("valid", self.valid)
         if not isinstance(self.test, dict):
             raise UserError(f"test = {self.test!r}: give each set a name:  test = {{ new = [{self.EXAMPLE!r}] }}")
@@ -68,20 +100,40 @@ class DataConfig:
         if origins != ["train"] and self.sets:
             raise UserError(f"valid and test: [data.{origins[0]}] generates its own; remove them")
 
+    def _read_groups(self) -> None:
+        train: Any = self.train
+        if not isinstance(train, list | tuple) or not any(isinstance(one, dict | Group) for one in train):
+            check_files("train", train)
+            return
+        if not all(isinstance(one, dict | Group) for one in train):
+            raise UserError(
+                f"train = {train!r}: write all files as names, or all in groups {{ files = […], weight = 2 }}"
+            )
+        if not self.WEIGHTED:
+            raise UserError(f"train = {train!r}: these files have no weights; write a list of names")
+        tables = (one if isinstance(one, Group) else from_dict(Group, one, "train.") for one in train)
+        object.__setattr__(self, "train", tuple(tables))
+
+    @property
+    def weights(self) -> list[float]:
+        """Those of the groups of training files; a generator is one group."""
+        return [group.weight for group in file_groups(self.train)] if self.train else [1.0]
+
     @property
     def sets(self) -> dict[str, Files]:
         """The sets with files of their own that are evaluated."""
         return {name: files for name, files in {"valid": self.valid, **self.test}.items() if files}
 
-    def find(self, files: Sequence[str]) -> list[Path]:
+    def find(self, files: Sequence[str] | Sequence[Group]) -> list[Path]:
         """The files on disk, in order."""
-        return find_files(files, self.folder)
+        return find_files(file_names(files), self.folder)
 
-    def fingerprint(self, files: Sequence[str]) -> str:
+    def fingerprint(self, files: Sequence[str] | Sequence[Group]) -> str:
         """A digest of what decides the rows of `files`, or of a generator: the files and the settings."""
         names = ("train", "valid", "test", "folder")
         settings = {name: value for name, value in to_dict(self).items() if name not in names}
-        return fingerprint(self.find(files) if files else [], settings)
+        groups = [len(group.files) for group in file_groups(files)] if files else []
+        return fingerprint(self.find(files) if files else [], settings, groups)
 
     def repeated(self) -> Iterator[str]:
         """Sets that contain a file of the training data, under its own or another name."""
@@ -130,6 +182,8 @@ class TextFiles(DataConfig):
 
 
 def check_files(name: str, files: Any) -> None:
+    if isinstance(files, list | tuple) and any(isinstance(one, dict) for one in files):
+        raise UserError(f"{name} = {files!r}: only training files have weights; write a list of names")
     if isinstance(files, str):
         raise UserError(f"{name} = {files!r}: write a list, {name} = [{files!r}]")
     if not isinstance(files, list | tuple) or not all(isinstance(f, str) and f and "\0" not in f for f in files):

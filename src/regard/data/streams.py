@@ -6,6 +6,8 @@
     Examples    examples of one shape, stored or generated: images, scenes, windows of a series
 
 The order of epoch e follows from (seed, e) alone, so a resumed run needs only the epoch and the number of the batch.
+Rows may have weights: one of weight w occurs w times in an epoch, on average where w is not a whole number.
+
 A stream takes random numbers only from generators of its own; the global one belongs to the training step.
 
 `ChunkedStream` prepares batches in a thread while the model trains on these; `prefetch` does so for any stream.
@@ -17,7 +19,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +41,31 @@ def epoch_seed(seed: int, epoch: int) -> int:
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     """The random numbers of one epoch."""
     return torch.Generator().manual_seed(epoch_seed(seed, epoch))
+
+
+def weighted_rows(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """The rows of an epoch, each as often as its weight says: ⌊w⌋ times, and once more with probability w - ⌊w⌋.
+
+    Systematic sampling: of the rows of one weight, the same number in every epoch, give or take one. Weights that are
+    all below 1 are divided by the largest, so that no epoch is empty.
+    """
+    weights = weights.double() / weights.max().clamp_max(1.0)
+    whole = weights.floor()
+    order = torch.randperm(len(weights), generator=generator)
+    order = order[weights[order].argsort(stable=True)]  # rows of one weight side by side, in random order
+    offset = torch.rand((), generator=generator, dtype=torch.float64)
+    reached = (offset + (weights - whole)[order].cumsum(0)).floor().long()
+    times = whole.long()
+    times[order] += reached.diff(prepend=torch.zeros(1, dtype=torch.long))
+    return torch.arange(len(weights)).repeat_interleave(times)
+
+
+def shuffled_rows(count: int, weights: Tensor | None, generator: torch.Generator) -> Tensor:
+    """The rows of an epoch in random order, as often as their `weights` [count] say; None: once."""
+    if weights is None:
+        return torch.randperm(count, generator=generator)
+    rows = weighted_rows(weights, generator)
+    return rows[torch.randperm(len(rows), generator=generator)]
 
 
 class Stream(ABC):
@@ -111,7 +138,7 @@ class Batches(Stream):
     def plan(self, epoch: int) -> list[Tensor]:
         """The rows of each batch of an epoch."""
         generator = epoch_generator(self.seed, epoch)
-        shuffled = torch.randperm(len(self.data), generator=generator)
+        shuffled = shuffled_rows(len(self.data), self.data.weights, generator)
         sizes = self.data.at(epoch).sizes[shuffled]
         order = sizes.argsort(stable=True)
         splits, rows = [], 0
@@ -128,14 +155,14 @@ class Batches(Stream):
         return len(plan), lambda number: data.batch(plan[number])
 
 
-def batch_rows(count: int, rows: int, generator: torch.Generator) -> Tensor:
+def batch_rows(count: int, rows: int, generator: torch.Generator, weights: Tensor | None = None) -> Tensor:
     """The rows of each batch of an epoch, shuffled, [batches, rows]; an incomplete batch at the end is left out.
 
     Fewer rows than a batch are repeated in it.
     """
-    order = torch.randperm(count, generator=generator)
-    if count < rows:
-        order = order.repeat(-(-rows // count))
+    order = shuffled_rows(count, weights, generator)
+    if len(order) < rows:
+        order = order.repeat(-(-rows // len(order)))
     return order[: len(order) // rows * rows].view(-1, rows)
 
 
@@ -191,16 +218,22 @@ class Blocks(Stream):
     """Batches of `rows` rows of `length` tokens, and the token after each.
 
     Every epoch the text is split at another offset into rows, which come in random order: each token is read once per
-    epoch, at another position of a row each time.
+    epoch, at another position of a row each time. `groups` are parts of the text, (tokens, weight) each; a row has the
+    weight of the part that it begins in.
     """
 
-    def __init__(self, ids: Tensor, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self, ids: Tensor, rows: int, length: int, seed: int, device: torch.device | None = None,
+        groups: Sequence[tuple[int, float]] = (),
+    ) -> None:  # fmt: skip
         if len(ids) < length + 1:
             raise UserError(
                 f"the training text has {len(ids):,} tokens, less than one row of train.pack = {length} and the token "
                 "after it: give more text, or a smaller pack"
             )
         self.rows, self.length, self.seed = rows, length, seed
+        self.ends = torch.tensor([size for size, _ in groups]).cumsum(0)
+        self.weights = torch.tensor([weight for _, weight in groups]) if len(groups) > 1 else None
         device = device or torch.device("cpu")
         resident = len(ids) <= RESIDENT.get(device.type, RESIDENT["cpu"])
         self.ids = ids.int().to(device) if resident else ids
@@ -216,7 +249,11 @@ class Blocks(Stream):
         positions = len(self.ids) - self.length  # a row may begin at 0 … positions - 1
         offset = int(torch.randint(min(self.length, positions), (), generator=generator))
         count = (positions - 1 - offset) // self.length + 1
-        return offset + batch_rows(count, self.rows, generator) * self.length
+        weights = self.weights
+        if weights is not None:
+            starts = offset + torch.arange(count) * self.length
+            weights = weights[torch.bucketize(starts, self.ends, right=True)]
+        return offset + batch_rows(count, self.rows, generator, weights) * self.length
 
     def open(self, epoch: int) -> tuple[int, Callable[[int], BlockBatch]]:
         starts = self.starts(epoch).to(self.ids.device)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from regard.data.columns import Store
-from regard.data.documents import Piece, TextData, part
+from regard.data.documents import Piece, TextData
 from regard.data.encode import store_tokens
-from regard.data.sets import Files
+from regard.data.sets import Sources
 from regard.data.streams import BlockBatch, Blocks
 from regard.errors import UserError
 from regard.files import make_folder, write_atomically
@@ -78,7 +78,7 @@ class PlainTextTask(Task):
         return complete
 
     @property
-    def files(self) -> dict[str, Files]:
+    def files(self) -> dict[str, Sources]:
         """The files of each set; a validation fraction is part of the training files."""
         held_out = {"valid": self.data.train} if self.data.valid_fraction else {}
         return {"train": self.data.train, **held_out, **self.data.sets}
@@ -115,21 +115,22 @@ class PlainTextTask(Task):
     def examples(self, name: str) -> Store:
         begin, end = self.span(name)
         fingerprint = f"{self.fingerprints[name]} {begin} {end}"
-        return self.store(self.pieces(name), self.folder / "data" / name, fingerprint, end - begin)
+        return self.store(self.groups(name), self.folder / "data" / name, fingerprint, end - begin)
 
     def span(self, name: str) -> tuple[int, int]:
         """Which characters of its files a set has."""
         return self.data.span(name, self.characters[self.fingerprints[name]])
 
     @abstractmethod
-    def store(self, pieces: Iterator[Piece], folder: Path, fingerprint: str, characters: int) -> Store:
+    def store(self, groups: Sequence[Iterable[Piece]], folder: Path, fingerprint: str, characters: int) -> Store:
         """Tokenise a set and store it in `folder`."""
 
-    def pieces(self, name: str) -> Iterator[Piece]:
-        return part(self.data.read(self.files[name]), *self.span(name))
+    def groups(self, name: str) -> list[Iterable[Piece]]:
+        """The text of a set, by groups of files."""
+        return self.data.groups(name, self.files[name], self.characters[self.fingerprints[name]])
 
     def training_texts(self) -> Iterable[str]:
-        return (piece.text for piece in self.pieces("train"))
+        return (piece.text for group in self.groups("train") for piece in group)
 
     def check_model(self, config: ModelConfig) -> None:
         self.check_positions(config, self.config.pack, "train.pack")
@@ -160,8 +161,8 @@ class LanguageModeling(PlainTextTask):
 
     # --- data and model
 
-    def store(self, pieces: Iterator[Piece], folder: Path, fingerprint: str, characters: int) -> Store:
-        store = store_tokens(pieces, folder, self.tokenizer, fingerprint, characters)
+    def store(self, groups: Sequence[Iterable[Piece]], folder: Path, fingerprint: str, characters: int) -> Store:
+        store = store_tokens(groups, folder, self.tokenizer, fingerprint, characters)
         if len(store) < 2:
             raise UserError(f"data.{folder.name}: has {len(store)} token; give text of at least 2, or remove the set")
         return store
@@ -174,7 +175,7 @@ class LanguageModeling(PlainTextTask):
         except UserError as error:
             raise UserError(str(error).replace("Set column in [data]", "Name it with --column")) from None
         report.print()
-        return store_tokens(data.read(files), self.folder / "files", self.tokenizer, "", report.totals["characters"])
+        return store_tokens([data.read(files)], self.folder / "files", self.tokenizer, "", report.totals["characters"])
 
     def model_sizes(self) -> dict[str, int | None]:
         """The tokenizer's size, unless [model] has a larger vocabulary on purpose."""
@@ -189,7 +190,8 @@ class LanguageModeling(PlainTextTask):
 
     def stream(self) -> Blocks:
         config, ids = self.config, self.train_text.columns["ids"]
-        return Blocks(ids, config.batch_tokens // config.pack, config.pack, config.seed, self.device)
+        groups = list(zip(self.train_text.index["groups"], self.data.weights, strict=True))
+        return Blocks(ids, config.batch_tokens // config.pack, config.pack, config.seed, self.device, groups)
 
     def objective(self) -> Objective:
         return self.make_objective(next_token)

@@ -13,7 +13,7 @@ are packed rows of `train.pack` tokens; its default is the model's `max_length`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +24,7 @@ from torch import Tensor
 from regard.data.batch import PairBatch
 from regard.data.columns import Store
 from regard.data.documents import Piece, TextData
-from regard.data.encode import store_documents
+from regard.data.encode import group_weights, store_documents
 from regard.data.pack import MaskConfig, MaskedBatch, MaskedPacks
 from regard.errors import UserError
 from regard.models.config import ModelConfig
@@ -85,8 +85,8 @@ class MaskedLanguageModeling(PlainTextTask):
 
     # --- data, tokenizer and model
 
-    def store(self, pieces: Iterator[Piece], folder: Path, fingerprint: str, characters: int) -> Store:
-        return store_documents(pieces, folder, self.tokenizer, self.config.pack, fingerprint, characters)
+    def store(self, groups: Sequence[Iterable[Piece]], folder: Path, fingerprint: str, characters: int) -> Store:
+        return store_documents(groups, folder, self.tokenizer, self.config.pack, fingerprint, characters)
 
     def make_tokenizers(self) -> dict[str, Tokenizer]:
         tokenizer = super().make_tokenizers()["tokenizer"]
@@ -107,13 +107,14 @@ class MaskedLanguageModeling(PlainTextTask):
 
     # --- training and evaluation
 
-    def _packs(self, text: Store, seed: int, device: torch.device) -> MaskedPacks:
+    def _packs(self, text: Store, seed: int, device: torch.device, weights: Tensor | None = None) -> MaskedPacks:
         config = self.config
         rows = config.batch_tokens // config.pack
-        return MaskedPacks(text.columns["text"], self.tokenizer, self.mask, rows, config.pack, seed, device)
+        return MaskedPacks(text.columns["text"], self.tokenizer, self.mask, rows, config.pack, seed, device, weights)
 
     def stream(self) -> MaskedPacks:
-        return self._packs(self.train_text, self.config.seed, self.device)
+        weights = group_weights(self.train_text, self.data.weights)
+        return self._packs(self.train_text, self.config.seed, self.device, weights)
 
     def objective(self) -> Objective:
         return self.make_objective(masked_tokens)

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from regard.data.columns import Store
-from regard.data.encode import store_labelled
+from regard.data.encode import group_weights, store_labelled
 from regard.data.labels import Example, LabelData, balanced_weights
 from regard.data.pack import ClassBatch, ClassPacks, Labelled
+from regard.data.sets import Group, file_names
 from regard.data.streams import Batches, Stream, sample_rows
 from regard.errors import UserError, suggest
 from regard.metrics.classification import evaluate_classes, format_classes
@@ -167,8 +168,8 @@ class TextClassification(ClassificationTask):
                 self.data = self.data.with_classes(report)
                 if missing := [label for label in self.data.classes if label not in report.totals]:
                     raise UserError(
-                        f"data.classes: {', '.join(files)} has no text of {missing[0]!r}; remove it, or set "
-                        "data.names to what the label is in the file"
+                        f"data.classes: {', '.join(file_names(files))} has no text of {missing[0]!r}; remove it, or "
+                        "set data.names to what the label is in the file"
                     )
         weights = self.data.class_weights
         for label in weights if isinstance(weights, dict) else ():
@@ -184,6 +185,7 @@ class TextClassification(ClassificationTask):
             texts = f"{cut:,} text{'s' * (cut != 1)}"
             print(f"truncated: {texts} longer than data.max_length = {self.data.max_length}", file=sys.stderr)
         everything = Labelled.of(store)
+        everything.weights = group_weights(store, self.data.weights)
         chosen, held_out = self._split(everything.labels)
         self.train_texts, self.valid_texts = everything.choose(chosen), None
         if self.data.valid:
@@ -211,7 +213,7 @@ class TextClassification(ClassificationTask):
         chosen, held_out = self._split(self._numbers(rows))
         return [rows[i] for i in (chosen if name == "train" else held_out).tolist()]
 
-    def read_files(self, files: Sequence[str]) -> list[Example]:
+    def read_files(self, files: Sequence[str] | Sequence[Group]) -> list[Example]:
         return list(self.data.read(files))
 
     def stream(self) -> Stream:
@@ -234,8 +236,9 @@ class TextClassification(ClassificationTask):
     # --- training and evaluation
 
     def class_weight(self) -> Tensor | None:
-        """[classes], with a mean of 1 over the training texts."""
-        weights, counts = self.data.class_weights, self.train_texts.labels.bincount(minlength=len(self.data.classes))
+        """[classes], with a mean of 1 over the training texts, as often as they occur."""
+        weights, texts = self.data.class_weights, self.train_texts
+        counts = texts.labels.bincount(texts.weights, minlength=len(self.data.classes))
         if weights == "none":
             return None
         if isinstance(weights, str):

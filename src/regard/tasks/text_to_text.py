@@ -14,15 +14,22 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
-
-import torch
+from typing import Any, ClassVar
 
 from regard.data.batch import Pairs
 from regard.data.columns import Store
 from regard.data.documents import TextData
-from regard.data.encode import store_documents, store_pairs
-from regard.data.mixture import SENTINELS, Denoised, Mixture, TextTask, find_sentinels, read_tasks, tasks_fingerprint
+from regard.data.encode import group_weights, store_documents, store_pairs
+from regard.data.mixture import (
+    SENTINELS,
+    Denoised,
+    Mixture,
+    TasksData,
+    TextTask,
+    find_sentinels,
+    read_tasks,
+    tasks_fingerprint,
+)
 from regard.data.pairs import Pair
 from regard.errors import UserError, listed, suggest
 from regard.files import make_folder
@@ -40,6 +47,7 @@ LISTED = 8  # examples of each set in the report
 
 class TextToText(Translation):
     NAME = "text-to-text"
+    TABLES: ClassVar = {**Translation.TABLES, "data": TasksData}
     HEADLINE = ("loss", "loss", ".4f")
     COLUMNS = {  # noqa: RUF012
         "loss": "loss", "exact": "exact match", "bleu": "BLEU", "chrf": "chrF", "tokens": "target tokens"
@@ -85,20 +93,19 @@ class TextToText(Translation):
         for one in self.tasks.values():
             one.check()
 
-    def lines(self, name: str, repeated: bool = False) -> Iterator[Pair]:
-        """Of a set "TASK.SET"; "train" and "valid" are those of all tasks together, `repeated` as in an epoch."""
+    def groups(self, name: str) -> Iterator[Iterator[Pair]]:
+        """The pairs of a set "TASK.SET", by groups of files; "train" and "valid" are those of all tasks together."""
         task, _, part = name.partition(".")
-        if part:
-            yield from self.tasks[task].lines(part)
-            return
-        for one in self.paired:
-            if name == "train" or "valid" in one.sets:
-                for _ in range(one.options.repeat if repeated and name == "train" else 1):
-                    yield from one.lines(name)
+        parts = ((one, name) for one in self.paired if name == "train" or name in one.sets)
+        for one, own in [(self.tasks[task], part)] if part else parts:
+            yield from one.groups(own)
+
+    def weights(self) -> list[float]:
+        return [weight for one in self.paired for weight in one.weights]
 
     def make_tokenizers(self) -> dict[str, Tokenizer]:
         pairs = (side for pair in self.lines("train") for side in (pair.source, pair.target))
-        texts = (piece.text for one in self.denoising for piece in one.texts("train"))
+        texts = (piece.text for one in self.denoising for group in one.texts("train") for piece in group)
         tokenizer = self.learn_tokenizer(chain(pairs, texts))
         return {"tokenizer": tokenizer.with_special_tokens(SENTINELS) if self.denoising else tokenizer}
 
@@ -115,7 +122,7 @@ class TextToText(Translation):
 
     def _store(self, name: str, max_length: int | None) -> Store:
         return store_pairs(
-            self.lines(name, repeated=True), self.folder / "data" / name, self.source, self.target,
+            self.groups(name), self.folder / "data" / name, self.source, self.target,
             name=f"data.tasks, {name}", max_length=max_length,
             state=lambda: tasks_fingerprint(self.tasks.values(), name),
         )  # fmt: skip
@@ -127,9 +134,9 @@ class TextToText(Translation):
                 f"data.tasks.{one.name}.prefix: has {len(prefix)} tokens, too many for max_length; shorten it"
             )
         folder, state = self.folder / "data" / f"{one.name}-{name}", tasks_fingerprint([one], name)
-        texts = store_documents(one.texts(name), folder, self.source, length, state).columns["text"]
-        rows = torch.arange(len(texts)).repeat(one.options.repeat if name == "train" else 1)
-        return Denoised(texts.choose(rows), self.source, one.options, prefix, seed)
+        store = store_documents(one.texts(name), folder, self.source, length, state)
+        weights = group_weights(store, one.weights) if name == "train" else None
+        return Denoised(store.columns["text"], self.source, one.options, prefix, seed, weights)
 
     # --- evaluation
 

@@ -11,17 +11,18 @@ Batches are padded sentences of similar length, or packed rows of one shape (`tr
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 from regard.data.batch import Pairs
 from regard.data.columns import Store
-from regard.data.encode import store_pairs
+from regard.data.encode import group_weights, store_pairs
 from regard.data.mixture import Mixture
 from regard.data.pack import Packs
 from regard.data.pairs import Pair, PairData
+from regard.data.sets import file_names
 from regard.data.streams import Batches, Stream
 from regard.errors import UserError
 from regard.metrics.bleu import bleu_metric, score, sentence_chrf
@@ -73,12 +74,19 @@ class Translation(Task):
         for files in self.files.values():
             self.data.read(files).check().print()
 
+    def groups(self, name: str) -> Iterable[Iterable[Pair]]:
+        """The pairs of a set, "train" or one of `sets`, by groups of files."""
+        groups: list[Iterable[Pair]] = self.data.groups(name)
+        return groups
+
     def lines(self, name: str) -> Iterator[Pair]:
-        """The pairs of a set: "train" or one of `sets`."""
-        if self.data.generator is not None:
-            pairs: Iterator[Pair] = self.data.generator.pairs(name)
-            return pairs
-        return iter(self.data.read(self.files[name]))
+        """The pairs of a set."""
+        return chain.from_iterable(self.groups(name))
+
+    def weights(self) -> list[float]:
+        """Those of the groups of the training data."""
+        weights: list[float] = self.data.weights
+        return weights
 
     def prepare_data(self) -> None:
         self.train_pairs = self._pairs("train", self.data.max_length)
@@ -88,8 +96,8 @@ class Translation(Task):
     def _store(self, name: str, max_length: int | None) -> Store:
         files = self.files.get(name, ())
         return store_pairs(
-            self.lines(name), self.folder / "data" / name, self.source, self.target, max_length=max_length,
-            name=", ".join(files) or "data.generator", state=lambda: self.data.fingerprint(files),
+            self.groups(name), self.folder / "data" / name, self.source, self.target, max_length=max_length,
+            name=", ".join(file_names(files)) or "data.generator", state=lambda: self.data.fingerprint(files),
         )  # fmt: skip
 
     def _pairs(self, name: str, max_length: int | None = None) -> Pairs:
@@ -99,7 +107,9 @@ class Translation(Task):
             count = f"{dropped:,} pair{'s' * (dropped != 1)}"
             first = f", the first in {store.index['first_dropped']}" if "first_dropped" in store.index else ""
             print(f"left out: {count} longer than data.max_length = {max_length}{first}", file=sys.stderr)
-        return Pairs(store.columns["source"], store.columns["target"])
+        pairs = Pairs(store.columns["source"], store.columns["target"])
+        pairs.weights = group_weights(store, self.weights()) if name == "train" else None
+        return pairs
 
     def _check_lengths(self) -> None:
         for name, stored in (("train", self.train_pairs), ("valid", self.valid_pairs)):

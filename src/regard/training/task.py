@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.data.sets import Files, home
+from regard.data.sets import Sources, home
 from regard.data.streams import Stream
 from regard.errors import UserError, suggest
 from regard.files import make_folder, write_atomically
@@ -145,7 +145,7 @@ class Task(ABC):
     # --- data
 
     @property
-    def files(self) -> dict[str, Files]:
+    def files(self) -> dict[str, Sources]:
         """The files of each set."""
         return {name: files for name, files in {"train": self.data.train, **self.data.sets}.items() if files}
 
