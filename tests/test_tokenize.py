@@ -96,6 +96,7 @@ def test_sentencepiece_has_no_offsets(here, capsys):
         (["one", "a", "--ids", "--decode"], "pass one of them"),
         (["one", "a", "--side", "both"], "invalid choice: 'both'"),
         (["one", "--files", "nowhere.txt"], "nowhere.txt: no such file"),
+        (["one", "one/tokenizer.json"], "is the name of a file: read its lines with  --files one/tokenizer.json"),
     ],
 )
 def test_mistakes(here, capsys, arguments, message):

@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.commands.prediction import ROWS, Chunk, Inputs, Item, Shown, check_inputs, predict_inputs
+from regard.commands.prediction import ROWS, Chunk, Inputs, Item, Shown, check_inputs, check_texts, predict_inputs
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ ARGUMENTS = {
 
 def run(args: argparse.Namespace) -> int:
     check_inputs(args)
+    check_texts(args)
     if args.ids and args.decode:
         raise UserError("--ids prints ids, --decode reads them: pass one of them")
     tokenizer = open_tokenizer(args.tokenizer, args.side)
