@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import regard
 from prediction_models import make_run
 from regard import cli
 from regard.cli import main
@@ -225,6 +226,38 @@ def test_a_sample_does_not_depend_on_bad_images(empty_folder: Path, capsys: pyte
     expected = capsys.readouterr().out.splitlines()
     assert main([*command, "none.png", "a.png", "a.png"]) == 3
     assert capsys.readouterr().out.splitlines()[1:] == expected[1:]
+
+
+def test_sequences_are_lines_or_cells(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run("predict")
+    data = {"mean": [5.0], "std": [2.0], "train": ["pairs.tsv"]}
+    regard.save(regard.load("run").model, "pairs", recipe={"data": data})
+    command = ["predict", "pairs", "--device", "cpu"]
+    assert main([*command, "1 2", "3"]) == 0
+    expected = capsys.readouterr().out
+    Path("in.jsonl").write_text('{"source": [1, 2.0]}\n{"source": "3"}\n')
+    assert main([*command, "--files", "in.jsonl"]) == 0
+    assert capsys.readouterr().out == expected
+    Path("in.txt").write_text("1 2\n\nx\n3\n")
+    assert main([*command, "--files", "in.txt"]) == 3
+    out, err = capsys.readouterr()
+    lines = out.split("\n")[:-1]
+    assert (lines[0] + "\n" + lines[3] + "\n", lines[1:3]) == (expected, ["", ""])
+    assert err.startswith("error: in.txt, line 3: number 1 is 'x', not a number") and "1 of 4" in err
+
+
+def test_every_file_is_a_time_series(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run("predict")
+    Path("a.csv").write_text("x\n1\n2\n3\n4\n")
+    Path("short.csv").write_text("x\n1\n")
+    assert main(["predict", "run", "2 3 4", "--device", "cpu"]) == 0
+    numbers = capsys.readouterr().out.split()
+    assert main(["predict", "run", "--files", "short.csv", "a.csv", "-o", "next.csv", "--device", "cpu"]) == 3
+    assert "error: short.csv: 1 steps are too few" in capsys.readouterr().err
+    rows = [f"a.csv,{number}" for number in numbers]
+    assert Path("next.csv").read_text().splitlines() == ["file,x", *rows]
+    assert main(["predict", "run", "--files", "a.csv", "--column", "x", "--device", "cpu"]) == 2
+    assert "data.columns of the recipe" in capsys.readouterr().err
 
 
 def test_a_device_file_is_not_replaced(empty_folder: Path) -> None:

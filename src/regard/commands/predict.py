@@ -2,7 +2,7 @@
 of pairs predicts as many as it reads, a model of a time series as many as its horizon. Sequences are arguments, the
 lines of files (of a table, the column source), or the lines of standard input. For a model of a time series, every
 file of --files is a series: a table with a header, of which the last steps are read. An input that cannot be used is
-reported, its output is an empty line, and the exit code is 3.
+reported, its output is an empty line (of a series, nothing), and the exit code is 3.
 
 examples:
   regard predict runs/number-sequences "10 20 30 40 50"
@@ -123,12 +123,13 @@ def warn(regressor: Regressor, outside: list[list[float]], channels: Sequence[st
 def predict_series(args: argparse.Namespace, regressor: Regressor) -> int:
     """Each file of --files is a time series; with several of them the name is the first column of the output."""
     from regard.data.numeric import read_series
+    from regard.data.sets import find_files
 
     if args.column is not None:
         raise UserError(
             f"--column {args.column}: the columns of a time series are data.columns of the recipe; remove it"
         )
-    first = True
+    first, several = True, len(find_files(args.files)) > 1
 
     def predict(chunk: Chunk) -> list[Any]:
         return chunk.each(forecast)
@@ -155,7 +156,7 @@ def predict_series(args: argparse.Namespace, regressor: Regressor) -> int:
         yield {"file": item.text, "channels": list(channels), "predicted": steps}, [(row,) for row in header + rows]
 
     def name(file: str) -> tuple[str, ...]:
-        return (file,) if len(args.files) > 1 else ()
+        return (file,) if several else ()
 
     inputs = Inputs("file", argument="", is_list=lambda path: False)
-    return predict_inputs(args, inputs, predict, show, empty=lambda item: (item.text + "," * regressor.channels,))
+    return predict_inputs(args, inputs, predict, show, empty=lambda item: ())

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from io import BufferedReader
 from itertools import chain, count, islice, takewhile
 from pathlib import Path
@@ -193,6 +194,64 @@ def file_inputs(name: str, column: str) -> Inputs:
     return Inputs(name, "a file name", "", column, is_list=is_list)
 
 
+@dataclass
+class Results:
+    """Writes the output of each input in order, and counts those that failed.
+
+    Failures among arguments and files wait for the first success: without any, there is no output at all.
+    """
+
+    args: argparse.Namespace
+    inputs: Inputs
+    out: TextIO
+    header: Sequence[object]
+    empty: Callable[[Item], Sequence[object]]
+    done: int = 0
+    failed: int = 0
+    waiting: list[Item] | None = None
+
+    def add(self, item: Item, shown: Callable[[], Shown]) -> None:
+        self.done += 1
+        self.failed += item.error is not None
+        if item.error is not None and self.waiting is not None:
+            self.waiting.append(item)
+            return
+        self.begin()
+        if item.error is not None:
+            self._write_failure(item)
+            return
+        for value, rows in shown():
+            write(self.args, value, *rows, out=self.out)
+
+    def begin(self) -> None:
+        """Write the header, and the failures that waited."""
+        if self.header and not self.args.json:
+            write(self.args, {}, self.header, out=self.out)
+        waiting, self.waiting, self.header = self.waiting or [], None, ()
+        for item in waiting:
+            self._write_failure(item)
+
+    def _write_failure(self, item: Item) -> None:
+        report(f"error: {item}")
+        row = () if is_prompt(self.args) else self.empty(item)
+        value = {self.inputs.name: item.text, "error": item.error, **item.origin}
+        write(self.args, value, *([row] if row else []), out=self.out)
+
+    def end(self) -> int:
+        """The exit code; an error if every input failed."""
+        if not self.failed or is_prompt(self.args):
+            self.begin()
+            return 0
+        if self.failed < self.done:
+            report(f"note: {self.failed:,} of {self.done:,} inputs failed")
+            return SOME_FAILED
+        if self.waiting and self.done == 1:
+            raise UserError(str(self.waiting[0]))
+        for item in self.waiting or ():
+            report(f"error: {item}")
+        raise UserError(f"none of the inputs ({self.done:,}) could be processed")
+
+
 def predict_inputs(
     args: argparse.Namespace,
     inputs: Inputs,
@@ -206,65 +265,30 @@ def predict_inputs(
 ) -> int:
     """Predict all inputs, `size` at a time, and write the outputs; returns the exit code.
 
-    `show` gives the output of an item, `empty` the row of one that failed. `after` is called at the end, and in a
-    prompt after each input: for notes about all of them.
+    `show` gives the output of an item, `empty` the row of one that failed (without cells: none). `after` is called at
+    the end, and in a prompt after each input: for notes about all of them.
     """
     from tqdm import tqdm
 
-    asks = is_prompt(args)
     total, pieces = open_inputs(args, inputs)
-    held: list[Item] | None = [] if args.inputs or args.files else None  # failures before the first success
-    done = failed = 0
     shown = total > 0 and sys.stderr.isatty() and (args.out is not None or not sys.stdout.isatty())
     tqdm.monitor_interval = 0  # no thread of its own: see `regard.predict.workers`
     with opened(args.out) as out, tqdm(total=total, unit=" inputs", disable=not shown, leave=False) as bar:
-
-        def write_failure(item: Item) -> None:
-            tqdm.write(f"error: {item}", file=sys.stderr)
-            write(args, {inputs.name: item.text, "error": item.error, **item.origin}, empty(item), out=out)
-
-        def write_header() -> None:
-            nonlocal header
-            if header and not args.json:
-                write(args, {}, header, out=out)
-            header = ()
-
+        waiting: list[Item] | None = [] if args.inputs or args.files else None
+        results = Results(args, inputs, out, header, empty, waiting=waiting)
         for piece in pieces:
             for at in range(0, len(piece), size):
                 chunk = Chunk(piece[at : at + size], out, lambda rows: bar.update(len(rows)))
-                outputs = predict(chunk)
-                for row, (item, output) in enumerate(zip(chunk.items, outputs, strict=True)):
+                for row, (item, output) in enumerate(zip(chunk.items, predict(chunk), strict=True)):
                     item.error = item.error or chunk.failed.get(row)
-                    failed += item.error is not None
-                    if item.error is not None and held is not None:
-                        held.append(item)
-                        continue
-                    write_header()
-                    for earlier in held or ():
-                        write_failure(earlier)
-                    held = None
-                    if item.error is not None:
-                        write_failure(item)
-                        continue
-                    for value, rows in show(item, output):
-                        write(args, value, *rows, out=out)
+                    results.add(item, partial(show, item, output))
                 out.flush()
-                done += len(chunk.items)
-                bar.update(done - bar.n)
-                if asks:
+                bar.update(results.done - bar.n)
+                if is_prompt(args):
                     after()
-        if failed and failed == done and not asks:
-            if held and done == 1:
-                raise UserError(str(held[0]))
-            for item in held or ():
-                print(f"error: {item}", file=sys.stderr)
-            raise UserError(f"none of the inputs ({done:,}) could be processed")
-        write_header()
+        code = results.end()
     after()
-    if failed and not asks:
-        note(f"{failed:,} of {done:,} inputs failed")
-        return SOME_FAILED
-    return 0
+    return code
 
 
 def is_prompt(args: argparse.Namespace) -> bool:
@@ -423,9 +447,14 @@ def show_texts(inputs: Inputs, name: str, several: bool) -> Callable[[Item, Text
 
 
 def note(text: str) -> None:
+    report(f"note: {text}")
+
+
+def report(line: str) -> None:
+    """A line on standard error, above a progress bar."""
     from tqdm import tqdm
 
-    tqdm.write(f"note: {text}", file=sys.stderr)  # above a progress bar
+    tqdm.write(line, file=sys.stderr)
 
 
 @contextmanager
