@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,8 @@ def _check_files(config: Any, prefix: str, content: dict[str, Any], lines: list[
 
     if not isinstance(config, PairData | LabelData | TextData) or not config.train:
         return
+    for line in config.repeated():
+        print(f"warning: {prefix}{line}", file=sys.stderr)
     for name, files in {"train": config.train, **config.sets}.items():
         report = config.read(files).check()
         fields: dict[str, Any] = {"pairs": report.count}
