@@ -104,6 +104,17 @@ def test_the_batch_changes_nothing(runs: list[Path], options: dict[str, object])
     assert translator.translate(LINES, max_length=7, batch=2, **options) == whole
 
 
+def test_given_outputs_are_scored_by_the_mean(runs: list[Path]) -> None:
+    translator = regard.load(runs[0], ensemble=runs[1:]).predictor
+    lines = [line for line in LINES if line]
+    pairs = list(zip(lines, reversed(lines), strict=True))
+    each = [regard.load(run).predictor.score(pairs) for run in runs]
+    for row, one in enumerate(translator.score(pairs)):
+        for at, token in enumerate(one.tokens):
+            mean = sum(math.exp(some[row].tokens[at].log_probability) for some in each) / len(runs)
+            assert token.log_probability == pytest.approx(math.log(mean), abs=1e-6)
+
+
 def test_command_takes_folders_after_run_as_an_ensemble(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line for line in LINES if line]
     assert main(["translate", *map(str, runs), *lines, "--beam", "2", "--max-length", "6", "--json"]) == 0
@@ -153,7 +164,7 @@ def test_other_predictors_refuse(tmp_path: Path) -> None:
     model = build(ModelConfig(**SIZES, architecture="decoder", vocab_size=len(tokenizer)))  # type: ignore[arg-type]
     one = Bundle(model, {"tokenizer": tokenizer})
     save(model, tmp_path / "lm", tokenizers={"tokenizer": tokenizer})
-    with pytest.raises(UserError, match="translate or caption"):
+    with pytest.raises(UserError, match="that translate or caption"):
         _ = regard.load(tmp_path / "lm", ensemble=[tmp_path / "lm"]).predictor
     with pytest.raises(UserError, match="coverage_penalty: Ensemble has no cross attention"):
         pair = Ensemble([transformer(), transformer()])

@@ -193,8 +193,9 @@ class Predictor(ABC, Generic[Input, Output]):
                     f"{name}: architecture = {config.architecture!r}, input = {config.input!r}, output_head = "
                     f"{config.output_head!r}: {self.NEEDS} is needed here"
                 )
-        if bundle.others and not self.ENSEMBLES:
-            raise UserError(f"{bundle.others[0].name}: ensembles are of models that translate or caption; name one run")
+        kinds = (type(self), *(other.predictor_class for other in bundle.others))
+        if bundle.others and not all(kind is None or kind.ENSEMBLES for kind in kinds):
+            raise UserError(f"{bundle.others[0].name}: ensembles are of runs that translate or caption; name one run")
         self.bundle, self.model, self.device = bundle, bundle.model, bundle.device
 
     @abstractmethod

@@ -20,7 +20,7 @@ from regard.errors import UserError
 from regard.models.transformer import EncoderDecoder
 from regard.predict.bundle import ScoredText, SearchPredictor, TextPrediction, open_each
 from regard.predict.config import SearchConfig
-from regard.predict.scoring import SequenceScore, label_scores
+from regard.predict.scoring import SequenceScore, pair_scores
 
 
 class Captioner(SearchPredictor["str | Path", TextPrediction]):
@@ -75,13 +75,10 @@ class Captioner(SearchPredictor["str | Path", TextPrediction]):
             part = captions[at : at + self.BATCH]
             opened = [self._open(file, None)[0] for file, _ in pairs[at : at + self.BATCH]]
             source, is_real = pad_features(opened)
-            memory = self.model.encode(
-                as_input(source.to(self.device)), None if is_real is None else is_real.to(self.device)
-            )
+            inputs = as_input(source.to(self.device)), None if is_real is None else is_real.to(self.device)
             ids, real = (one.to(self.device) for one in pad_rows([torch.tensor(one) for one in part]))
-            states = self.model.states(ids[:, :-1], memory)
             labels = torch.where(real, ids, Labels.IGNORE)[:, 1:]
-            for caption, values in zip(part, label_scores(self.model, states, labels), strict=True):
+            for caption, values in zip(part, pair_scores(self.models, *inputs, ids[:, :-1], labels), strict=True):
                 scores.append(SequenceScore.of(self.target, caption[1:], values))
         return scores
 

@@ -25,6 +25,7 @@ from regard.predict.alignment import Links
 from regard.predict.beam import Hypothesis
 from regard.predict.bundle import Batch, Bundle, Predictor
 from regard.predict.config import SearchConfig
+from regard.predict.constraints import Constraints
 from regard.predict.generator import LIMIT, Generator, Overflow, SampleWriter, Token
 from regard.predict.scoring import SequenceScore
 from regard.predict.translator import Translator
@@ -76,15 +77,19 @@ def refuse(config: SearchConfig, names: Sequence[str]) -> None:
 class CTranslate2Translator(Translator):
     """A `Translator` whose search runs in the engine."""
 
+    ENSEMBLES = False
+
     def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
         super().__init__(bundle, config)
         self.sources, self.targets = Names(self.source), Names(self.target)
         self.search_engine: Any = self.model.engine
 
     def _search(
-        self, batches: Iterator[Batch], config: SearchConfig, first: int
+        self, batches: Iterator[Batch], config: SearchConfig, first: int, constraints: Constraints | None
     ) -> Iterator[tuple[Sequence[int], list[list[Hypothesis]]]]:
         refuse(config, ("sample", "coverage_penalty"))
+        if constraints is not None:
+            raise UserError("prefixes, constraints, forbid: are not supported with CTranslate2; use the run itself")
         rows, lines, most = list[int](), list[list[str]](), 1
         for numbers, source, is_real in batches:
             limits = config.limits(source, is_real)

@@ -81,6 +81,18 @@ def label_scores(model: Any, states: Tensor, labels: Tensor) -> list[list[float]
     return [part.tolist() for part in torch.cat(values).split(counted.sum(dim=1).tolist())]
 
 
+@torch.inference_mode()
+def pair_scores(
+    models: Sequence[Any], source: Tensor, is_real: Tensor | None, target: Tensor, labels: Tensor
+) -> list[list[float]]:
+    """log p of the labels [B, T] of each row by teacher forcing; of an ensemble, by the mean of the probabilities."""
+    each = [label_scores(model, model.states(target, model.encode(source, is_real)), labels) for model in models]
+    if len(each) == 1:
+        return each[0]
+    rows = (torch.tensor(row, dtype=torch.float64) for row in zip(*each, strict=True))  # [models, tokens]
+    return [(row.logsumexp(dim=0) - math.log(len(each))).tolist() for row in rows]
+
+
 def pair_batches(
     sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> Iterator[tuple[list[int], PairBatch]]:

@@ -23,7 +23,7 @@ from regard.predict.config import SearchConfig
 from regard.predict.constraints import Constraints, read_phrases, read_prefix
 from regard.predict.engine import traced
 from regard.predict.recorded import LONGEST, TURN, RecordedSearches
-from regard.predict.scoring import SequenceScore, label_scores, pair_batches
+from regard.predict.scoring import SequenceScore, pair_batches, pair_scores
 from regard.predict.workers import side_by_side
 
 TOKENS = 2**15  # source tokens of a batch, padding and beams included: long sentences come in smaller batches
@@ -157,14 +157,17 @@ class Translator(SearchPredictor[str, TextPrediction]):
         scores = [SequenceScore(()) for _ in pairs]
         for rows, batch in pair_batches(sources, targets):
             batch = batch.to(self.device)
-            states = self.model.states(batch.target, self.model.encode(batch.source, batch.source_is_real))
-            for row, values in zip(rows, label_scores(self.model, states, batch.labels), strict=True):
+            scored = pair_scores(self.models, batch.source, batch.source_is_real, batch.target, batch.labels)
+            for row, values in zip(rows, scored, strict=True):
                 scores[row] = SequenceScore.of(self.target, targets[row][1:], values)
         return scores
 
     @torch.inference_mode()
     def align(self, pairs: Sequence[tuple[str, str]], layer: int | None = None) -> list[Links]:
-        """Links (source word, target word) of each pair, by the cross-attention of a layer, numbered from 0."""
+        """Links (source word, target word) of each pair, by the cross-attention of a layer, numbered from 0.
+
+        Of an ensemble, by that of its first model.
+        """
         name, links = alignment_layer(self.model, layer), [Links() for _ in pairs]
         for rows, batch in pair_batches(*self._encode_pairs(pairs)):
             batch = batch.to(self.device)
