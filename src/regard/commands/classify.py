@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         inputs = Inputs("text", column=str(classifier.bundle.tables["data"].get("text", "text")))
 
     def predict(chunk: Chunk) -> list[ClassPrediction]:
-        return classifier.predict(chunk.texts, failed=chunk.failed)
+        return classifier.predict(chunk.texts, done=chunk.count, failed=chunk.failed)
 
     def show(item: Item, prediction: ClassPrediction) -> Shown:
         if prediction.note and inputs.name == "image":

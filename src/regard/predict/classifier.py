@@ -47,9 +47,16 @@ class TextClassifier(Predictor[str, ClassPrediction]):
         self.tokenizer, self.classes = bundle.tokenizer, bundle.classes
         self.max_length = bundle.limits.source or bundle.limits.context
 
-    def predict(self, inputs: Sequence[str], *, tokens: int = TOKENS, **options: Any) -> list[ClassPrediction]:
-        """The class of each text; batches have about `tokens` tokens."""
-        probabilities, truncated = self._probabilities(inputs, tokens)
+    def predict(
+        self,
+        inputs: Sequence[str],
+        *,
+        tokens: int = TOKENS,
+        done: Callable[[Sequence[int]], object] = len,
+        **options: Any,
+    ) -> list[ClassPrediction]:
+        """The class of each text; batches have about `tokens` tokens, and `done` is called with the rows of each."""
+        probabilities, truncated = self._probabilities(inputs, tokens, done)
         note = f"truncated to the model's {self.max_length} tokens"
         return [
             class_prediction(self.classes, row, note if is_short else None)
@@ -58,10 +65,12 @@ class TextClassifier(Predictor[str, ClassPrediction]):
 
     def probabilities(self, texts: Sequence[str], tokens: int = TOKENS) -> Tensor:
         """[texts, classes], in float32 on the CPU."""
-        return self._probabilities(texts, tokens)[0]
+        return self._probabilities(texts, tokens, len)[0]
 
     @torch.inference_mode()
-    def _probabilities(self, texts: Sequence[str], tokens: int) -> tuple[Tensor, list[bool]]:
+    def _probabilities(
+        self, texts: Sequence[str], tokens: int, done: Callable[[Sequence[int]], object]
+    ) -> tuple[Tensor, list[bool]]:
         """The probabilities, and which texts were truncated: to their first tokens and </s>."""
         ids, most = self.tokenizer.encode_batch(texts, add_bos=True, add_eos=True), self.max_length
         truncated = [len(text) > most for text in ids]
@@ -70,6 +79,7 @@ class TextClassifier(Predictor[str, ClassPrediction]):
         for rows, source, is_real in self.batches(ids, range(len(ids)), tokens):
             real = None if is_real is None else is_real.to(self.device)
             results[rows] = self.model(source.to(self.device), real).float().softmax(dim=-1).cpu()
+            done(rows)
         return results, truncated
 
 
