@@ -65,6 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
         "pooling": "mean",
         "final_norm": True,
     },
+    "tags": {"architecture": "encoder", "output_head": "classes", "classes": 3, "pooling": "none"},
     "vit": {"architecture": "encoder", "input": "patches", "output_head": "classes", "classes": 3, "norm_order": "pre"},
     "features": {"architecture": "encoder", "input": "features", "output_head": "classes", "classes": 3},
     "captions from patches": {"input": "patches", "position": "learned"},

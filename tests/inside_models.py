@@ -25,6 +25,7 @@ SHAPES: dict[str, dict[str, object]] = {
     "decoder": {"architecture": "decoder"},
     "masked": {"architecture": "encoder", "output_head": "tokens"},
     "classes": {"architecture": "encoder", "output_head": "classes", "classes": 3},
+    "tags": {"architecture": "encoder", "output_head": "classes", "classes": 3, "pooling": "none"},
     "vectors": {"architecture": "encoder", "output_head": "none"},
     "recurrent": {"architecture": "recurrent"},
     "vit": {"architecture": "encoder", "input": "patches", "output_head": "classes", "classes": 4},

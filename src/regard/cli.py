@@ -33,6 +33,7 @@ GROUPS = {
         "translate": "translate text with an encoder-decoder model",
         "generate": "continue a prompt with a language model",
         "classify": "classify texts or images",
+        "tag": "tag the words of a text: names, places, parts of speech",
         "fill": "predict the masked words of a text with a masked language model",
         "caption": "describe images with a captioning model",
         "predict": "forecast a series, or predict values from features",

@@ -121,6 +121,10 @@ def _describe(look: Look) -> str:
         return f"generates {output.generated!r}{loss}"
     if output.kind == "vector":
         return f"a vector of {output.logits.shape[-1]} numbers"
+    if output.kind == "tags":
+        return "tags: " + "  ".join(
+            f"{one.read} {one.top[0].label} {one.top[0].probability:.3f}" for one in output.positions
+        )
     positions = [position for position in output.positions if position.expected is None] or output.positions[-1:]
     words = {"next": "next", "classes": "class", "masked": "[MASK]"}[output.kind]
     tops = ["  ".join(f"{one.label} {one.probability:.3f}" for one in position.top[:5]) for position in positions]

@@ -14,9 +14,10 @@ examples:
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regard.commands import REPEATABLE, aligned, show
 from regard.errors import UserError
@@ -44,7 +45,7 @@ ARGUMENTS = {
 
 def run(args: argparse.Namespace) -> None:
     from regard.cost import cost
-    from regard.models.recipe import PRESETS, preset, read_changes, read_model
+    from regard.models.recipe import PRESETS, preset, read_changes
 
     if args.list:
         if args.model is not None:
@@ -60,9 +61,22 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.model is None:
         raise UserError(f"no model: pass a recipe, a folder or one of the presets: {', '.join(PRESETS)}")
-    config = read_model(args.model, read_changes(args.set))
+    config = _read_model(args.model, read_changes(args.set))
     result = cost(config, seq=args.seq, batch=args.batch, target_seq=args.target_seq, dtype=args.dtype)
     show(args.json, {"model": args.model, **result.to_dict()}, _report(args.model, config, result))
+
+
+def _read_model(name: str, changes: dict[str, Any]) -> ModelConfig:
+    """The config of a preset, a folder, or a recipe with what its task implies: a classifier is an encoder."""
+    from regard.models.recipe import PRESETS, model_config, read_model, read_recipe
+
+    tables = {} if name in PRESETS or os.path.isdir(name) else read_recipe(name)
+    if "task" not in tables or not isinstance(tables.get("model"), dict):
+        return read_model(name, changes)
+    from regard.tasks.registry import task_of
+
+    model = {**task_of(tables).DEFAULTS.get("model", {}), **tables["model"]}
+    return model_config({**tables, "model": model}, name, changes)
 
 
 def _layers(config: ModelConfig) -> str:

@@ -104,22 +104,31 @@ def _check_files(config: Any, prefix: str, content: dict[str, Any], lines: list[
     from regard.data.labels import LabelData
     from regard.data.pairs import PairData
     from regard.data.sets import file_groups
+    from regard.data.tags import TagData, check_sets, is_prefixed
     from regard.settings import to_dict
 
-    if not isinstance(config, PairData | LabelData | TextData) or not config.train:
+    if not isinstance(config, PairData | LabelData | TextData | TagData) or not config.train:
         return
     for line in config.repeated():
         print(f"warning: {prefix}{line}", file=sys.stderr)
+    tagged: dict[str, Any] = {}
+    if isinstance(config, TagData):
+        config, tagged = check_sets(config)
     for name, files in {"train": config.train, **config.sets}.items():
-        report = config.read(files).check()
+        report = tagged[name][0] if tagged else config.read(files).check()
         fields: dict[str, Any] = {"pairs": report.count}
         if isinstance(config, TextData):
             fields = {**report.totals}
         elif isinstance(config, LabelData):
             config = config.with_classes(report)
             fields = {"texts": report.count, "classes": report.totals}
+        elif isinstance(config, TagData):
+            fields = {"sentences": report.count, "words": sum(report.totals.values()), "classes": report.totals}
         summary = ", ".join(f"{count:,} {unit}" for unit, count in fields.items() if unit != "classes")
-        if isinstance(config, LabelData):
+        if tagged and is_prefixed(config.classes):
+            fields["scheme"] = tagged[name][1].name
+            summary += f", {fields['scheme']}"
+        if isinstance(config, LabelData | TagData):
             summary += ": " + ", ".join(f"{label} {report.totals.get(label, 0):,}" for label in config.classes)
         problems = [str(problem) for problem in report.bad]
         more = [f"and {report.bad_count - len(problems):,} more"] if report.bad_count > len(problems) else []

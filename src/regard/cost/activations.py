@@ -178,8 +178,8 @@ def _feedforward(config: ModelConfig, size: int) -> int:
 
 def _head(config: ModelConfig, batch: int, length: int, size: int) -> int:
     dim, tokens, wide = config.dim, batch * length, max(4, size)
-    if config.output_head in ("tokens", "values"):
-        layer = 2 * dim * size + (dim + 2) * wide if config.head_layer else 0
+    if config.per_token:
+        layer = 2 * dim * size + (dim + 2) * wide if config.head_layer and config.output_head != "classes" else 0
         return tokens * (dim * size + layer)
     if config.output_head == "none" or not (config.pooler or config.output_head == "classes"):
         return 0
@@ -198,4 +198,4 @@ def _loss(config: ModelConfig, batch: int, length: int, size: int) -> int:
 
 def _outputs(config: ModelConfig, batch: int, length: int) -> int:
     """The number of logits of a batch."""
-    return output_size(config) * batch * (length if config.output_head in ("tokens", "values") else 1)
+    return output_size(config) * batch * (length if config.per_token else 1)

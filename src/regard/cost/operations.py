@@ -238,6 +238,6 @@ def source_operations(config: ModelConfig, batch: int, length: int) -> list[int]
 
 def _head(config: ModelConfig, batch: int, length: int) -> int:
     dim, size = config.dim, output_size(config)
-    if config.output_head in ("tokens", "values"):
-        return 2 * batch * length * dim * (size + dim * config.head_layer)
+    if config.per_token:
+        return 2 * batch * length * dim * (size + dim * (config.head_layer and config.output_head != "classes"))
     return 0 if config.output_head == "none" else 2 * batch * dim * (size + dim * config.pooler)

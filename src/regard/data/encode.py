@@ -2,6 +2,7 @@
 
 pairs        source  … </s>        target  <s> … </s>
 labelled     text  <s> … </s>, truncated to data.max_length        label, the number of its class
+tagged       text  <s> … </s>      labels, the class of each token or IGNORE
 documents    text  <s> … </s>, parts of at most so many tokens
 stream       ids, all documents as one sequence with </s> between them
 
@@ -20,14 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.data.batch import Labels
 from regard.data.columns import Column, Store, Writer, prepare, token_type
 from regard.data.documents import Piece, utf8
 from regard.data.labels import LabelData
 from regard.data.pairs import Pair
 from regard.data.sets import Sources, file_groups, fingerprint
+from regard.data.tags import Sentence, TagData
 from regard.errors import UserError
 from regard.progress import stage
 from regard.text.tokenizer import Tokenizer
+from regard.text.words import encode_words
 
 T = TypeVar("T")
 ROWS = 4096  # rows that are encoded and written at once …
@@ -124,6 +128,34 @@ def store_labelled(files: Sources, config: LabelData, folder: str | Path, tokeni
 
     columns = {"text": Column(token_type(len(tokenizer)), None), "label": Column("<i4")}
     return prepare(folder, columns, lambda: fingerprint((), config.fingerprint(files), digest_of(tokenizer)), write)
+
+
+def store_tagged(
+    stream: Iterable[Sentence], config: TagData, folder: str | Path, tokenizer: Tokenizer, state: Callable[[], str]
+) -> Store:
+    """Tagged sentences; `index["split"]` is how many were longer than `data.max_length`.
+
+    `state` is the fingerprint of what decides the sentences.
+    """
+    numbers = {name: number for number, name in enumerate(config.classes)}
+
+    def write(writer: Writer) -> None:
+        writer.notes["split"] = 0
+        for chunk in _chunks(stream, lambda one: sum(map(len, one.words)), "sentence"):
+            texts, labels = [], []
+            for part in encode_words(tokenizer, [one.words for one in chunk], config.max_length):
+                tags = chunk[part.sentence].tags[part.begin :]
+                row = [Labels.IGNORE] * len(part.ids)
+                for at, tag in zip(part.first, tags, strict=False):  # the rest is in the next part
+                    row[at] = numbers[tag]
+                row[-1] = Labels.IGNORE  # </s>, for words without tokens
+                texts.append(part.ids)
+                labels.append(row)
+                writer.notes["split"] += part.begin == 0 and len(part.first) < len(tags)
+            writer.append(text=texts, labels=labels)
+
+    columns = {"text": Column(token_type(len(tokenizer)), None), "labels": Column("<i4", None)}
+    return prepare(folder, columns, lambda: fingerprint((), state(), digest_of(tokenizer)), write)
 
 
 def store_documents(

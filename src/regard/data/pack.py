@@ -9,7 +9,7 @@ sentences alone. Padding is document 0: it attends only to itself and has no lab
 fixed shapes; rows are filled to 95 % and more, while padded batches of similar length waste a tenth to a third
 (Krell et al. 2021, "Efficient sequence packing without cross-contamination").
 
-Single texts (classification, masked language modeling) are packed in the same way.
+Single texts (classification, tagging, masked language modeling) are packed in the same way.
 """
 
 from __future__ import annotations
@@ -171,10 +171,10 @@ class Packs(PackedRows):
 
 @dataclass(frozen=True)
 class ClassBatch(Labels):
-    """Texts, padded (one per row, D = 1) or packed (at most D per row), and their classes."""
+    """Texts, padded (one per row, D = 1) or packed (at most D per row), and their classes, or those of their tokens."""
 
     text: Tensor  # [R, N]
-    labels: Tensor  # [R, D], IGNORE where a packed row has fewer texts
+    labels: Tensor  # [R, D], IGNORE where a packed row has fewer texts; of tokens [R, N], IGNORE where one has no class
     is_real: Tensor | None = None  # [R, N] of padded texts; None: no padding
     document: Tensor | None = None  # [R, N] of packed ones, from 1; 0: padding
 
@@ -216,6 +216,39 @@ class ClassPacks(PackedRows):
         labels = torch.full((plan.rows, self.most), Labels.IGNORE)
         labels[plan.row, plan.document - 1] = self.data.labels[plan.order]
         return ClassBatch(text, labels, document=document)
+
+
+class Tagged(Sequences):
+    """Texts  <s> … </s>  with the class of each token, or IGNORE."""
+
+    def __init__(self, texts: Ragged, labels: Ragged) -> None:
+        self.texts, self.labels = texts, labels
+
+    @classmethod
+    def of(cls, store: Store) -> Tagged:
+        return cls(store.columns["text"], store.columns["labels"])
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.texts.lengths
+
+    def batch(self, rows: Tensor) -> ClassBatch:
+        text, is_real = self.texts.pad(rows)
+        labels = torch.where(is_real, self.labels.pad(rows)[0], Labels.IGNORE)
+        return ClassBatch(text, labels, None if bool(is_real.all()) else is_real)
+
+
+class TagPacks(PackedRows):
+    """Packed batches of texts whose tokens have classes."""
+
+    def __init__(self, data: Tagged, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
+        super().__init__([data.sizes], rows, length, seed, device)
+        self.data = data
+
+    def fill(self, epoch: int, plan: Plan) -> ClassBatch:
+        text, document = self.fill_side(self.data.texts, plan)
+        labels, _ = self.fill_side(self.data.labels, plan)
+        return ClassBatch(text, torch.where(document > 0, labels, Labels.IGNORE), document=document)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
     decoder           text, cut into chunks of equal length                 loss of each next token
     encoder, tokens   one text per line, 15 % of it masked (Devlin 2018)    loss of each masked token
     encoder, classes  a table with columns text and label (or the recipe's) loss of the class
+    encoder, tags     CoNLL columns, or tables of lists (as the recipe)     loss of each word's tag
     encoder, vectors  one text per line                                     none; outputs are compared instead
 
 For a model that reads images, the first column of the table names their files, relative to the table.
@@ -25,15 +26,18 @@ from regard.data.batch import Tensors, pad_rows
 from regard.data.documents import TextData
 from regard.data.labels import LabelData
 from regard.data.pairs import PairData
+from regard.data.tags import Sentence, TagData
 from regard.errors import UserError
 from regard.explore.inside import Inside
 from regard.settings import from_dict
+from regard.text.words import encode_words
 
 IGNORE = -100
 TOKENS = 4096  # per batch, padding included
 MASKED = 0.15
 LENGTH = 128  # tokens of a chunk of text
 COLUMNS = ("text", "label", "header", "names", "skip_bad")  # of [data]: how the recipe reads a table
+TAG_COLUMNS = ("tokens", "tags", "names", "skip_bad", "max_length")
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,11 @@ def read_examples(inside: Inside, files: Sequence[str], limit: int) -> list[Exam
 
 def _examples(inside: Inside, files: Sequence[str], limit: int) -> Iterator[Example]:
     config = inside.config
+    if inside.reader.tags:
+        own = {name: value for name, value in inside.bundle.tables["data"].items() if name in TAG_COLUMNS}
+        for sentence in from_dict(TagData, {**own, "train": list(files)}, "data.").read(files):
+            yield from _of_sentence(inside, sentence)
+        return
     if config.input == "tokens" and config.output_head == "classes":
         own = {name: value for name, value in inside.bundle.tables["data"].items() if name in COLUMNS}
         for row in from_dict(LabelData, {**own, "train": list(files)}, "data.").read(files):
@@ -121,6 +130,15 @@ def _of_pair(inside: Inside, source: str, target: str, where: str, folder: Path 
     assert input.target is not None
     expected = torch.tensor([IGNORE if id is None else id for id in input.expected])
     return Example(input.source[0], input.target[0], expected)
+
+
+def _of_sentence(inside: Inside, sentence: Sentence) -> Iterator[Example]:
+    longest = inside.bundle.limits.source or inside.bundle.limits.context
+    for part in encode_words(inside.bundle.source, [sentence.words], longest):
+        expected = torch.full((len(part.ids),), IGNORE)
+        tags = sentence.tags[part.begin : part.begin + len(part.first)]
+        expected[part.first] = torch.tensor([_class(inside, tag) for tag in tags])
+        yield Example(torch.tensor(part.ids), expected=expected)
 
 
 def _class(inside: Inside, name: str) -> int:

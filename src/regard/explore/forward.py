@@ -31,6 +31,7 @@ from torch import Tensor
 
 from regard.data.captions import open_features
 from regard.data.images import open_pixels
+from regard.data.tags import split_words
 from regard.errors import UserError
 from regard.explore.changes import PartName
 from regard.models.config import ModelConfig
@@ -38,7 +39,7 @@ from regard.predict.bundle import Bundle
 from regard.text.tokenizer import Tokenizer
 
 TOP = 8  # most probable tokens kept for each position
-Kind = Literal["next", "target", "masked", "classes", "vector"]
+Kind = Literal["next", "target", "masked", "tags", "classes", "vector"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class InputReader:
         config, tokenizers = bundle.config, bundle.tokenizers
         if config.output_head == "values":
             raise UserError("output_head = 'values': exploring needs a model that reads text or images, not numbers")
+        self.tags = config.output_head == "classes" and config.per_token
         self.writes = config.architecture in ("encoder-decoder", "recurrent")
         sizes = {"source": config.vocab_size if config.input == "tokens" else None}
         sizes["target"] = config.target_size if self.writes else None
@@ -126,7 +128,7 @@ class InputReader:
                 ids = tokenizer.encode(text) or ([] if tokenizer.bos is None else [tokenizer.bos])
                 expected: list[int | None] = [*ids[1:], None]
             case "encoder":
-                ids = self._with_masks(tokenizer, text)
+                ids = self._with_masks(tokenizer, self._as_words(text) if self.tags else text)
                 limit = self.bundle.limits.positions
                 if truncate and limit is not None and len(ids) > limit:
                     ids = [*ids[: limit - 1], ids[-1]]
@@ -139,6 +141,11 @@ class InputReader:
         labels = tuple(tokenizer.token(id) for id in ids)
         source = torch.tensor([ids], device=self.bundle.device)
         return Input(source, labels, read=labels, expected=tuple(expected), text=text)
+
+    def _as_words(self, text: str) -> str:
+        """The words of a text as a tagger reads them: with one space between them, perhaps before punctuation too."""
+        punctuation = self.bundle.tables["data"].get("punctuation", "attached")
+        return " ".join(text[begin:end] for begin, end in split_words(text, punctuation))
 
     def _with_masks(self, tokenizer: Tokenizer, text: str) -> list[int]:
         """<s> … </s>, where [MASK] in the text is the token of that name, if there is one."""
@@ -231,6 +238,7 @@ class Output:
     kind        next     the token after each one of a text (decoder)
                 target   the tokens of a target, given those before (encoder-decoder)
                 masked   the token at each position of a text (encoder with token logits)
+                tags     the class of each token; only the first of a word has a label in training
                 classes  the class of the whole: one position
                 vector   states or a pooled vector: no positions
     loss        mean cross-entropy of `expected`, in nats per token; None where nothing is expected
@@ -257,10 +265,12 @@ class Output:
 
 def read_output(reader: InputReader, input: Input, logits: Tensor, hypotheses: Sequence[tuple[str, float]]) -> Output:
     """The output for `input` from logits [positions, vocab_size] or [classes], or from states."""
-    architecture, head = reader.config.architecture, reader.config.output_head
+    architecture, head, tags = reader.config.architecture, reader.config.output_head, reader.tags
     logits, read, expected = logits.float().cpu(), input.read, input.expected
     kind: Kind = "masked" if architecture == "encoder" else "next" if architecture == "decoder" else "target"
-    if architecture == "encoder" and head == "classes":
+    if tags:
+        kind, expected = "tags", (None,) * len(read)
+    elif architecture == "encoder" and head == "classes":
         kind, logits, read, expected = "classes", logits[None], ("",), (None,)
     elif architecture == "encoder" and head != "tokens":
         return Output("vector", (), None, torch.atleast_2d(logits))

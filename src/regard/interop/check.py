@@ -24,6 +24,7 @@ from regard.interop.folder import read_json
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model, Recurrent
 from regard.predict.bundle import Bundle
 from regard.predict.config import SearchConfig
+from regard.text.words import encode_words
 
 TOLERANCE = 2e-5  # relative to the largest value
 NEW_TOKENS = 24  # generated for each of these texts
@@ -108,6 +109,17 @@ def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | str:
                     output = peer.generate(**ids, max_new_tokens=NEW_TOKENS, do_sample=False)
                     theirs.append(tokenizer.decode(output[0, ids.input_ids.shape[1] :], True))
                     ours.append(predictor.predict([text], config=search)[0].text)
+            case "encoder", "classes" if config.per_token:
+                words = [text.split() for text in texts]
+                ours = [
+                    " ".join(f"{one.tag} {one.probability:.3f}" for one in p.words) for p in predictor.predict(words)
+                ]
+                batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+                probabilities, theirs = peer(**batch).logits.softmax(dim=-1), []
+                for part in encode_words(bundle.tokenizer, words, config.max_length):
+                    values, numbers = (one.tolist() for one in probabilities[part.sentence, part.first].max(dim=-1))
+                    tagged = zip(numbers, values, strict=True)
+                    theirs.append(" ".join(f"{peer.config.id2label[number]} {value:.3f}" for number, value in tagged))
             case "encoder", "classes":
                 batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
                 best = peer(**batch).logits.softmax(dim=-1).max(dim=-1)
@@ -181,7 +193,7 @@ def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[
             out = peer(input_ids=ids, attention_mask=is_real.long(), token_type_ids=types)
     logits = out.get("logits", out.get("prediction_logits"))  # the second in BertForPreTraining
     if logits is not None:
-        keep = is_real if config.output_head == "tokens" else slice(None)
+        keep = is_real if config.per_token else slice(None)
         return [(model(*inputs)[keep], logits[keep])]
     states = out.last_hidden_state[is_real]
     if not isinstance(model, Encoder):  # no output layer: logits with the input embeddings, as Regard computes them

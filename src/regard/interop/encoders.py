@@ -1,4 +1,4 @@
-"""BERT and ViT, encoders with an output head for classes, a pooled vector, or (BERT) masked tokens.
+"""BERT and ViT, encoders with an output head for classes, a pooled vector, or (BERT) masked tokens or tags.
 
 BERT (Devlin et al. 2018)         post-LN, learned positions, token types and a norm after the embeddings
 ViT (Dosovitskiy et al. 2021)     pre-LN over the patches of an image, with a [CLS] token in front
@@ -43,7 +43,8 @@ class EncoderFamily(Family):
         count = len(labels) if isinstance(labels, dict) and labels else hf.get("num_labels", 2)
         if not isinstance(count, int) or count < 2:
             raise unsupported("num_labels", count, "a classifier has 2 or more classes")
-        return {"output_head": "classes", "classes": count}
+        per_token = architecture == "BertForTokenClassification"
+        return {"output_head": "classes", "classes": count, **({"pooling": "none"} if per_token else {})}
 
     def to_config(self, config: ModelConfig) -> Json:
         if config.output_head != "classes":
@@ -63,7 +64,10 @@ BIAS, OUTPUT_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"  # eq
 class BERT(EncoderFamily):
     model_type = "bert"
     name = "BERT"
-    architectures = ("BertModel", "BertForSequenceClassification", "BertForMaskedLM", "BertForPreTraining")
+    architectures = (
+        "BertModel", "BertForSequenceClassification", "BertForMaskedLM", "BertForPreTraining",
+        "BertForTokenClassification",
+    )  # fmt: skip
     keys = (
         *EncoderFamily.encoder_keys,
         ("vocab_size", "vocab_size", 30522),
@@ -110,7 +114,7 @@ class BERT(EncoderFamily):
     def infer(self, hf: Json, tensors: Tensors | None, architecture: str) -> Json:
         if architecture == "BertForSequenceClassification":
             return {**super().infer(hf, tensors, architecture), "pooler": True}
-        if architecture == "BertModel":
+        if architecture in ("BertModel", "BertForTokenClassification"):
             return super().infer(hf, tensors, architecture)
         if hf.get("hidden_act") not in (None, "gelu", "gelu_python"):
             only = "only 'gelu' is for a masked language model, whose output head has a GELU"
@@ -121,12 +125,15 @@ class BERT(EncoderFamily):
     def implied(self, config: ModelConfig) -> Json:
         if config.output_head == "tokens":
             return {"head_layer": True, "activation": "gelu", "pooler": False, "logit_scale": 1.0}
-        return {} if config.output_head == "none" else {"pooling": "cls", "pooler": True}
+        if config.output_head == "none" or config.per_token:
+            return {}
+        return {"pooling": "cls", "pooler": True}
 
     def to_config(self, config: ModelConfig) -> Json:
         hf: Json = {"type_vocab_size": max(1, config.token_types), "tie_word_embeddings": config.tie_embeddings}
-        masked = {"architectures": ["BertForMaskedLM"]} if config.output_head == "tokens" else {}
-        return {**hf, **masked, **super().to_config(config)}
+        named = {"tokens": "BertForMaskedLM", "classes": "BertForTokenClassification"} if config.per_token else {}
+        per_token = {"architectures": [named[config.output_head]]} if named else {}
+        return {**hf, **super().to_config(config), **per_token}
 
     def copies(self, config: ModelConfig) -> dict[str, str]:
         return {OUTPUT: EMBEDDING, OUTPUT_BIAS: BIAS} if config.tie_embeddings else {BIAS: OUTPUT_BIAS}

@@ -52,7 +52,7 @@ class ModelConfig(StackConfig):
     logit_scale: float = 1.0
     logit_bias: bool = False
     output_head: Literal["none", "pooled", "classes", "tokens", "values"] = "tokens"
-    pooling: Literal["cls", "mean"] = "cls"
+    pooling: Literal["cls", "mean", "none"] = "cls"  # how states become one vector; none: a class for every token
     pooler: bool = False  # a tanh layer after pooling (BERT)
     head_layer: bool = False  # a layer and norm before token logits (BERT's masked LM)
     classes: int | None = None
@@ -115,6 +115,12 @@ class ModelConfig(StackConfig):
             )
         if self.output_head == "classes" and self.classes is None:
             raise UserError("classes is not set: output_head = 'classes' needs their number, such as classes = 2")
+        if self.pooling == "none" and (self.input != "tokens" or self.output_head == "pooled" or self.pooler):
+            raise UserError(
+                f"pooling = 'none' with input = {self.input!r}, output_head = {self.output_head!r}, pooler = "
+                f"{str(self.pooler).lower()}: for one class per token use input = 'tokens', output_head = 'classes' "
+                "and pooler = false"
+            )
         for name, plain in {"position_axes": 1, "shifted_window": None, "stem": "linear"}.items():
             if getattr(self, name) != plain and self.input != "patches":
                 raise UserError(
@@ -190,6 +196,11 @@ class ModelConfig(StackConfig):
     def has_cls(self) -> bool:
         """Whether the patches of an image are preceded by a [CLS] vector."""
         return self.pooling == "cls" and self.architecture == "encoder"
+
+    @property
+    def per_token(self) -> bool:
+        """Whether there is an output for every position, and not one for the whole input."""
+        return self.output_head in ("tokens", "values") or (self.output_head == "classes" and self.pooling == "none")
 
     @property
     def token_dim(self) -> int:

@@ -6,8 +6,9 @@
     Encoder          source -> encoder -> states, a pooled vector, classes or token logits Devlin et al. 2018
 
 `build(config)` creates one of them, or the `Recurrent` baseline of 2015. Logits have shape [B, N, vocab_size], those
-of classes [B, classes]. `is_real` is True for real tokens and False for padding. A model that generates has `start`
-(encode the source, create a cache) and `step` (process more tokens with that cache).
+of classes [B, classes], or with pooling = "none" [B, N, classes]. `is_real` is True for real tokens and False for
+padding. A model that generates has `start` (encode the source, create a cache) and `step` (process more tokens with
+that cache).
 """
 
 from __future__ import annotations
@@ -200,10 +201,8 @@ class Encoder(nn.Module):
         states = self.encode(source, is_real, types, mask)
         if self.output_head is not None:
             return self.output_head(states)
-        if self.config.output_head == "none":
-            return states
-        pooled = self.pooled(states, is_real)
-        return pooled if self.classifier is None else self.classifier(pooled)
+        x = states if "none" in (self.config.output_head, self.config.pooling) else self.pooled(states, is_real)
+        return x if self.classifier is None else self.classifier(x)
 
 
 SequenceToSequence = EncoderDecoder | Recurrent  # models with a source and a target

@@ -37,7 +37,9 @@ class TextClassifier(Predictor[str, ClassPrediction]):
     """An encoder with an output head over classes, and its tokenizer."""
 
     NEEDS = "an encoder of text with output_head = 'classes', with its tokenizer"
-    MODEL: ClassVar = {"architecture": ("encoder",), "input": ("tokens",), "output_head": ("classes",)}
+    MODEL: ClassVar = {
+        "architecture": ("encoder",), "input": ("tokens",), "output_head": ("classes",), "pooling": ("cls", "mean")
+    }  # fmt: skip
     model: Encoder
     COMMAND = "classify"
     BATCH = 4096

@@ -1,4 +1,4 @@
-"""One route for each task: /v1/translate, /v1/classify, /v1/fill, /v1/caption, /v1/forecast.
+"""One route for each task: /v1/translate, /v1/classify, /v1/tag, /v1/fill, /v1/caption, /v1/forecast.
 
 The outputs are those of the commands with `--json`. Texts, images and series come as one input or as a list; an image
 is base64, alone or as a data URL (`data:image/png;base64,…`). A path is never read.
@@ -62,6 +62,10 @@ class ClassifyRequest(TaskRequest):
     input: Images
 
 
+class TagRequest(TaskRequest):
+    input: Inputs
+
+
 class FillRequest(TaskRequest):
     input: Inputs
     top: Annotated[int, Field(ge=1, le=100)] = 5
@@ -104,6 +108,12 @@ def router(service: Service) -> APIRouter:
         """Classify texts or images: for each the label and the probability of every class."""
         served = service.model(body.model, "classify")
         return response(served, await service.predict(request, served, readable(served, listed(body.input))))
+
+    @api.post("/tag")
+    async def tag(request: Request, body: TagRequest) -> dict[str, Any]:
+        """Tag the words of texts: for each its words with their tags, and its entities."""
+        served = service.model(body.model, "tag")
+        return response(served, await service.predict(request, served, listed(body.input)))
 
     @api.post("/fill")
     async def fill(request: Request, body: FillRequest) -> dict[str, Any]:

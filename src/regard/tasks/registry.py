@@ -25,6 +25,7 @@ TASKS = {
     "text-to-text": ("regard.tasks.text_to_text", "TextToText"),
     "language-modeling": ("regard.tasks.language_modeling", "LanguageModeling"),
     "masked-language-modeling": ("regard.tasks.masked_language_modeling", "MaskedLanguageModeling"),
+    "token-classification": ("regard.tasks.token_classification", "TokenClassification"),
     "text-classification": ("regard.tasks.text_classification", "TextClassification"),
     "image-classification": ("regard.tasks.image_classification", "ImageClassification"),
     "image-captioning": ("regard.tasks.image_captioning", "ImageCaptioning"),
@@ -81,7 +82,7 @@ def task_for(config: ModelConfig) -> str | None:
         case "encoder", "patches", "classes":
             return "image-classification"
         case "encoder", "tokens", "classes":
-            return "text-classification"
+            return "token-classification" if config.per_token else "text-classification"
         case "encoder", _, "tokens":
             return "masked-language-modeling"
         case "encoder", _, _:

@@ -46,13 +46,15 @@ DRAWN = (4, 80)  # characters of a text whose attention is drawn
 
 
 def class_logits(model: Encoder, batch: ClassBatch) -> Tensor:
-    """[R, D, classes] for the D texts of a row."""
+    """[R, D, classes] for the D texts of a row, or [R, N, classes] for its tokens."""
     assert model.classifier is not None
     if batch.document is None:
         logits: Tensor = model(batch.text, batch.is_real)
-        return logits[:, None]
+        return logits if model.config.per_token else logits[:, None]
     states = model.encode(batch.text, batch.document > 0, document=batch.document)
-    packed: Tensor = model.classifier(model.pooled_documents(states, batch.document, batch.labels.shape[1]))
+    if not model.config.per_token:
+        states = model.pooled_documents(states, batch.document, batch.labels.shape[1])
+    packed: Tensor = model.classifier(states)
     return packed
 
 
@@ -64,7 +66,7 @@ def classification(
     weight: Tensor | None = None,
     word_dropout: WordDropout | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(summed loss, number of texts); `weight` [classes] are class weights."""
+    """(summed loss, number of texts, or of tokens with a class); `weight` [classes] are class weights."""
     read = repeat_batch(batch) if r_drop else batch
     read = replace(read, text=word_dropout(read.text)) if word_dropout is not None and model.training else read
     return cross_entropy(class_logits(model, read), read.labels, label_smoothing, r_drop, weight), batch.tokens
@@ -145,7 +147,7 @@ class TextClassification(ClassificationTask):
             "label_smoothing": 0.0,
         },
     }  # fmt: skip
-    MODEL: ClassVar = {"architecture": ("encoder",), "input": ("tokens",), "output_head": ("classes",)}
+    MODEL: ClassVar = TextClassifier.MODEL
     PLACEHOLDERS: ClassVar = {"vocab_size": 8, "classes": 2}
     UNUSED = ("loss_chunk",)
     UNIT = "texts"

@@ -46,7 +46,7 @@ export interface Told {
 }
 
 export interface Output {
-  kind: "next" | "target" | "masked" | "classes" | "vector";
+  kind: "next" | "target" | "masked" | "tags" | "classes" | "vector";
   before: Told;
   after: Told;
   positions: Position[];

@@ -114,6 +114,7 @@ export const english = {
   saysNext: "Next token",
   saysTarget: "Generated output",
   saysMasked: "Predictions for the masked tokens",
+  saysTags: "Tag probabilities at each token",
   saysClasses: "Class probabilities",
   saysVector: "Output vectors",
   position: "Position",

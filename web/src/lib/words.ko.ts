@@ -116,6 +116,7 @@ export const korean: Record<keyof typeof english, string> = {
   saysNext: "다음 토큰",
   saysTarget: "생성된 출력",
   saysMasked: "마스크된 토큰의 예측",
+  saysTags: "토큰마다의 태그 확률",
   saysClasses: "클래스 확률",
   saysVector: "출력 벡터",
   position: "위치",
