@@ -47,7 +47,13 @@ def write_file(path: Path, task: str) -> None:
             one.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (40, 32), tuple(numbers.randbytes(3))).save(one)
         return
-    if task == "regression" and path.suffix == ".tsv":
+    if task == "token-classification":
+        lines = [
+            line
+            for text in texts
+            for line in (*(f"{word} {'B-X' if word == 'dog' else 'O'}" for word in text.split()), "")
+        ]
+    elif task == "regression" and path.suffix == ".tsv":
         lines = [" ".join(str(numbers.randint(0, 9)) for _ in range(4)) for _ in range(200)]
         lines = [f"{line}\t{line}" for line in lines]
     elif path.suffix == ".csv":
@@ -91,5 +97,5 @@ def test_the_documentation_has_recipes_of_every_task() -> None:
     tasks = {tomllib.loads(one.values[0]).get("task", "translation") for one in recipes()}
     assert tasks >= {
         "translation", "text-classification", "image-classification", "image-captioning", "language-modeling",
-        "masked-language-modeling", "regression", "text-to-text",
+        "masked-language-modeling", "regression", "text-to-text", "token-classification",
     }  # fmt: skip

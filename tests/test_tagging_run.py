@@ -180,6 +180,13 @@ def test_a_test_set_with_an_unknown_tag(here, capsys):
     assert "tag 'B-ORG' does not occur in training" in capsys.readouterr().err
 
 
+def test_groups_of_files_have_weights(here):
+    (here / "more.conll").write_text("Tom x B-PER\n\n" * 3)
+    task = made(here, 'data.train=[{files=["train.conll"]},{files=["more.conll"],weight=2}]')
+    weights = task.train_sentences.weights
+    assert weights is not None and weights.tolist() == [1.0] * 150 + [2.0] * 3
+
+
 # --- the loss
 
 
@@ -254,6 +261,36 @@ def test_a_long_text_is_tagged_in_parts(run):
     (prediction,) = regard.load(run).predict(["Tom sees Oslo " * 400])
     assert len(prediction.words) == 1200 and "tagged in parts" in str(prediction.note)
     assert sum(one.tag.endswith("PER") for one in prediction.words) > 350
+
+
+# --- the command
+
+
+def test_tag_prints_columns_or_entities(run, empty_folder, capsys, monkeypatch):
+    assert main(["tag", str(run), "Tom Tom sees Oslo.", "the", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == "Tom\tB-PER\nTom\tI-PER\nsees\tO\nOslo\tB-LOC\n.\tO\n\nthe\tO\n\n"
+    (empty_folder / "in.txt").write_text("Tom sees Oslo.\n\n민수가 봤다 서울에.\n", encoding="utf-8")
+    assert main(["tag", str(run), "--files", "in.txt", "-o", "out.jsonl", "--json", "--device", "cpu"]) == 0
+    first, empty, last = map(json.loads, Path("out.jsonl").read_text(encoding="utf-8").splitlines())
+    assert first["text"] == "Tom sees Oslo." and first["row"] == 1
+    assert first["words"][0].keys() == {"word", "tag", "probability", "start", "end"}
+    for one in (*first["entities"], *last["entities"]):
+        assert one.keys() == {"type", "text", "start", "end", "probability"}
+    assert [(one["type"], one["text"], one["start"], one["end"]) for one in first["entities"]] == [
+        ("PER", "Tom", 0, 3),
+        ("LOC", "Oslo", 9, 13),
+    ]
+    assert empty["words"] == empty["entities"] == [] and [one["type"] for one in last["entities"]] == ["PER", "LOC"]
+    assert main(["tag", str(run), "--files", "in.txt", "-o", "out.conll", "--device", "cpu"]) == 0
+    assert main(["evaluate", str(run), "--files", "out.conll", "--json", "--device", "cpu", "-o", "saved"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out)["files"]["f1"] == 1.0  # its own tags
+    assert json.loads(Path("saved/files.jsonl").read_text(encoding="utf-8").splitlines()[0])["tags"][0] == "B-PER"
+
+
+def test_other_commands_point_to_tag(run, capsys):
+    assert main(["classify", str(run), "a", "--device", "cpu"]) == 2
+    assert f"use  regard tag {run}" in capsys.readouterr().err
 
 
 # --- other runs and other libraries

@@ -251,7 +251,7 @@ def test_labels_are_on_first_tokens(tmp_path):
         Sentence(("Seoul", "is"), ("B-LOC", "O"), "", 1),
         Sentence(("is", "Seoul", "a"), ("O", "B-LOC", "O"), "", 2),
     ]
-    store = store_tagged(rows, data, tmp_path / "store", tokenizer, str)
+    store = store_tagged([rows], data, tmp_path / "store", tokenizer, str)
     assert store.index["split"] == 1
     batch = Tagged.of(store).batch(torch.arange(3))
     ignore = Labels.IGNORE

@@ -1,8 +1,8 @@
 """Tag the words of texts: names, places, dates, or parts of speech, whatever the model was trained on. Texts are
-arguments, the lines of files (of a table, one column), or the lines of standard input. The output has one line per word,
-with its tag after a tab, and a blank line after each text (CoNLL). With --json it also has the entities, each with its
-type, the characters of the text from start to before end, and the mean probability of its tags. Words are separated by
-spaces and, if they were in training, by punctuation.
+arguments, the lines of files (of a table, one column), or the lines of standard input. The output has one line per
+word, with its tag after a tab, and a blank line after each text (CoNLL). With --json it also has the entities, each
+with its type, the characters of the text from start to before end, and the mean probability of its tags. Words are
+separated by spaces and, if they were in training, by punctuation.
 
 examples:
   regard tag runs/entities "Florence Young moved to Austin in May 2021."

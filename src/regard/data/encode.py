@@ -131,8 +131,9 @@ def store_labelled(files: Sources, config: LabelData, folder: str | Path, tokeni
 
 
 def store_tagged(
-    stream: Iterable[Sentence], config: TagData, folder: str | Path, tokenizer: Tokenizer, state: Callable[[], str]
-) -> Store:
+    groups: Iterable[Iterable[Sentence]], config: TagData, folder: str | Path, tokenizer: Tokenizer,
+    state: Callable[[], str],
+) -> Store:  # fmt: skip
     """Tagged sentences; `index["split"]` is how many were longer than `data.max_length`.
 
     `state` is the fingerprint of what decides the sentences.
@@ -141,7 +142,9 @@ def store_tagged(
 
     def write(writer: Writer) -> None:
         writer.notes["split"] = 0
-        for chunk in _chunks(stream, lambda one: sum(map(len, one.words)), "sentence"):
+        size = lambda one: sum(map(len, one.words))  # noqa: E731
+        parts = _count_groups(writer, groups)
+        for chunk in chain.from_iterable(_chunks(part, size, "sentences") for part in parts):
             texts, labels = [], []
             for part in encode_words(tokenizer, [one.words for one in chunk], config.max_length):
                 tags = chunk[part.sentence].tags[part.begin :]

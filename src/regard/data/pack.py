@@ -242,7 +242,7 @@ class TagPacks(PackedRows):
     """Packed batches of texts whose tokens have classes."""
 
     def __init__(self, data: Tagged, rows: int, length: int, seed: int, device: torch.device | None = None) -> None:
-        super().__init__([data.sizes], rows, length, seed, device)
+        super().__init__([data.sizes], rows, length, seed, device, data.weights)
         self.data = data
 
     def fill(self, epoch: int, plan: Plan) -> ClassBatch:

@@ -33,7 +33,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from regard.data.entities import sentences
 from regard.data.lines import Notes, Problem, read_lines
-from regard.data.sets import TextFiles
+from regard.data.sets import Group, TextFiles, file_names
 from regard.data.tables import Report, Row, Rows, Table, label, table_kind, text
 from regard.errors import UserError, suggest
 from regard.settings import check_fields
@@ -90,6 +90,7 @@ class TagData(TextFiles):
     generator: Generator | None = None  # instead of files
 
     EXAMPLE: ClassVar[str] = "train.conll"
+    WEIGHTED: ClassVar[bool] = True
     GENERATORS: ClassVar[tuple[str, ...]] = ("generator",)
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class TagData(TextFiles):
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:
             raise UserError(f"classes = {list(self.classes)}: name two or more, each once, or remove them")
 
-    def read(self, files: Sequence[str]) -> Rows[Sentence]:
+    def read(self, files: Sequence[str] | Sequence[Group]) -> Rows[Sentence]:
         """The sentences of `files`; a tag that is not among `classes` (if any) is a problem. `totals` are by tag."""
         paths = self.find(files)
 
@@ -120,7 +121,7 @@ class TagData(TextFiles):
                 )
 
         remedy = "write a token and its tag in each line, and a blank line after a sentence"
-        return Rows(files, scan, self.skip_bad, "sentences", remedy, tally)
+        return Rows(file_names(files), scan, self.skip_bad, "sentences", remedy, tally)
 
     def _sentence(self, words: Sequence[str], tags: Sequence[str], file: str, line: int, notes: Notes) -> Sentence:
         if len(words) != len(tags):
@@ -140,7 +141,8 @@ class TagData(TextFiles):
         columns = (self.tokens or "tokens", self.tags or "tags")
 
         def make(row: Row, notes: Notes) -> Sentence | None:
-            return self._sentence(*row.cells, row.file, row.line, notes) if any(row.cells) else None
+            words, tags = row.cells
+            return self._sentence(words, tags, row.file, row.line, notes) if words or tags else None
 
         convert = {columns[0]: lambda value: _each(value, text), columns[1]: lambda value: _each(value, label)}
         remedy = "Set tokens and tags in [data] to the names of the columns"
@@ -281,7 +283,9 @@ def with_classes(data: TagData, scheme: Scheme) -> TagData:
     """The same with what the training data decides: all tags, O first, and how punctuation is written."""
     names = data.classes or tuple(sorted(scheme.tags, key=lambda tag: (tag != "O", tag)))
     if len(names) < 2:
-        raise UserError(f"{', '.join(data.train)}: every token has the tag {names[0]!r}; set tags to the right column")
+        raise UserError(
+            f"{', '.join(file_names(data.train))}: every token has the tag {names[0]!r}; set tags to the right column"
+        )
     is_prefixed(names)
     return replace(data, classes=names, punctuation=data.punctuation or scheme.punctuation)
 

@@ -36,7 +36,7 @@ class ClassPrediction(Prediction):
 class TextClassifier(Predictor[str, ClassPrediction]):
     """An encoder with an output head over classes, and its tokenizer."""
 
-    NEEDS = "an encoder of text with output_head = 'classes', with its tokenizer"
+    NEEDS = "an encoder of text with output_head = 'classes' and pooling = 'cls' or 'mean', with its tokenizer"
     MODEL: ClassVar = {
         "architecture": ("encoder",), "input": ("tokens",), "output_head": ("classes",), "pooling": ("cls", "mean")
     }  # fmt: skip

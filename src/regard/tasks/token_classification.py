@@ -21,8 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from regard.data.encode import store_tagged
+from regard.data.encode import group_weights, store_tagged
 from regard.data.pack import Tagged, TagPacks
+from regard.data.sets import file_groups
 from regard.data.streams import Batches, Stream
 from regard.data.tags import Scheme, Sentence, TagData, check_sets, is_prefixed, with_classes
 from regard.metrics.tagging import evaluate_tags, format_tags, require_seqeval
@@ -100,14 +101,15 @@ class TokenClassification(Task):
 
     def prepare_data(self) -> None:
         files = self.data.train
+        groups = (self.data.read(group.files) for group in file_groups(files)) if files else [self.lines("train")]
         store = store_tagged(
-            self.lines("train"), self.data, self.folder / "data" / "train", self.tokenizer,
-            lambda: self.data.fingerprint(files),
-        )  # fmt: skip
+            groups, self.data, self.folder / "data" / "train", self.tokenizer, lambda: self.data.fingerprint(files)
+        )
         if split := store.index["split"]:
             count = f"{split:,} sentence{'s' * (split != 1)}"
             print(f"split: {count} longer than data.max_length = {self.data.max_length}", file=sys.stderr)
         self.train_sentences = Tagged.of(store)
+        self.train_sentences.weights = group_weights(store, self.data.weights)
 
     def examples(self, name: str) -> list[Sentence]:
         return list(self.lines(name))
