@@ -153,6 +153,10 @@ def test_the_folder_translates(tmp_path: Path, int8: bool, capsys: pytest.Captur
         )
     assert main(["translate", str(out), "a cat", "--json", "--max-length", "20", "--device", "cpu"]) == 0
     assert '"translation"' in capsys.readouterr().out
+    assert main(["translate", str(out), "a cat " * 1000, "--device", "cpu"]) == 2
+    assert "max_length = 1024" in capsys.readouterr().err
+    assert main(["translate", str(out), "a cat", "--prefix", "a", "--device", "cpu"]) == 2
+    assert "prefixes and constraints" in capsys.readouterr().err
     assert main(["translate", str(out), "a cat", "--sample", "--device", "cpu"]) == 2
     assert "sample = True: CTranslate2 does not compute it" in capsys.readouterr().err
 

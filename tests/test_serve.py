@@ -273,6 +273,18 @@ def test_a_client_that_disconnects_is_not_computed_to_the_end(runs: dict[str, Pa
         assert not batch.rows
 
 
+def test_a_search_that_nobody_waits_for_ends(runs: dict[str, Path]) -> None:
+    with serving({"mt": runs["mt"]}, timeout=0.1) as server:
+        body = {"input": [TEXT] * 64, "beam": 20, "max_length": 5000}
+        assert server.post("/v1/translate", body)[0] == 504
+        deadline = time.monotonic() + 2
+        while server.service.admission.tokens and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.service.admission.tokens == 0
+        server.service.timeout = 60
+        assert server.post("/v1/translate", {"input": "cat", "max_length": 2})[0] == 200
+
+
 def test_loading_and_timeout(runs: dict[str, Path]) -> None:
     with serving({"lm": runs["lm"]}, loaded=False) as server:
         assert server.get("/ready")[0] == 503 and server.get("/health")[0] == 200

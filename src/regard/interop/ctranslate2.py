@@ -32,10 +32,10 @@ from regard.nn.feedforward import FeedForward
 from regard.nn.multihead import MultiHead
 from regard.nn.position import T5, Learned, Relative
 from regard.predict.bundle import Bundle
+from regard.predict.ctranslate2 import POSITIONS
 from regard.settings import to_dict, write_toml
 from regard.text.tokenizer import Tokenizer
 
-POSITIONS = 1024  # rows of a table of positions that have no limit of their own
 LEVELS = 63  # of int8 weights, see above
 ACTIVATIONS = {
     "relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "silu": "SWISH", "swiglu": "SWISH", "geglu": "GELUTanh"

@@ -68,10 +68,12 @@ def beam(
     eos: int,
     watch: Watch | None = None,
     constraints: Constraints | None = None,
+    interrupt: Callable[[], None] = lambda: None,
 ) -> list[list[Hypothesis]]:
     """The `config.n_best` best hypotheses of each row of `source`, best first; none where no output is possible.
 
-    `watch` is called at every step with the best extensions: total, token and the row it extends, [n, 2 · beam] each.
+    `watch` is called at every step with the best extensions: total, token and the row it extends, [n, 2 · beam] each;
+    `interrupt` before every step, and ends the search by raising an error.
     """
     limits = config.limits(source, is_real)
     if not limits:
@@ -84,6 +86,7 @@ def beam(
     # The first step reads <s> once per sentence, not once per beam.
     state, tokens = engine.start(source, is_real), torch.full((len(limits), 1), bos, device=source.device)
     while True:
+        interrupt()
         with nullcontext() if cross is None else trace(cross, only="weights") as traced:
             logits = engine.step(tokens, state)[:, -1]  # [rows, vocab_size]
         if live is None:

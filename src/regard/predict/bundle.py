@@ -284,6 +284,7 @@ class SearchPredictor(Predictor[Input, Output]):
     def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
         super().__init__(bundle)
         self.source, self.target = bundle.source, bundle.target  # tokenizers
+        self.interrupt: Callable[[], None] = lambda: None  # called before every step; it may raise an error
         self.config = config or recipe_config(bundle.recipe, bundle.where, **self.DEFAULTS)
         self.models = [bundle.model, *(other.model for other in bundle.others)]
         self.engine: Any = Ensemble(self.models) if bundle.others else bundle.model
@@ -304,5 +305,6 @@ class SearchPredictor(Predictor[Input, Output]):
         real = None if is_real is None else is_real.to(self.device)
         arguments = (self.engine, source.to(self.device), real, config, *self.bundle.target_frame)
         if config.sample:
-            return sample(*arguments, lines=[first + row for row in rows], constraints=own)
-        return beam(*arguments, constraints=own)
+            lines = [first + row for row in rows]
+            return sample(*arguments, lines=lines, constraints=own, interrupt=self.interrupt)
+        return beam(*arguments, constraints=own, interrupt=self.interrupt)

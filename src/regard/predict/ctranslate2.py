@@ -11,6 +11,7 @@ Sampling has its random numbers from the engine, which cannot be seeded for a si
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +31,23 @@ from regard.predict.generator import LIMIT, Generator, Overflow, SampleWriter, T
 from regard.predict.scoring import SequenceScore
 from regard.predict.translator import Translator
 from regard.text.tokenizer import Tokenizer
+
+POSITIONS = 1024  # rows of a table of positions that have no limit of their own
+
+
+def load_ctranslate2(
+    folder: str | Path, device: str | torch.device, recipe: Mapping[str, Any], tokenizers: Mapping[str, Tokenizer]
+) -> Bundle:
+    """The model in a folder for CTranslate2, whose positions may end earlier than those of the model it comes from."""
+    model: Any = CTranslate2Model(folder, device, recipe)
+    bundle, config = Bundle(model, tokenizers, recipe, folder, predictor_of(model.config)), model.config
+    has_table = config.position not in ("relative", "t5") and not (
+        config.architecture == "decoder" and config.position in ("rope", "alibi")
+    )
+    if has_table and bundle.limits.positions is None:
+        context = min(bundle.limits.context, POSITIONS)
+        bundle.limits = replace(bundle.limits, positions=POSITIONS, source=POSITIONS, context=context)
+    return bundle
 
 
 def predictor_of(config: ModelConfig) -> type[Predictor[Any, Any]]:
@@ -89,7 +107,7 @@ class CTranslate2Translator(Translator):
     ) -> Iterator[tuple[Sequence[int], list[list[Hypothesis]]]]:
         refuse(config, ("sample", "coverage_penalty"))
         if constraints is not None:
-            raise UserError("prefixes, constraints, forbid: are not supported with CTranslate2; use the run itself")
+            raise UserError("prefixes and constraints: CTranslate2 does not compute them; remove them, or use the run")
         rows, lines, most = list[int](), list[list[str]](), 1
         for numbers, source, is_real in batches:
             limits = config.limits(source, is_real)

@@ -14,7 +14,7 @@ batch, up to rounding in the last digits of p'.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -39,8 +39,12 @@ def sample(
     eos: int,
     lines: Sequence[int] | None = None,
     constraints: Constraints | None = None,
+    interrupt: Callable[[], None] = lambda: None,
 ) -> list[list[Hypothesis]]:
-    """`config.n_best` samples for each row of `source`, best score first; `lines` are the rows' indices (0, 1, …)."""
+    """`config.n_best` samples for each row of `source`, best score first; `lines` are the rows' indices (0, 1, …).
+
+    `interrupt` is called before every step, and ends the search by raising an error.
+    """
     count, device = config.n_best, source.device
     limits = [limit for limit in config.limits(source, is_real) for _ in range(count)]  # row: line, sample
     if not limits:
@@ -58,6 +62,7 @@ def sample(
     state = model.start(source, is_real)
     tokens, parents = torch.full((source.shape[0], 1), bos, device=device), live // count
     while len(live):
+        interrupt()
         logits = model.step(tokens, state)[:, -1]
         if written.shape[1] == 0 and count > 1:  # <s> is read once for all samples of a line
             logits = logits[parents]

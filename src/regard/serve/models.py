@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from regard.errors import UserError, suggest
-from regard.predict.bundle import Bundle, Predictor
+from regard.predict.bundle import Bundle, Predictor, SearchPredictor
 from regard.predict.continuous import ContinuousBatch
 from regard.predict.ctranslate2 import CTranslate2Generator
 from regard.predict.embedder import Embedder
@@ -60,7 +60,10 @@ class Served:
         elif isinstance(self.predictor, Generator):
             self.worker = Generations(name, ContinuousBatch(self.predictor), most=limits.rows, observe=observe)
         else:
-            self.worker = Batcher(name, self._predict, tokens=limits.tokens, most=limits.rows, observe=observe)
+            batcher = Batcher(name, self._predict, tokens=limits.tokens, most=limits.rows, observe=observe)
+            if isinstance(self.predictor, SearchPredictor):
+                self.predictor.interrupt = batcher.interrupt
+            self.worker = batcher
 
     def _predict(self, items: Sequence[Any], method: str = "predict", **options: Any) -> Sequence[Any]:
         """One output for each item: `method` is one of the predictor's, or "embed"."""

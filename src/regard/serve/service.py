@@ -86,6 +86,7 @@ class Service:
         finally:
             gone.cancel()
             for job in jobs:
+                job.cancelled = True
                 job.future.cancel()
             outputs.cancel()
 

@@ -39,6 +39,10 @@ class Overloaded(Exception):
         self.retry_after = retry_after
 
 
+class Cancelled(Exception):
+    """Nobody waits for the output any more."""
+
+
 class Admission:
     """How many tokens are in the server, and how many may be."""
 
@@ -74,6 +78,7 @@ class Job:
     tokens: int
     alone: bool = False
     future: Future[Any] = field(default_factory=Future)
+    cancelled: bool = False  # while it is being computed: nobody waits for its output
 
 
 class Worker:
@@ -106,12 +111,13 @@ class Batcher(Worker):
     def __init__(
         self, name: str, predict: Callable[..., Sequence[Any]], *, tokens: int = 4096, most: int = 64, **options: Any
     ) -> None:
-        self.predict, self.tokens, self.most = predict, tokens, most
+        self.predict, self.tokens, self.most, self.batch = predict, tokens, most, list[Job]()
         super().__init__(name, **options)
 
     def _run(self) -> None:
         while batch := self._take():
             began = time.perf_counter()
+            self.batch = batch
             self._compute(batch)
             self.observe("batch_size", len(batch))
             self.observe("batch_seconds", time.perf_counter() - began)
@@ -135,12 +141,18 @@ class Batcher(Worker):
                 if batch or self.closing:
                     return batch
 
+    def interrupt(self) -> None:
+        """Called by a search before every step: raises `Cancelled` if nobody waits for any output of the batch."""
+        if self.batch and all(job.cancelled for job in self.batch):
+            raise Cancelled
+
     def _compute(self, batch: Sequence[Job]) -> None:
         try:
             outputs = self.predict([job.item for job in batch], **dict(batch[0].options))
         except Exception as error:
-            if len(batch) == 1:
-                batch[0].future.set_exception(error)
+            if len(batch) == 1 or isinstance(error, Cancelled):
+                for job in batch:
+                    job.future.set_exception(error)
                 return
             for job in batch:
                 self._compute([job])

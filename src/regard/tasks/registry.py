@@ -60,12 +60,11 @@ def load(
 
     recipe, tokenizers = read_recipe(path, saved=True) if recipe is None else recipe, folder.load_tokenizers(path)
     if (Path(path) / "model.bin").is_file():  # `regard export --ctranslate2`
-        from regard.predict.ctranslate2 import CTranslate2Model, predictor_of
+        from regard.predict.ctranslate2 import load_ctranslate2
 
         if ensemble:
             raise UserError(f"{path}: a folder for CTranslate2 cannot be part of an ensemble; pass the runs")
-        exported: Any = CTranslate2Model(path, device, recipe)
-        return Bundle(exported, tokenizers, recipe, path, predictor_of(exported.config))
+        return load_ctranslate2(path, device, recipe, tokenizers)
     model = folder.load(path, device, recipe)
     bundle = Bundle(model, tokenizers, recipe, path, others=[load(other, device) for other in ensemble])
     bundle.own = True
