@@ -25,6 +25,7 @@ def here(empty_folder) -> Path:
         "my data/a b.txt",
         ".hidden",
         "한국.txt",
+        "my.model",
     ):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
@@ -64,12 +65,13 @@ def test_every_command_and_every_option_is_a_candidate():
         ("train recipes/mine.toml --device ", ["cpu", "cuda"]),
         ("train recipes/mine.toml --device = cu", ["cuda"]),  # as bash splits it
         ("train recipes/mine.toml --device=cu", ["--device=cuda"]),
-        ("translate runs/demo --files a b ", ["my data/", "recipes/", "runs/", "한국.txt"]),
+        ("translate runs/demo --files a b ", ["my data/", "my.model", "recipes/", "runs/", "한국.txt"]),
         ("translate runs/demo --files .h", [".hidden"]),
         ("translate runs/demo --files no/where/", []),
         ("heads runs/demo --sort l", ["loss"]),
         ("data ", ["list", "get", "check"]),
         ("tokenizer train 한", ["한국.txt"]),
+        ("tokenize my", ["my data/", "my.model"]),
         ("cost gpt2-m", ["gpt2-medium"]),
         ("completion ", list(SCRIPTS)),
         ("nonsense ", []),
@@ -111,7 +113,7 @@ def test_the_script_completes_in_bash(here):
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         "complete -F _regard regard", "train|translate", "runs/demo", "my\\ data/", "my\\ data/a\\ b.txt",
-        "~/my\\ data/", "cuda",
+        "~/my\\ data/|~/my.model", "cuda",
     ]  # fmt: skip
 
 

@@ -145,6 +145,10 @@ def _runs(command: object, word: str) -> list[str]:
     return [run for run in runs if run.startswith(word)] or _folders(command, word)
 
 
+def _tokenizers(command: object, word: str) -> list[str]:
+    return [*_runs(command, word), *(path for path in _files(command, word) if path.endswith((".json", ".model")))]
+
+
 def _recipes(command: object, word: str) -> list[str]:
     """Recipes here and in recipes/, if one matches; otherwise files."""
     recipes = [str(path) for pattern in ("*.toml", "recipes/*.toml") for path in sorted(Path().glob(pattern))]
@@ -183,7 +187,7 @@ VALUES: dict[str, Callable[[object, str], Iterable[str]]] = {
     "FILE": _files,
     "FILES": _files,
     "DIR": _folders,
-    "TOKENIZER": _runs,
+    "TOKENIZER": _tokenizers,
     "--device": lambda command, word: ("cpu", "cuda"),
     "ACTION": lambda command, word: getattr(command, "ACTIONS", ()),
     "SHELL": lambda command, word: SCRIPTS,
