@@ -112,15 +112,15 @@ def test_numbers_in_every_format(tmp_path, form) -> None:
     config = NumberData(train=(name,), folder=str(tmp_path), source="y", target="x")
     assert read_number_pairs((name,), config)[0] == ([4, 5], [1, 2, 3])
     name = write(tmp_path, ["load", "place", "wind"], [("1", "서울", "2.5"), ("3", "a;b", "-4")], form)
-    (series,), channels = read_series([tmp_path / name])
-    assert channels == ("load", "wind") and series.tolist() == [[1, 2.5], [3, -4]]
+    (series,) = read_series([tmp_path / name])
+    assert series.channels == ("load", "wind") and series.values.tolist() == [[1, 2.5], [3, -4]]
 
 
 @pytest.mark.parametrize("encoding", ["cp949", "utf-16-le", "cp500"])
 def test_series_aligned_text_and_plain_text_in_other_encodings(tmp_path, encoding) -> None:
     hangul = "" if encoding == "cp500" else "부하"
     (tmp_path / "s.csv").write_bytes(f"time;{hangul}x\n1;2\n3;4\n".encode(encoding))
-    assert read_series([tmp_path / "s.csv"], encoding=encoding)[1] == ("time", f"{hangul}x")
+    assert read_series([tmp_path / "s.csv"], encoding=encoding)[0].channels == ("time", f"{hangul}x")
     (tmp_path / "a").write_bytes(f"one{hangul}\r\ntwo\n".encode(encoding))
     (tmp_path / "b").write_bytes("1\n2".encode(encoding))
     config = PairData(train=("a", "b"), folder=str(tmp_path), encoding=encoding)

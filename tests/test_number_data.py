@@ -62,9 +62,9 @@ def test_pairs_in_jsonl(tmp_path: Path) -> None:
 def test_a_series_in_columns(tmp_path: Path) -> None:
     path = tmp_path / "load.csv"
     path.write_text("time,load,wind\n00:00,1,2\n01:00,3,4.5\n\n")
-    (series,), names = read_series([path])
-    assert series.tolist() == [[1, 2], [3, 4.5]] and names == ("load", "wind")
-    assert read_series([path], ("wind",))[0][0].tolist() == [[2], [4.5]]
+    (series,) = read_series([path])
+    assert series.values.tolist() == [[1, 2], [3, 4.5]] and series.channels == ("load", "wind") and series.time is None
+    assert read_series([path], ("wind",))[0].values.tolist() == [[2], [4.5]]
     for content, message in (
         ("time,load\n0:00,1\n1:00,NaN\n", r"load.csv, line 3: column 'load' is NaN: only finite numbers.*fill the gap"),
         ("time,load\n0:00,1\n1:00,\n", r"line 3: column 'load' is ''"),

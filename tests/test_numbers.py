@@ -191,7 +191,7 @@ def test_a_run_of_a_series_foretells(here: Path, capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "a,b" and len(lines) == 6
     predictor = regard.load("runs/series").predictor
-    series = read_series([Path("load.csv")], ("a", "b"))[0][0]
+    series = read_series([Path("load.csv")], ("a", "b"))[0].values
     expected = predictor.forecast(series)
     shown = torch.tensor([[float(cell) for cell in line.split(",")] for line in lines[1:]], dtype=torch.float64)
     torch.testing.assert_close(shown, expected, atol=1e-4, rtol=0)

@@ -1,8 +1,9 @@
 """Predict the numbers that follow a sequence, autoregressively: every predicted number is an input of the next. A model
 of pairs predicts as many as it reads, a model of a time series as many as its horizon. Sequences are arguments, the
 lines of files (of a table, the column source), or the lines of standard input. For a model of a time series, every
-file of --files is a series: a table with a header, of which the last steps are read. An input that cannot be used is
-reported, its output is an empty line (of a series, nothing), and the exit code is 3.
+file of --files is a series: a table with a header, of which the last steps are read. If it has a column of time stamps,
+the output continues them. An input that cannot be used is reported, its output is an empty line (of a series, nothing),
+and the exit code is 3.
 
 examples:
   regard predict runs/number-sequences "10 20 30 40 50"
@@ -122,21 +123,23 @@ def warn(regressor: Regressor, outside: list[list[float]], channels: Sequence[st
 
 def predict_series(args: argparse.Namespace, regressor: Regressor) -> int:
     """Each file of --files is a time series; with several of them the name is the first column of the output."""
-    from regard.data.numeric import read_series
+    from regard.data.numeric import Series, read_series
     from regard.data.sets import find_files
 
     if args.column is not None:
         raise UserError(
             f"--column {args.column}: the columns of a time series are data.columns of the recipe; remove it"
         )
-    first, several = True, len(find_files(args.files)) > 1
+    first, timed, several = True, False, len(find_files(args.files)) > 1
 
     def predict(chunk: Chunk) -> list[Any]:
         return chunk.each(forecast)
 
-    def forecast(item: Item) -> tuple[Sequence[str], list[list[float]]]:
+    def forecast(item: Item) -> tuple[Series, list[list[float]]]:
         file = item.text
-        (series,), channels = read_series([Path(file)], regressor.data.columns)
+        data = regressor.data
+        (table,) = read_series([Path(file)], data.columns, data.time, **data.format)
+        series, channels = table.values, table.channels
         if len(channels) != regressor.channels:
             columns = f"{len(channels)} columns of numbers ({', '.join(channels)})"
             raise UserError(f"{file}: has {columns}, but the model reads {regressor.channels}; remove the others")
@@ -145,15 +148,20 @@ def predict_series(args: argparse.Namespace, regressor: Regressor) -> int:
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
         warn(regressor, regressor.out_of_range(series), channels, max(len(series), len(steps)))
-        return channels, steps.tolist()
+        return table, steps.tolist()
 
-    def show(item: Item, output: tuple[Sequence[str], list[list[float]]]) -> Shown:
-        nonlocal first
-        channels, steps = output
-        rows = [",".join((*name(item.text), *(f"{value:.{args.digits}f}" for value in step))) for step in steps]
-        header = [",".join((*name("file"), *channels))] if first else []
+    def show(item: Item, output: tuple[Series, list[list[float]]]) -> Shown:
+        nonlocal first, timed
+        table, steps = output
+        times = [] if table.clock is None else table.clock.following(len(steps))
+        timed = timed or bool(first and times)  # the first series decides the columns
+        stamps = [(time,) for time in times or [""] * len(steps)] if timed else [()] * len(steps)
+        numbers = ([f"{value:.{args.digits}f}" for value in step] for step in steps)
+        rows = [",".join((*name(item.text), *stamp, *row)) for stamp, row in zip(stamps, numbers, strict=True)]
+        header = [",".join((*name("file"), *[str(table.time)] * timed, *table.channels))] if first else []
         first = False
-        yield {"file": item.text, "channels": list(channels), "predicted": steps}, [(row,) for row in header + rows]
+        value = {"file": item.text, "channels": list(table.channels), "predicted": steps}
+        yield value | ({"times": times} if times else {}), [(row,) for row in header + rows]
 
     def name(file: str) -> tuple[str, ...]:
         return (file,) if several else ()

@@ -3,7 +3,8 @@
     pairs     train = ["pairs.tsv"]          1 2 3<tab>3 4 5   or in .jsonl  {"source": [1, 2, 3], "target": [3, 4, 5]}
               [data.rule]                    generated: y = multiply · x + add, x between low and high
     series    train = ["load.csv"]           one column per channel, one row per time step; with context > 0:
-              context = 96, horizon = 24     96 steps are the input, the next 24 are forecast
+              context = 96, horizon = 24     96 steps are the input, the next 24 are forecast; a column of time
+                                             stamps is checked, not learned (`regard.data.times`)
               [data.seasonal]                generated:
     x_c(t) = sin(2π t / 24 + φ_c) + a_c sin(2π t / 168 + ψ_c) + b_c t / T + r_c(t)
     r_c(t) = 0.8 r_c(t - 1) + noise · e(t),  e half its own, half shared by all channels  autocorrelated noise
@@ -37,6 +38,7 @@ from regard.data.batch import Tensors, pad_rows
 from regard.data.lines import Notes
 from regard.data.sets import Files, TextFiles, check_columns, file_names
 from regard.data.tables import Row, Table, read_rows
+from regard.data.times import Clock, parse_stamp, read_clock
 from regard.errors import UserError
 from regard.settings import check_fields
 
@@ -92,6 +94,7 @@ class NumberData(TextFiles):
     horizon: int = 24  # steps of the forecast
     period: int = 24  # steps of a season: the baseline repeats the last one
     columns: Files = ()  # channels; empty: every column of numbers
+    time: str | None = None  # column of time stamps; None: the first column with one, if any
     valid_fraction: float = 0.1  # of the steps, before the test part
     test_fraction: float = 0.2  # of the steps, at the end
     # both
@@ -213,8 +216,11 @@ def make_sets(data: NumberData) -> NumberSets:
         series = [seasonal_series(data.seasonal)]
         channels = tuple(f"channel {number}" for number in range(1, data.seasonal.channels + 1))
     else:
-        series, channels = read_series(data.find(data.train), data.columns, **data.format)
+        tables = read_series(data.find(data.train), data.columns, data.time, **data.format)
+        series, channels = [one.values for one in tables], tables[0].channels
         print(f"note: channels: {', '.join(channels)}", file=sys.stderr)
+        if (clock := tables[0].clock) is not None:
+            print(f"note: time stamps: {tables[0].time}, a step is {clock}", file=sys.stderr)
     border, last = 1 - data.valid_fraction - data.test_fraction, 1 - data.test_fraction
     data = _with_scale(data, torch.cat([one[: int(border * len(one))] for one in series]), channels)
     windows = Windows([data.normalize(one) for one in series], data.context, data.horizon)
@@ -322,28 +328,68 @@ def read_number_pairs(files: Sequence[str], config: NumberData) -> list[Pair]:
     return dataclasses.replace(rows, what="pairs", remedy="put  1 2 3<tab>3 4 5  in a line").read()
 
 
-def read_series(paths: Sequence[Path], columns: Sequence[str] = (), **how: Any) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Each file as [steps, channels], and the names of the channels, which all files share.
+@dataclass(frozen=True)
+class Series:
+    """A time series of a table: values [steps, channels], and its column of time stamps, if there is one."""
 
-    Without `columns`, every column of the first file whose first value is a number is a channel.
+    values: Tensor
+    channels: tuple[str, ...]
+    time: str | None
+    clock: Clock | None
+
+
+def read_series(
+    paths: Sequence[Path], columns: Sequence[str] = (), time: str | None = None, **how: Any
+) -> list[Series]:
+    """The series of each file, with the same channels.
+
+    Without `columns`, every column of the first file whose first value is a number is a channel; without `time`, the
+    first of the other columns whose first value is a time stamp has the stamps.
     """
-    names = tuple(columns) or _number_columns(paths[0], how)
-    how |= {"convert": dict.fromkeys(names, _number), "remedy": "Set columns in [data]"}
-    tables = (read_rows([str(path)], names, **how).read() for path in paths)
-    return [torch.tensor([row.cells for row in rows], dtype=torch.float64) for rows in tables], names
+    series: list[Series] = []
+    for path in paths:
+        series.append(_read_table(path, series[0].channels if series else columns, time, how))
+    return series
 
 
-def _number_columns(path: Path, how: Mapping[str, Any]) -> tuple[str, ...]:
-    header = Table(path, (), Notes(), **how).names()
-    if duplicates := [name for name in header if header.count(name) > 1]:
+def _read_table(path: Path, columns: Sequence[str], time: str | None, how: Mapping[str, Any]) -> Series:
+    header, cells, line = _first_row(path, how)
+    if not columns and (duplicates := [name for name in header if header.count(name) > 1]):
         raise UserError(f"{path}, line 1: column {duplicates[0]!r} is there twice; rename one")
+    names = tuple(columns) or tuple(name for name in header if _is_number(cells.get(name)))
+    if cells and not names:
+        raise UserError(f"{path}, line {line}: no column is a number; the file has {', '.join(header)}")
+    names = names or tuple(header)
+    others = (name for name in header if name not in names and _is_stamp(cells.get(name)))
+    time = time or next(others, None)
+    convert = {**dict.fromkeys(names, _number), **({time: parse_stamp} if time else {})}
+    rows = read_rows(
+        [str(path)], tuple(convert), convert=convert, remedy="Set columns and time in [data]", **how
+    ).read()
+    values = torch.tensor([row.cells[: len(names)] for row in rows], dtype=torch.float64)
+    notes = Notes()
+    clock = read_clock(str(path), [(row.line, row.cells[-1]) for row in rows], notes) if time else None
+    for (file, what), count in notes.items():
+        print(f"note: {file}: {count:,} x {what}", file=sys.stderr)
+    return Series(values, names, time, clock)
+
+
+def _first_row(path: Path, how: Mapping[str, Any]) -> tuple[list[str], dict[str, Any], int]:
+    """The columns of a table, the cells of its first row by column (none: there is no row), and its line."""
+    header = Table(path, (), Notes(), **how).names()
     values = dict.fromkeys(header, lambda value: value)
     first = next(iter(Table(path, header, Notes(), convert=values, **how)), None)
-    cells = first.cells if isinstance(first, Row) else ()
-    names = tuple(name for name, cell in zip(header, cells, strict=False) if _is_number(cell))
-    if isinstance(first, Row) and not names:
-        raise UserError(f"{path}, line {first.line}: no column is a number; the file has {', '.join(header)}")
-    return names or tuple(header)
+    if not isinstance(first, Row):
+        return header, {}, 0
+    return header, dict(zip(header, first.cells, strict=True)), first.line
+
+
+def _is_stamp(cell: Any) -> bool:
+    try:
+        parse_stamp(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_number(cell: Any) -> bool:
