@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +130,7 @@ def test_pseudo_log_likelihood_masks_one_token_after_the_other(monkeypatch) -> N
 
 
 @torch.no_grad()
-def test_a_caption_given_an_image(tmp_path: Path) -> None:
+def test_a_caption_given_an_image(tmp_path: Path, capsys) -> None:
     changes = {"input": "patches", "image_size": 8, "patch_size": 4, "channels": 1}
     captioner = Captioner(bundle("word", **changes))
     pairs = []
@@ -139,6 +142,11 @@ def test_a_caption_given_an_image(tmp_path: Path) -> None:
         logits = captioner.model(torch.tensor(pixels)[None, None].float() / 255, read)[0].log_softmax(-1)
         expected = logits.gather(1, torch.tensor([*read[0, 1:], 3])[:, None]).sum().item()
         assert captioner.score(pairs)[-1].log_probability == pytest.approx(expected, abs=1e-4)
+    run, table = run_of(tmp_path / "run", captioner.bundle), tmp_path / "captions.tsv"
+    table.write_text("image\tcaption\n" + "".join(f"{Path(file).name}\t{text}\n" for file, text in pairs))
+    assert main(["score", run, "--files", str(table), "--device", "cpu", "--json"]) == 0
+    found = [json.loads(line)["log_probability"] for line in capsys.readouterr().out.splitlines()]
+    assert found == pytest.approx([one.log_probability for one in captioner.score(pairs)])
 
 
 def test_the_loss_of_transformers(tmp_path: Path) -> None:
@@ -157,3 +165,117 @@ def test_the_loss_of_transformers(tmp_path: Path) -> None:
             loss = theirs(ids, labels=ids).loss.item()
         assert len(score.tokens) == ids.shape[1] - 1 and score.per_token == pytest.approx(-loss, abs=1e-5)
         assert score.perplexity == pytest.approx(math.exp(loss), rel=1e-4)
+
+
+# --- the command
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory) -> str:
+    return run_of(tmp_path_factory.mktemp("run") / "run", bundle("word"))
+
+
+def score(*arguments: str | Path) -> int:
+    return main(["score", *map(str, arguments), "--device", "cpu"])
+
+
+def numbers(output: str) -> list[float]:
+    return [float(cell) for cell in output.split()]
+
+
+def test_pairs_from_everywhere_give_the_same_lines(translator: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    pairs = PAIRS[:-1]
+    assert score(translator, *[side for pair in pairs for side in pair]) == 0
+    expected = capsys.readouterr().out
+    assert len(expected.splitlines()) == len(pairs)
+    for name, side in (("a.en", 0), ("a.de", 1)):
+        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs))
+    table = "".join("\t".join(pair) + "\n" for pair in pairs)
+    (tmp_path / "plain.tsv").write_text(table)
+    (tmp_path / "named.tsv").write_text("en\tde\n" + table)
+    rows = (json.dumps({"source": a, "target": b}, ensure_ascii=False) + "\n" for a, b in pairs)
+    (tmp_path / "pairs.jsonl").write_text("".join(rows))
+    monkeypatch.setattr("regard.commands.prediction.ROWS", 3)
+    monkeypatch.chdir(tmp_path)
+    ways = (["a.en", "a.de"], ["plain.tsv"], ["pairs.jsonl"], ["named.tsv", "--column", "en", "de"])
+    for files in ways:
+        assert score(translator, "--files", *files) == 0
+        assert numbers(capsys.readouterr().out) == pytest.approx(numbers(expected), abs=2e-4)  # other batches
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(table.encode())))
+    assert score(translator, "-o", "scores.tsv") == 0
+    assert (
+        numbers(Path("scores.tsv").read_text()) == pytest.approx(numbers(expected), abs=2e-4)
+        and capsys.readouterr().out == ""
+    )
+    assert score(translator, "--files", "pairs.jsonl", "--json") == 0
+    values = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(value["source"], value["target"]) for value in values] == pairs
+    for value, line in zip(values, expected.splitlines(), strict=True):
+        assert value["log_probability"] == pytest.approx(float(line.split("\t")[0]), abs=2e-4)
+        assert sum(one["log_probability"] for one in value["tokens"]) == pytest.approx(value["log_probability"])
+
+
+def test_texts_and_their_lines(tmp_path: Path, monkeypatch, capsys) -> None:
+    run = run_of(tmp_path / "run", bundle("byte", architecture="decoder", max_length=32, norm_order="pre"))
+    assert score(run, *LINES, "") == 0
+    expected = capsys.readouterr().out
+    assert expected.splitlines()[-1] == "0.0000\t0\t\t"
+    (tmp_path / "a.txt").write_text("\n".join([*LINES, "", ""]))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"say": line}) + "\n" for line in [*LINES, ""]))
+    assert score(run, "--files", tmp_path / "a.txt") == 0
+    assert capsys.readouterr().out == expected
+    assert score(run, "--files", tmp_path / "a.jsonl", "--column", "say") == 0
+    assert capsys.readouterr().out == expected
+    assert score(run, LINES[0], "--begin", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["tokens"]) == len(LINES[0])
+
+
+def test_mistakes(translator: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "b.txt").write_text("one\ntwo\n")
+    (tmp_path / "c.tsv").write_text("one\ttwo\n")
+    monkeypatch.chdir(tmp_path)
+    classifier = bundle("word", architecture="encoder", output_head="classes", classes=2)
+    other = run_of(tmp_path / "classifier", classifier)
+    for arguments, message in (
+        ((translator, "one"), "pass  SOURCE TARGET"),
+        ((translator, "a.txt", "b.txt"), "--files a.txt b.txt"),
+        ((translator, "--files", "a.txt", "b.txt"), "ends here"),
+        ((translator, "--files", "a.txt"), "two files"),
+        ((translator, "--files", "c.tsv", "--column", "x"), "needs 2, for source and target"),
+        ((translator, "one", "two", "--column", "x", "y"), "there are none"),
+        ((translator, "one", "two", "--begin"), "not a language model"),
+        ((translator, "--files", "nowhere.txt", "b.txt"), "no such file"),
+        ((other, "one"), "regard classify"),
+    ):
+        assert score(*arguments, "-o", "out.tsv") == 2
+        out, err = capsys.readouterr()
+        assert message in err and out == "" and err.startswith("error: ")
+    assert not (tmp_path / "out.tsv").exists()
+
+
+def test_what_cannot_be_scored_is_reported_and_the_rest_is_scored(tmp_path: Path, monkeypatch, capsys) -> None:
+    run = run_of(tmp_path / "short", bundle("word", position="learned", max_length=4))
+    content = "one\ttwo\none two\n{0}\tone\none\t{0}\ntwo\tone\tthree\ntwo\tone\n".format("one " * 9)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    assert score(run) == 3
+    out, err = capsys.readouterr()
+    assert [bool(line) for line in out.splitlines()] == [True, False, False, False, False, True]
+    assert err.count("has 10 tokens") == 2 and err.count("SOURCE<tab>TARGET") == 2 and "4 of 6 inputs failed" in err
+    (tmp_path / "pairs.tsv").write_text(content)
+    assert score(run, "--files", tmp_path / "pairs.tsv", "--json") == 3
+    values = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert ["error" in value for value in values] == [False, True, True, True, True, False]
+    assert (values[-1]["source"], values[-1]["target"], values[-1]["row"]) == ("two", "one", 6)
+
+
+def test_an_ensemble_has_the_mean_of_the_probabilities(tmp_path: Path, capsys) -> None:
+    one = bundle("word")
+    other = Bundle(build(one.config), one.tokenizers)
+    runs = [run_of(tmp_path / name, of) for name, of in (("a", one), ("b", other))]
+    assert score(*runs, "one two", "three", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["tokens"]
+    single = [Translator(of).score([("one two", "three")])[0].tokens for of in (one, other)]
+    for value, *parts in zip(found, *single, strict=True):
+        mean = sum(math.exp(part.log_probability) for part in parts) / 2
+        assert math.exp(value["log_probability"]) == pytest.approx(mean, rel=1e-4)

@@ -37,6 +37,7 @@ GROUPS = {
         "fill": "predict the masked words of a text with a masked language model",
         "caption": "describe images with a captioning model",
         "predict": "forecast a series, or predict values from features",
+        "score": "log-probability of given translations or texts",
     },
     "inspect": {
         "explore": "open a model in the browser: attention, activations, interventions",

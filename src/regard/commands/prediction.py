@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from regard.commands import DEVICE, RUN, Arguments, positive
-from regard.errors import UserError
+from regard.errors import UserError, listed
 from regard.files import name_some
 
 if TYPE_CHECKING:
+    from regard.data.lines import Problem
+    from regard.data.tables import Row
     from regard.predict.bundle import Predictor, TextPrediction
 
 Kind = TypeVar("Kind", bound="Predictor[Any, Any]")
@@ -90,7 +92,7 @@ def open_predictor(args: argparse.Namespace, *kinds: type[Kind]) -> Kind:
     kind = bundle.predictor_class
     if kind is None or not issubclass(kind, kinds):
         use = "" if kind is None else f"; use  regard {kind.COMMAND} {args.run}"
-        raise UserError(f"{args.run}: {kinds[0].NEEDS} is needed here{use}")
+        raise UserError(f"{args.run}: {listed((one.NEEDS for one in kinds), 'or')} is needed here{use}")
     predictor: Any = bundle.predictor
     options = {name: value for name, value in vars(args).items() if value is not None}
     if search := {name: options[name] for name in SearchConfig.__dataclass_fields__ if name in options}:
@@ -180,6 +182,7 @@ class Inputs:
         default_factory=dict
     )  # further columns, and what reads their cells
     is_list: Callable[[Path], bool] = lambda path: True  # whether a file of --files lists inputs, or is one
+    rows: Callable[[], Iterator[Row | Problem]] | None = None  # those of --files, where they are not lists of inputs
 
 
 def is_list(path: Path) -> bool:
@@ -396,8 +399,11 @@ def open_files(args: argparse.Namespace, inputs: Inputs) -> tuple[int, Iterator[
         kind = "text" if args.column is None and table_kind(path) is None and not inputs.more else None
         yield from read_rows([str(path)], (column, *inputs.more), kind=kind, **how).scan(Notes())
 
+    def scan_all() -> Iterator[Row | Problem]:
+        return chain.from_iterable(map(scan, paths)) if inputs.rows is None else inputs.rows()
+
     def items() -> Iterator[Item]:
-        for number, row in enumerate(chain.from_iterable(map(scan, paths)), 1):
+        for number, row in enumerate(scan_all(), 1):
             if isinstance(row, Problem):
                 file, line, text, more, error = row.file, row.line, "", (), row.what
             else:
@@ -409,8 +415,8 @@ def open_files(args: argparse.Namespace, inputs: Inputs) -> tuple[int, Iterator[
             else:  # names in a list are relative to its folder, as in training data
                 yield Item(number, str(Path(file).parent / text), f"{file}, line {line:,}", error)
 
-    paths, total = find_files(args.files), 0
-    for row in chain.from_iterable(map(scan, paths)):
+    paths, total = find_files(args.files) if inputs.rows is None else [], 0
+    for row in scan_all():
         if isinstance(row, Problem) and row.fatal:
             raise UserError(f"{row}\nFix the file and try again.")
         total += 1
@@ -439,7 +445,7 @@ def show_texts(inputs: Inputs, name: str, several: bool) -> Callable[[Item, Text
     def show(item: Item, output: TextPrediction) -> Shown:
         if output.note:
             note(output.note)
-        n_best = [{name: one.text, "score": one.score} for one in output.n_best]
+        n_best = [{name: one.text, "score": one.score, "log_probability": one.log_probability} for one in output.n_best]
         rows = [(item.number, one.score, one.text) for one in output.n_best] if several else [(output.text,)]
         yield {inputs.name: item.text, **n_best[0], "n_best": n_best, **item.origin}, rows
 
