@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,10 @@ import pytest
 import torch
 
 import regard
+from regard.cli import main
 from regard.errors import UserError
 from regard.models.config import ModelConfig
+from regard.models.folder import save
 from regard.models.transformer import build
 from regard.predict import Bundle, Translator
 from regard.predict.alignment import alignment_layer, link_words, pharaoh
@@ -122,3 +127,33 @@ def test_the_layer() -> None:
     for layer in (-1, 2):
         with pytest.raises(UserError, match="layers 0 to 1"):
             model.align([("one", "two")], layer)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("word", position="learned", max_length=20, logit_bias=True)
+    model.model.output_head.bias.data[:3] = -30.0  # outputs are words
+    save(model.model, tmp_path / "run", tokenizers=model.bundle.tokenizers, recipe={"decode": {"max_length": 5}})
+    command = ["translate", str(tmp_path / "run"), "--device", "cpu", "--alignments"]
+    inputs = ["one two three", "", "하나 둘, 셋"]
+    outputs = model.translate(inputs, max_length=5)
+    links = model.align(list(zip(inputs, outputs, strict=True)))
+    assert main([*command, *inputs]) == 0
+    lines = [f"{text} ||| {pharaoh(some)}" for text, some in zip(outputs, links, strict=True)]
+    assert capsys.readouterr().out.splitlines() == lines and any(links)
+    assert main([*command, *inputs, "--beam", "3", "--n-best", "2", "--json"]) == 0
+    for line, source in zip(capsys.readouterr().out.splitlines(), inputs, strict=True):
+        value = json.loads(line)
+        assert value["alignment"] == value["n_best"][0]["alignment"]
+        for one in value["n_best"]:
+            assert [*map(tuple, one["alignment"])] == [*model.align([(source, one["translation"])])[0]]
+    assert main([*command, "one two", "--beam", "3", "--n-best", "2"]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        number, _, text = line.split("\t")
+        assert number == "1" and " ||| " in text
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n" + b"one " * 50 + b"\ntwo\n")))
+    assert main(command) == 3
+    assert [" ||| " in line for line in capsys.readouterr().out.splitlines()] == [True, False, True]
+    for options, message in ((["--alignment-layer", "2"], "layers 0 to 1"), ([], "there are no --alignments")):
+        assert main([*command, "one", *options] if options else [*command[:-1], "one", "--alignment-layer", "0"]) == 2
+        out, err = capsys.readouterr()
+        assert message in err and out == ""

@@ -94,7 +94,7 @@ def test_json_lines(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["translate", str(run), "one two", "", "--json", "--beam", "3", "--n-best", "2"]) == 0
     first, empty = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert first["source"] == "one two" and len(first["n_best"]) == 2
-    assert first["n_best"][0] == {"translation": first["translation"], "score": first["score"]}
+    assert first["n_best"][0] == {name: first[name] for name in ("translation", "score", "log_probability")}
     assert first["n_best"][0]["score"] >= first["n_best"][1]["score"]
     assert empty["source"] == "" == empty["translation"]
 

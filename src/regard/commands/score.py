@@ -101,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             scores = predictor.score(given if len(names) == 2 else [text for (text,) in given], **options)
         except UserError as error:
-            if len(rows) == 1:
-                chunk.failed[rows[0]] = str(error)
+            if len(rows) < 2:
+                chunk.failed |= dict.fromkeys(rows, str(error))
                 return
             for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
                 score(chunk, part, outputs)

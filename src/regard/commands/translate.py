@@ -1,7 +1,8 @@
 """Translate the lines passed as arguments, those of files (of a table, one column), or those of standard input; each
 input line gives one output line. With --n-best the output lines are  NUMBER<tab>SCORE<tab>TRANSLATION,  best first.
 Settings without an option come from the table [decode] of the run's recipe.toml; the default is greedy search. A line
-that cannot be translated is reported, its output is an empty line, and the exit code is 3.
+that cannot be translated is reported, its output is an empty line, and the exit code is 3. With --alignments a line is
+TRANSLATION ||| 0-0 1-2,  where 1-2 links source word 1 to target word 2; words are separated by white space.
 
 examples:
   regard translate runs/demo "July 4th, 1976"
@@ -10,6 +11,7 @@ examples:
   regard translate runs/one runs/two runs/three < in.txt         an ensemble: the mean of their probabilities
   regard translate runs/demo --files in.txt -o out.txt
   regard translate runs/demo "seven hundred five" --beam 5 --n-best 3 --json
+  regard translate runs/demo "July 4th, 1976" --alignments
   regard translate runs/mine "This is a house." --prefix "Das ist" --constraint Haus --forbid Gebäude
   regard translate runs/mine --files in.jsonl --prefix-column begin --constraint-column terms
   regard translate runs/demo "seven hundred five" --sample --temperature 0.8 --top-p 0.95 --seed 7
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from regard.commands import REPEATABLE, RUNS, positive
@@ -28,6 +31,8 @@ from regard.commands.prediction import (
     SEARCH,
     Chunk,
     Inputs,
+    Item,
+    Shown,
     check_inputs,
     check_texts,
     input_options,
@@ -39,6 +44,7 @@ from regard.commands.prediction import (
 from regard.errors import UserError
 
 if TYPE_CHECKING:
+    from regard.predict.alignment import Links
     from regard.predict.bundle import TextPrediction
     from regard.predict.translator import Translator
 
@@ -48,6 +54,8 @@ ARGUMENTS = {
         column="column of a table with the text (default: the recipe's, or source)", runs=RUNS,
     ),
     "--batch N": ("lines decoded together (default: 128)", {"type": positive, "default": 128}),
+    "--alignments": "append the word alignment, by cross-attention, in Pharaoh format; in JSON, pairs of numbers",
+    "--alignment-layer N": ("decoder layer, from 0 (default: the second-last; the last of two)", {"type": int}),
     DECODING: SEARCH,
     "constraints": {
         "--prefix TEXT": "every output begins with this text",
@@ -91,8 +99,11 @@ def read_phrases_cell(value: Any) -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from regard.predict.alignment import pharaoh
     from regard.predict.translator import Translator
 
+    if args.alignment_layer is not None and not args.alignments:
+        raise UserError(f"--alignment-layer {args.alignment_layer}: there are no --alignments; add them, or remove it")
     take_runs(args)
     check_inputs(args)
     check_texts(args)
@@ -100,19 +111,38 @@ def run(args: argparse.Namespace) -> int:
 
     source = str(translator.bundle.tables["data"].get("source", "source"))
     columns = check_constraints(args, translator, source)
+    if args.alignments:
+        translator.align([], args.alignment_layer)  # a mistake shows before everything is translated
 
-    def predict(chunk: Chunk) -> list[TextPrediction]:
+    def predict(chunk: Chunk) -> list[tuple[TextPrediction, list[Links]]]:
         options = {"batch": args.batch, "first": chunk.first, "done": chunk.count, "failed": chunk.failed}
         cells = [dict(zip(columns, item.more, strict=False)) for item in chunk.items]  # empty: a row that is not read
         if args.prefix or args.prefix_column:
             options["prefixes"] = [one.get(args.prefix_column, "") or args.prefix or "" for one in cells]
         if args.constraint or args.constraint_column:
             options["constraints"] = [[*args.constraint, *one.get(args.constraint_column, ())] for one in cells]
-        return translator.predict(chunk.texts, forbid=args.forbid, **options)
+        predictions = translator.predict(chunk.texts, forbid=args.forbid, **options)
+        if not args.alignments:
+            return [(one, []) for one in predictions]
+        outputs = zip(chunk.texts, predictions, strict=True)
+        pairs = [(text, one.text) for text, prediction in outputs for one in prediction.n_best]
+        links = iter(translator.align(pairs, args.alignment_layer))
+        return [(one, list(islice(links, len(one.n_best)))) for one in predictions]
+
+    def show(item: Item, output: tuple[TextPrediction, list[Links]]) -> Shown:
+        prediction, links = output
+        for value, rows in show_plain(item, prediction):
+            if links:
+                value["alignment"] = links[0]
+                for one, some in zip(value["n_best"], links, strict=True):
+                    one["alignment"] = some
+                rows = [(*row[:-1], f"{row[-1]} ||| {pharaoh(some)}") for row, some in zip(rows, links, strict=True)]
+            yield value, rows
 
     inputs = Inputs("source", column=source, more=columns)
     several = translator.config.n_best > 1
+    show_plain = show_texts(inputs, "translation", several)
     return predict_inputs(
-        args, inputs, predict, show_texts(inputs, "translation", several), size=ROWS,
+        args, inputs, predict, show, size=ROWS,
         empty=lambda item: (item.number, "", "") if several else ("",),
     )  # fmt: skip

@@ -169,14 +169,15 @@ class Translator(SearchPredictor[str, TextPrediction]):
         Of an ensemble, by that of its first model.
         """
         name, links = alignment_layer(self.model, layer), [Links() for _ in pairs]
-        for rows, batch in pair_batches(*self._encode_pairs(pairs)):
+        filled = [row for row, pair in enumerate(pairs) if all(map(str.strip, pair))]
+        for rows, batch in pair_batches(*self._encode_pairs([pairs[row] for row in filled])):
             batch = batch.to(self.device)
             with trace(self.model, only=name) as seen:
                 self.model.states(batch.target, self.model.encode(batch.source, batch.source_is_real))
             for row, weights in zip(rows, seen[name].float().mean(dim=1).cpu(), strict=True):  # [T, S] each
-                source, target = pairs[row]
+                source, target = pairs[filled[row]]
                 words = self.source.encode_words(source)[1], self.target.encode_words(target)[1]
-                links[row] = link_words(weights, *words)
+                links[filled[row]] = link_words(weights, *words)
         return links
 
     def _encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[int]], list[list[int]]]:
