@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from prediction_models import make_run
+from regard.cli import main
 from regard.data.captions import CaptionData, read_captions
 from regard.data.documents import TextData
 from regard.data.labels import LabelData
@@ -133,7 +135,7 @@ def test_wrong_encodings_are_named(tmp_path) -> None:
     (tmp_path / "a.tsv").write_text("text\tlabel\n좋아요\tgood\n나빠요\tbad\n", encoding="utf-8")
     read = {"train": ("a.tsv",), "folder": str(tmp_path)}
     config = LabelData(**read, encoding="cp949")
-    with pytest.raises(UserError, match=r"line 2: is not CP949: byte 0x.*looks like UTF-8: remove  encoding"):
+    with pytest.raises(UserError, match=r"line 2: is not CP949: byte 0x.*looks like UTF-8, which needs no  encoding"):
         config.read(config.train).check()
     config = LabelData(**read, encoding="latin-1")
     assert "2 x a line that would also be UTF-8" in config.read(config.train).check().notes[0]
@@ -207,3 +209,30 @@ def test_columns_of_number_pairs_and_captions_are_checked(tmp_path) -> None:
         make_sets(NumberData(train=("a.csv",), source="a", target="b", context=24))
     with pytest.raises(UserError, match="name different columns"):
         CaptionData(train=("a.csv",), image="caption")
+
+
+@pytest.mark.parametrize("encoding", ["cp949", "utf-16"])
+def test_commands_read_files_in_another_encoding(empty_folder, capsys, monkeypatch, encoding) -> None:
+    make_run("translate")
+    lines = "one two\n셋 three\n"
+    Path("in.txt").write_bytes(lines.encode(encoding))
+    Path("utf8.txt").write_text(lines, encoding="utf-8")
+    command = ["translate", "run", "--json"]
+    assert main([*command, "--files", "utf8.txt"]) == 0
+    expected = capsys.readouterr().out.replace("utf8.txt", "in.txt")
+    assert "셋 three" in expected and main([*command, "--encoding", encoding, "--files", "in.txt"]) == 0
+    assert capsys.readouterr().out == expected
+    assert main([*command, "--files", "in.txt"]) in (2, 3)
+    assert f"--encoding {encoding}" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode(encoding))))
+    assert main([*command, "--encoding", encoding]) == (0 if encoding == "cp949" else 2)
+    out, err = capsys.readouterr()
+    assert "셋 three" in out if encoding == "cp949" else "use --files" in err
+    assert main([*command, "--encoding", "cp94", "x"]) == 2
+    assert "--encoding 'cp94': unknown; did you mean 'cp949'?" in capsys.readouterr().err
+    Path("pairs.tsv").write_bytes("one\t하나\ntwo\t둘\n".encode(encoding))
+    evaluate = ["evaluate", "run", "--json"]
+    assert main([*evaluate, "--files", "pairs.tsv", "--encoding", encoding]) == 0
+    assert main([*evaluate, "--files", "pairs.tsv"]) == 2
+    assert main([*evaluate, "--encoding", encoding]) == 2
+    assert "is about --files" in capsys.readouterr().err

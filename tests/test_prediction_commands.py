@@ -141,7 +141,7 @@ def test_a_line_that_is_not_utf_8_is_one_bad_input(
     assert case("--json") == 3
     out, err = capsys.readouterr()
     assert ["error" in json.loads(line) for line in out.splitlines()] == [False, True, False]
-    assert "error: standard input, line 2: is not UTF-8: byte 0xb0" in err and "iconv -f CP949" in err
+    assert "error: standard input, line 2: is not UTF-8: byte 0xb0" in err and "--encoding cp949" in err
     if case.kind != "predict":
         Path("in.txt").write_bytes(content)
         assert case("--files", "in.txt") == 3

@@ -35,6 +35,7 @@ ARGUMENTS = {
         "class, or two idx files; of captions, a .jsonl table",
         {"nargs": "+"},
     ),
+    "--encoding NAME": "encoding of --files, such as cp949 (default: the recipe's)",
     "-o --out DIR": "save the predictions for each set in this folder",
     **DEVICE,
     "--json": "print the metrics as JSON",
@@ -61,10 +62,10 @@ def run(args: argparse.Namespace) -> None:
     task = task_of({"task": task_for(bundle.config), **bundle.recipe})
     options = {name: value for name, value in vars(args).items() if name not in ("run", "device", "json", "debug")}
     for name, value in options.items():
-        if value is not None and name not in task.OPTIONS:
+        if value is not None and name not in (*task.OPTIONS, "encoding"):
             text = " ".join(value) if isinstance(value, list) else value
             raise UserError(f"--{name} {text}: has no effect for a model of task {task.NAME}; remove it")
-    for name in ("task", "column"):
+    for name in ("task", "column", "encoding"):
         if getattr(args, name) is not None and not args.files:
             raise UserError(f"--{name} {getattr(args, name)}: is about --files, and there are none")
     if args.files and args.test is not None:

@@ -130,6 +130,7 @@ def predict_series(args: argparse.Namespace, regressor: Regressor) -> int:
         raise UserError(
             f"--column {args.column}: the columns of a time series are data.columns of the recipe; remove it"
         )
+    encoding = {} if args.encoding == "utf-8" else {"encoding": args.encoding}
     first, timed, several = True, False, len(find_files(args.files)) > 1
 
     def predict(chunk: Chunk) -> list[Any]:
@@ -138,7 +139,7 @@ def predict_series(args: argparse.Namespace, regressor: Regressor) -> int:
     def forecast(item: Item) -> tuple[Series, list[list[float]]]:
         file = item.text
         data = regressor.data
-        (table,) = read_series([Path(file)], data.columns, data.time, **data.format)
+        (table,) = read_series([Path(file)], data.columns, data.time, **data.format | encoding)
         series, channels = table.values, table.channels
         if len(channels) != regressor.channels:
             columns = f"{len(channels)} columns of numbers ({', '.join(channels)})"

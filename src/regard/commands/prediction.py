@@ -51,6 +51,7 @@ def input_options(
         f"inputs {name}": (f"{what} (default: standard input, or a prompt in a terminal)", {"nargs": "*"}),
         "--files FILE": (files or "read them from these files: one per line, or a column of a table", {"nargs": "+"}),
         "--column NAME": column or "column of a table (default: the recipe's)",
+        "--encoding NAME": ("encoding of --files or standard input, such as cp949 (utf-8)", {"default": "utf-8"}),
         "-o --out FILE": "save to a file, which appears when it is complete",
         **DEVICE,
         "--json": f"print one JSON object per {json}",
@@ -106,6 +107,14 @@ def check_inputs(args: argparse.Namespace) -> None:
         raise UserError(f"--files {args.files[0]}: there are inputs as arguments too; pass one of them")
     if args.column is not None and not args.files:
         raise UserError(f"--column {args.column}: is a column of --files, and there are none")
+    from regard.data.lines import check_encoding, ends_lines
+
+    try:
+        args.encoding = check_encoding(args.encoding)
+    except UserError as error:
+        raise UserError(str(error).replace("encoding =", "--encoding", 1)) from None
+    if not args.files and not ends_lines(args.encoding):
+        raise UserError(f"--encoding {args.encoding}: standard input is read by lines, which it has not; use --files")
     if args.out is not None and (os.path.isdir(args.out) or not os.path.isdir(os.path.dirname(args.out) or ".")):
         raise UserError(f"-o {args.out}: is a folder, or in one that does not exist; pass the name of a file")
 
@@ -315,7 +324,7 @@ def open_inputs(args: argparse.Namespace, inputs: Inputs) -> tuple[int, Iterator
         begin = sys.stdin.buffer.tell()
         total = sum(piece.count(b"\n") for piece in iter(lambda: sys.stdin.buffer.read(PIECE), b""))
         sys.stdin.buffer.seek(begin)
-    return total, read_lines()
+    return total, read_lines(args.encoding)
 
 
 def _argument(number: int, text: str, argument: str) -> Item:
@@ -325,13 +334,13 @@ def _argument(number: int, text: str, argument: str) -> Item:
     return _decoded(number, text.encode(errors="surrogateescape"), f"{argument} {number}")
 
 
-def _decoded(number: int, raw: bytes, where: str, first: bool = False) -> Item:
+def _decoded(number: int, raw: bytes, where: str, first: bool = False, encoding: str = "utf-8") -> Item:
     from regard.data.lines import undecodable
 
     try:
-        return Item(number, raw.decode(), where)
+        return Item(number, raw.decode(encoding), where)
     except UnicodeDecodeError as error:
-        return Item(number, "", where, undecodable(error, first))
+        return Item(number, "", where, undecodable(error, first, encoding))
 
 
 def ask(what: str) -> Iterator[Item]:
@@ -359,7 +368,7 @@ def ask(what: str) -> Iterator[Item]:
             yield _decoded(number, line.removesuffix("\n").encode(errors="surrogateescape"), "")
 
 
-def read_lines() -> Iterator[list[Item]]:
+def read_lines(encoding: str) -> Iterator[list[Item]]:
     """The complete lines of each read of standard input."""
     stdin = cast(BufferedReader, sys.stdin.buffer)
     parts, number = list[bytes](), 0
@@ -375,7 +384,9 @@ def read_lines() -> Iterator[list[Item]]:
             lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
         if lines:
             yield [
-                _decoded(at, line.removesuffix(b"\r"), f"standard input, line {at:,}", at == 1)  # \r\n of Windows
+                _decoded(
+                    at, line.removesuffix(b"\r"), f"standard input, line {at:,}", at == 1, encoding
+                )  # \r\n of Windows
                 for at, line in enumerate(lines, number + 1)
             ]
         number += len(lines)
@@ -397,7 +408,8 @@ def open_files(args: argparse.Namespace, inputs: Inputs) -> tuple[int, Iterator[
             yield Row((str(path),), "", 0)
             return
         kind = "text" if args.column is None and table_kind(path) is None and not inputs.more else None
-        yield from read_rows([str(path)], (column, *inputs.more), kind=kind, **how).scan(Notes())
+        rows = read_rows([str(path)], (column, *inputs.more), kind=kind, encoding=args.encoding, **how)
+        yield from rows.scan(Notes())
 
     def scan_all() -> Iterator[Row | Problem]:
         return chain.from_iterable(map(scan, paths)) if inputs.rows is None else inputs.rows()

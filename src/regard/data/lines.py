@@ -66,7 +66,7 @@ def check_encoding(name: str) -> str:
 def read_lines(path: Path, notes: Notes, longest: int = LONGEST, encoding: str = UTF8) -> Iterator[str | Problem]:
     """One item per line: the text, or the problem, such as more than `longest` bytes."""
     name, number = str(path), 0
-    by_line = _ends_lines(encoding)
+    by_line = ends_lines(encoding)
     try:
         with open_bytes(path, None if by_line else encoding) as file:
             while raw := file.readline(longest + 1):
@@ -118,14 +118,13 @@ def undecodable(error: UnicodeError, first: bool = False, encoding: str = UTF8) 
     raw = bytes(error.object)
     what = f"is not {encoding.upper()}: byte {raw[error.start]:#04x} at position {error.start + 1:,}"
     if encoding != UTF8:
-        return f"{what}; the file looks like UTF-8: remove  encoding" if _is_utf8(raw) else what
+        return f"{what}; the file looks like UTF-8, which needs no  encoding" if _is_utf8(raw) else what
     is_utf16 = first and raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     guesses = ["UTF-16"] if is_utf16 else [name for name, form in ENCODINGS.items() if re.fullmatch(form, raw)]
     if not guesses:
         return what
-    name = guesses[0]
-    convert = f"convert it with  iconv -f {name} -t UTF-8"
-    return f'{what}; the file looks like {name}: set  encoding = "{name.lower()}"  in [data], or {convert}'
+    key = guesses[0].lower()
+    return f'{what}; it looks like {guesses[0]}: set  encoding = "{key}"  in [data], or pass  --encoding {key}'
 
 
 def _is_utf8(raw: bytes) -> bool:
@@ -136,7 +135,7 @@ def _is_utf8(raw: bytes) -> bool:
     return True
 
 
-def _ends_lines(encoding: str) -> bool:
+def ends_lines(encoding: str) -> bool:
     """Whether the byte 0a is the end of a line, as in every extension of ASCII; not in UTF-16, EBCDIC or ISO 2022."""
     return "\n".encode(encoding) == b"\n" and not encoding.startswith("iso2022")
 

@@ -418,4 +418,4 @@ def _decoded(raw: bytes, longest: int) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(undecodable(error)) from None
+        raise ValueError(undecodable(error).partition(";")[0]) from None  # another encoding is no Parquet

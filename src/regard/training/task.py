@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.data.sets import Sources, home
+from regard.data.sets import Sources, TextFiles, home
 from regard.data.streams import Stream
 from regard.errors import UserError, suggest
 from regard.files import make_folder, write_atomically
@@ -379,7 +379,10 @@ def evaluate_bundle(kind: type[Task], bundle: Bundle, options: Mapping[str, Any]
     task.use(bundle)
     if files:
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # for what is prepared of the files
-            task.data, task.folder = replace(task.data, folder="."), Path(folder)
+            how = {"encoding": given.pop("encoding")} if "encoding" in given else {}
+            if how and not isinstance(task.data, TextFiles):
+                raise UserError(f"--encoding {how['encoding']}: has no effect for task = {kind.NAME!r}; remove it")
+            task.data, task.folder = replace(task.data, folder=".", **how), Path(folder)
             task.file_options = {name: given.pop(name) for name in ("task", "column") if name in given}
             examples = task.read_files(files)
             evaluations = {"files": Evaluation(examples, *task.score(bundle.predictor, examples, **given))}
