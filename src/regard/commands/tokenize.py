@@ -13,6 +13,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +42,11 @@ def run(args: argparse.Namespace) -> int:
     if args.ids and args.decode:
         raise UserError("--ids prints ids, --decode reads them: pass one of them")
     tokenizer = open_tokenizer(args.tokenizer, args.side)
+    token = functools.cache(tokenizer.token)  # the same ones come again and again
 
     def encode(chunk: Chunk) -> list[Any]:
-        return list(zip(tokenizer.encode_batch(chunk.texts), tokenizer.offsets(chunk.texts), strict=True))
+        offsets = tokenizer.offsets(chunk.texts) if args.json else [None] * len(chunk.texts)
+        return list(zip(tokenizer.encode_batch(chunk.texts), offsets, strict=True))
 
     def decode(item: Item) -> tuple[list[int], str]:
         try:
@@ -54,13 +57,13 @@ def run(args: argparse.Namespace) -> int:
 
     def show_tokens(item: Item, output: tuple[list[int], list[Any] | None]) -> Shown:
         ids, offsets = output
-        tokens = [tokenizer.token(id) for id in ids]
+        tokens = [token(id) for id in ids]
         value = {"text": item.text, "tokens": tokens, "ids": ids, "offsets": offsets, **item.origin}
         yield value, [(" ".join(map(str, ids) if args.ids else tokens),)]
 
     def show_text(item: Item, output: tuple[list[int], str]) -> Shown:
         ids, text = output
-        yield {"ids": ids, "tokens": [tokenizer.token(id) for id in ids], "text": text, **item.origin}, [(text,)]
+        yield {"ids": ids, "tokens": [token(id) for id in ids], "text": text, **item.origin}, [(text,)]
 
     if args.decode:
         return predict_inputs(args, Inputs("ids", "ids", "IDS"), lambda chunk: chunk.each(decode), show_text, size=ROWS)
