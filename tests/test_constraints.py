@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,7 @@ def test_phrases_occur_where_the_words_do(kind: str) -> None:
                 assert any(occurs(pattern, tokens) for pattern in phrase), (word, text)
         for pattern in phrase:
             assert word in tokenizer.decode(token for token in pattern if token != START)
+        assert read_phrase(tokenizer, unicodedata.normalize("NFD", word)) == phrase
     if kind in ("char", "byte"):
         inside = [START, *tokenizer.encode("acat")]
         assert not any(occurs(pattern, inside) for pattern in read_phrase(tokenizer, "cat"))
@@ -234,6 +236,8 @@ def test_texts_that_cannot_be_constraints() -> None:
         (lambda: read_phrases(tokenizer, ["dog"]), "constraint 'dog'"),
         (lambda: read_phrases(tokenizer, ["🙂"], name="forbid"), "forbid '🙂'"),
         (lambda: read_phrases(tokenizer, [" "]), "constraint '': is empty"),
+        (lambda: read_phrases(tokenizer, [None]), "constraint None: is empty or not a text"),
+        (lambda: read_prefix(tokenizer, None), "prefix None: must be a text"),
         (lambda: read_phrases(tokenizer, "cat"), "pass a list"),
         (lambda: read_prefix(tokenizer, "the cat", cat), "prefix 'the cat': contains a phrase that is forbidden"),
         (lambda: read_phrases(tokenizer, ["a cat"], cat), "constraint 'a cat': contains a phrase that is forbidden"),
@@ -300,9 +304,18 @@ def test_constraints_that_a_line_cannot_have(translator: Translator) -> None:
         ({"constraints": [["cat"], ["a cat"]], "forbid": ["cat"]}, "line 1: constraint 'cat': contains a phrase"),
         ({"constraints": [[], ["a is", "is a"]], "forbid": ["is"]}, "line 2: constraint 'a is': contains a phrase"),
         ({"forbid": [""]}, "forbid '': is empty"),
+        (
+            {"constraints": [["is"], ["is a is a"]], "no_repeat_ngram": 1},
+            "line 2: no output of up to 54 tokens satisfies",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             translator.predict(["a", "cat"], **arguments)
+    failed: dict[int, str] = {}
+    found = translator.predict(
+        ["a"] * 3, constraints=[["is a is a"], ["cat"], ["cat "] * 2], no_repeat_ngram=1, failed=failed
+    )
+    assert list(failed) == [0] and found[0].text == "" and "cat" in found[1].text and found[1].text == found[2].text
 
 
 def test_options_of_translate(run: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from regard.models.folder import save
 from regard.models.transformer import build
 from regard.predict import SearchConfig, beam, sample
 from regard.predict.bundle import Bundle
+from regard.predict.captioner import Captioner
 from regard.predict.ensemble import Ensemble
 from regard.text.tokenizer import Tokenizer
 from test_beam import BOS, EOS, log_probability, padded, recurrent, transformer, with_end
@@ -125,6 +126,22 @@ def test_command_takes_folders_after_run_as_an_ensemble(runs: list[Path], capsys
         (line, one.text, one.score) for line, one in zip(lines, expected, strict=True)
     ]
     assert expected != regard.load(runs[0]).predict(lines, beam=2, max_length=6)
+
+
+def test_captions_of_an_ensemble() -> None:
+    tokenizer = Tokenizer.train(LINES, "word")
+    sizes = {**SIZES, "input": "patches", "image_size": 8, "patch_size": 4, "channels": 1, "vocab_size": len(tokenizer)}
+    bundles = [Bundle(build(ModelConfig(**sizes)), {"tokenizer": tokenizer}) for _ in range(2)]  # type: ignore[arg-type]
+    first = bundles[0]
+    images = torch.rand(3, 1, 8, 8)
+    alone = Captioner(first).decode(images, beam=2, max_length=6)
+    twice = Captioner(Bundle(first.model, first.tokenizers, others=[first])).decode(images, beam=2, max_length=6)
+    assert [one.text for one in twice] == [one.text for one in alone]
+    both = Captioner(Bundle(first.model, first.tokenizers, others=bundles[1:])).decode(images, beam=2, max_length=6)
+    assert [one.score for one in both] != [one.score for one in alone]
+    other = Bundle(build(ModelConfig(**{**sizes, "image_size": 12})), {"tokenizer": tokenizer})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="image_size = 12, but model has 8"):
+        Bundle(first.model, first.tokenizers, others=[other])
 
 
 def test_evaluate_an_ensemble(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

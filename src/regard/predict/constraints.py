@@ -55,6 +55,8 @@ class Constraints:
 
 def read_prefix(tokenizer: Tokenizer, text: str, forbidden: Sequence[Pattern] = ()) -> list[int]:
     """The tokens of a prefix; spaces at its ends do not count."""
+    if not isinstance(text, str):
+        raise UserError(f"prefix {text!r}: must be a text; an empty one is no prefix")
     ids = _ids(tokenizer, text.strip(), "prefix")
     _check(f"prefix {text!r}", (START, *ids), forbidden)
     return ids
@@ -79,9 +81,8 @@ def _check(name: str, tokens: Sequence[int], forbidden: Sequence[Pattern]) -> No
 
 def read_phrase(tokenizer: Tokenizer, word: str, name: str = "constraint") -> Phrase:
     """The patterns of one word or phrase."""
-    word = word.strip()
-    if not word:
-        raise UserError(f"{name} {word!r}: is empty; pass a word or a phrase")
+    if not isinstance(word, str) or not (word := word.strip()):
+        raise UserError(f"{name} {word!r}: is empty or not a text; pass a word or a phrase")
     alone, before = tuple(_ids(tokenizer, word, name)), tuple(tokenizer.encode("x"))
     both = tuple(tokenizer.encode(f"x {word}"))
     after = both[len(before) :] if both[: len(before)] == before else alone

@@ -91,9 +91,10 @@ class Translator(SearchPredictor[str, TextPrediction]):
                     if scored:
                         predictions[row] = TextPrediction(scored)
                         continue
-                    reason = f"no output of up to {config.limit(len(ids[row]))} tokens satisfies its constraints"
+                    limit = config.limit(len(ids[row]))
+                    reason = f"no output of up to {limit} tokens satisfies its constraints; relax them, or allow more"
                     if failed is None:
-                        raise UserError(f"line {first + row + 1}: {reason}; relax them, or raise max_length")
+                        raise UserError(f"line {first + row + 1}: {reason}")
                     failed[row] = reason
                 if done is not None:
                     done(rows)
