@@ -236,3 +236,6 @@ def test_commands_read_files_in_another_encoding(empty_folder, capsys, monkeypat
     assert main([*evaluate, "--files", "pairs.tsv"]) == 2
     assert main([*evaluate, "--encoding", encoding]) == 2
     assert "is about --files" in capsys.readouterr().err
+    assert main(["tokenizer", "train", "in.txt", "--encoding", encoding, "-o", "words", "--kind", "word"]) == 0
+    assert "셋" in Path("words/tokenizer.json").read_text(encoding="utf-8")
+    assert main(["tokenizer", "train", "in.txt", "--encoding", "cp94", "-o", "more"]) == 2

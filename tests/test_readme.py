@@ -31,7 +31,7 @@ from regard.training.config import TrainConfig
 ROOT = Path(__file__).parent.parent
 READMES = ("README.md", "README.ko.md")
 PAGES = [*READMES, *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md"))]
-OPTIONAL = ("transformers",)
+OPTIONAL = ("transformers", "pyarrow", "zstandard")
 
 
 @dataclass(frozen=True)

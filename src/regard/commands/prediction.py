@@ -109,10 +109,7 @@ def check_inputs(args: argparse.Namespace) -> None:
         raise UserError(f"--column {args.column}: is a column of --files, and there are none")
     from regard.data.lines import check_encoding, ends_lines
 
-    try:
-        args.encoding = check_encoding(args.encoding)
-    except UserError as error:
-        raise UserError(str(error).replace("encoding =", "--encoding", 1)) from None
+    args.encoding = check_encoding(args.encoding, "--encoding")
     if not args.files and not ends_lines(args.encoding):
         raise UserError(f"--encoding {args.encoding}: standard input is read by lines, which it has not; use --files")
     if args.out is not None and (os.path.isdir(args.out) or not os.path.isdir(os.path.dirname(args.out) or ".")):

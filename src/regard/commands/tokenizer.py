@@ -31,6 +31,7 @@ ARGUMENTS = {
     "FILES": ("text files or tables", {"nargs": "+"}),
     "-o --out DIR": ("folder for tokenizer.json", {"required": True}),
     "--column NAME": ("column of a table with text; repeatable (default: text)", REPEATABLE),
+    "--encoding NAME": ("encoding of the files, such as cp949 (utf-8)", {"default": "utf-8"}),
     "settings, as in the table [text] of a recipe": {
         "--kind": ("what a token is (default: bpe)", {"choices": KINDS, "default": "bpe"}),
         "--vocab-size N": (
@@ -45,6 +46,7 @@ ARGUMENTS = {
 
 
 def run(args: argparse.Namespace) -> None:
+    from regard.data.lines import check_encoding
     from regard.files import staged
     from regard.text.config import TextConfig
     from regard.text.tokenizer import Tokenizer
@@ -54,11 +56,12 @@ def run(args: argparse.Namespace) -> None:
     config, folder = TextConfig(kind=args.kind, vocab_size=args.vocab_size, normalize=args.normalize), Path(args.out)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"-o {folder}: already exists; choose another folder")
-    texts = _texts(args.files, args.column)
+    encoding = check_encoding(args.encoding, "--encoding")
+    texts = _texts(args.files, args.column, encoding)
     with staged(folder, marker="tokenizer.json", force=False, keep=".") as new:
         tokenizer = Tokenizer.train(texts, args.kind, config.vocab_size, normalize=config.normalize)
         tokenizer.save(new / "tokenizer.json")
-        counts = _count(tokenizer, _texts(args.files, args.column))
+        counts = _count(tokenizer, _texts(args.files, args.column, encoding))
     content = {
         "tokenizer": str(folder / "tokenizer.json"), "kind": args.kind, "normalize": args.normalize,
         "vocab_size": len(tokenizer), **counts,
@@ -74,14 +77,15 @@ def run(args: argparse.Namespace) -> None:
     show(args.json, content, [*lines, f'In a recipe:  [text]  with  tokenizer_file = "{folder.resolve()}"'])
 
 
-def _texts(files: list[str], columns: list[str]) -> Iterator[str]:
+def _texts(files: list[str], columns: list[str], encoding: str) -> Iterator[str]:
     """The lines of text files, the cells of these columns of tables."""
     from regard.data.sets import find_files
     from regard.data.tables import read_rows, table_kind
 
     for path in find_files(files):
         kind = "text" if not columns and table_kind(path) is None else None
-        for row in read_rows([str(path)], columns or ["text"], kind=kind, remedy="Name the column with --column"):
+        how: dict[str, Any] = {"kind": kind, "encoding": encoding, "remedy": "Name the column with --column"}
+        for row in read_rows([str(path)], columns or ["text"], **how):
             yield from row.cells
 
 

@@ -52,15 +52,14 @@ class Damaged(OSError):
     """A compressed file whose content cannot be restored."""
 
 
-def check_encoding(name: str) -> str:
+def check_encoding(name: str, setting: str = "encoding =") -> str:
     """The encoding as Python calls it; a UserError unless it is one of text."""
     try:
         "\n".encode(name)
         return codecs.lookup(name).name
     except (LookupError, ValueError):
-        raise UserError(
-            f"encoding = {name!r}: unknown; {suggest(name.lower(), SUGGESTED)}, or another of Python's"
-        ) from None
+        near = suggest(name.lower(), SUGGESTED)
+        raise UserError(f"{setting} {name!r}: unknown; {near}, or another of Python's") from None
 
 
 def read_lines(path: Path, notes: Notes, longest: int = LONGEST, encoding: str = UTF8) -> Iterator[str | Problem]:
