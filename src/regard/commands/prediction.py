@@ -43,7 +43,13 @@ YES_OR_NO = {"action": argparse.BooleanOptionalAction}
 
 
 def input_options(
-    name: str, what: str, json: str, files: str = "", column: str = "", runs: Arguments = RUN
+    name: str,
+    what: str,
+    json: str,
+    files: str = "",
+    column: str = "",
+    runs: Arguments = RUN,
+    device: Arguments = DEVICE,
 ) -> Arguments:
     """The options that all prediction commands have: `what` are the inputs, `json` is an output in JSON."""
     return {
@@ -53,7 +59,7 @@ def input_options(
         "--column NAME": column or "column of a table (default: the recipe's)",
         "--encoding NAME": ("encoding of --files or standard input, such as cp949 (utf-8)", {"default": "utf-8"}),
         "-o --out FILE": "save to a file, which appears when it is complete",
-        **DEVICE,
+        **device,
         "--json": f"print one JSON object per {json}",
     }
 
@@ -195,7 +201,7 @@ def is_list(path: Path) -> bool:
     """Whether a file lists inputs, by its name."""
     from regard.data.tables import table_kind
 
-    return table_kind(path) is not None or path.name.removesuffix(".gz").endswith(".txt")
+    return table_kind(path) is not None or ".txt" in path.suffixes[-2:]  # images.txt.gz
 
 
 def file_inputs(name: str, column: str) -> Inputs:

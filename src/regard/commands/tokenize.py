@@ -17,23 +17,32 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.commands.prediction import ROWS, Chunk, Inputs, Item, Shown, check_inputs, check_texts, predict_inputs
+from regard.commands.prediction import (
+    ROWS,
+    Chunk,
+    Inputs,
+    Item,
+    Shown,
+    check_inputs,
+    check_texts,
+    input_options,
+    predict_inputs,
+)
 from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.text.tokenizer import Tokenizer
 
+TOKENIZER = {"TOKENIZER": "folder of a model or of a tokenizer, a tokenizer.json, or a SentencePiece model"}
 ARGUMENTS = {
-    "TOKENIZER": "folder of a model or of a tokenizer, a tokenizer.json, or a SentencePiece model",
-    "inputs TEXT": ("texts (default: standard input, or a prompt in a terminal)", {"nargs": "*"}),
-    "--files FILE": ("read them from these files: one per line, or a column of a table", {"nargs": "+"}),
-    "--column NAME": "column of a table (default: text)",
-    "-o --out FILE": "save to a file, which appears when it is complete",
+    **input_options(
+        "TEXT", "texts", "text: text, tokens, ids, offsets (first and last character + 1 of each token)",
+        column="column of a table (default: text)", runs=TOKENIZER, device={},
+    ),
     "--ids": "print the ids of the tokens",
     "--decode": "the inputs are ids, with spaces between them: print their text",
     "--side": ("which tokenizer, if a model has two (default: source)", {"choices": ("source", "target")}),
-    "--json": "print one JSON object per text: text, tokens, ids, offsets (first and last character + 1 of each token)",
-}
+}  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
