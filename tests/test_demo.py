@@ -28,7 +28,7 @@ from regard.text.tokenizer import Tokenizer
 SMALL = ["--set", "dim=16", "--set", "ff_dim=32", "--set", "layers=1", "--set", "heads=2"]
 OWN = {
     "recipe.toml", "source.json", "target.json", "data", "model.safetensors", "metrics.jsonl", "scores.json",
-    "summary.json", "report.html", "checkpoints",
+    "summary.json", "predictions", "report.html", "checkpoints",
 }  # fmt: skip
 
 
