@@ -120,3 +120,16 @@ def test_files_of_a_language_model(here: Path, capsys: pytest.CaptureFixture[str
     assert main([*run, "test.en", "-o", "out"]) == 2
     assert "--out out: has no effect for a model of task language-modeling" in capsys.readouterr().err
     assert not Path("out").exists()
+
+
+def test_files_of_a_masked_language_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = '[data]\ntrain = ["test.en"]\nvalid = ["test.en"]\n[text]\nkind = "word"\n'
+    Path("masked.toml").write_text(f'task = "masked-language-modeling"\n{text}')
+    assert train("masked.toml", "--set=model.max_length=32") == 0
+    capsys.readouterr()
+    assert main(["evaluate", "runs/masked", *EVALUATE]) == 0
+    valid = json.loads(capsys.readouterr().out)["valid"]
+    assert main(["evaluate", "runs/masked", *EVALUATE, "--files", "test.en"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == {**valid, "unigram_loss": None}
+    assert main(["evaluate", "runs/masked", "--device", "cpu", "--files", "test.en"]) == 0
+    assert "masked tokens" in capsys.readouterr().out

@@ -138,7 +138,7 @@ def test_fill_predicts_the_texts_beside_a_mistake(masked, capsys, monkeypatch, o
 
 def test_a_classifier_begins_with_the_encoder_and_the_tokenizer(masked, capsys):
     assert train("classes", "-o", "run", "--set=train.lr=1e-30", settings=["model.dropout=0.3"]) == 0
-    assert "tensors; initialized randomly: classifier.weight, classifier.bias" in capsys.readouterr().err
+    assert "tensors; initialized randomly: classifier.weight and classifier.bias" in capsys.readouterr().err
     before, after = read_weights(masked / "model.safetensors"), read_weights(Path("run/model.safetensors"))
     taken = [name for name in after if name.startswith(("embedding.", "encoder."))]
     assert taken and all(torch.equal(before[name], after[name]) for name in taken)  # the rate is too small to move them

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from regard.errors import UserError
+from regard.errors import UserError, listed
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | Callable[[Path], object]) -> None:
@@ -83,5 +83,5 @@ def staged(folder: str | Path, *, marker: str, force: bool, keep: str | Path) ->
 
 
 def name_some(names: list[str]) -> str:
-    """The first three of a list of names."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    """The first three of a list of names, and how many more there are."""
+    return listed(names if len(names) < 4 else [*names[:3], f"{len(names) - 3} more"])

@@ -45,7 +45,7 @@ ARGUMENTS = {
         "the references)",
     },
     "text-to-text": {"--task NAME": "table of [data.tasks] whose kind and prefix --files have"},
-    "language models": {
+    "language models, masked ones too": {
         "--column NAME": "column of tables in --files (default: the recipe's)",
         "--context N": ("tokens of context (default: as in training)", {"type": int}),
         "--stride N": ("tokens by which it slides (default: context)", {"type": int}),

@@ -117,6 +117,16 @@ class PlainTextTask(Task):
         fingerprint = f"{self.fingerprints[name]} {begin} {end}"
         return self.store(self.groups(name), self.folder / "data" / name, fingerprint, end - begin)
 
+    def read_files(self, files: Sequence[str]) -> Store:
+        column = (self.file_options or {}).get("column", self.data.column)
+        data = replace(self.data, train=tuple(files), valid=(), test={}, valid_fraction=0.0, column=column)
+        try:
+            report = data.read(files).check()
+        except UserError as error:
+            raise UserError(str(error).replace("Set column in [data]", "Name it with --column")) from None
+        report.print()
+        return self.store([data.read(files)], self.folder / "files", "", report.totals["characters"])
+
     def span(self, name: str) -> tuple[int, int]:
         """Which characters of its files a set has."""
         return self.data.span(name, self.characters[self.fingerprints[name]])
@@ -166,16 +176,6 @@ class LanguageModeling(PlainTextTask):
         if len(store) < 2:
             raise UserError(f"data.{folder.name}: has {len(store)} token; give text of at least 2, or remove the set")
         return store
-
-    def read_files(self, files: Sequence[str]) -> Store:
-        column = self.file_options.get("column", self.data.column)
-        data = replace(self.data, train=tuple(files), valid=(), test={}, valid_fraction=0.0, column=column)
-        try:
-            report = data.read(files).check()
-        except UserError as error:
-            raise UserError(str(error).replace("Set column in [data]", "Name it with --column")) from None
-        report.print()
-        return store_tokens([data.read(files)], self.folder / "files", self.tokenizer, "", report.totals["characters"])
 
     def model_sizes(self) -> dict[str, int | None]:
         """The tokenizer's size, unless [model] has a larger vocabulary on purpose."""

@@ -79,6 +79,7 @@ class MaskedLanguageModeling(PlainTextTask):
     }  # fmt: skip
     LOSS_UNIT = "nats per masked token"
     EXAMPLE = 'train = ["input.txt"]'
+    OPTIONS = ("test", "files", "column")
     predictor = MaskPredictor
 
     mask: MaskConfig
@@ -127,7 +128,8 @@ class MaskedLanguageModeling(PlainTextTask):
         return {"valid_loss": metrics["loss"], "accuracy": metrics["accuracy"]}
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
-        return self._measure(predictor.bundle.model, examples, self._unigram), None
+        unigram = None if self.file_options is not None else self._unigram  # of --files there is no training text
+        return self._measure(predictor.bundle.model, examples, unigram), None
 
     @torch.inference_mode()
     def _measure(self, model: Any, text: Store, unigram: Tensor | None = None) -> Metrics:
@@ -161,9 +163,11 @@ class MaskedLanguageModeling(PlainTextTask):
 
     @staticmethod
     def format_metrics(metrics: Metrics) -> list[str]:
+        unigram = metrics["unigram_loss"]
+        baseline = "" if unigram is None else f"; a unigram model has a loss of {unigram:.4f}"
         return [
             "loss {loss:.4f}  perplexity {perplexity:.3f}  accuracy {accuracy:.2%}".format_map(metrics),
-            f"{metrics['tokens']:,} masked tokens; a unigram model has a loss of {metrics['unigram_loss']:.4f}",
+            f"{metrics['tokens']:,} masked tokens{baseline}",
         ]
 
     # --- report

@@ -153,7 +153,7 @@ class TextToText(Translation):
     def read_files(self, files: Sequence[str]) -> Any:
         """Of one of the tasks, the only one or --task, by its kind and with its prefix."""
         names = list(self.tasks)
-        name = self.file_options.get("task", names[0] if len(names) == 1 else None)
+        name = (self.file_options or {}).get("task", names[0] if len(names) == 1 else None)
         if name is None:
             raise UserError(f"--files {' '.join(files)}: which task? Name it with --task: {listed(names, 'or')}")
         if name not in self.tasks:

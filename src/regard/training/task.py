@@ -73,7 +73,7 @@ class Task(ABC):
     OPTIONS: ClassVar[tuple[str, ...]] = ("test",)  # the options of `regard evaluate` that apply
     predictor: ClassVar[type[Predictor[Any, Any]]]
 
-    file_options: Mapping[str, str] = {}  # those of `regard evaluate` about --files
+    file_options: Mapping[str, str] | None = None  # those of `regard evaluate` about --files; None: there are no files
     data: Any
     text: TextConfig
     tokenizers: dict[str, Tokenizer]  # by their names in `regard.text.sentencepiece.TOKENIZERS`
