@@ -36,17 +36,22 @@ from serving import Server, serving
 KEY = "0123456789abcdef"
 
 
-def make_classifier(folder: Path) -> Path:
+def make_classifier(folder: Path, task: str = "text-classification", **fields: Any) -> Path:
     tokenizer = Tokenizer.train([ENGLISH], "word")
-    config = ModelConfig(**SMALL, architecture="encoder", vocab_size=len(tokenizer), output_head="classes", classes=3)
-    save(grow(build(config)), folder, tokenizers={"tokenizer": tokenizer}, recipe={"task": "text-classification"})
+    own = {"architecture": "encoder", "vocab_size": len(tokenizer), "output_head": "classes", "classes": 3, **fields}
+    save(grow(build(ModelConfig(**SMALL, **own))), folder, tokenizers={"tokenizer": tokenizer}, recipe={"task": task})
     return folder
+
+
+def make_tagger(folder: Path) -> Path:
+    return make_classifier(folder, "token-classification", pooling="none")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     makers = {"lm": make_decoder, "mt": make_translator, "labels": make_classifier, "captions": make_captioner}
+    makers["tags"] = make_tagger
     return {name: make(folder / name) for name, make in makers.items()}
 
 
@@ -142,6 +147,9 @@ def test_embeddings(server: Server) -> None:
 def test_every_task_has_a_route(server: Server, runs: dict[str, Path]) -> None:
     labels = server.post("/v1/classify", {"model": "labels", "input": [TEXT, "mat"]})[1]["outputs"]
     assert [one["label"] for one in labels] == [one.label for one in regard.load(runs["labels"]).predict([TEXT, "mat"])]
+    status, content = server.post("/v1/tag", {"input": "a cat sat"})
+    (own,) = regard.load(runs["tags"]).predict(["a cat sat"])
+    assert status == 200 and content["outputs"][0]["words"] == [pytest.approx(vars(one)) for one in own.words]
     image = io.BytesIO()
     pytest.importorskip("PIL.Image").new("RGB", (40, 30), "red").save(image, "PNG")
     text = base64.b64encode(image.getvalue()).decode()
@@ -232,7 +240,7 @@ def test_state_and_metrics(server: Server) -> None:
     assert server.get("/health") == (200, {"status": "ok"})
     assert server.get("/ready")[0] == 200
     names = [one["id"] for one in server.get("/v1/models")[1]["data"]]
-    assert names == ["lm", "mt", "labels", "captions"]
+    assert names == ["lm", "mt", "labels", "captions", "tags"]
     complete(server, prompt=TEXT, max_tokens=2)
     server.get("/a/path/that/no/route/has?secret=1")
     text = server.get("/metrics")[1]

@@ -111,6 +111,7 @@ def test_tables_of_lists(empty_folder):
         ("Tom B-PER\n", "a.conll", {"tags": "4"}, "line 1: has 2 columns for column 4"),
         ("word tag\nTom B-PER\n", "a.conll", {}, "line 1: looks like a header"),
         ("Tom\t\n", "a.conll", {}, "line 1: token 1: its tag is empty"),
+        ("a O\nb\0 O\n", "a.conll", {}, "line 2: contains a NUL character"),
         ("", "a.conll", {}, "no sentences"),
         ("Tom O\n", "a.conll", {"tokens": "words"}, "columns are counted"),
         ("Tom,O\n", "a.csv", {}, "CSV is not a format of tagged sentences"),
@@ -134,6 +135,7 @@ def test_a_bad_line_leaves_out_its_sentence(empty_folder):
 def test_settings_are_checked():
     for settings, message in (
         ({"tokens": "1", "tags": "1"}, "two different columns"),
+        ({"tags": "0"}, "columns are counted from"),
         ({"classes": ["O"]}, "name two or more"),
         ({"max_length": 2}, "max_length = 2"),
         ({"word_dropout": 1.0}, "word_dropout"),

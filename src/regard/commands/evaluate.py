@@ -2,9 +2,10 @@
 signature, tokenised BLEU, chrF, exact match. Language models: loss, perplexity, bits per character and per byte
 over every token of a text, with a context that slides by --stride; --json adds the loss at each position.
 Classifiers of texts or images: accuracy, macro-F1, calibration, and with --json the confusion matrix. Captions: exact
-match, BLEU, chrF. Masked language models: loss and accuracy on masked tokens. Text-to-text: the metrics of both kinds,
-set by set. With -o the predictions are saved: SET.jsonl with source, reference, hypothesis and sentence-level chrF, or
-label and probabilities, and SET.txt with one hypothesis per line; training saves the same in RUN/predictions.
+match, BLEU, chrF. Masked language models: loss and accuracy on masked tokens. Taggers: precision, recall and F1 of
+entities, accuracy. Text-to-text: the metrics of both kinds, set by set. With -o the predictions are saved: SET.jsonl
+with source, reference, hypothesis and sentence-level chrF, or label and probabilities, and SET.txt with one hypothesis
+per line; training saves the same in RUN/predictions.
 
 examples:
   regard evaluate runs/multi30k-en-de                            all test sets of its recipe

@@ -82,9 +82,7 @@ class TagData(TextFiles):
     tags: str | None = None
     classes: tuple[str, ...] = ()  # all tags, in their order; empty: those of `train`
     names: dict[str, str] = field(default_factory=dict)  # what a tag in the file is called here: { "0" = "O" }
-    punctuation: Literal["attached", "separate"] | None = (
-        None  # to the word before it in running text; None: as in train
-    )
+    punctuation: Literal["attached", "separate"] | None = None  # in texts to be tagged; None: as in `train`
     max_length: int = 256  # tokens of the model, the two ends included; longer sentences are split between words
     word_dropout: float = 0.0  # probability that a token of a training sentence is masked
     generator: Generator | None = None  # instead of files
@@ -100,6 +98,8 @@ class TagData(TextFiles):
             object.__setattr__(self, "folder", ".")  # so that the recipe does not depend on where it was read
         if self.tokens is not None and self.tokens == self.tags:
             raise UserError(f"tokens = tags = {self.tokens!r}: name two different columns")
+        if "0" in (self.tokens, self.tags):
+            raise UserError(f'tokens = {self.tokens!r}, tags = {self.tags!r}: columns are counted from "1"')
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:
             raise UserError(f"classes = {list(self.classes)}: name two or more, each once, or remove them")
 
@@ -144,57 +144,66 @@ class TagData(TextFiles):
             words, tags = row.cells
             return self._sentence(words, tags, row.file, row.line, notes) if words or tags else None
 
-        convert = {columns[0]: lambda value: _each(value, text), columns[1]: lambda value: _each(value, label)}
         remedy = "Set tokens and tags in [data] to the names of the columns"
-        table = Table(path, columns, notes, convert=convert, remedy=remedy, make=make, **self.format)
+        table = Table(
+            path, columns, notes, convert=dict.fromkeys(columns, _labels), remedy=remedy, make=make, **self.format
+        )
         return (row for row in table if row is not None)  # a row of two empty lists
 
     def _columns(self, path: Path, notes: Notes) -> Iterator[Sentence | Problem]:
-        name, universal = str(path), ".conllu" in path.name.lower()
-        given = (self.tokens or ("2" if universal else "1"), self.tags or ("4" if universal else "0"))
-        if table_kind(path) == "csv" or not all(map(str.isdecimal, given)):
-            wrong = f'columns are counted, such as tokens = "1", but tokens = {given[0]!r} and tags = {given[1]!r}'
-            wrong = "CSV is not a format of tagged sentences" if table_kind(path) == "csv" else wrong
-            yield Problem(name, None, f"{wrong}; or use a table of lists (.jsonl, .parquet)", fatal=True)
+        """A problem of a line leaves out its sentence."""
+        name, universal, width = str(path), ".conllu" in path.name.lower(), 0
+        token, tag = self.tokens or ("2" if universal else "1"), self.tags or ("4" if universal else "last")
+        if table_kind(path) == "csv" or not token.isdecimal() or not (tag.isdecimal() or tag == "last"):
+            what = f'columns are counted, such as tokens = "1", but tokens = {token!r} and tags = {tag!r}'
+            what = "CSV is not a format of tagged sentences" if table_kind(path) == "csv" else what
+            yield Problem(name, None, f"{what}; or use a table of lists (.jsonl, .parquet)", fatal=True)
             return
-        (token, tag), width = (int(number) - 1 for number in given), 0  # -1: the last
-        words: list[str] = []
-        tags: list[str] = []
+        columns = int(token) - 1, int(tag) - 1 if tag.isdecimal() else -1
+        least = max(2, *(at + 1 for at in columns))
+
+        def pick(number: int, line: str) -> list[str]:
+            """A word and its tag; nothing of a line to skip."""
+            nonlocal width
+            between = self.delimiter or ("\t" if "\t" in line else None)
+            cells = [cell.strip(" ") for cell in (line.split(between) if between else re.split(" +", line))]
+            if cells[0] == "-DOCSTART-" or (universal and (line[0] == "#" or not cells[0].isdecimal())):
+                return []
+            width = width or len(cells)
+            if len(cells) < least or len(cells) != width:
+                need = f"instead of {width}" if len(cells) != width else f"for column {least}"
+                raise ValueError(f"has {len(cells)} column{'s' * (len(cells) != 1)} {need}")
+            if number == 1 and cells[columns[1]].lower() in HEADERS:
+                raise ValueError(f"looks like a header ({cells[columns[1]]!r} is not a tag): remove the line")
+            return [text(cells[at]) for at in columns]
+
+        rows: list[list[str]] = []
         bad: list[Problem] = []
-        for number, line in enumerate(chain(read_lines(path, notes, encoding=self.encoding), [""]), 1):
-            if isinstance(line, Problem):
-                bad.append(line)
-            elif not (line := line.strip(" ")).strip("\t"):
-                try:
-                    if words and not bad:
-                        yield self._sentence(words, tags, name, number - len(words), notes)
-                except ValueError as error:
-                    bad.append(Problem(name, number - len(words), str(error)))
-                yield from bad  # and not their sentence
-                words, tags, bad = [], [], []
-            else:
-                between = self.delimiter or ("\t" if "\t" in line else None)
-                cells = line.split(between) if between else re.split(" +", line)
-                cells = [cell.strip(" ") for cell in cells]
-                if cells[0] == "-DOCSTART-" or (universal and (line[0] == "#" or not cells[0].isdecimal())):
+        first = 0  # line of the sentence
+        for number, item in enumerate(chain(read_lines(path, notes, encoding=self.encoding), [""]), 1):
+            if isinstance(item, Problem):
+                bad.append(item)
+                continue
+            line = item.strip(" ")
+            try:
+                if line.strip("\t"):
+                    first = first if rows else number
+                    rows += [row for row in [pick(number, line)] if row]
                     continue
-                width = width or len(cells)
-                if len(cells) < max(2, token + 1, tag + 1) or len(cells) != width:
-                    need = f"instead of {width}" if len(cells) != width else f"for column {max(2, token + 1, tag + 1)}"
-                    bad.append(Problem(name, number, f"has {len(cells)} column{'s' * (len(cells) != 1)} {need}"))
-                elif number == 1 and cells[tag].lower() in HEADERS:
-                    bad.append(
-                        Problem(name, number, f"looks like a header ({cells[tag]!r} is no tag): remove the line")
-                    )
-                else:
-                    words.append(cells[token])
-                    tags.append(cells[tag])
+                if rows and not bad:
+                    words, tags = zip(*rows, strict=True)
+                    yield self._sentence(words, tags, name, first, notes)
+            except ValueError as error:
+                bad.append(Problem(name, number if line else first, str(error)))
+            if not line.strip("\t"):
+                yield from bad
+                rows, bad = [], []
 
 
-def _each(value: Any, convert: Any) -> list[str]:
+def _labels(value: Any) -> list[str]:
     if not isinstance(value, list):
         raise ValueError(f'is {type(value).__name__}, not a list, such as ["Seoul", "is"]')
-    return [convert(one) for one in value]
+    return [label(one) for one in value]
 
 
 # --- tags
