@@ -179,6 +179,9 @@ def write_data(inside: Inside, folder: Path) -> list[str]:
     if inside.reader.writes:
         path = folder / "data.tsv"
         path.write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
+    elif inside.reader.tags:
+        rows = ("".join(f"{word}\t{at % 3}\n" for at, word in enumerate(line.split())) for line in LINES)
+        path.write_text("\n".join(rows), encoding="utf-8")
     elif inside.config.output_head == "classes":
         path = folder / "data.tsv"
         rows = "".join(f"{line}\t{at % 3}\n" for at, line in enumerate(LINES))
@@ -207,7 +210,7 @@ def test_padding_changes_nothing(architecture: str, tmp_path: Path) -> None:
     assert set(off) == set(inside.anatomy.heads) and (set(by_gradient) == set(off) or architecture == "vectors")
 
 
-@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder", "masked", "classes"])
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder", "masked", "classes", "tags"])
 def test_importance_is_the_loss_without_the_head(architecture: str, tmp_path: Path) -> None:
     """The head's columns of the output matrix are zero, the loss is PyTorch's, one example at a time."""
     inside = opened(architecture)

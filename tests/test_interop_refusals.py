@@ -54,7 +54,7 @@ T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
         ),
         (BERT, {"is_decoder": True}, ["is_decoder", "True"]),
         (BERT, {"hidden_act": "relu"}, ["hidden_act", "'relu'", "'gelu'"]),
-        (BERT, {"architectures": ["BertForTokenClassification"]}, ["BertForTokenClassification", "BertModel"]),
+        (BERT, {"architectures": ["BertForMultipleChoice"]}, ["BertForMultipleChoice", "BertModel"]),
         (
             BERT,
             {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "score"}},
