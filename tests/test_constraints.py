@@ -107,6 +107,16 @@ def test_the_batch_changes_nothing(beams: int) -> None:
         assert [h.score for h in alone] == pytest.approx([h.score for h in whole[row]], abs=1e-9)
 
 
+@pytest.mark.cuda
+def test_a_gpu_finds_the_same() -> None:
+    models, (source, is_real), constraints = [transformer(), recurrent()], padded(20), random_constraints(20)
+    config = SearchConfig(beam=5, n_best=5, max_length=20)
+    cpu = beam(Ensemble(models), source, is_real, config, BOS, EOS, constraints=constraints)
+    models = [model.cuda() for model in models]
+    gpu = beam(Ensemble(models), source.cuda(), is_real.cuda(), config, BOS, EOS, constraints=constraints)
+    assert [[one.tokens for one in some] for some in gpu] == [[one.tokens for one in some] for some in cpu]
+
+
 @pytest.mark.parametrize("beams", [1, 4])
 def test_without_effect_the_search_is_the_plain_one(beams: int) -> None:
     model, (source, is_real) = transformer(), padded(9)
