@@ -149,6 +149,15 @@ def test_wrong_encodings_are_named(tmp_path) -> None:
     assert config.encoding == "utf-8" and from_dict(LabelData, to_dict(config)) == config
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf16_without_its_mark_is_recognised(tmp_path, encoding) -> None:
+    (tmp_path / "a.tsv").write_bytes("text\tlabel\ngood\tx\n".encode(encoding))
+    for config in (LabelData(train=("a.tsv",), folder=str(tmp_path)), TextData(train=("b.txt",), folder=str(tmp_path))):
+        (tmp_path / "b.txt").write_bytes("plain text\n".encode(encoding))
+        with pytest.raises(UserError, match=f'line 1: .* as in UTF-16: set  encoding = "{encoding}"'):
+            config.read(config.train).check()
+
+
 def test_a_delimiter_is_recognised_or_named(tmp_path) -> None:
     (tmp_path / "a.csv").write_text("Hallo, du;Hello\nHallo, ihr;Hello, you\n", encoding="utf-8")
     read = {"train": ("a.csv",), "folder": str(tmp_path)}

@@ -70,6 +70,7 @@ def test_a_series_in_columns(tmp_path: Path) -> None:
         ("time,load\n0:00,1\n1:00,\n", r"line 3: column 'load' is ''"),
         ("time,load\n0:00,1\n1:00\n", r"line 3: has 1 column, 2 needed"),
         ("time,load\n0:00,x\n", "line 2: no column is a number"),
+        ("time;load\n0:00;1,5\n", "line 2: no column is a number; the file has time, load; write 1,5 with a point"),
         ("load\n", "no rows"),
     ):
         path.write_text(content)

@@ -187,7 +187,9 @@ def _decoded(path: Path, notes: Notes, encoding: str) -> Iterator[str | Problem]
                     notes[name, "a byte order mark at the start, removed"] += 1
                 line, begun = line + text.count("\n"), True
                 if "\0" in text:
-                    yield Problem(name, None, "contains a NUL character; is this a text file?", fatal=True)
+                    plain = Problem(name, None, "contains a NUL character; is this a text file?", fatal=True)
+                    first = next(read_lines(path, Notes(), encoding=encoding), plain)
+                    yield first if isinstance(first, Problem) else plain
                     return
                 yield text
     except UnicodeError as error:  # found again by lines, which says where

@@ -88,6 +88,9 @@ def read_lines(path: Path, notes: Notes, longest: int = LONGEST, encoding: str =
                 except UnicodeDecodeError as error:
                     item = Problem(name, number, undecodable(error, number == 1, encoding))
                 else:
+                    if number == 1 and (guess := _unmarked_utf16(raw)):
+                        yield Problem(name, 1, f"every other byte is 0, as in UTF-16: {_set(guess)}", fatal=True)
+                        return
                     if encoding != UTF8 and by_line and not raw.isascii() and _is_utf8(raw):
                         notes[name, f"a line that would also be UTF-8; is encoding = {encoding!r} correct?"] += 1
                 if isinstance(item, str) and not item.isascii() and not unicodedata.is_normalized("NFC", item):
@@ -122,8 +125,17 @@ def undecodable(error: UnicodeError, first: bool = False, encoding: str = UTF8) 
     guesses = ["UTF-16"] if is_utf16 else [name for name, form in ENCODINGS.items() if re.fullmatch(form, raw)]
     if not guesses:
         return what
-    key = guesses[0].lower()
-    return f'{what}; it looks like {guesses[0]}: set  encoding = "{key}"  in [data], or pass  --encoding {key}'
+    return f"{what}; it looks like {guesses[0]}: {_set(guesses[0].lower())}"
+
+
+def _set(encoding: str) -> str:
+    return f'set  encoding = "{encoding}"  in [data], or pass  --encoding {encoding}'
+
+
+def _unmarked_utf16(raw: bytes) -> str | None:
+    """UTF-16 without a byte order mark, if that is what ASCII text is in: every other byte is 0."""
+    even, odd = (bool(half.strip(b"\0")) for half in (raw[::2], raw[1::2]))
+    return None if raw.count(0) < 2 or even == odd else "utf-16-le" if even else "utf-16-be"
 
 
 def _is_utf8(raw: bytes) -> bool:

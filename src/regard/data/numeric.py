@@ -45,6 +45,7 @@ from regard.settings import check_fields
 Pair = tuple[list[float], list[float]]
 DAY, WEEK = 24, 168  # the two periods of a seasonal series
 AUTOCORRELATION = 0.8
+DECIMAL = re.compile(r"[+-]?\d+,\d+")  # a number with a comma for the decimal point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +220,9 @@ def make_sets(data: NumberData) -> NumberSets:
         tables = read_series(data.find(data.train), data.columns, data.time, **data.format)
         series, channels = [one.values for one in tables], tables[0].channels
         print(f"note: channels: {', '.join(channels)}", file=sys.stderr)
+        if tables[0].others and not data.columns:
+            why = "neither numbers nor the time stamps"
+            print(f"note: not read: {', '.join(tables[0].others)} ({why})", file=sys.stderr)
         if (clock := tables[0].clock) is not None:
             print(f"note: time stamps: {tables[0].time}, a step is {clock}", file=sys.stderr)
     border, last = 1 - data.valid_fraction - data.test_fraction, 1 - data.test_fraction
@@ -336,6 +340,7 @@ class Series:
     channels: tuple[str, ...]
     time: str | None
     clock: Clock | None
+    others: tuple[str, ...]  # columns that are not read
 
 
 def read_series(
@@ -358,7 +363,8 @@ def _read_table(path: Path, columns: Sequence[str], time: str | None, how: Mappi
         raise UserError(f"{path}, line 1: column {duplicates[0]!r} is there twice; rename one")
     names = tuple(columns) or tuple(name for name in header if _is_number(cells.get(name)))
     if cells and not names:
-        raise UserError(f"{path}, line {line}: no column is a number; the file has {', '.join(header)}")
+        comma = next((f"; write {cell} with a point" for cell in cells.values() if DECIMAL.fullmatch(str(cell))), "")
+        raise UserError(f"{path}, line {line}: no column is a number; the file has {', '.join(header)}{comma}")
     names = names or tuple(header)
     others = (name for name in header if name not in names and _is_stamp(cells.get(name)))
     time = time or next(others, None)
@@ -371,7 +377,7 @@ def _read_table(path: Path, columns: Sequence[str], time: str | None, how: Mappi
     clock = read_clock(str(path), [(row.line, row.cells[-1]) for row in rows], notes) if time else None
     for (file, what), count in notes.items():
         print(f"note: {file}: {count:,} x {what}", file=sys.stderr)
-    return Series(values, names, time, clock)
+    return Series(values, names, time, clock, tuple(name for name in header if name not in convert))
 
 
 def _first_row(path: Path, how: Mapping[str, Any]) -> tuple[list[str], dict[str, Any], int]:
