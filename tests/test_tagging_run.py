@@ -307,7 +307,7 @@ def test_a_masked_language_model_is_the_start(here, capsys):
     capsys.readouterr()
     start = [*options, "--set=train.init_from=masked", "--set=train.steps=1", "--set=train.lr=1e-9", "-o", "tuned"]
     assert main(["train", "mine.toml", *start, "--device", "cpu"]) == 0
-    assert "initialized randomly: classifier.weight, classifier.bias" in capsys.readouterr().err
+    assert "initialized randomly: classifier.weight and classifier.bias" in capsys.readouterr().err
     before, after = (regard.load(name).model.state_dict() for name in ("masked", "tuned"))
     assert torch.allclose(before["embedding.tokens.weight"], after["embedding.tokens.weight"], atol=1e-6)
 
