@@ -3,10 +3,10 @@
     log p(y_t | y_<t, x) = log (1/M) Σ_m p_m(y_t | y_<t, x)          [rows, vocab_size], M models
 
 The mean is that of the probabilities, not of their logarithms: a token that one model considers probable remains
-possible. Models that differ only in their random seed make different mistakes, so their mean is better than each of
-them (Hansen & Salamon 1990; for translation Sutskever et al. 2014). Every member has its own encoder, cache and steps,
-so an ensemble costs as much as its members together; they may have different architectures. It is an `Engine`: greedy
-search, beam search and sampling use it as they use a model.
+possible. Models that differ only in their random seed make different mistakes, so their mean is usually better than
+each of them (Hansen & Salamon 1990; for translation Sutskever et al. 2014). Every member has its own encoder, cache and
+steps, so an ensemble costs as much as its members together; they may have different architectures. It is an `Engine`:
+greedy search, beam search and sampling use it as they use a model.
 """
 
 from __future__ import annotations
