@@ -1,68 +1,148 @@
-"""Convert a Regard folder to a Hugging Face model: config.json, model.safetensors and the tokenizer, so that
-transformers' from_pretrained loads it and computes the same outputs. If no architecture of transformers can represent
-the model, the error lists the differences.
+"""Export a Regard folder for other programs: as a Hugging Face model (--hf), which transformers' from_pretrained loads,
+or as ONNX graphs (--onnx) for ONNX Runtime and transformers.js, which run in Python, in Node and in a browser.
+
+A Hugging Face folder has config.json, model.safetensors and the tokenizer. If no architecture of transformers can
+represent the model, the error lists the differences. ONNX represents every Transformer; the graphs take any batch size
+and length and hand on the keys and values of the tokens that they have read. Before it is called done, every ONNX
+folder is compared with the run on 32 inputs of its test data; if it differs, nothing is saved. The folder is used like
+a run: regard translate DIR, regard generate DIR, regard classify DIR …
 
 examples:
   regard export runs/gpt2 --hf gpt2-out             convert runs/gpt2 to gpt2-out
   regard export runs/gpt2 --hf gpt2-out --check     also load it with transformers and compare the outputs
+  regard export runs/mine --onnx mine-onnx          ONNX graphs in mine-onnx/onnx
+  regard export runs/mine --onnx mine-onnx --int8   with weights in 8 bits: a quarter of the size
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.commands import show
 from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.models.transformer import Model
+    from regard.predict.bundle import Bundle
 
 ARGUMENTS = {
     "RUN": "the Regard folder: recipe.toml and model.safetensors",
-    "--hf DIR": ("the Hugging Face folder to save to", {"required": True}),
-    "--check": "load DIR with transformers and compare the outputs",
-    "--force": "replace DIR if it is a Hugging Face folder",
+    "--hf DIR": "save a Hugging Face folder",
+    "--onnx DIR": "save a folder of ONNX graphs",
+    "--int8": "with --onnx: weights in 8 bits",
+    "--check": "with --hf: load DIR with transformers and compare the outputs",
+    "--force": "replace DIR if it is such a folder",
     "--json": "print the result as JSON",
 }
+
+Result = tuple[dict[str, Any], str, list[str]]  # for --json, the name of the format, and further lines
+
+
+class Format(NamedTuple):
+    save: Callable[[argparse.Namespace, Bundle, Path], Result]
+    options: tuple[str, ...]  # those that not every format has
 
 
 def run(args: argparse.Namespace) -> None:
     from regard.files import staged
-    from regard.interop import export_folder
-    from regard.interop.check import compare_texts
     from regard.models.folder import weights_of
     from regard.tasks.registry import load
 
+    name, folder = _chosen(args)
     bundle = load(args.run)
-    with staged(args.hf, marker="config.json", force=args.force, keep=args.run) as fresh:
-        metadata = dict(bundle.tables["hf"])
-        if bundle.config.output_head == "classes":
-            metadata["id2label"] = {str(number): name for number, name in enumerate(bundle.classes)}
-        family = export_folder(bundle.model, fresh, bundle.tokenizers, metadata=metadata)
-        difference, summary = check(args, bundle.model, fresh)
-        agreement = compare_texts(bundle, fresh) if args.check else None
-        if isinstance(agreement, str):
-            summary = [*summary, f"outputs for texts: not compared, because {agreement}"]
-        elif agreement is not None:
-            summary = [*summary, agreement.summary]
-            if agreement.identical < 0.9 * agreement.compared:
-                text, ours, theirs = agreement.first or ("", "", "")
-                raise UserError(
-                    f"--check: {agreement.summary}; the first that differs: {text!r} gives {ours!r} here and "
-                    f"{theirs!r} there; nothing was saved"
-                )
+    with staged(folder, marker="config.json", force=args.force, keep=args.run) as fresh:
+        result, title, summary = FORMATS[name].save(args, bundle, fresh)
         files = sorted(str(path.relative_to(fresh)) for path in fresh.rglob("*") if path.is_file())
     parameters = sum(tensor.numel() for tensor in weights_of(bundle.model).values())
-    result = {"family": family, "parameters": parameters, "folder": args.hf, "files": files}
-    line = f"{family}, {parameters:,} parameters: {args.run} -> {args.hf} ({', '.join(files)})"
+    line = f"{title}, {parameters:,} parameters: {args.run} -> {folder} ({', '.join(files)})"
+    show(args.json, {**result, "parameters": parameters, "folder": folder, "files": files}, [line, *summary])
+
+
+def _chosen(args: argparse.Namespace) -> tuple[str, str]:
+    """The format that was asked for, and its folder."""
+    chosen = [(name, folder) for name in FORMATS if (folder := getattr(args, name)) is not None]
+    options = " or ".join(f"--{name} DIR" for name in FORMATS)
+    if len(chosen) != 1:
+        raise UserError(f"{'no format' if not chosen else 'several formats'} to export to: pass one of {options}")
+    ((name, folder),) = chosen
+    for option in {option for format in FORMATS.values() for option in format.options}:
+        if getattr(args, option) and option not in FORMATS[name].options:
+            raise UserError(f"--{option}: has no effect with --{name}; remove it")
+    return name, folder
+
+
+def _save_hf(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
+    from regard.interop import export_folder
+    from regard.interop.check import compare_texts
+
+    metadata = dict(bundle.tables["hf"])
+    if bundle.config.output_head == "classes":
+        metadata["id2label"] = {str(number): name for number, name in enumerate(bundle.classes)}
+    family = export_folder(bundle.model, fresh, bundle.tokenizers, metadata=metadata)
+    difference, summary = check(args, bundle.model, fresh)
+    agreement = compare_texts(bundle, fresh) if args.check else None
     texts: dict[str, Any] | None = None
     if isinstance(agreement, str):
+        summary = [*summary, f"outputs for texts: not compared, because {agreement}"]
         texts = {"compared": 0, "reason": agreement}
     elif agreement is not None:
+        summary = [*summary, agreement.summary]
         texts = {"identical": agreement.identical, "compared": agreement.compared}
-    show(args.json, {**result, "difference": difference, "texts": texts}, [line, *summary])
+        if not agreement.enough:
+            text, ours, theirs = agreement.first or ("", "", "")
+            raise UserError(
+                f"--check: {agreement.summary}; the first that differs: {text!r} gives {ours!r} here and "
+                f"{theirs!r} there; nothing was saved"
+            )
+    return {"family": family, "difference": difference, "texts": texts}, family, summary
+
+
+def _save_onnx(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
+    from regard.interop.onnx_folder import INT8_TOLERANCE, TOLERANCE, export_onnx
+
+    export_onnx(bundle, fresh, int8=args.int8)
+    result, summary = verify(bundle, fresh, INT8_TOLERANCE if args.int8 else TOLERANCE, exact=not args.int8)
+    return {"format": "onnx", "int8": args.int8, **result}, "ONNX, int8" if args.int8 else "ONNX", summary
+
+
+FORMATS = {"hf": Format(_save_hf, ("check",)), "onnx": Format(_save_onnx, ("int8",))}
+
+
+def verify(bundle: Bundle, fresh: Path, tolerance: float, *, exact: bool) -> tuple[dict[str, Any], list[str]]:
+    """Compare an exported folder with the run and write the result into it; an error if they differ.
+
+    `exact`: the outputs must be identical too, and the values up to rounding.
+    """
+    from regard.interop.folder import write_json
+    from regard.interop.verify import INPUTS, compare_outputs, compare_values, fitting, generated_inputs
+    from regard.tasks.registry import load, task_for, task_of
+    from regard.training.task import run_inputs
+
+    task = bundle.recipe.get("task") or task_for(bundle.config)
+    name, inputs = run_inputs(task_of({"task": task}), bundle, INPUTS) if task else ("", [])
+    inputs = fitting(bundle, inputs) or fitting(bundle, generated_inputs(bundle, INPUTS))
+    exported = load(fresh)
+    difference = compare_values(bundle, exported, inputs, peer="the run", tolerance=tolerance)
+    agreement = compare_outputs(
+        bundle, exported, inputs, peer="the run", kind=f"inputs from {name}" if name else "generated inputs"
+    )
+    if not difference.within_tolerance or (exact and not agreement.enough):
+        text, ours, theirs = agreement.first or ("", "", "")
+        first = f"; the first that differs: {text!r} gives {ours!r} in the run and {theirs!r} exported" if text else ""
+        raise UserError(
+            f"the exported model differs from the run: {difference.summary} (tolerance {tolerance:g} of the largest "
+            f"value); {agreement.summary}{first}; nothing was saved"
+        )
+    result = {
+        "inputs": name or "generated", "difference": difference.largest, "largest_value": difference.scale,
+        "values": difference.count, "tolerance": tolerance, "identical": agreement.identical,
+        "compared": agreement.compared,
+    }  # fmt: skip
+    write_json(fresh / "export.json", result)
+    return result, [difference.summary, agreement.summary]
 
 
 def check(args: argparse.Namespace, model: Model, folder: str | Path) -> tuple[float | None, list[str]]:

@@ -160,27 +160,36 @@ def export_folder(
     config = model.config
     family = convert.family_of(config)
     weights = convert.weights_to_hf(config, weights_of(model))
-    source = tokenizers.get("source", tokenizers.get("tokenizer"))
-    target = tokenizers.get("target", source)
+    hf = convert.config_to_hf(config, {**special_ids(config, tokenizers), **(metadata or {})})
+    hf["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
+    make_folder(folder)
+    write_tokenizers(folder, config, tokenizers)
+    if config.input == "patches":
+        write_json(folder / PREPROCESSOR, preprocessor_config(config))
+    write_json(folder / "config.json", hf)
+    write_weights(folder / "model.safetensors", weights)
+    return family.name
+
+
+def special_ids(config: ModelConfig, tokenizers: Mapping[str, Tokenizer]) -> Json:
+    """The special tokens of the output, under the keys of config.json."""
+    target = tokenizers.get("target", tokenizers.get("tokenizer"))
     ids = {f"{role}_token_id": getattr(target, role, None) for role in ("pad", "bos", "eos")}
     if config.architecture == "encoder-decoder":
         ids["decoder_start_token_id"] = ids["bos_token_id"]
-    special = {name: id for name, id in ids.items() if id is not None}
-    hf = convert.config_to_hf(config, {**special, **(metadata or {})})
-    hf["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
-    make_folder(folder)
+    return {name: id for name, id in ids.items() if id is not None}
+
+
+def write_tokenizers(folder: Path, config: ModelConfig, tokenizers: Mapping[str, Tokenizer]) -> None:
+    """tokenizer.json and tokenizer_config.json; those of a separate target in the subfolder `target`."""
+    source = tokenizers.get("source", tokenizers.get("tokenizer"))
     for name, tokenizer in ((".", source), ("target", tokenizers.get("target"))):
         if tokenizer is not None:
             make_folder(folder / name)
             path = folder / name / "tokenizer.json"
             write_atomically(path, _with_special_tokens(tokenizer, config.architecture).encode())
             added = {token["content"] for token in read_json(path).get("added_tokens", [])}
-            _write_json(path.with_name("tokenizer_config.json"), _tokenizer_config(tokenizer, added, config))
-    if config.input == "patches":
-        _write_json(folder / PREPROCESSOR, _preprocessor_config(config))
-    _write_json(folder / "config.json", hf)
-    write_weights(folder / "model.safetensors", weights)
-    return family.name
+            write_json(path.with_name("tokenizer_config.json"), _tokenizer_config(tokenizer, added, config))
 
 
 def _with_special_tokens(tokenizer: Tokenizer, architecture: str) -> str:
@@ -202,7 +211,7 @@ def _with_special_tokens(tokenizer: Tokenizer, architecture: str) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False)
 
 
-def _preprocessor_config(config: ModelConfig) -> Json:
+def preprocessor_config(config: ModelConfig) -> Json:
     """What transformers' image processor does: resize, divide by 255, normalise by the statistics of the pixels."""
     mean, std = (list(values) * (config.channels // len(values)) for values in (config.pixel_mean, config.pixel_std))
     return {
@@ -232,5 +241,5 @@ def _tokenizer_config(tokenizer: Tokenizer, added: set[str], config: ModelConfig
     return {**content, **{role: name for name, role in ROLES.items() if name in added}}
 
 
-def _write_json(path: Path, content: Json) -> None:
+def write_json(path: Path, content: Json) -> None:
     write_atomically(path, (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())

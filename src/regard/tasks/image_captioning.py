@@ -191,6 +191,11 @@ class ImageCaptioning(Task):
     def examples(self, name: str) -> CaptionSet:
         return self.captioned[name]
 
+    def inputs(self, name: str, count: int) -> list[Tensor]:
+        captioned = self.captioned[name]
+        source, is_real = captioned.sources(torch.arange(min(count, len(captioned))))
+        return [one.cpu() if is_real is None else one[is_real[row]].cpu() for row, one in enumerate(source)]
+
     def read_files(self, files: Sequence[str]) -> CaptionSet:
         config = self.model_config
         rows, _ = read_captions(tuple(files), self.data, config.input, config.feature_dim)

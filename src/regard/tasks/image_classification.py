@@ -114,6 +114,10 @@ class ImageClassification(ClassificationTask):
     def examples(self, name: str) -> Images:
         return self.images[name]
 
+    def inputs(self, name: str, count: int) -> list[Tensor]:
+        images = self.images[name]
+        return [*images[torch.arange(min(count, len(images)))].cpu()]
+
     def read_files(self, files: Sequence[str]) -> Images:
         return self._decoded(list_set(tuple(files), self.data, self.data.classes), self.folder / "files")
 

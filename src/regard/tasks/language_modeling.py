@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,6 +46,7 @@ from regard.training.trainer import Objective
 COUNTS = "data/characters.json"
 SAMPLES, SAMPLE_TOKENS = 2, 150  # in the report
 DRAWN = 24  # tokens whose attention is drawn
+CHARACTERS = 80  # of a text that is taken as an input
 POINTS = 200  # of a curve over positions
 
 
@@ -126,6 +128,16 @@ class PlainTextTask(Task):
             raise UserError(str(error).replace("Set column in [data]", "Name it with --column")) from None
         report.print()
         return self.store([data.read(files)], self.folder / "files", "", report.totals["characters"])
+
+    def inputs(self, name: str, count: int) -> list[str]:
+        """Texts of CHARACTERS from the beginning of the set."""
+        begin = ""
+        for piece in chain.from_iterable(self.groups(name)):
+            begin += piece.text
+            if len(begin) >= count * CHARACTERS:
+                break
+        texts = (begin[at : at + CHARACTERS].strip() for at in range(0, len(begin), CHARACTERS))
+        return [text for text in islice(texts, count) if text]
 
     def span(self, name: str) -> tuple[int, int]:
         """Which characters of its files a set has."""

@@ -57,15 +57,20 @@ def load(
     from regard.models import folder
     from regard.models.recipe import read_recipe
     from regard.predict.bundle import Bundle
+    from regard.predict.onnx import is_exported, load_exported
 
-    recipe, tokenizers = read_recipe(path, saved=True) if recipe is None else recipe, folder.load_tokenizers(path)
+    recipe = read_recipe(path, saved=True) if recipe is None else recipe
     if (Path(path) / "model.bin").is_file():  # `regard export --ctranslate2`
         from regard.predict.ctranslate2 import load_ctranslate2
 
         if ensemble:
             raise UserError(f"{path}: a folder for CTranslate2 cannot be part of an ensemble; pass the runs")
-        return load_ctranslate2(path, device, recipe, tokenizers)
-    model = folder.load(path, device, recipe)
+        return load_ctranslate2(path, device, recipe, folder.load_tokenizers(path))
+    model: Any
+    if is_exported(path):
+        model, tokenizers = load_exported(path, recipe)
+    else:
+        model, tokenizers = folder.load(path, device, recipe), folder.load_tokenizers(path)
     bundle = Bundle(model, tokenizers, recipe, path, others=[load(other, device) for other in ensemble])
     bundle.own = True
     if name := bundle.recipe.get("task") or task_for(bundle.config):

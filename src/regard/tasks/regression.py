@@ -123,6 +123,12 @@ class Regression(Task):
     def examples(self, name: str) -> tuple[str, NumberBatch]:
         return name, self.numbers.rows[name]
 
+    def inputs(self, name: str, count: int) -> list[Tensor]:
+        batch = self.numbers.rows[name]
+        is_real = torch.ones(batch.source.shape[:2], dtype=torch.bool)
+        is_real = is_real if batch.source_is_real is None else batch.source_is_real
+        return [one[real] for one, real in zip(batch.source[:count], is_real, strict=False)]
+
     def model_sizes(self) -> dict[str, int | None]:
         return {"feature_dim": len(self.numbers.channels)}
 

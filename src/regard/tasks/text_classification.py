@@ -215,6 +215,9 @@ class TextClassification(ClassificationTask):
         chosen, held_out = self._split(self._numbers(rows))
         return [rows[i] for i in (chosen if name == "train" else held_out).tolist()]
 
+    def inputs(self, name: str, count: int) -> list[str]:
+        return [one.text for one in self.examples(name)[:count]]
+
     def read_files(self, files: Sequence[str] | Sequence[Group]) -> list[Example]:
         return list(self.data.read(files))
 

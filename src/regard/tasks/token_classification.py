@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar
 
 from regard.data.encode import group_weights, store_tagged
@@ -113,6 +114,9 @@ class TokenClassification(Task):
 
     def examples(self, name: str) -> list[Sentence]:
         return list(self.lines(name))
+
+    def inputs(self, name: str, count: int) -> list[str]:
+        return [" ".join(one.words) for one in islice(self.lines(name), count)]
 
     def read_files(self, files: Sequence[str]) -> list[Sentence]:
         return self.data.read(files).read()

@@ -179,6 +179,9 @@ class Translation(Task):
     def examples(self, name: str) -> list[Pair]:
         return list(self.lines(name))
 
+    def inputs(self, name: str, count: int) -> list[str]:
+        return [pair.source for pair in islice(self.lines(name), count)]
+
     def read_files(self, files: Sequence[str]) -> list[Pair]:
         return list(self.data.read(tuple(files)))
 

@@ -289,6 +289,10 @@ class Task(ABC):
     def examples(self, name: str) -> Any:
         """One of `sets`, as `score` takes it."""
 
+    def inputs(self, name: str, count: int) -> list[Any]:
+        """The first inputs of one of `sets`, or none: texts, vectors [N, features] or bytes [channels, side, side]."""
+        return []
+
     def read_files(self, files: Sequence[str]) -> Any:
         """The same for the files of `regard evaluate --files`."""
         raise UserError(f"--files: task = {self.NAME!r} evaluates the sets of its recipe; remove --files")
@@ -360,6 +364,28 @@ class Task(ABC):
         return []
 
 
+def own_tables(kind: type[Task], bundle: Bundle) -> dict[str, Any]:
+    """The tables of a bundle's recipe that the task reads."""
+    return {name: table for name, table in bundle.recipe.items() if name in (*kind.TABLES, "model", "train")}
+
+
+def run_inputs(kind: type[Task], bundle: Bundle, count: int) -> tuple[str, list[Any]]:
+    """The name of a set of the run's own data, the last test set if possible, and its first inputs.
+
+    ("", []) where there is none: the data was moved, or the model was not trained here.
+    """
+    try:
+        task = kind(own_tables(kind, bundle), bundle.path or Path(), bundle.device)
+        task.use(bundle)
+        task.prepare_evaluation()
+        for name in reversed(task.sets):
+            if inputs := task.inputs(name, count):
+                return name, inputs
+    except UserError:
+        pass
+    return "", []
+
+
 def evaluate_bundle(kind: type[Task], bundle: Bundle, options: Mapping[str, Any]) -> dict[str, Metrics]:
     """Test metrics of a saved model, on the sets of its recipe or on other files: `regard evaluate`.
 
@@ -369,7 +395,7 @@ def evaluate_bundle(kind: type[Task], bundle: Bundle, options: Mapping[str, Any]
     files, test, out = given.pop("files", ()), given.pop("test", None), given.pop("out", None)
     if out is not None:
         make_folder(Path(out))
-    tables = {name: table for name, table in bundle.recipe.items() if name in (*kind.TABLES, "model", "train")}
+    tables = own_tables(kind, bundle)
     if not isinstance(tables.get("data"), dict):
         if not files:
             other = "; name files with --files" if "files" in kind.OPTIONS else ""

@@ -1,0 +1,156 @@
+"""Verification of an export: the exported model against the run that it comes from, on the same inputs.
+
+    values    logits, or the numbers of a regression, for the same tokens: the largest difference
+    outputs   what a user gets, from text to text, with greedy search: how many are identical
+
+An exported model has the interface of a model and its folder is a bundle, so one comparison serves every format. The
+logits of a decoder are computed in two steps, which covers the keys and values that one step hands to the next.
+Batches have several sizes and lengths, padding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.data.batch import pad_rows
+from regard.interop.check import NEW_TOKENS, TEXTS, Agreement, Difference, measure
+from regard.predict.beam import greedy
+from regard.predict.bundle import Bundle, Predictor
+from regard.predict.captioner import Captioner, as_input
+from regard.predict.classifier import ImageClassifier, TextClassifier
+from regard.predict.generator import Generator
+from regard.predict.mask_predictor import MaskPredictor
+from regard.predict.regressor import Regressor, autoregress
+from regard.predict.tagger import Tagger
+from regard.predict.translator import Translator
+from regard.text.tokenizer import MASK_NAMES
+
+INPUTS = 32  # that are compared
+ROWS = 7  # of a batch: the last one is smaller
+STEPS = 8  # of a regression
+
+
+def generated_inputs(bundle: Bundle, count: int) -> list[Any]:
+    """Inputs for a model whose data is not here: sentences, random pixels, random vectors."""
+    config, generator = bundle.config, torch.Generator().manual_seed(0)
+    if config.input == "tokens":
+        return [*TEXTS, *(f"{one} {other}" for one, other in pairwise((*TEXTS, *reversed(TEXTS))))][:count]
+    if config.input == "patches":
+        shape = (count, config.channels, config.image_size, config.image_size)
+        return [*torch.randint(256, shape, generator=generator, dtype=torch.uint8)]
+    length = bundle.tables["data"].get("context") or 5
+    return [torch.randn(length, config.feature_dim, generator=generator) for _ in range(count)]
+
+
+def fitting(bundle: Bundle, inputs: Sequence[Any]) -> list[Any]:
+    """Texts cut to what the model can read, with space for what it generates and for a mask."""
+    if bundle.config.input != "tokens":
+        return [*inputs]
+    room = bundle.limits.source or bundle.config.max_length
+    room = room // 2 if bundle.config.architecture == "decoder" else room - 3
+    texts = []
+    for text in inputs:
+        for name in MASK_NAMES:
+            text = text.replace(name, "")
+        ids = bundle.source.encode(text)
+        texts.append(text if len(ids) <= room else bundle.source.decode(ids[: max(1, room)]))
+    return [text for text in texts if text.strip() and bundle.source.encode(text)]
+
+
+@torch.inference_mode()
+def compare_values(bundle: Bundle, other: Bundle, inputs: Sequence[Any], **options: Any) -> Difference:
+    """The logits or values of both models."""
+    model: Any = bundle.model
+    exported: Any = other.model
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for source, is_real in _batches(bundle, inputs):
+        if bundle.config.architecture == "encoder":
+            ours, theirs = model(source, is_real).float(), exported(source, is_real)
+            keep = is_real if ours.dim() == 3 else None
+        else:
+            if bundle.config.architecture == "decoder":
+                target, keep, states = source, is_real, [model.start(), exported.start()]
+            else:
+                target, keep = _target(bundle, source, is_real)
+                states = [one.start(source, is_real) for one in (model, exported)]
+            parts = [part for part in target.tensor_split(2, dim=1) if part.shape[1]]
+            ours, theirs = (
+                torch.cat([one.step(part, state).float() for part in parts], dim=1)
+                for one, state in zip((model, exported), states, strict=True)
+            )
+        pairs.append((ours, theirs) if keep is None else (ours[keep], theirs[keep]))
+    return measure(pairs, **options)
+
+
+def _batches(bundle: Bundle, inputs: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """What the model reads: [B, N] ids, [B, N, features] or [B, C, side, side], and which of it is real."""
+    config, rows = bundle.config, [*inputs]
+    if config.input == "tokens":
+        adds = {"encoder": (True, True), "decoder": (False, False)}.get(config.architecture, (False, True))
+        if config.output_head == "tokens" and config.architecture == "encoder":
+            rows = [torch.tensor(MaskPredictor(bundle).encode(_with_mask(text))) for text in inputs]
+        else:
+            ids = bundle.source.encode_batch(inputs, add_bos=adds[0], add_eos=adds[1])
+            rows = [torch.tensor(row) for row in ids]
+    for at in range(0, len(rows), ROWS):
+        some = rows[at : at + ROWS]
+        if config.input == "patches":
+            yield as_input(torch.stack(some)).to(bundle.device), None
+            continue
+        source, is_real = pad_rows(some)
+        yield source.to(bundle.device), None if bool(is_real.all()) else is_real.to(bundle.device)
+
+
+def _target(bundle: Bundle, source: Tensor, is_real: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """What the decoder of an encoder-decoder reads, [B, T] or [B, T, features]: its own output; and which is real."""
+    model: Any = bundle.model
+    if bundle.config.output_head == "values":
+        values = autoregress(model, source, is_real, STEPS)
+        return torch.cat((torch.zeros_like(values[:, :1]), values[:, :-1]), dim=1), None
+    (bos, eos), limit = bundle.target_frame, min(NEW_TOKENS, bundle.limits.positions or NEW_TOKENS)
+    rows = greedy(model, source, is_real, bos=bos, eos=eos, limit=limit)
+    return pad_rows([torch.tensor([bos, *row])[:limit] for row in rows])
+
+
+def _with_mask(text: str) -> str:
+    return f"{text} {MASK_NAMES[0]}"
+
+
+def compare_outputs(bundle: Bundle, other: Bundle, inputs: Sequence[Any], **options: str) -> Agreement:
+    """The greedy outputs of both; none of an encoder whose output is vectors."""
+    inputs = () if bundle.predictor_class is None else inputs
+    names = [one if isinstance(one, str) else f"input {number}" for number, one in enumerate(inputs, start=1)]
+    return Agreement.of(names, *(_outputs(one.predictor, inputs) for one in (bundle, other)), **options)
+
+
+def _outputs(predictor: Predictor[Any, Any], inputs: Sequence[Any]) -> list[str]:
+    """One output for each input, as text; a class or a token without its probability."""
+    match predictor:
+        case Translator():
+            return [one.text for one in predictor.predict(inputs, beam=1, n_best=1, max_length=NEW_TOKENS)]
+        case Generator():
+            length = min(NEW_TOKENS, max(1, predictor.context // 2))
+            return [one.text for one in predictor.predict(inputs, sample=True, top_k=1, n_best=1, max_length=length)]
+        case TextClassifier():
+            return [one.label for one in predictor.predict(inputs)]
+        case Tagger():
+            return [" ".join(one.tags) for one in predictor.predict(inputs)]
+        case MaskPredictor():
+            return [one.masks[-1][0].token for one in predictor.predict([*map(_with_mask, inputs)], top=1)]
+        case ImageClassifier():
+            pixels = torch.stack([*inputs])
+            best = predictor.probabilities(lambda begin, end: pixels[begin:end], len(inputs)).argmax(dim=1)
+            return [predictor.classes[number] for number in best.tolist()]
+        case Captioner():
+            batches = _batches(predictor.bundle, inputs)
+            return [one.text for batch in batches for one in predictor.decode(*batch, beam=1, n_best=1)]
+        case Regressor():
+            batches = _batches(predictor.bundle, inputs)
+            values = [row for batch in batches for row in autoregress(predictor.model, *batch, STEPS)]
+            return [" ".join(f"{value:.2f}" for value in row.flatten().tolist()) for row in values]
+    raise TypeError(type(predictor))
