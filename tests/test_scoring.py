@@ -201,6 +201,14 @@ def test_pairs_from_everywhere_give_the_same_lines(translator: str, tmp_path: Pa
     for files in ways:
         assert score(translator, "--files", *files) == 0
         assert numbers(capsys.readouterr().out) == pytest.approx(numbers(expected), abs=2e-4)  # other batches
+    korean = [pair for pair in pairs if "😀" not in "".join(pair)] + [("하나", "둘 셋")]
+    for name, side in (("k.en", 0), ("k.ko", 1)):
+        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in korean), encoding="cp949")
+    (tmp_path / "k.tsv").write_text("".join("\t".join(pair) + "\n" for pair in korean), encoding="cp949")
+    for files in (["k.en", "k.ko"], ["k.tsv"]):
+        assert score(translator, "--files", *files, "--encoding", "cp949", "--json") == 0
+        last = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (last["source"], last["target"]) == korean[-1]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(table.encode())))
     assert score(translator, "-o", "scores.tsv") == 0
     assert (

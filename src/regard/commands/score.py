@@ -16,7 +16,7 @@ examples:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"{len(args.inputs)} inputs: this model scores pairs; pass  {' '.join(form)}  of each")
         args.inputs = ["\t".join(args.inputs[at : at + 2]) for at in range(0, len(args.inputs), 2)]
         columns = columns or tuple(data[name] for name in names if data.get(name))
-        inputs = Inputs("pair", "<tab>".join(form), rows=lambda: read_pairs(args.files, columns, names))
+        inputs = Inputs("pair", "<tab>".join(form), rows=lambda: read_pairs(args, columns, names))
 
     def cells(item: Item) -> tuple[str, ...]:
         """The text, or source and target."""
@@ -119,18 +119,19 @@ def run(args: argparse.Namespace) -> int:
     return predict_inputs(args, inputs, predict, show, size=ROWS)
 
 
-def read_pairs(files: Sequence[str], columns: tuple[str, ...], names: tuple[str, ...]) -> Iterator[Row | Problem]:
+def read_pairs(args: argparse.Namespace, columns: tuple[str, ...], names: tuple[str, ...]) -> Iterator[Row | Problem]:
     """Lines of two files that belong together, or two columns of tables; a side may be empty."""
     from regard.data.lines import Notes, Problem
     from regard.data.pairs import find_pairs
     from regard.data.tables import Table, aligned_rows
 
-    images, remedy = names[0] != "source", "Name the columns with --column"
-    for paths in find_pairs(files):
+    images = names[0] != "source"
+    how: Any = {"remedy": "Name the columns with --column", "header": images or bool(columns)}
+    for paths in find_pairs(args.files):
         if len(paths) == 2:
-            yield from aligned_rows(paths[0], paths[1], Notes())
+            yield from aligned_rows(paths[0], paths[1], Notes(), args.encoding)
             continue
-        for row in Table(paths[0], columns or names, Notes(), header=images or bool(columns), remedy=remedy):
+        for row in Table(paths[0], columns or names, Notes(), encoding=args.encoding, **how):
             if images and not isinstance(row, Problem):  # their names start in the folder of the table
                 row = row._replace(cells=(str(Path(row.file).parent / row.cells[0]), row.cells[1]))
             yield row
