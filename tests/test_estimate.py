@@ -19,6 +19,7 @@ from regard.interop.convert import family_of
 from regard.models.config import ModelConfig
 from regard.models.folder import weights_of
 from regard.models.recipe import preset, with_preset
+from regard.progress import rounded
 from regard.settings import from_dict
 from regard.training import progress
 from regard.training.progress import Pace
@@ -51,7 +52,8 @@ def test_the_estimate_changes_nothing_and_tells_epochs_and_time(tmp_path, monkey
     assert_same(weights_of(plain.model), weights_of(measured.model))
     per_epoch = len(measured.batches.plan(0))
     assert measured.epochs == TRAIN.steps / per_epoch
-    line = rf"23 steps \({TRAIN.steps / per_epoch:.3g} epochs\): about 0 s on this machine, \S+ s per step\nnote: True"
+    epochs = rounded(TRAIN.steps / per_epoch)
+    line = rf"23 steps \({epochs} epochs\): about 0 s on this machine, \S+ s per step\nnote: True"
     assert re.search(line, capsys.readouterr().err)
 
 

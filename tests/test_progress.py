@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from regard import progress
-from regard.progress import Stage, duration, paused, stage, watched
+from regard.progress import Stage, duration, paused, rounded, stage, watched
 
 
 @pytest.fixture
@@ -30,6 +30,11 @@ def quick(monkeypatch):
 )  # fmt: skip
 def test_durations_as_a_person_says_them(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(0.0123, "0.012"), (5.49, "5.5"), (16.8, "17"), (1000.0, "1,000")])
+def test_few_digits(number, text):
+    assert rounded(number) == text
 
 
 def test_short_work_is_silent_and_long_work_shows_what_it_does(quick, capsys):

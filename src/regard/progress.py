@@ -40,6 +40,11 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} days" + f" {hours % 24} h" * (hours % 24 > 0)
 
 
+def rounded(number: float) -> str:
+    """Two digits of a small number, whole numbers from 10 on."""
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+
+
 class Stage:
     """Work in progress: `count` of `total` units are done."""
 

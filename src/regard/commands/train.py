@@ -61,13 +61,13 @@ def run(args: argparse.Namespace) -> int:
 def show_estimate(args: argparse.Namespace, tables: dict[str, Any], workers: Workers) -> int:
     """With --dry-run: sizes and time, and nothing is left behind."""
     from regard.api import estimate, format_size
-    from regard.progress import duration
+    from regard.progress import duration, rounded
 
     with data_hint(args):
         found = estimate(tables, workers)
     device = {"cpu": "CPU", "cuda": "GPU"}.get(found["device"], found["device"])
     time = f"about {duration(found['seconds'])} on this {device}, {found['seconds_per_step']:.2g} s per step"
-    steps = f"{found['steps']:,} steps ({found['epochs']:.3g} epochs): {time}"
+    steps = f"{found['steps']:,} steps ({rounded(found['epochs'])} epochs): {time}"
     notes = [note for name in ("advice", "export") if (note := found[name])]
     show(args.json, found, [format_size(found), steps, *notes])
     return 0

@@ -37,7 +37,7 @@ from regard.errors import UserError, listed
 from regard.files import write_atomically
 from regard.models.folder import WEIGHTS, weights_of, write_weights
 from regard.nn.block import Stack, run_block
-from regard.progress import duration, running, stage
+from regard.progress import duration, rounded, running, stage
 from regard.training import checkpoint
 from regard.training.config import TrainConfig
 from regard.training.distributed import current
@@ -247,7 +247,7 @@ class Trainer:
     def _estimate(self, seconds: float) -> str:
         """The line about the time that the remaining steps take."""
         steps, left = self.config.steps, self.config.steps - self.step
-        what = f"{steps:,} steps ({self.epochs:.3g} epochs)"
+        what = f"{steps:,} steps ({rounded(self.epochs)} epochs)"
         rest = f", the remaining {left:,}" if self.started else ""
         line = f"{what}{rest}: about {duration(left * seconds)} on this machine, {seconds:.2g} s per step"
         advice = self.advise(left * seconds) if self.advise is not None else ""
