@@ -270,7 +270,7 @@ def test_predict_tells_once_what_it_was_not_trained_for(here: Path, capsys: pyte
     assert main(["predict", "runs/pairs", "100.5 7", "-3 100.5", "--json"]) == 0
     out, err = capsys.readouterr()
     assert [json.loads(line)["source"] for line in out.splitlines()] == [[100.5, 7], [-3, 100.5]]
-    assert err.startswith("note: 100.5, -3: outside 0 to 100, the range") and err.count("\n") == 1
+    assert err.startswith("note: 100.5 and -3: outside 0 to 100, the range") and err.count("\n") == 1
     assert main(["predict", "runs/pairs", "1 2", "x"]) == 3 and capsys.readouterr().out.count("\n") == 2
     assert main(["predict", "runs/pairs", "1 2 3 4", "5 6"]) == 0 and capsys.readouterr().err == ""
     for arguments in (["1 2", "1 2 3 4 5"], ["1 2", "--steps", "5"]):

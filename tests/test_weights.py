@@ -98,6 +98,7 @@ GROUPS = {  # the files of the two groups of each task, with 4 and 12 rows; weig
     "language-modeling": ('["a.txt"]', '["b.txt"]'),
     "masked-language-modeling": ('["da.csv"]', '["db.csv"]'),
     "text-to-text": ('["a.en", "a.de"]', '["b.tsv"]'),
+    "token-classification": ('["a.conll"]', '["b.conll"]'),
 }
 SMALL = [
     f"--set={setting}"
@@ -118,6 +119,7 @@ def here(empty_folder: Path) -> Path:
     for name, texts in {"a": a, "b": b}.items():
         Path(f"l{name}.tsv").write_text("text\tlabel\n" + "".join(f"{t}\t{i % 2}\n" for i, t in enumerate(texts)))
         Path(f"d{name}.csv").write_text("text\n" + "".join(f"{text}\n" for text in texts))
+        Path(f"{name}.conll").write_text("".join(f"{text.split()[0]} B-X\n{text.split()[1]} O\n\n" for text in texts))
         Path(f"{name}.txt").write_text("".join(f"{text} " for text in texts) * 20)
     return empty_folder
 
