@@ -6,17 +6,20 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Sequence
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import regard
 from regard.errors import UserError
 from regard.serve import libretranslate, openai, tasks
-from regard.serve.errors import ApiError, error_response
+from regard.serve.errors import MEANINGS, ApiError, PlainError, documented, error_response
 from regard.serve.guard import Guard, GuardMiddleware
 from regard.serve.metrics import Metrics, Observed
 from regard.serve.service import Service
@@ -24,38 +27,68 @@ from regard.serve.service import Service
 log = logging.getLogger("regard.serve")
 
 
+class Health(BaseModel):
+    status: str
+
+
+class Readiness(BaseModel):
+    ready: bool
+    models: dict[str, str]  # ready, loading or failed
+
+
+class Reloaded(BaseModel):
+    model: str
+    status: str
+
+
+class Application(FastAPI):
+    """FastAPI, but its OpenAPI does not say that an invalid request gets 422: here it gets 400, as documented."""
+
+    def openapi(self) -> dict[str, Any]:
+        schema = super().openapi()
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(name, None)
+        return schema
+
+
 def make_app(
     service: Service, guard: Guard, metrics: Metrics, *, cors: Sequence[str] = (), admin_key: str | None = None
 ) -> FastAPI:
-    api = FastAPI(title="Regard", version=regard.__version__, docs_url=None, redoc_url=None)
+    api = Application(title="Regard", version=regard.__version__, docs_url=None, redoc_url=None)
     for kind in (ApiError, RequestValidationError, HTTPException, Exception):
         api.add_exception_handler(kind, respond)
-    api.include_router(openai.router(service))
-    api.include_router(tasks.router(service))
-    api.include_router(libretranslate.router(service, guard))
+    # for OpenAPI; the guard checks keys
+    auth = [Depends(HTTPBearer(auto_error=False, description="a key of this server"))] if guard.keys else []
+    for router in (openai.router(service), tasks.router(service), libretranslate.router(service, guard)):
+        api.include_router(router, dependencies=auth)
+    refused: dict[int | str, Any] = {status: {"description": MEANINGS[status]} for status in (401, 429)}
 
     @api.get("/health", tags=["state"])
-    def health() -> dict[str, str]:
+    def health() -> Health:
         """The process runs."""
-        return {"status": "ok"}
+        return Health(status="ok")
 
-    @api.get("/ready", tags=["state"], response_model=None)
+    @api.get("/ready", tags=["state"], response_model=Readiness, responses={503: {"model": Readiness}})
     def ready() -> Response:
         """All models are loaded and requests are accepted: 200, otherwise 503."""
-        states = {name: openai.describe(service, name)["status"] for name in service.models.folders}
+        states = {name: openai.describe(service, name).status for name in service.models.folders}
         is_ready = not service.draining and all(state == "ready" for state in states.values())
         return JSONResponse({"ready": is_ready, "models": states}, 200 if is_ready else 503)
 
-    @api.get("/metrics", tags=["state"], response_model=None)
+    @api.get("/metrics", tags=["state"], response_class=PlainTextResponse, responses=refused, dependencies=auth)
     def prometheus() -> Response:
         """Metrics in the text format of Prometheus."""
         metrics.queue.set(service.admission.tokens)
         return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
 
     if admin_key is not None:
+        failures = documented(PlainError, 400, 401, 404, 409, 429)
 
-        @api.post("/admin/reload", tags=["state"])
-        async def reload(request: Request, model: str) -> dict[str, str]:
+        @api.post("/admin/reload", tags=["state"], responses=failures, dependencies=auth)
+        async def reload(request: Request, model: str) -> Reloaded:
             """Load a model again from its folder; the old one serves until the new one is ready."""
             given = request.headers.get("x-admin-key", "")
             if not hmac.compare_digest(given.encode(), admin_key.encode()):
@@ -66,7 +99,7 @@ def make_app(
                 await asyncio.to_thread(service.models.reload, model)
             except (UserError, OSError) as error:
                 raise ApiError(409, f"the model was not replaced: {error}") from None
-            return {"model": model, "status": "ready"}
+            return Reloaded(model=model, status="ready")
 
     api.add_middleware(GuardMiddleware, guard=guard)
     if cors:

@@ -9,6 +9,46 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+
+MEANINGS = {
+    400: "The request is invalid.",
+    401: "A key is missing or unknown.",
+    404: "There is no model with this name, or it cannot do this.",
+    409: "The model was not replaced.",
+    413: "The body is too large.",
+    429: "The queue is full, or too many requests per minute: try again after `Retry-After` seconds.",
+    503: "The model is being loaded, or the server is shutting down.",
+    504: "There was no output in time.",
+}
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class DetailedError(BaseModel):
+    """An error in OpenAI's format."""
+
+    error: ErrorDetail
+
+
+class PlainError(BaseModel):
+    """An error in LibreTranslate's format."""
+
+    error: str
+
+
+def documented(model: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The errors of a route, for OpenAPI."""
+    wait = {"headers": {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}}
+    return {
+        status: {"model": model, "description": MEANINGS[status], **(wait if status in (429, 503) else {})}
+        for status in statuses
+    }
 
 
 class ApiError(Exception):

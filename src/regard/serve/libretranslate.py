@@ -14,9 +14,10 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
 
 from regard.serve.detect import detect
-from regard.serve.errors import ApiError
+from regard.serve.errors import ApiError, PlainError, documented
 from regard.serve.guard import Guard
 from regard.serve.models import Served
 from regard.serve.service import Service
@@ -28,6 +29,26 @@ NAMES = {
     "tr": "Turkish", "vi": "Vietnamese", "zh": "Chinese",
 }  # fmt: skip
 FIELDS = {"q": "text, or a list of texts", "source": "language, or auto", "target": "language", "api_key": "key"}
+ALTERNATIVES = {"type": "integer", "minimum": 0, "maximum": 10, "description": "other outputs of each text"}
+
+
+class Language(BaseModel):
+    code: str
+    name: str
+    targets: list[str]  # the codes of the languages it can be translated into
+
+
+class Detection(BaseModel):
+    confidence: float  # 0 to 100
+    language: str
+
+
+class TranslationResponse(BaseModel):
+    """A list where `q` is a list."""
+
+    translatedText: str | list[str]
+    alternatives: list[str] | list[list[str]] | None = None
+    detectedLanguage: Detection | list[Detection] | None = None
 
 
 def openapi(*names: str) -> dict[str, Any]:
@@ -35,6 +56,8 @@ def openapi(*names: str) -> dict[str, Any]:
     properties = {name: {"type": "string", "description": FIELDS[name]} for name in names}
     if "q" in properties:
         properties["q"] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}  # type: ignore[dict-item]
+    if "target" in properties:
+        properties["alternatives"] = ALTERNATIVES  # type: ignore[assignment]
     schema = {"schema": {"type": "object", "properties": properties, "required": [n for n in names if n != "api_key"]}}
     kinds = ("application/json", "application/x-www-form-urlencoded")
     return {"requestBody": {"required": True, "content": dict.fromkeys(kinds, schema)}}
@@ -55,40 +78,46 @@ async def read_fields(request: Request) -> dict[str, Any]:
 
 
 def router(service: Service, guard: Guard) -> APIRouter:
-    api = APIRouter(tags=["LibreTranslate"])
+    errors = documented(PlainError, 400, 401, 404, 413, 429, 503)
+    api = APIRouter(tags=["LibreTranslate"], responses=errors)
 
     def translators() -> list[Served]:
         return [served for served in service.models.ready.values() if served.kind == "translate" and served.languages]
 
-    def detected(text: str) -> dict[str, Any]:
+    def detected(text: str) -> Detection:
         candidates = {code for served in translators() for code in served.languages or ()}
         if not candidates:
             service.model(None, "translate")  # 503 while models are loading
             raise ApiError(400, "no model here has languages: name them with  regard serve NAME:en-de=RUN")
         language, confidence = detect(text, candidates)[0]
-        return {"confidence": round(confidence, 1), "language": language}
+        return Detection(confidence=round(confidence, 1), language=language)
 
     @api.get("/languages")
-    def languages() -> list[dict[str, Any]]:
+    def languages() -> list[Language]:
         """The languages that can be translated, and into which."""
         targets: dict[str, set[str]] = {}
         for served in translators():
             source, target = served.languages or ("", "")
             targets.setdefault(source, set()).add(target)
         return [
-            {"code": code, "name": NAMES.get(code, code), "targets": sorted(found)} for code, found in targets.items()
+            Language(code=code, name=NAMES.get(code, code), targets=sorted(found)) for code, found in targets.items()
         ]
 
     @api.post("/detect", openapi_extra=openapi("q", "api_key"))
-    async def detect_language(request: Request) -> list[dict[str, Any]]:
+    async def detect_language(request: Request) -> list[Detection]:
         """The language of a text, among those of this server."""
         fields = await read_fields(request)
         guard.check_field(request.scope, fields.get("api_key"))
         texts = read_texts(fields)
         return [detected(text) for text in texts]
 
-    @api.post("/translate", openapi_extra=openapi("q", "source", "target", "api_key"))
-    async def translate(request: Request) -> dict[str, Any]:
+    @api.post(
+        "/translate",
+        openapi_extra=openapi("q", "source", "target", "api_key"),
+        response_model_exclude_none=True,
+        responses=documented(PlainError, 504),
+    )
+    async def translate(request: Request) -> TranslationResponse:
         """Translate a text, or a list of texts."""
         fields = await read_fields(request)
         guard.check_field(request.scope, fields.get("api_key"))
@@ -99,7 +128,7 @@ def router(service: Service, guard: Guard) -> APIRouter:
         found = None
         if source == "auto":
             found = detected(" ".join(texts))
-            source = found["language"]
+            source = found.language
         pairs = {served.languages: served.name for served in translators() if served.languages is not None}
         if (source, target) not in pairs:
             service.model(None, "translate")  # 503 while models are loading
@@ -116,12 +145,12 @@ def router(service: Service, guard: Guard) -> APIRouter:
         def as_asked(values: list[Any]) -> Any:
             return values[0] if single else values
 
-        response: dict[str, Any] = {"translatedText": as_asked([one.text for one in outputs])}
-        if count:
-            response["alternatives"] = as_asked([[other.text for other in one.n_best[1:]] for one in outputs])
-        if found is not None:
-            response["detectedLanguage"] = as_asked([found] * len(texts))
-        return response
+        others = [[other.text for other in one.n_best[1:]] for one in outputs]
+        return TranslationResponse(
+            translatedText=as_asked([one.text for one in outputs]),
+            alternatives=as_asked(others) if count else None,
+            detectedLanguage=None if found is None else as_asked([found] * len(texts)),
+        )
 
     return api
 

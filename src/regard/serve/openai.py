@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from regard.errors import UserError
 from regard.predict.config import SearchConfig
 from regard.predict.generator import Sample, Token
-from regard.serve.errors import ApiError, error_body
+from regard.serve.errors import ApiError, DetailedError, documented, error_body
 from regard.serve.models import Served
 from regard.serve.service import Service
 
@@ -63,21 +63,98 @@ class EmbeddingRequest(BaseModel):
     encoding_format: Literal["float", "base64"] | None = "float"
 
 
+class Model(BaseModel):
+    """A model of this server; what it can do is known when it is ready."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0  # when it was loaded, in seconds since 1970
+    owned_by: str = "regard"
+    status: Literal["ready", "loading", "failed"]
+    kind: str | None = None  # the command that does the same: generate, translate, classify …
+    input: Literal["text", "image", "numbers"] | None = None
+    embeddings: bool | None = None  # whether /v1/embeddings takes it
+    error: str | None = None  # why it could not be loaded
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class LogProbabilities(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class Choice(BaseModel):
+    index: int
+    text: str
+    logprobs: LogProbabilities | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionResponse(BaseModel):
+    """The continuations of every prompt, `n` of each."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class EmbeddingItem(BaseModel):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str  # base64 of float32 values, little-endian, if asked for
+
+
+class EmbeddingUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage
+
+
+STREAM = {
+    "text/event-stream": {
+        "schema": {"type": "string", "description": "with `stream`: `data: {…}` for each token, then `data: [DONE]`"}
+    }
+}
+
+
 def router(service: Service) -> APIRouter:
-    api = APIRouter(prefix="/v1", tags=["OpenAI"])
+    api = APIRouter(prefix="/v1", tags=["OpenAI"], responses=documented(DetailedError, 400, 401, 413, 429))
+    failures = documented(DetailedError, 404, 503, 504)
 
-    @api.get("/models")
-    def models() -> dict[str, Any]:
+    @api.get("/models", response_model_exclude_none=True)
+    def models() -> ModelList:
         """The models of this server."""
-        return {"object": "list", "data": [describe(service, name) for name in service.models.folders]}
+        return ModelList(data=[describe(service, name) for name in service.models.folders])
 
-    @api.get("/models/{name}")
-    def model(name: str) -> dict[str, Any]:
+    @api.get("/models/{name}", response_model_exclude_none=True, responses=documented(DetailedError, 404))
+    def model(name: str) -> Model:
+        """One model of this server."""
         if name not in service.models.folders:
             raise ApiError(404, f"there is no model {name!r}", param="model", code="model_not_found")
         return describe(service, name)
 
-    @api.post("/completions", response_model=None)
+    @api.post("/completions", response_model=CompletionResponse, responses={200: {"content": STREAM}, **failures})
     async def completions(request: Request, body: CompletionRequest) -> Response | dict[str, Any]:
         """Continue a prompt."""
         served = service.model(body.model, "generate")
@@ -91,8 +168,8 @@ def router(service: Service) -> APIRouter:
         first = await anext(tokens)  # an error before the first token is an ordinary response
         return StreamingResponse(completion.events(first, tokens), media_type="text/event-stream")
 
-    @api.post("/embeddings")
-    async def embeddings(request: Request, body: EmbeddingRequest) -> dict[str, Any]:
+    @api.post("/embeddings", responses=failures)
+    async def embeddings(request: Request, body: EmbeddingRequest) -> EmbeddingResponse:
         """A unit vector for each text: the mean of the encoder's states."""
         served = service.model(body.model, "embed")
         texts = [body.input] if isinstance(body.input, str) else body.input
@@ -106,19 +183,27 @@ def router(service: Service) -> APIRouter:
                 return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
             return values
 
-        data = [{"object": "embedding", "index": at, "embedding": write(one.values)} for at, one in enumerate(outputs)]
-        usage = {"prompt_tokens": total, "total_tokens": total}
-        return {"object": "list", "data": data, "model": served.name, "usage": usage}
+        data = [EmbeddingItem(index=at, embedding=write(one.values)) for at, one in enumerate(outputs)]
+        usage = EmbeddingUsage(prompt_tokens=total, total_tokens=total)
+        return EmbeddingResponse(data=data, model=served.name, usage=usage)
 
     return api
 
 
-def describe(service: Service, name: str) -> dict[str, Any]:
+def describe(service: Service, name: str) -> Model:
     served = service.models.ready.get(name)
-    state = "ready" if served is not None else "failed" if name in service.models.failed else "loading"
-    about = {} if served is None else {"kind": served.kind}
-    created = 0 if served is None else served.created
-    return {"id": name, "object": "model", "created": created, "owned_by": "regard", "status": state, **about}
+    if served is None:
+        error = service.models.failed.get(name)
+        return Model(id=name, status="loading" if error is None else "failed", error=error)
+    inputs: dict[str, Literal["text", "image", "numbers"]] = {"tokens": "text", "patches": "image"}
+    return Model(
+        id=name,
+        created=served.created,
+        status="ready",
+        kind=served.kind,
+        input="numbers" if served.kind == "predict" else inputs.get(served.bundle.config.input),
+        embeddings=served.embedder is not None,
+    )
 
 
 def read_completion(served: Served, body: CompletionRequest) -> tuple[list[list[int]], SearchConfig, list[str]]:

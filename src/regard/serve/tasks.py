@@ -9,12 +9,18 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from regard.serve.errors import ApiError
+from regard.predict.bundle import TextPrediction
+from regard.predict.classifier import ClassPrediction
+from regard.predict.mask_predictor import MaskPrediction
+from regard.predict.regressor import Forecast
+from regard.predict.tagger import TagPrediction
+from regard.serve.errors import ApiError, DetailedError, documented
 from regard.serve.models import Served
 from regard.serve.service import Service
 
@@ -82,58 +88,94 @@ class ForecastRequest(TaskRequest):
     steps: Annotated[int, Field(ge=1, le=10_000)] | None = None
 
 
+@dataclass(frozen=True)
+class AlignedTranslation(TextPrediction):
+    """The outputs of a search, best first, and with `alignments` the links of the best one."""
+
+    alignment: tuple[tuple[int, int], ...] | None = None
+
+
+class TaskResponse(BaseModel):
+    model: str  # the model that was used
+
+
+class TranslateResponse(TaskResponse):
+    outputs: list[AlignedTranslation]
+
+
+class ClassifyResponse(TaskResponse):
+    outputs: list[ClassPrediction]
+
+
+class TagResponse(TaskResponse):
+    outputs: list[TagPrediction]
+
+
+class FillResponse(TaskResponse):
+    outputs: list[MaskPrediction]
+
+
+class CaptionResponse(TaskResponse):
+    outputs: list[TextPrediction]
+
+
+class ForecastResponse(TaskResponse):
+    outputs: list[Forecast]
+
+
 def router(service: Service) -> APIRouter:
-    api = APIRouter(prefix="/v1", tags=["tasks"])
+    errors = documented(DetailedError, 400, 401, 404, 413, 429, 503, 504)
+    api = APIRouter(prefix="/v1", tags=["tasks"], responses=errors)
 
-    def response(served: Served, outputs: Sequence[Any]) -> dict[str, Any]:
-        return {"model": served.name, "outputs": [one.to_dict() for one in outputs]}
-
-    @api.post("/translate")
-    async def translate(request: Request, body: TranslateRequest) -> dict[str, Any]:
+    @api.post("/translate", response_model_exclude_none=True)
+    async def translate(request: Request, body: TranslateRequest) -> TranslateResponse:
         """Translate texts: for each the n best outputs with score and log-probability."""
         served, options = service.model(body.model, "translate"), body.options()
         # samples depend on the index of a line, so that a sampled text is computed alone
         texts = listed(body.input)
-        outputs = await service.predict(request, served, texts, alone=bool(body.sample), **options)
-        content = response(served, outputs)
+        found = await service.predict(request, served, texts, alone=bool(body.sample), **options)
+        outputs = [AlignedTranslation(**vars(one)) for one in found]
         if body.alignments:
             pairs = [(text, one.text) for text, one in zip(texts, outputs, strict=True)]
             links = await service.predict(request, served, pairs, method="align")
-            for one, some in zip(content["outputs"], links, strict=True):
-                one["alignment"] = some
-        return content
+            outputs = [replace(one, alignment=some) for one, some in zip(outputs, links, strict=True)]
+        return TranslateResponse(model=served.name, outputs=outputs)
 
     @api.post("/classify")
-    async def classify(request: Request, body: ClassifyRequest) -> dict[str, Any]:
+    async def classify(request: Request, body: ClassifyRequest) -> ClassifyResponse:
         """Classify texts or images: for each the label and the probability of every class."""
         served = service.model(body.model, "classify")
-        return response(served, await service.predict(request, served, readable(served, listed(body.input))))
+        outputs = await service.predict(request, served, readable(served, listed(body.input)))
+        return ClassifyResponse(model=served.name, outputs=outputs)
 
     @api.post("/tag")
-    async def tag(request: Request, body: TagRequest) -> dict[str, Any]:
+    async def tag(request: Request, body: TagRequest) -> TagResponse:
         """Tag the words of texts: for each its words with their tags, and its entities."""
         served = service.model(body.model, "tag")
-        return response(served, await service.predict(request, served, listed(body.input)))
+        return TagResponse(model=served.name, outputs=await service.predict(request, served, listed(body.input)))
 
     @api.post("/fill")
-    async def fill(request: Request, body: FillRequest) -> dict[str, Any]:
+    async def fill(request: Request, body: FillRequest) -> FillResponse:
         """Predict masked tokens: for each <mask> of each text the most probable tokens."""
         served = service.model(body.model, "fill")
-        return response(served, await service.predict(request, served, listed(body.input), top=body.top))
+        outputs = await service.predict(request, served, listed(body.input), top=body.top)
+        return FillResponse(model=served.name, outputs=outputs)
 
     @api.post("/caption")
-    async def caption(request: Request, body: CaptionRequest) -> dict[str, Any]:
+    async def caption(request: Request, body: CaptionRequest) -> CaptionResponse:
         """Describe images: for each the n best captions."""
         served, options = service.model(body.model, "caption"), body.options()
         items = readable(served, listed(body.input))
-        return response(served, await service.predict(request, served, items, alone=bool(body.sample), **options))
+        outputs = await service.predict(request, served, items, alone=bool(body.sample), **options)
+        return CaptionResponse(model=served.name, outputs=outputs)
 
     @api.post("/forecast")
-    async def forecast(request: Request, body: ForecastRequest) -> dict[str, Any]:
+    async def forecast(request: Request, body: ForecastRequest) -> ForecastResponse:
         """Predict the numbers that follow a sequence."""
         served = service.model(body.model, "predict")
         options: dict[str, Any] = {} if body.steps is None else {"steps": body.steps}
-        return response(served, await service.predict(request, served, [body.input], **options))
+        outputs = await service.predict(request, served, [body.input], **options)
+        return ForecastResponse(model=served.name, outputs=outputs)
 
     return api
 
