@@ -15,12 +15,35 @@ from typing import Any
 import torch
 import uvicorn
 
+from explorer import ENGLISH, SMALL, grow, make_captioner, make_decoder, make_translator
+from regard.models.config import ModelConfig
+from regard.models.folder import save
+from regard.models.transformer import build
 from regard.serve.app import make_app
 from regard.serve.guard import Guard, Keys
 from regard.serve.metrics import Metrics
 from regard.serve.models import Limits, Models
 from regard.serve.service import Service
 from regard.serve.work import Admission
+from regard.text.tokenizer import Tokenizer
+
+
+def make_classifier(folder: Path, task: str = "text-classification", **fields: Any) -> Path:
+    tokenizer = Tokenizer.train([ENGLISH], "word")
+    own = {"architecture": "encoder", "vocab_size": len(tokenizer), "output_head": "classes", "classes": 3, **fields}
+    save(grow(build(ModelConfig(**SMALL, **own))), folder, tokenizers={"tokenizer": tokenizer}, recipe={"task": task})
+    return folder
+
+
+def make_tagger(folder: Path) -> Path:
+    return make_classifier(folder, "token-classification", pooling="none")
+
+
+def make_runs(folder: Path) -> dict[str, Path]:
+    """A model of every kind that a route needs, but forecasting."""
+    makers = {"lm": make_decoder, "mt": make_translator, "labels": make_classifier, "captions": make_captioner}
+    makers["tags"] = make_tagger
+    return {name: make(folder / name) for name, make in makers.items()}
 
 
 class Server:

@@ -23,36 +23,19 @@ pytest.importorskip("fastapi", reason="install it with  pip install 'regard[serv
 pytest.importorskip("prometheus_client", reason="install it with  pip install 'regard[serve]'")
 
 import regard
-from explorer import ENGLISH, SMALL, TEXT, grow, make_captioner, make_decoder, make_translator
-from regard.models.config import ModelConfig
-from regard.models.folder import save
-from regard.models.transformer import build
+from explorer import ENGLISH, TEXT, make_decoder
 from regard.serve.detect import detect
 from regard.serve.guard import Guard, Keys, Rates
 from regard.serve.work import Admission, Batcher, Job, Overloaded
 from regard.text.tokenizer import Tokenizer
-from serving import Server, serving
+from serving import Server, make_runs, serving
 
 KEY = "0123456789abcdef"
 
 
-def make_classifier(folder: Path, task: str = "text-classification", **fields: Any) -> Path:
-    tokenizer = Tokenizer.train([ENGLISH], "word")
-    own = {"architecture": "encoder", "vocab_size": len(tokenizer), "output_head": "classes", "classes": 3, **fields}
-    save(grow(build(ModelConfig(**SMALL, **own))), folder, tokenizers={"tokenizer": tokenizer}, recipe={"task": task})
-    return folder
-
-
-def make_tagger(folder: Path) -> Path:
-    return make_classifier(folder, "token-classification", pooling="none")
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("runs")
-    makers = {"lm": make_decoder, "mt": make_translator, "labels": make_classifier, "captions": make_captioner}
-    makers["tags"] = make_tagger
-    return {name: make(folder / name) for name, make in makers.items()}
+    return make_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")

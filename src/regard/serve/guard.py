@@ -25,7 +25,7 @@ from regard.errors import UserError
 from regard.serve.errors import ApiError, error_response
 
 VARIABLE = "REGARD_API_KEYS"
-OPEN = ("/health", "/ready")  # without a key
+OPEN = ("/health", "/ready", "/languages")  # without a key
 FIELDS = ("/translate", "/detect")  # where the key may be a field of the body
 CLIENTS = 10_000  # whose rate is remembered
 
