@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import regard
+from explorer import make_translator
 from prediction_models import KINDS, SMALL, make_run
 from regard.cli import main
 from regard.errors import UserError
@@ -108,3 +109,12 @@ def test_class_names_come_from_the_recipe_the_import_or_are_numbers() -> None:
     assert Bundle(model, recipe={"data": {"classes": ["no", "yes"]}}).classes == ("no", "yes")
     with pytest.raises(UserError, match="names 1 classes, but the model has 2"):
         Bundle(model, recipe={"data": {"classes": ["no"]}}).classes  # noqa: B018
+
+
+def test_a_long_stream_is_what_predict_gives(tmp_path: Path) -> None:
+    """Samples depend on the index of a line, and every line has its own prefix."""
+    bundle = regard.load(make_translator(tmp_path / "run"))
+    inputs = ["the cat", "a mat sat"] * 50
+    prefixes = ["고", "동물"] * 50
+    options = {"sample": True, "max_length": 4, "prefixes": prefixes}
+    assert list(bundle.stream(inputs, **options)) == bundle.predict(inputs, **options)

@@ -102,7 +102,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         Path("labels.toml").write_text(
             'task = "text-classification"\n[data]\ntrain = ["reviews.tsv"]\ntest = { test = ["reviews-test.tsv"] }\n'
-            f'text = "text"\nlabel = "label"\nmax_length = 64\n[text]\nkind = "char"\n[model]\n{BERT}'
+            f'text = "text"\nlabel = "label"\nmax_length = 32\n[text]\nkind = "char"\n[model]\n{BERT}'
             + 'pooling = "cls"\npooler = true\n'
             + TRAIN.format(steps=40)
         )

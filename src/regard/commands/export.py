@@ -81,7 +81,8 @@ def _save_hf(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
     metadata = dict(bundle.tables["hf"])
     if bundle.config.output_head == "classes":
         metadata["id2label"] = {str(number): name for number, name in enumerate(bundle.classes)}
-    family = export_folder(bundle.model, fresh, bundle.tokenizers, metadata=metadata)
+    longest = bundle.limits.source
+    family = export_folder(bundle.model, fresh, bundle.tokenizers, metadata=metadata, max_length=longest)
     difference, summary = check(args, bundle.model, fresh)
     agreement = compare_texts(bundle, fresh) if args.check else None
     texts: dict[str, Any] | None = None

@@ -143,7 +143,9 @@ def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | str:
                     tagged = zip(numbers, values, strict=True)
                     theirs.append(" ".join(f"{peer.config.id2label[number]} {value:.3f}" for number, value in tagged))
             case "encoder", "classes":
-                batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+                batch = tokenizer(
+                    texts, padding=True, truncation=True, return_tensors="pt", return_token_type_ids=False
+                )
                 best = peer(**batch).logits.softmax(dim=-1).max(dim=-1)
                 names = [peer.config.id2label[number] for number in best.indices.tolist()]
                 theirs = [f"{name} {value:.3f}" for name, value in zip(names, best.values.tolist(), strict=True)]

@@ -148,13 +148,15 @@ def export_folder(
     tokenizers: Mapping[str, Tokenizer] | None = None,
     *,
     metadata: Mapping[str, Any] | None = None,
+    max_length: int | None = None,
 ) -> str:
     """Save `model` for transformers' `from_pretrained(folder)`; returns the name of the family.
 
     Special tokens are those of the tokenizers, unless `metadata` overrides them. The exported tokenizers add the
     special tokens that the model was trained with: </s> after the source of an encoder-decoder, <s> and </s> around
     the text of an encoder. If source and target have separate tokenizers, that of the target is saved in the subfolder
-    `target`. Means and standard deviations of pixels are saved in preprocessor_config.json.
+    `target`. Means and standard deviations of pixels are saved in preprocessor_config.json. `max_length` is where a
+    text is truncated (`tokenizer(…, truncation=True)`), by default the model's.
     """
     folder, tokenizers = Path(folder), dict(tokenizers or {})
     config = model.config
@@ -163,7 +165,7 @@ def export_folder(
     hf = convert.config_to_hf(config, {**special_ids(config, tokenizers), **(metadata or {})})
     hf["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     make_folder(folder)
-    write_tokenizers(folder, config, tokenizers)
+    write_tokenizers(folder, config, tokenizers, max_length)
     if config.input == "patches":
         write_json(folder / PREPROCESSOR, preprocessor_config(config))
     write_json(folder / "config.json", hf)
@@ -180,7 +182,9 @@ def special_ids(config: ModelConfig, tokenizers: Mapping[str, Tokenizer]) -> Jso
     return {name: id for name, id in ids.items() if id is not None}
 
 
-def write_tokenizers(folder: Path, config: ModelConfig, tokenizers: Mapping[str, Tokenizer]) -> None:
+def write_tokenizers(
+    folder: Path, config: ModelConfig, tokenizers: Mapping[str, Tokenizer], max_length: int | None = None
+) -> None:
     """tokenizer.json and tokenizer_config.json; those of a separate target in the subfolder `target`."""
     source = tokenizers.get("source", tokenizers.get("tokenizer"))
     for name, tokenizer in ((".", source), ("target", tokenizers.get("target"))):
@@ -189,7 +193,8 @@ def write_tokenizers(folder: Path, config: ModelConfig, tokenizers: Mapping[str,
             path = folder / name / "tokenizer.json"
             write_atomically(path, _with_special_tokens(tokenizer, config.architecture).encode())
             added = {token["content"] for token in read_json(path).get("added_tokens", [])}
-            write_json(path.with_name("tokenizer_config.json"), _tokenizer_config(tokenizer, added, config))
+            content = _tokenizer_config(tokenizer, added, max_length or config.max_length)
+            write_json(path.with_name("tokenizer_config.json"), content)
 
 
 def _with_special_tokens(tokenizer: Tokenizer, architecture: str) -> str:
@@ -229,9 +234,9 @@ def _pixel_statistics(path: Path) -> Json:
     return {"pixel_mean": tuple(content["image_mean"]), "pixel_std": tuple(content["image_std"])}
 
 
-def _tokenizer_config(tokenizer: Tokenizer, added: set[str], config: ModelConfig) -> Json:
+def _tokenizer_config(tokenizer: Tokenizer, added: set[str], max_length: int) -> Json:
     content: Json = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_length,
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
     }  # fmt: skip
     for role in ("pad", "unk", "bos", "eos"):

@@ -44,7 +44,7 @@ def export_onnx(bundle: Bundle, folder: str | Path, *, int8: bool = False) -> No
     for path in write_graphs(bundle.model, folder / FOLDER):
         if int8:
             _quantize(path)
-    write_tokenizers(folder, config, bundle.tokenizers)
+    write_tokenizers(folder, config, bundle.tokenizers, bundle.limits.source)
     if config.input == "patches":  # the graph normalises the pixels
         gray = {"do_convert_grayscale": True} if config.channels == 1 else {}
         write_json(folder / PREPROCESSOR, {**preprocessor_config(config), "do_normalize": False, **gray})

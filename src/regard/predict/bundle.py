@@ -203,9 +203,15 @@ class Predictor(ABC, Generic[Input, Output]):
         """One prediction for each input, in their order."""
 
     def stream(self, inputs: Sequence[Input], **options: Any) -> Iterator[Any]:
-        """One prediction for each input, as soon as those of its batch are ready."""
+        """One prediction for each input, as soon as those of its batch are ready; a list of options is split."""
         for at in range(0, len(inputs), self.BATCH):
-            yield from self.predict(inputs[at : at + self.BATCH], **options)
+            own = {
+                name: value[at : at + self.BATCH] if isinstance(value, list) and len(value) == len(inputs) else value
+                for name, value in options.items()
+            }
+            if isinstance(self, SearchPredictor):  # the index of an input determines its samples
+                own["first"] = at + options.get("first", 0)
+            yield from self.predict(inputs[at : at + self.BATCH], **own)
 
     @staticmethod
     def batches(
