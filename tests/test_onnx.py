@@ -28,7 +28,9 @@ from regard.models.transformer import build
 from regard.nn.position import KINDS
 from regard.predict.bundle import Bundle
 from regard.predict.onnx import ExportedDecoder, ExportedEncoder, ExportedEncoderDecoder
+from regard.tasks.registry import task_of
 from regard.text.tokenizer import Tokenizer
+from regard.training.task import run_inputs
 
 SIZE: dict[str, Any] = {"dim": 16, "heads": 4, "layers": 1, "ff_dim": 24, "max_length": 200}
 IMAGE = {"input": "patches", "image_size": 8, "patch_size": 4, "channels": 1, "pixel_mean": (0.3,), "pixel_std": (0.2,)}
@@ -320,3 +322,31 @@ def test_learned_positions_end(exported: Any) -> None:
     state = other.model.start(torch.rand(1, 1, 8, 8))
     with pytest.raises(UserError, match="201 tokens"):
         other.model.step(torch.zeros(1, 201, dtype=torch.long), state)
+
+
+@pytest.mark.parametrize(
+    "task, content",
+    {
+        "translation": "{}\t{}\n",
+        "language-modeling": "{}\n",
+        "masked-language-modeling": "{}\n",
+        "text-classification": "{}\tgood\n",
+        "token-classification": "{}\tO\n\n",
+    }.items(),
+)
+def test_inputs_come_from_the_last_test_set(task: str, content: str, tmp_path: Path) -> None:
+    save_run(task, tmp_path / "run")
+    train, test = (["A", "B", "C"], ["X", "Y", "Z"])
+    for name, words in (("train", train), ("test", test)):
+        header = "text\tlabel\n" if task == "text-classification" else ""
+        rows = (content.replace("{}", f"{word}{number}") for number in range(20) for word in words)
+        (tmp_path / f"{name}.{'txt' if 'language' in task else 'tsv'}").write_text(header + "".join(rows))
+    bundle = regard.load(tmp_path / "run")
+    file = "{}.txt" if "language" in task else "{}.tsv"
+    data = {"train": [file.format("train")], "test": {"new": [file.format("test")]}, "folder": str(tmp_path)}
+    bundle.recipe["data"] = {**{key: value for key, value in DATA.get(task, {}).items() if key != "train"}, **data}
+    name, inputs = run_inputs(task_of({"task": task}), bundle, 32)
+    assert name == "new" and 1 < len(inputs) <= 32
+    assert all(text.lstrip()[0] in "XYZ0123456789" for text in inputs) and inputs[0].startswith("X0")
+    bundle.recipe["data"]["folder"] = str(tmp_path / "moved")
+    assert run_inputs(task_of({"task": task}), bundle, 32) == ("", [])

@@ -46,8 +46,7 @@ def export_onnx(bundle: Bundle, folder: str | Path, *, int8: bool = False) -> No
             _quantize(path)
     write_tokenizers(folder, config, bundle.tokenizers, bundle.limits.source)
     if config.input == "patches":  # the graph normalises the pixels
-        gray = {"do_convert_grayscale": True} if config.channels == 1 else {}
-        write_json(folder / PREPROCESSOR, {**preprocessor_config(config), "do_normalize": False, **gray})
+        write_json(folder / PREPROCESSOR, {**preprocessor_config(config), "do_normalize": False})
     ids = {**special_ids(config, bundle.tokenizers), **_ids(bundle.tables["hf"])}
     dtype = {"dtype": "q8" if int8 else "fp32"}
     write_json(folder / "config.json", {**_config(bundle), **ids, "transformers.js_config": dtype})

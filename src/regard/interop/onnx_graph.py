@@ -33,6 +33,7 @@ from regard.nn.mask import Positions
 from regard.predict.onnx import OUTPUTS, PAST, PRESENT, SOURCES
 
 ROWS, LENGTH, READ = 2, 5, 3  # of the example that is recorded; sizes that differ, so that none is taken for another
+LUMA = (0.299, 0.587, 0.114)  # red, green and blue in a grayscale image (ITU-R 601, as in Pillow)
 LARGEST = 2**31  # bytes of an ONNX file, which is a protobuf message
 
 
@@ -73,6 +74,8 @@ class EncoderGraph(nn.Module):
         self, source: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> Tensor:
         is_real = None if attention_mask is None else attention_mask.bool()
+        if self.model.config.input == "patches" and self.model.config.channels == 1:  # programs send RGB
+            source = (source * source.new_tensor(LUMA)[:, None, None]).sum(dim=1, keepdim=True)
         if isinstance(self.model, EncoderDecoder):
             return self.model.encode(source, is_real).states
         output: Tensor = self.model(source, is_real, token_type_ids)
@@ -165,7 +168,8 @@ def _source(model: Encoder | EncoderDecoder) -> dict[str, Tensor]:
     """An example of what an encoder reads."""
     config = model.config
     if config.input == "patches":
-        return {"pixel_values": torch.zeros(ROWS, config.channels, config.image_size, config.image_size)}
+        channels = 3 if config.channels == 1 else config.channels
+        return {"pixel_values": torch.zeros(ROWS, channels, config.image_size, config.image_size)}
     ids = torch.zeros(ROWS, LENGTH, dtype=torch.long)
     source = torch.zeros(ROWS, LENGTH, config.feature_dim) if config.input == "features" else ids
     inputs = {SOURCES[config.input]: source, "attention_mask": torch.ones_like(ids)}

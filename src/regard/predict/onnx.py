@@ -118,7 +118,9 @@ class Exported(nn.Module):
 
     def source(self, source: Tensor, is_real: Tensor | None, types: Tensor | None = None) -> dict[str, Tensor]:
         """The inputs of an encoder."""
-        self.check_length(source.shape[1] if source.dim() < 4 else 0)
+        if self.config.input == "patches":  # a graph reads a grayscale image as RGB
+            return {"pixel_values": source.expand(-1, 3, -1, -1).contiguous() if source.shape[1] == 1 else source}
+        self.check_length(source.shape[1])
         mask = torch.ones(source.shape[:2]) if is_real is None else is_real
         types = torch.zeros(source.shape[:2]) if types is None else types
         return {
@@ -184,7 +186,8 @@ class ExportedEncoderDecoder(Exported):
     def start(self, source: Tensor, is_real: Tensor | None = None, capacity: int = 0) -> GraphState:
         inputs = self.source(source, is_real)
         states = self.encoder(inputs)["last_hidden_state"]
-        return GraphState({"encoder_hidden_states": states, "encoder_attention_mask": inputs["attention_mask"]})
+        mask = {"encoder_attention_mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}
+        return GraphState({"encoder_hidden_states": states, **mask})
 
     def step(self, tokens: Tensor, state: GraphState) -> Tensor:
         output = self.advance(self.decoder, tokens, state)
