@@ -350,3 +350,39 @@ def test_inputs_come_from_the_last_test_set(task: str, content: str, tmp_path: P
     assert all(text.lstrip()[0] in "XYZ0123456789" for text in inputs) and inputs[0].startswith("X0")
     bundle.recipe["data"]["folder"] = str(tmp_path / "moved")
     assert run_inputs(task_of({"task": task}), bundle, 32) == ("", [])
+
+
+def test_scores_are_those_of_the_run(exported: Any) -> None:
+    for task, inputs in (("translation", [("ok", "1"), ("나는", "2021")]), ("language-modeling", [*TEXTS[:3]])):
+        ours, theirs = (one.predictor.score(inputs) for one in exported(task))
+        for one, two in zip(ours, theirs, strict=True):
+            assert one.log_probability == pytest.approx(two.log_probability, abs=1e-3) and len(one.tokens) > 1
+
+
+def test_what_needs_the_model_itself_is_refused(
+    exported: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, other = exported("translation")
+    with pytest.raises(UserError, match="exported"):
+        other.predictor.align([("ok", "ok")])
+    assert main(["attend", str(other.path), "ok"]) == 2
+    assert main(["export", str(other.path), "--onnx", str(tmp_path / "out")]) == 2
+    assert main(["export", str(other.path), "--hf", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.count("exported") == 3 and not (tmp_path / "out").exists()
+
+
+def test_a_server_completes_and_classifies_with_graphs(exported: Any) -> None:
+    pytest.importorskip("fastapi", reason="pip install 'regard[serve]'")
+    from serving import serving
+
+    models = {task: exported(task) for task in ("language-modeling", "text-classification")}
+    with serving({task: other.path for task, (_, other) in models.items()}) as server:
+        body = {"model": "language-modeling", "prompt": "It costs", "max_tokens": 5, "temperature": 0}
+        status, content = server.post("/v1/completions", body)
+        run = models["language-modeling"][0].predict(["It costs"], sample=True, top_k=1, max_length=5)
+        assert status == 200 and content["choices"][0]["text"] == run[0].text
+        status, content = server.post("/v1/classify", {"model": "text-classification", "input": ["ok"]})
+        (own,) = models["text-classification"][0].predict(["ok"])
+        assert status == 200 and [one["label"] for one in content["outputs"]] == [own.label]
+        status, content = server.post("/v1/embeddings", {"model": "text-classification", "input": "ok"})
+        assert 400 <= status < 500

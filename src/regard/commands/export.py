@@ -49,10 +49,13 @@ class Format(NamedTuple):
 def run(args: argparse.Namespace) -> None:
     from regard.files import staged
     from regard.models.folder import weights_of
+    from regard.models.transformer import Model
     from regard.tasks.registry import load
 
     name, folder = _chosen(args)
     bundle = load(args.run)
+    if not isinstance(bundle.model, Model):
+        raise UserError(f"{args.run}: is exported itself; pass the run that it comes from")
     with staged(folder, marker="config.json", force=args.force, keep=args.run) as fresh:
         result, title, summary = FORMATS[name].save(args, bundle, fresh)
         files = sorted(str(path.relative_to(fresh)) for path in fresh.rglob("*") if path.is_file())

@@ -83,6 +83,11 @@ class Trace:
         self.names = [path + stage for path, module in self._modules.items() for stage in module.stages]
         self._edits, self._only = dict(edits or {}), only
         self._seen: dict[str, list[Any]] = {}
+        if not self.names:
+            kind = type(model).__name__
+            raise UserError(
+                f"trace: {kind} has no activations to read; of an exported model, use the run it comes from"
+            )
         for pattern in (*self._edits, only or "*"):
             if not any(fnmatchcase(name, pattern) for name in self.names):
                 raise UserError(f"trace: no activation is called {pattern!r}; {suggest(pattern, self.names)}")

@@ -109,11 +109,15 @@ class GraphState:
 
 
 class Exported(nn.Module):
-    """What the three kinds share; predictors find the device of a model by its parameters, so it has an empty one."""
+    """What the three kinds share.
+
+    A graph includes the output head, so `states` and `encode` give its outputs, and `output_head` leaves them as they
+    are. Predictors find the device of a model by its parameters, so it has an empty one.
+    """
 
     def __init__(self, config: ModelConfig, folder: Path) -> None:
         super().__init__()
-        self.config, self.folder = config, folder
+        self.config, self.folder, self.output_head = config, folder, nn.Identity()
         self.nothing = nn.Parameter(torch.empty(0), requires_grad=False)
 
     def source(self, source: Tensor, is_real: Tensor | None, types: Tensor | None = None) -> dict[str, Tensor]:
@@ -152,6 +156,9 @@ class ExportedEncoder(Exported):
         self.graph = Graph(folder, "model")
 
     def forward(self, source: Tensor, is_real: Tensor | None = None, types: Tensor | None = None) -> Tensor:
+        return self.encode(source, is_real, types)
+
+    def encode(self, source: Tensor, is_real: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         return self.graph(self.source(source, is_real, types))[OUTPUTS.get(self.config.output_head, "logits")]
 
 
@@ -161,6 +168,9 @@ class ExportedDecoder(Exported):
         self.graph = Graph(folder, "model")
 
     def forward(self, tokens: Tensor, is_real: Tensor | None = None) -> Tensor:
+        return self.states(tokens, is_real)
+
+    def states(self, tokens: Tensor, is_real: Tensor | None = None) -> Tensor:
         return self.step(tokens, self.start(), is_real)
 
     def start(self, capacity: int = 0) -> GraphState:
@@ -181,7 +191,13 @@ class ExportedEncoderDecoder(Exported):
 
     def forward(self, source: Tensor, target: Tensor, source_is_real: Tensor | None = None) -> Tensor:
         """Teacher forcing; padding on the right of the target needs no mask."""
-        return self.step(target, self.start(source, source_is_real))
+        return self.states(target, self.encode(source, source_is_real))
+
+    def states(self, target: Tensor, memory: GraphState) -> Tensor:
+        return self.step(target, memory)
+
+    def encode(self, source: Tensor, is_real: Tensor | None = None) -> GraphState:
+        return self.start(source, is_real)
 
     def start(self, source: Tensor, is_real: Tensor | None = None, capacity: int = 0) -> GraphState:
         inputs = self.source(source, is_real)

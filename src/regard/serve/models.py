@@ -22,6 +22,7 @@ from regard.predict.continuous import ContinuousBatch
 from regard.predict.ctranslate2 import CTranslate2Generator
 from regard.predict.embedder import Embedder
 from regard.predict.generator import Generator, Token
+from regard.predict.onnx import Exported, ExportedDecoder
 from regard.serve.work import Batcher, Generations, Observe, Prompt, Streams, Worker
 from regard.tasks.registry import load
 
@@ -47,15 +48,15 @@ class Served:
         self.bundle, self.name, self.created = bundle, name, int(time.time())
         self.languages = languages or languages_of(bundle)
         config = bundle.config
-        self.embedder = (
-            Embedder(bundle) if (config.architecture, config.input) == ("encoder", "tokens") else None
-        )  # beside whatever else the encoder does
+        is_encoder = (config.architecture, config.input) == ("encoder", "tokens")
+        has_states = config.output_head == "none" or not isinstance(bundle.model, Exported)
+        self.embedder = Embedder(bundle) if is_encoder and has_states else None  # beside whatever else it does
         self.predictor: Predictor[Any, Any] | None = None if bundle.predictor_class is None else bundle.predictor
         if self.predictor is None and self.embedder is None:
             raise UserError(f"{bundle.name}: there is no predictor for this kind of model")
         self.kind = self.predictor.COMMAND if self.predictor is not None else "embed"
         self.worker: Worker
-        if isinstance(self.predictor, CTranslate2Generator):
+        if isinstance(self.predictor, CTranslate2Generator) or isinstance(bundle.model, ExportedDecoder):
             self.worker = Streams(name, self._stream, most=torch.get_num_threads(), observe=observe)
         elif isinstance(self.predictor, Generator):
             self.worker = Generations(name, ContinuousBatch(self.predictor), most=limits.rows, observe=observe)
