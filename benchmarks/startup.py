@@ -50,7 +50,7 @@ BEGIN = """
 import json, sys, time
 marks = [time.process_time()]
 def mark(): marks.append(time.process_time())
-from regard.cli import import_torch
+from regard.start import import_torch
 {torch}; mark()
 """
 PREDICT = """

@@ -15,7 +15,8 @@ import startup
 
 # what takes long to import, and what a prediction has no use for
 UNUSED = (
-    "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.distributed.checkpoint", "torch.onnx",
+    "torch._dynamo", "torch._inductor", "torch._decomp.decompositions", "torch._export",
+    "torch.distributed.tensor", "torch.distributed.checkpoint", "torch.onnx",
     "torch.utils.tensorboard", "sympy", "sacrebleu", "pandas", "pyarrow", "matplotlib", "PIL", "onnx", "transformers",
     "sentencepiece", "tensorboard", "wandb", "regard.explore.report", "regard.explore.server", "regard.interop",
 )  # fmt: skip
@@ -41,6 +42,31 @@ def test_a_prediction_imports_only_what_it_needs(folders, command):
     modules = json.loads(done.stdout.splitlines()[-1])
     assert "torch" in modules
     assert [name for name in modules if name in UNUSED] == []
+
+
+COMPILE = """
+import sys
+from regard.start import import_torch
+import_torch(defer=True)
+import torch
+assert "torch._refs" not in sys.modules
+with torch.device("meta"):
+    layer = torch.nn.Linear(3, 4)
+assert layer(torch.ones(2, 3, device="meta")).shape == (2, 4)
+if sys.argv[1] == "read":
+    assert torch.export.Dim and not hasattr(torch.export, "nothing")
+else:
+    x = torch.randn(3, 3, requires_grad=True)
+    compiled = torch.compile(lambda x: torch.nn.functional.gelu(x @ x.T).softmax(-1)[0, 0], backend="aot_eager")
+    torch.testing.assert_close(compiled(x), torch.nn.functional.gelu(x @ x.T).softmax(-1)[0, 0])
+    assert "torch._refs" in sys.modules
+"""
+
+
+@pytest.mark.parametrize("how", ["read", "compile"])
+def test_deferred_modules_are_there_when_they_are_needed(how):
+    done = subprocess.run([sys.executable, "-c", COMPILE, how], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_phases_of_a_command_are_measured(folders):

@@ -6,7 +6,6 @@ This module finds the command, parses its arguments and turns errors into one re
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
@@ -16,6 +15,7 @@ from typing import cast
 import regard
 from regard.commands import COMMANDS, Command, Parser
 from regard.errors import UserError, suggest
+from regard.start import import_torch
 
 # purpose: {command: one-line help}, in the order of `regard --help`; the module is regard.commands.NAME
 GROUPS = {
@@ -116,17 +116,9 @@ def dispatch(arguments: Sequence[str]) -> int:
     command = cast(Command, importlib.import_module(COMMANDS[name][0]))
     parser = Parser(f"regard {name}", command.__doc__ or "", command.ARGUMENTS)
     parsed = parser.parse_all(arguments[at + 1 :])
-    if name in HEAVY and "torch" not in sys.modules:
-        import_torch()
+    if name in HEAVY:
+        import_torch(defer=name in GROUPS["predict"])
     return command.run(parsed) or 0
-
-
-def import_torch() -> None:
-    """Import PyTorch without garbage collection, which would visit its modules again and again and find nothing."""
-    gc.disable()
-    importlib.import_module("torch")
-    gc.freeze()  # later collections do not visit them either
-    gc.enable()
 
 
 def report(error: BaseException, debug: bool) -> int:
