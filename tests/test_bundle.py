@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import regard
-from explorer import make_translator
 from prediction_models import KINDS, SMALL, make_run
 from regard.cli import main
 from regard.errors import UserError
@@ -111,10 +110,11 @@ def test_class_names_come_from_the_recipe_the_import_or_are_numbers() -> None:
         Bundle(model, recipe={"data": {"classes": ["no"]}}).classes  # noqa: B018
 
 
-def test_a_long_stream_is_what_predict_gives(tmp_path: Path) -> None:
+def test_a_long_stream_is_what_predict_gives(empty_folder: Path) -> None:
     """Samples depend on the index of a line, and every line has its own prefix."""
-    bundle = regard.load(make_translator(tmp_path / "run"))
-    inputs = ["the cat", "a mat sat"] * 50
-    prefixes = ["고", "동물"] * 50
+    make_run("translate")
+    bundle = regard.load("run")
+    inputs = ["one two", "three four five"] * 50
+    prefixes = ["one", "two three"] * 50
     options = {"sample": True, "max_length": 4, "prefixes": prefixes}
     assert list(bundle.stream(inputs, **options)) == bundle.predict(inputs, **options)

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 import regard
 from commanded import training
-from explorer import ask_frame, served
 from regard.cli import main
 from regard.data.batch import PairBatch
 from regard.models.recipe import override, read_recipe
@@ -385,6 +384,9 @@ def test_a_look_has_the_tags_of_the_predictor(run):
 
 def test_the_page_opens_the_run(run):
     pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn", reason="install it with  pip install 'regard[explore]'")
+    from explorer import ask_frame, served
+
     with served(run.parent) as listener:
         header, arrays = ask_frame(listener.address, "api/look", {"run": "run", "text": "Tom sees Oslo."})
     assert header["output"]["kind"] == "tags" and arrays["encoder.0"].shape[0] == 2
