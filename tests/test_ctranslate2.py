@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import regard
 from regard.cli import main
@@ -177,3 +179,76 @@ def test_the_folder_generates(tmp_path: Path) -> None:
     assert theirs.predict(["the"], sample=True, max_length=500)[0].samples[0].ended in ("context", "end")
     with pytest.raises(UserError, match="seed = 3"):
         theirs.predict(["the"], seed=3)
+
+
+def export(run: Path, out: Path, *options: str) -> int:
+    return main(["export", str(run), "--ctranslate2", str(out), *options])
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"architecture": "decoder", "position": "rope", "max_length": 64}], ids=str)
+def test_an_export_verifies_itself(
+    tmp_path: Path, changes: dict[str, Any], int8: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "ct2"
+    save(make(**changes).model, run, tokenizers={"tokenizer": TOKENS})
+    assert export(run, out, "--json", *["--int8"] * int8) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["format"], printed["int8"]) == ("ctranslate2", int8) and "model.bin" in printed["files"]
+    saved = json.loads((out / "export.json").read_text())
+    assert saved.items() <= printed.items() and saved["values"] > 100 and saved["compared"] > 20
+    assert 0 < saved["mean_difference"] < saved["difference"] < (0.5 if int8 else 1e-4)
+    assert int8 or saved["identical"] == saved["compared"]
+    assert export(run, out) == 2 and "already exists" in capsys.readouterr().err
+    assert export(run, out, "--force") == 0 and "identical to those of the run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_wrong_export_leaves_nothing(
+    tmp_path: Path, int8: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from regard.interop import ctranslate2 as module
+
+    run, out = tmp_path / "run", tmp_path / "ct2"
+    save(make().model, run, tokenizers={"tokenizer": TOKENS})
+    monkeypatch.setattr(module, "set_norm", lambda spec, norm, right=module.set_norm: right(spec, nn.LayerNorm(32)))
+    assert export(run, out, *["--int8"] * int8) == 2
+    message = capsys.readouterr().err
+    assert "differs from the run" in message and ("on average" if int8 else "of the largest value") in message
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_language_model_is_evaluated_and_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out, text = tmp_path / "run", tmp_path / "ct2", tmp_path / "text.txt"
+    save(make(architecture="decoder", position="rope", max_length=16).model, run, tokenizers={"tokenizer": TOKENS})
+    text.write_text(f"{ENGLISH}\n{KOREAN}\n" * 3, encoding="utf-8")
+    assert export(run, out) == 0
+    capsys.readouterr()
+    losses = []
+    for folder in (run, out):
+        assert main(["evaluate", str(folder), "--files", str(text), "--json", "--device", "cpu"]) == 0
+        losses.append(json.loads(capsys.readouterr().out)["files"]["loss"])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+    texts = [ENGLISH, "", KOREAN * 4, "고양이"]  # longer than the context: windows that overlap
+    ours, theirs = (regard.load(folder).predictor.score(texts) for folder in (run, out))
+    for one, other in zip(ours, theirs, strict=True):
+        assert [token.id for token in other.tokens] == [token.id for token in one.tokens]
+        values = ([token.log_probability for token in score.tokens] for score in (one, other))
+        np.testing.assert_allclose(*values, atol=1e-4)
+
+
+def test_what_needs_the_model_itself_needs_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = tmp_path / "run", tmp_path / "ct2"
+    save(make().model, run, tokenizers={"tokenizer": TOKENS})
+    assert export(run, out) == 0
+    for command in (
+        ["attend", str(out), "a cat"],
+        ["figure", str(out), "a cat", "-o", str(tmp_path / "figure.svg")],
+        ["heads", str(out), "--data", str(tmp_path)],
+        ["prune", str(out), "--heads", "encoder.0.1", "-o", str(tmp_path / "small")],
+        ["export", str(out), "--hf", str(tmp_path / "hf")],
+        ["explore", str(out), "--no-browser"],
+    ):
+        assert main(command) == 2
+        assert "is an export, which computes outputs only; use the run" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ct2", "run"]

@@ -52,7 +52,7 @@ GROUPS = {
         "tokenizer": "train a tokenizer on text files",
         "cost": "parameters, FLOPs and memory of a model without building it",
         "import": "convert a Hugging Face model to a Regard folder",
-        "export": "save a run for other programs: Hugging Face, ONNX",
+        "export": "save a run for other programs: Hugging Face, ONNX, CTranslate2",
         "serve": "serve models over HTTP",
     },
     "shell": {

@@ -1,9 +1,11 @@
 """Export a Regard folder for other programs: as a Hugging Face model (--hf), which transformers' from_pretrained loads,
-or as ONNX graphs (--onnx) for ONNX Runtime and transformers.js, which run in Python, in Node and in a browser.
+as ONNX graphs (--onnx) for ONNX Runtime and transformers.js, which run in Python, in Node and in a browser, or for
+CTranslate2 (--ctranslate2), an engine in C++ that translates and generates text fast on CPUs.
 
 A Hugging Face folder has config.json, model.safetensors and the tokenizer. If no architecture of transformers can
 represent the model, the error lists the differences. ONNX represents every Transformer; the graphs take any batch size
-and length and hand on the keys and values of the tokens that they have read. Before it is called done, every ONNX
+and length and hand on the keys and values of the tokens that they have read. CTranslate2 has encoder-decoders and
+language models; what it would compute differently is refused. Before it is called done, every ONNX or CTranslate2
 folder is compared with the run on 32 inputs of its test data; if it differs, nothing is saved. The folder is used like
 a run: regard translate DIR, regard generate DIR, regard classify DIR …
 
@@ -12,6 +14,7 @@ examples:
   regard export runs/gpt2 --hf gpt2-out --check     also load it with transformers and compare the outputs
   regard export runs/mine --onnx mine-onnx          ONNX graphs in mine-onnx/onnx
   regard export runs/mine --onnx mine-onnx --int8   with weights in 8 bits: a quarter of the size
+  regard export runs/mine --ctranslate2 fast --int8 for CTranslate2, the fastest on a CPU
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ ARGUMENTS = {
     "RUN": "the Regard folder: recipe.toml and model.safetensors",
     "--hf DIR": "save a Hugging Face folder",
     "--onnx DIR": "save a folder of ONNX graphs",
-    "--int8": "with --onnx: weights in 8 bits",
+    "--ctranslate2 DIR": "save a folder for CTranslate2",
+    "--int8": "with --onnx or --ctranslate2: weights in 8 bits",
     "--check": "with --hf: load DIR with transformers and compare the outputs",
     "--force": "replace DIR if it is such a folder",
     "--json": "print the result as JSON",
@@ -49,13 +53,10 @@ class Format(NamedTuple):
 def run(args: argparse.Namespace) -> None:
     from regard.files import staged
     from regard.models.folder import weights_of
-    from regard.models.transformer import Model
-    from regard.tasks.registry import load
+    from regard.tasks.registry import load_run
 
     name, folder = _chosen(args)
-    bundle = load(args.run)
-    if not isinstance(bundle.model, Model):
-        raise UserError(f"{args.run}: is exported itself; pass the run that it comes from")
+    bundle = load_run(args.run)
     with staged(folder, marker="config.json", force=args.force, keep=args.run) as fresh:
         result, title, summary = FORMATS[name].save(args, bundle, fresh)
         files = sorted(str(path.relative_to(fresh)) for path in fresh.rglob("*") if path.is_file())
@@ -105,47 +106,61 @@ def _save_hf(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
 
 
 def _save_onnx(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
-    from regard.interop.onnx_folder import INT8_TOLERANCE, TOLERANCE, export_onnx
+    from regard.interop.onnx_folder import export_onnx
 
     export_onnx(bundle, fresh, int8=args.int8)
-    result, summary = verify(bundle, fresh, INT8_TOLERANCE if args.int8 else TOLERANCE, exact=not args.int8)
+    result, summary = verify(bundle, fresh, int8=args.int8)
     return {"format": "onnx", "int8": args.int8, **result}, "ONNX, int8" if args.int8 else "ONNX", summary
 
 
-FORMATS = {"hf": Format(_save_hf, ("check",)), "onnx": Format(_save_onnx, ("int8",))}
+def _save_ctranslate2(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
+    from regard.interop.ctranslate2 import export_ctranslate2
+
+    export_ctranslate2(bundle, fresh, int8=args.int8)
+    result, summary = verify(bundle, fresh, int8=args.int8)
+    title = "CTranslate2, int8" if args.int8 else "CTranslate2"
+    return {"format": "ctranslate2", "int8": args.int8, **result}, title, summary
 
 
-def verify(bundle: Bundle, fresh: Path, tolerance: float, *, exact: bool) -> tuple[dict[str, Any], list[str]]:
+FORMATS = {
+    "hf": Format(_save_hf, ("check",)),
+    "onnx": Format(_save_onnx, ("int8",)),
+    "ctranslate2": Format(_save_ctranslate2, ("int8",)),
+}
+
+
+def verify(bundle: Bundle, fresh: Path, *, int8: bool) -> tuple[dict[str, Any], list[str]]:
     """Compare an exported folder with the run and write the result into it; an error if they differ.
 
-    `exact`: the outputs must be identical too, and the values up to rounding.
+    In float32 the values must agree up to rounding, and the outputs must be identical too.
     """
     from regard.interop.folder import write_json
     from regard.interop.verify import INPUTS, compare_outputs, compare_values, fitting, generated_inputs
-    from regard.tasks.registry import load, task_for, task_of
+    from regard.tasks.registry import VERIFICATION, load, task_for, task_of
     from regard.training.task import run_inputs
 
     task = bundle.recipe.get("task") or task_for(bundle.config)
     name, inputs = run_inputs(task_of({"task": task}), bundle, INPUTS) if task else ("", [])
     inputs = fitting(bundle, inputs) or fitting(bundle, generated_inputs(bundle, INPUTS))
     exported = load(fresh)
-    difference = compare_values(bundle, exported, inputs, peer="the run", tolerance=tolerance)
+    difference = compare_values(bundle, exported, inputs, int8=int8, peer="the run")
     agreement = compare_outputs(
         bundle, exported, inputs, peer="the run", kind=f"inputs from {name}" if name else "generated inputs"
     )
-    if not difference.within_tolerance or (exact and not agreement.enough):
+    if not difference.within_tolerance or not (int8 or agreement.enough):
         text, ours, theirs = agreement.first or ("", "", "")
         first = f"; the first that differs: {text!r} gives {ours!r} in the run and {theirs!r} exported" if text else ""
+        kind = "on average" if difference.on_average else "of the largest value"
         raise UserError(
-            f"the exported model differs from the run: {difference.summary} (tolerance {tolerance:g} of the largest "
-            f"value); {agreement.summary}{first}; nothing was saved"
+            f"the exported model differs from the run: {difference.summary} (tolerance {difference.tolerance:g} "
+            f"{kind}); {agreement.summary}{first}; nothing was saved"
         )
     result = {
-        "inputs": name or "generated", "difference": difference.largest, "largest_value": difference.scale,
-        "values": difference.count, "tolerance": tolerance, "identical": agreement.identical,
-        "compared": agreement.compared,
+        "inputs": name or "generated", "values": difference.count, "difference": difference.largest,
+        "mean_difference": difference.mean, "largest_value": difference.scale, "tolerance": difference.tolerance,
+        "identical": agreement.identical, "compared": agreement.compared,
     }  # fmt: skip
-    write_json(fresh / "export.json", result)
+    write_json(fresh / VERIFICATION, result)
     return result, [difference.summary, agreement.summary]
 
 

@@ -38,7 +38,7 @@ from regard.nn.trace import trace
 from regard.predict.beam import Hypothesis, Watch, beam
 from regard.predict.bundle import Bundle
 from regard.predict.config import SearchConfig, recipe_config
-from regard.tasks.registry import load
+from regard.tasks.registry import load_run
 
 LARGEST = 2**28  # attention weights of one look: 1 GiB
 
@@ -201,7 +201,7 @@ class Inside:
             imported = read_folder(folder)
             model = imported.model.to(find_device(device))
             return cls(Bundle(model, imported.tokenizers, {"hf": imported.metadata}, folder))
-        return cls(load(folder, find_device(device), recipe))
+        return cls(load_run(folder, find_device(device), recipe))
 
     def look(
         self,

@@ -44,15 +44,18 @@ class Difference:
     count: int  # values compared
     peer: str = "transformers"  # whose values they are compared with
     tolerance: float = TOLERANCE
+    mean: float = 0.0  # of |ours - theirs|
+    on_average: bool = False  # the tolerance is that of the mean; else of the largest, as a part of `scale`
 
     @property
     def within_tolerance(self) -> bool:
-        return self.largest <= self.tolerance * max(1.0, self.scale)
+        return self.mean <= self.tolerance if self.on_average else self.largest <= self.tolerance * max(1.0, self.scale)
 
     @property
     def summary(self) -> str:
         values = f"{self.count:,} values up to {self.scale:.1f}"
-        return f"largest difference from {self.peer}: {self.largest:.1e} in {values}"
+        mean = f", {self.mean:.1e} on average" if self.on_average else ""
+        return f"largest difference from {self.peer}: {self.largest:.1e} in {values}{mean}"
 
 
 def compare(model: Model, folder: str | Path) -> Difference:
@@ -66,9 +69,10 @@ def compare(model: Model, folder: str | Path) -> Difference:
 
 def measure(pairs: Sequence[tuple[Tensor, Tensor]], **options: Any) -> Difference:
     """The difference of (ours, theirs); values that are not numbers differ infinitely."""
-    largest = max((ours - theirs).abs().nan_to_num(math.inf).max().item() for ours, theirs in pairs)
-    scale = max(theirs.abs().max().item() for _, theirs in pairs)
-    return Difference(largest, scale, sum(theirs.numel() for _, theirs in pairs), **options)
+    differences = [(ours - theirs).abs().nan_to_num(math.inf) for ours, theirs in pairs]
+    scale, count = max(theirs.abs().max().item() for _, theirs in pairs), sum(one.numel() for one in differences)
+    mean = math.fsum(one.sum().item() for one in differences) / count
+    return Difference(max(one.max().item() for one in differences), scale, count, mean=mean, **options)
 
 
 @dataclass(frozen=True)

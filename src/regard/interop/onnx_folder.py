@@ -34,8 +34,6 @@ from regard.predict.bundle import Bundle
 from regard.predict.onnx import FOLDER, OUTPUTS, SOURCES
 from regard.settings import to_dict, write_toml
 
-TOLERANCE, INT8_TOLERANCE = 1e-4, 0.15  # of the largest value
-
 
 def export_onnx(bundle: Bundle, folder: str | Path, *, int8: bool = False) -> None:
     """Save the model of `bundle` as graphs in `folder`."""

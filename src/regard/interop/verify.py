@@ -1,11 +1,12 @@
 """Verification of an export: the exported model against the run that it comes from, on the same inputs.
 
-    values    logits, or the numbers of a regression, for the same tokens: the largest difference
+    values    logits, log-probabilities, or the numbers of a regression, for the same tokens: the largest difference
     outputs   what a user gets, from text to text, with greedy search: how many are identical
 
 An exported model has the interface of a model and its folder is a bundle, so one comparison serves every format. The
 logits of a decoder are computed in two steps, which covers the keys and values that one step hands to the next.
-Batches have several sizes and lengths, padding included.
+Batches have several sizes and lengths, padding included. CTranslate2 has no logits to compare: there the values are the
+log-probabilities of the tokens of the run's own greedy outputs, or of the texts of a language model.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from regard.predict.beam import greedy
 from regard.predict.bundle import Bundle, Predictor
 from regard.predict.captioner import Captioner, as_input
 from regard.predict.classifier import ImageClassifier, TextClassifier
+from regard.predict.ctranslate2 import CTranslate2Model
 from regard.predict.generator import Generator
 from regard.predict.mask_predictor import MaskPredictor
 from regard.predict.regressor import Regressor, autoregress
@@ -33,6 +35,8 @@ from regard.text.tokenizer import MASK_NAMES
 INPUTS = 32  # that are compared
 ROWS = 7  # of a batch: the last one is smaller
 STEPS = 8  # of a regression
+TOLERANCE, INT8_TOLERANCE = 1e-4, 0.15  # of the largest value
+MEAN_TOLERANCE = 0.05  # of int8 log-probabilities, nats per token: probabilities that are off by 5 % on average
 
 
 def generated_inputs(bundle: Bundle, count: int) -> list[Any]:
@@ -63,8 +67,18 @@ def fitting(bundle: Bundle, inputs: Sequence[Any]) -> list[Any]:
 
 
 @torch.inference_mode()
-def compare_values(bundle: Bundle, other: Bundle, inputs: Sequence[Any], **options: Any) -> Difference:
-    """The logits or values of both models."""
+def compare_values(bundle: Bundle, other: Bundle, inputs: Sequence[Any], *, int8: bool, peer: str) -> Difference:
+    """The logits or values of both models, or log-probabilities."""
+    tolerance = INT8_TOLERANCE if int8 else TOLERANCE
+    if isinstance(other.model, CTranslate2Model):
+        tolerance = MEAN_TOLERANCE if int8 else TOLERANCE
+        pairs = _log_probabilities(bundle, other, inputs)
+        return measure(pairs, peer=peer, tolerance=tolerance, on_average=int8)
+    return measure(_values(bundle, other, inputs), peer=peer, tolerance=tolerance)
+
+
+def _values(bundle: Bundle, other: Bundle, inputs: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
+    """The logits or values of real tokens by both, batch by batch."""
     model: Any = bundle.model
     exported: Any = other.model
     pairs: list[tuple[Tensor, Tensor]] = []
@@ -84,7 +98,18 @@ def compare_values(bundle: Bundle, other: Bundle, inputs: Sequence[Any], **optio
                 for one, state in zip((model, exported), states, strict=True)
             )
         pairs.append((ours, theirs) if keep is None else (ours[keep], theirs[keep]))
-    return measure(pairs, **options)
+    return pairs
+
+
+def _log_probabilities(bundle: Bundle, other: Bundle, inputs: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
+    """log p of each token by both: of the greedy outputs of an encoder-decoder, or of the texts themselves."""
+    texts: Sequence[Any] = inputs
+    if bundle.config.architecture != "decoder":
+        texts = [*zip(inputs, _outputs(bundle.predictor, inputs), strict=True)]
+    predictors: tuple[Any, ...] = (bundle.predictor, other.predictor)
+    scores = ([score.tokens for score in one.score(texts)] for one in predictors)
+    ours, theirs = (torch.tensor([token.log_probability for row in rows for token in row]) for rows in scores)
+    return [(ours, theirs)]
 
 
 def _batches(bundle: Bundle, inputs: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:

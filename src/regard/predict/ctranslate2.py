@@ -11,13 +11,15 @@ Sampling has its random numbers from the engine, which cannot be seeded for a si
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import MissingExtra, UserError
 from regard.models.config import ModelConfig
@@ -33,6 +35,7 @@ from regard.predict.translator import Translator
 from regard.text.tokenizer import Tokenizer
 
 POSITIONS = 1024  # rows of a table of positions that have no limit of their own
+SCORING: dict[str, Any] = {"max_batch_size": 2048, "batch_type": "tokens", "max_input_length": 0}  # 0: nothing is cut
 
 
 def load_ctranslate2(
@@ -65,12 +68,20 @@ class CTranslate2Model(nn.Module):
             import ctranslate2
         except ImportError:
             raise MissingExtra("ctranslate2", "ctranslate2", str(folder)) from None
-        is_cuda, threads = torch.device(device).type == "cuda", torch.get_num_threads()
+        is_cuda = torch.device(device).type == "cuda"
+        self.threads = 1 if is_cuda else torch.get_num_threads()
         kind = ctranslate2.Generator if self.config.architecture == "decoder" else ctranslate2.Translator
         # like ours: one core per batch, which is faster than all cores on each
         self.engine = kind(
-            self.folder, device="cuda" if is_cuda else "cpu", inter_threads=1 if is_cuda else threads, intra_threads=1
+            self.folder, device="cuda" if is_cuda else "cpu", inter_threads=self.threads, intra_threads=1
         )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The logits of a decoder [B, N, vocab_size], which evaluation needs; each core computes some of the rows."""
+        parts = tokens.split(max(1, -(-len(tokens) // self.threads)))
+        with ThreadPoolExecutor(len(parts)) as pool:
+            logits = pool.map(self.engine.forward_batch, (part.tolist() for part in parts))
+            return torch.cat([torch.from_numpy(np.asarray(one)) for one in logits])
 
 
 class Names:
@@ -138,7 +149,7 @@ class CTranslate2Translator(Translator):
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[SequenceScore]:
         sources, targets = self._encode_pairs(pairs)
         results = self.search_engine.score_batch(
-            [self.sources.of(ids) for ids in sources], [self.targets.of(ids[1:-1]) for ids in targets]
+            [self.sources.of(ids) for ids in sources], [self.targets.of(ids[1:-1]) for ids in targets], **SCORING
         )
         return [
             SequenceScore.of(self.target, ids[1:], list(one.log_probs))
@@ -161,6 +172,10 @@ class CTranslate2Generator(Generator):
     @cached_property
     def names(self) -> Names:
         return Names(self.tokenizer)
+
+    def _piece_scores(self, pieces: Sequence[list[int]], counted: Sequence[int]) -> list[list[float]]:
+        results = self.search_engine.score_batch([self.names.of(ids) for ids in pieces], **SCORING)
+        return [list(one.log_probs)[before:] for one, before in zip(results, counted, strict=True)]
 
     def _stream(
         self, ids: list[int], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int, prompt: int

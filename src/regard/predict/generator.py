@@ -225,19 +225,24 @@ class Generator(SearchPredictor[str, Generation]):
         """log p of every token of each text given those before, without the first; with `begin` also of that one."""
         ids = [[*self._before(begin), *one] for one in self.tokenizer.encode_batch(texts)]
         pieces = [(row, *piece) for row, one in enumerate(ids) if len(one) > 1 for piece in windows(one, self.context)]
-        known: list[list[float]] = [[] for _ in pieces]
-        for rows, padded, is_real in self.batches([part for _, part, _ in pieces], range(len(pieces)), TOKENS):
-            counted = torch.ones_like(padded, dtype=torch.bool) if is_real is None else is_real
-            for row, piece in enumerate(rows):
-                counted[row, : 1 + pieces[piece][2]] = False  # the first, and those that count in the piece before
-            labels = torch.where(counted, padded, Labels.IGNORE)[:, 1:].to(self.device)
-            states = self.model.states(padded[:, :-1].to(self.device))
-            for piece, values in zip(rows, label_scores(self.model, states, labels), strict=True):
-                known[piece] = values
+        known = self._piece_scores([part for _, part, _ in pieces], [counted for _, _, counted in pieces])
         scores: list[list[float]] = [[] for _ in texts]
         for (row, _, _), values in zip(pieces, known, strict=True):
             scores[row] += values
         return [SequenceScore.of(self.tokenizer, one[1:], values) for one, values in zip(ids, scores, strict=True)]
+
+    def _piece_scores(self, pieces: Sequence[list[int]], counted: Sequence[int]) -> list[list[float]]:
+        """log p of the tokens of each piece after its first, without those `counted` in the piece before."""
+        known: list[list[float]] = [[] for _ in pieces]
+        for rows, padded, is_real in self.batches(pieces, range(len(pieces)), TOKENS):
+            scored = torch.ones_like(padded, dtype=torch.bool) if is_real is None else is_real
+            for row, piece in enumerate(rows):
+                scored[row, : 1 + counted[piece]] = False
+            labels = torch.where(scored, padded, Labels.IGNORE)[:, 1:].to(self.device)
+            states = self.model.states(padded[:, :-1].to(self.device))
+            for piece, values in zip(rows, label_scores(self.model, states, labels), strict=True):
+                known[piece] = values
+        return known
 
 
 class Sampler:

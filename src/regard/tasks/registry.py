@@ -32,6 +32,8 @@ TASKS = {
     "regression": ("regard.tasks.regression", "Regression"),
 }
 DEFAULT = "translation"  # of a recipe that names none
+VERIFICATION = "export.json"  # in the folder of an export: how it compares with the run
+NOT_A_RUN = "is an export, which computes outputs only; use the run that it was exported from"
 
 
 def task_of(tables: Mapping[str, Any]) -> type[Task]:
@@ -75,6 +77,16 @@ def load(
     bundle.own = True
     if name := bundle.recipe.get("task") or task_for(bundle.config):
         bundle.predictor_class = task_of({"task": name}).predictor
+    return bundle
+
+
+def load_run(path: str | Path, device: str | torch.device = "cpu", recipe: Mapping[str, Any] | None = None) -> Bundle:
+    """`load` for those who need the model itself, its weights and activations: an export computes its outputs only."""
+    from regard.models.transformer import Model
+
+    bundle = load(path, device, recipe)
+    if not isinstance(bundle.model, Model):
+        raise UserError(f"{path}: {NOT_A_RUN}")
     return bundle
 
 

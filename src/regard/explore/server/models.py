@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 from regard.errors import UserError
 from regard.models.recipe import RECIPE
 from regard.settings import from_dict, read_toml
+from regard.tasks.registry import NOT_A_RUN, VERIFICATION
 
 if TYPE_CHECKING:
     from regard.explore.changes import Changes
@@ -171,6 +172,8 @@ def find_runs(path: Path) -> dict[str, Path]:
     """The run in a folder, or all runs in the folders below it, by name."""
     if not path.is_dir():
         raise UserError(f"{path}: there is no such folder; name a run, or a folder that holds runs")
+    if (path / VERIFICATION).is_file():
+        raise UserError(f"{path}: {NOT_A_RUN}")
     if is_run(path):
         return {path.resolve().name: path}
     runs = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir() and is_run(folder)}
@@ -183,4 +186,5 @@ def find_runs(path: Path) -> dict[str, Path]:
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / RECIPE).is_file() or (folder / HF_CONFIG).is_file()
+    is_export = (folder / VERIFICATION).is_file()
+    return not is_export and ((folder / RECIPE).is_file() or (folder / HF_CONFIG).is_file())
