@@ -297,6 +297,47 @@ def test_predictions_are_saved(regard: Call) -> None:
     assert score == pytest.approx(metrics["bleu"], abs=0.01)
 
 
+def test_given_pairs_are_scored_and_words_aligned(regard: Call) -> None:
+    (source, target) = pairs(1, 7)[0]
+    scores = [json.loads(regard("score", "runs/mt", source, text, "--json").out) for text in (target, "집 집 집")]
+    assert scores[0]["log_probability"] > scores[1]["log_probability"] and scores[0]["tokens"]
+    assert json.loads(regard("score", "runs/lm", "the dog sees", "--json").out)["per_token"] < 0
+    translation, _, links = regard("translate", "runs/mt", source, "--alignments").out.strip().partition(" ||| ")
+    words = len(source.split()), len(translation.split())
+    assert links and all(int(a) < words[0] and int(b) < words[1] for a, b in (one.split("-") for one in links.split()))
+
+
+def test_names_are_tagged(regard: Call) -> None:
+    pytest.importorskip("seqeval", reason="install it with  pip install 'regard[seqeval]'")
+    source, lines = random.Random(1), []
+    for _ in range(150):
+        name, place = source.choice(["Anna", "민수", "Tom"]), source.choice(["Seoul", "부산", "Oslo"])
+        lines += [f"{name} B-PER", "lives O", "in O", f"{place} B-LOC", ""]
+    Path("names.conll").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    Path("tags.toml").write_text(
+        'task = "token-classification"\n[data]\ntrain = ["names.conll"]\ntest = { test = ["names.conll"] }\n[text]\n'
+        f'kind = "word"\n[model]\n{SMALL}{TRAIN.format(steps=60)}'
+    )
+    assert regard("train", "tags.toml", "-o", "runs/tags", "--device", "cpu").code == 0
+    assert json.loads(Path("runs/tags/scores.json").read_text())["test"]["f1"] > 0.9
+    entities = json.loads(regard("tag", "runs/tags", "Anna lives in Seoul", "--json").out)["entities"]
+    assert [(one["type"], one["text"]) for one in entities] == [("PER", "Anna"), ("LOC", "Seoul")]
+
+
+def test_a_series_with_time_stamps(regard: Call) -> None:
+    rows = [f"2024-01-{1 + hour // 24:02d} {hour % 24:02d}:00,{10 + hour % 24}" for hour in range(24 * 20)]
+    Path("load.csv").write_text("time,load\n" + "\n".join(rows) + "\n")
+    Path("series.toml").write_text(
+        'task = "regression"\n[data]\ntrain = ["load.csv"]\ncontext = 24\nhorizon = 3\nperiod = 24\n[model]\n'
+        f"{SMALL}{TRAIN.format(steps=5)}"
+    )
+    assert regard("train", "series.toml", "-o", "runs/series", "--device", "cpu").code == 0
+    reply = regard("predict", "runs/series", "--files", "load.csv")
+    assert reply.code == 0 and [line.split(",")[0] for line in reply.lines] == [
+        "time", "2024-01-21 00:00", "2024-01-21 01:00", "2024-01-21 02:00"
+    ]  # fmt: skip
+
+
 def test_tokenizers(regard: Call) -> None:
     reply = regard("tokenize", "runs/mt", "the dog", "--json")
     tokens = json.loads(reply.out)
