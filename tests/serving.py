@@ -20,6 +20,7 @@ from regard.models.config import ModelConfig
 from regard.models.folder import save
 from regard.models.transformer import build
 from regard.serve.app import make_app
+from regard.serve.connection import Connection
 from regard.serve.guard import Guard, Keys
 from regard.serve.metrics import Metrics
 from regard.serve.models import Limits, Models
@@ -87,13 +88,13 @@ def serving(
     """A server of these models; `options` are those of `make_app`."""
     metrics = Metrics()
     models = Models(folders, languages or {}, torch.device("cpu"), Limits(), metrics.observer)
-    service = Service(models, Admission(queue), timeout)
+    service = Service(models, Admission(queue, metrics.queue.set), timeout)
     if loaded:
         models.load_all()
     assert not models.failed, models.failed
     app = make_app(service, guard or Guard(Keys()), metrics, **options)
     sock = socket.create_server(("127.0.0.1", 0), backlog=512)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
+    server = uvicorn.Server(uvicorn.Config(app, http=Connection, log_level="error", lifespan="off", ws="none"))
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     while not server.started:

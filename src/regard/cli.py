@@ -65,7 +65,7 @@ COMMANDS.update(
     for name, summary in commands.items()
 )
 # commands that import PyTorch before anything else
-HEAVY = COMMANDS.keys() - {"runs", "data", "tokenize", "tokenizer", "cost", "completion"}
+HEAVY = COMMANDS.keys() - {"runs", "data", "tokenize", "tokenizer", "cost", "serve", "completion"}
 
 HELP = """Transformers from the formula up: build, train, inspect and deploy them.
 

@@ -41,6 +41,8 @@ from regard.errors import MissingExtra, UserError, listed, suggest
 BYTES = 8  # the type of an idx file that is read
 HELD_OUT = 1  # seed of what `valid_fraction` holds out: the same for every train.seed
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # of images in requests; others run programs, such as Ghostscript
+MOST_PIXELS = 25_000_000  # of images in requests: a small file may contain very many
 LEAST = 2  # pixels a side
 RESIDENT = 4 << 30  # bytes of images that are kept on the device: a step then copies nothing
 
@@ -157,8 +159,12 @@ def open_pixels(image_file: str | Path | bytes, channels: int, side: int) -> tup
         folder = Path(path).is_dir()
         raise UserError(f"{path}: {'is a folder; name a file in it' if folder else 'no such file'}")
     try:
-        with Image.open(io.BytesIO(image_file) if isinstance(image_file, bytes) else path) as image:
+        content = isinstance(image_file, bytes)  # of a request: whoever sent it may mean harm
+        source = io.BytesIO(image_file) if isinstance(image_file, bytes) else path
+        with Image.open(source, formats=FORMATS if content else None) as image:
             _refuse(path, image)
+            if content and image.width * image.height > MOST_PIXELS:
+                raise UserError(f"{path}: has {image.width} x {image.height} pixels; send at most {MOST_PIXELS:,}")
             size = image.size
             if image.mode.startswith("I;16"):  # 16 bits of grey: convert would clip them at 255
                 grey = np.asarray(image, dtype=np.float32) / 257

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -17,12 +17,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import regard
-from regard.errors import UserError
 from regard.serve import libretranslate, openai, tasks
 from regard.serve.errors import MEANINGS, ApiError, PlainError, documented, error_response
 from regard.serve.guard import Guard, GuardMiddleware
 from regard.serve.metrics import Metrics, Observed
 from regard.serve.service import Service
+from regard.serve.shared import NotAll
 
 log = logging.getLogger("regard.serve")
 
@@ -55,8 +55,16 @@ class Application(FastAPI):
 
 
 def make_app(
-    service: Service, guard: Guard, metrics: Metrics, *, cors: Sequence[str] = (), admin_key: str | None = None
+    service: Service,
+    guard: Guard,
+    metrics: Metrics,
+    *,
+    cors: Sequence[str] = (),
+    admin_key: str | None = None,
+    reload: Callable[[str], None] | None = None,
 ) -> FastAPI:
+    """`reload` loads a model again; by default, in this process."""
+    load = reload or service.models.reload
     api = Application(title="Regard", version=regard.__version__, docs_url=None, redoc_url=None)
     for kind in (ApiError, RequestValidationError, HTTPException, Exception):
         api.add_exception_handler(kind, respond)
@@ -81,29 +89,37 @@ def make_app(
     @api.get("/metrics", tags=["state"], response_class=PlainTextResponse, responses=refused, dependencies=auth)
     def prometheus() -> Response:
         """Metrics in the text format of Prometheus."""
-        metrics.queue.set(service.admission.tokens)
         return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
 
     if admin_key is not None:
         failures = documented(PlainError, 400, 401, 404, 409, 429)
 
         @api.post("/admin/reload", tags=["state"], responses=failures, dependencies=auth)
-        async def reload(request: Request, model: str) -> Reloaded:
+        async def reload_model(request: Request, model: str) -> Reloaded:
             """Load a model again from its folder; the old one serves until the new one is ready."""
             given = request.headers.get("x-admin-key", "")
             if not hmac.compare_digest(given.encode(), admin_key.encode()):
+                guard.count(f"admin {guard.address(request.scope, request.headers)}")
                 raise ApiError(401, "send the admin key as  X-Admin-Key")
             if model not in service.models.folders:
                 raise ApiError(404, f"there is no model {model!r}")
             try:
-                await asyncio.to_thread(service.models.reload, model)
-            except (UserError, OSError) as error:
-                raise ApiError(409, f"the model was not replaced: {error}") from None
+                await asyncio.to_thread(load, model)
+            except Exception as error:
+                log.exception("model not replaced", extra={"fields": {"model": model}})
+                shared = f": {error}" if isinstance(error, NotAll) else ""
+                raise ApiError(409, f"the model was not replaced{shared}; the log has the details") from None
             return Reloaded(model=model, status="ready")
 
     api.add_middleware(GuardMiddleware, guard=guard)
     if cors:
-        api.add_middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST"], allow_headers=["*"])
+        api.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )
     api.add_middleware(Observed, metrics=metrics)
     return api
 
@@ -119,6 +135,8 @@ async def respond(request: Request, error: Exception) -> Response:
             api_error = ApiError(
                 400, f"{where or 'the body'}: {first['msg']}", param=where or None, code="invalid_request"
             )
+        case HTTPException(__cause__=ApiError() as cause):  # raised while the body was read
+            api_error = cause
         case HTTPException():
             api_error = ApiError(error.status_code, str(error.detail))
         case _:

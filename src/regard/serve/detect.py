@@ -28,6 +28,7 @@ FREQUENT = {
     "tr": "ve bir bu için de da ile ne o gibi daha çok var ben olarak sonra kadar değil en ama mi her sen",
     "vi": "là và của có không một cho các được trong đã người với này những khi đến cũng tôi ở ra anh",
 }
+MOST = 5000  # characters of a text that are read
 WORDS = {language: frozenset(words.split()) for language, words in FREQUENT.items()}
 LETTERS = {
     "cs": "ěřů", "de": "ßäöü", "es": "ñ¿¡", "fr": "œùêèç", "it": "ìò", "pl": "łąęśżźń", "pt": "ãõ", "tr": "ğışç",
@@ -37,7 +38,7 @@ LETTERS = {
 
 def detect(text: str, languages: Collection[str]) -> list[tuple[str, float]]:
     """The languages with their confidence from 0 to 100, best first; they sum to 100."""
-    text, scores = unicodedata.normalize("NFC", text.lower()), Counter[str]()
+    text, scores = unicodedata.normalize("NFC", text[:MOST].lower()), Counter[str]()
     for char in text:
         name = unicodedata.name(char, "").split(" ")[0].split("-")[0] if not char.isascii() else ""
         if name in SCRIPTS:

@@ -14,7 +14,9 @@ from pydantic import BaseModel
 MEANINGS = {
     400: "The request is invalid.",
     401: "A key is missing or unknown.",
+    403: "The server is called by another name.",
     404: "There is no model with this name, or it cannot do this.",
+    408: "The body did not arrive in time.",
     409: "The model was not replaced.",
     413: "The body is too large.",
     429: "The queue is full, or too many requests per minute: try again after `Retry-After` seconds.",
@@ -71,5 +73,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
 def error_response(path: str, error: ApiError) -> Response:
     """An error in the format of the API that `path` belongs to."""
     body: Any = error_body(error) if path.startswith("/v1/") else {"error": error.message}
-    headers = {"Retry-After": str(error.retry_after)} if error.retry_after else None
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after else {}
+    if error.status in (408, 413):  # the rest of the body is not read
+        headers["Connection"] = "close"
     return JSONResponse(body, error.status, headers)

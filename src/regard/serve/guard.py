@@ -1,21 +1,34 @@
-"""What a request must satisfy before it is processed: size, key, rate.
+"""What a request must satisfy before it is processed: host, size, time, key, rate.
 
-    size   the body has at most `limit` bytes, whether its length is announced or not                    else 413
-    key    if the server has keys: `Authorization: Bearer KEY`, or the field `api_key` of LibreTranslate  else 401
-    rate   at most `rate` requests per minute for each key, or without keys for each address              else 429
+    host   a server without keys that listens on this machine only is called by its names             else 403
+    size   the body has at most `limit` bytes, whether its length is announced or not                 else 413
+    time   the body is there within `seconds`, and the client reads its response                      else 408
+    key    if there are keys: `Authorization: Bearer KEY`, or the field `api_key` of LibreTranslate   else 401
+    rate   at most `rate` requests per minute for each key, or without a valid key for each address   else 429
 
 Keys are compared in constant time, by their SHA-256, and appear nowhere: not in logs, metrics or error messages, and
 not in the list of processes, since they come from a file or from the environment. X-Forwarded-For is what a client
-claims; it is read only if the server was told that a proxy in front of it sets it.
+claims; it is read only if the server was told that a proxy in front of it sets it, and then only its last address,
+which is the one that this proxy has added. The host is checked because a page of any site can give its own name the
+address 127.0.0.1, and then read the responses of a server on the visitor's machine (DNS rebinding).
+
+Processes that share a port share the buckets of the rate: a token bucket is (time of its last request, requests left),
+in a table in memory that all of them map, in the row of the client's hash.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import ipaddress
+import mmap
 import os
+import struct
+import threading
 import time
-from collections import OrderedDict
+from collections.abc import Collection
+from contextlib import nullcontext
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -23,11 +36,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.errors import UserError
 from regard.serve.errors import ApiError, error_response
+from regard.serve.shared import locked
 
 VARIABLE = "REGARD_API_KEYS"
 OPEN = ("/health", "/ready", "/languages")  # without a key
 FIELDS = ("/translate", "/detect")  # where the key may be a field of the body
-CLIENTS = 10_000  # whose rate is remembered
+CHECKED = "regard.key_checked"  # in the scope of a request
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+ROWS = 2**14  # of the table of rates
+ROW = struct.Struct("=16s2d")  # hash of a client, time, requests left
 
 
 class Keys:
@@ -52,7 +69,7 @@ class Keys:
 
     def find(self, key: str) -> str | None:
         """The number of a key, for counting; None if it is not one. Every hash is compared, in constant time."""
-        given, found = hashlib.sha256(key.encode()).digest(), None
+        given, found = hashlib.sha256(key.encode(errors="surrogatepass")).digest(), None
         for number, known in enumerate(self.hashes, 1):
             if hmac.compare_digest(given, known):
                 found = f"key {number}"
@@ -60,29 +77,64 @@ class Keys:
 
 
 class Rates:
-    """A token bucket for each client: `rate` requests per minute, of which a quarter may come at once."""
+    """A token bucket for each client: `rate` requests per minute, of which a quarter may come at once.
 
-    def __init__(self, rate: int) -> None:
-        self.rate, self.burst = rate, max(1.0, rate / 4)
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # requests left, and when that was
+    `file`: where the buckets are, for all processes that open it. Two clients in one row replace each other, which
+    gives them more than their rate, never less.
+    """
+
+    def __init__(self, rate: int, file: Path | None = None) -> None:
+        self.rate, self.burst, self._thread = rate, max(1.0, rate / 4), threading.Lock()
+        self._file = None if file is None else file.open("a+b")
+        if self._file is not None:
+            self._file.truncate(ROWS * ROW.size)
+        self._table = mmap.mmap(-1 if self._file is None else self._file.fileno(), ROWS * ROW.size)
 
     def take(self, client: str) -> int:
         """Count a request; 0, or the seconds after which the client may send the next."""
-        now = time.monotonic()
-        left, then = self._left.pop(client, (self.burst, now))
-        left = min(self.burst, left + (now - then) * self.rate / 60)
-        self._left[client] = (max(left - 1, 0.0) if left >= 1 else left, now)
-        if len(self._left) > CLIENTS:
-            self._left.popitem(last=False)
+        key = hashlib.blake2b(client.encode(errors="replace"), digest_size=16).digest()
+        offset = int.from_bytes(key[:4], "little") % ROWS * ROW.size
+        with self._thread, nullcontext() if self._file is None else locked(self._file):
+            owner, then, left = ROW.unpack_from(self._table, offset)
+            now = time.monotonic()  # the same clock in all processes
+            left = min(self.burst, left + (now - then) * self.rate / 60) if owner == key else self.burst
+            ROW.pack_into(self._table, offset, key, now, left - 1 if left >= 1 else left)
         return 0 if left >= 1 else max(1, round((1 - left) * 60 / self.rate))
 
 
-class Guard:
-    """Refuses requests before they reach the application; `check_key` is for keys that come as a field."""
+def client_address(text: str) -> str | None:
+    """An IP address, with or without a port; of IPv6 its /64, which one client owns. None if it is not one."""
+    text = text.strip().strip('"')
+    host = text[1:].partition("]")[0] if text.startswith("[") else text
+    if host.count(":") == 1:
+        host = host.partition(":")[0]
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    if address.version == 4:
+        return str(address)
+    mapped = address.ipv4_mapped
+    return str(mapped or ipaddress.ip_network((int(address) >> 64 << 64, 64)))
 
-    def __init__(self, keys: Keys, *, limit: int = 4_000_000, rate: int = 0, proxy: bool = False) -> None:
-        self.keys, self.limit, self.proxy = keys, limit, proxy
-        self.rates = Rates(rate) if rate else None
+
+class Guard:
+    """Refuses requests before they reach the application; `check_field` is for keys that come as a field."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        *,
+        limit: int = 4_000_000,
+        seconds: float = 60.0,
+        rate: int = 0,
+        rates: Path | None = None,
+        proxy: bool = False,
+        hosts: Collection[str] = (),
+    ) -> None:
+        """`rates`: the file of the buckets, if other processes count too. `hosts`: names of the server (none: any)."""
+        self.keys, self.limit, self.seconds, self.proxy, self.hosts = keys, limit, seconds, proxy, hosts
+        self.rates = Rates(rate, rates) if rate else None
 
     def check(self, scope: Scope) -> None:
         """Raise the `ApiError` for a request that is refused by its headers."""
@@ -92,29 +144,32 @@ class Guard:
             raise ApiError(400, "Content-Length is not a number")
         if int(length) > self.limit:
             raise self.too_large()
+        if self.hosts and host_name(headers.get("host", "")) not in self.hosts:
+            raise ApiError(403, "this server is called by another name: its address, or localhost", code="host")
         if path in OPEN:
             return
         client = self.address(scope, headers)
         if self.keys:
             scheme, _, key = headers.get("authorization", "").partition(" ")
-            given = key if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+            given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
             if not given and path in FIELDS:
-                return  # `check_key` follows when the body is read
-            client = self.check_key(given)
+                return  # `check_field` follows when the body is read
+            client = self.check_key(given, client)
+        scope[CHECKED] = True
         self.count(client)
 
-    def check_key(self, key: object) -> str:
-        """The name of the key for counting, or an error."""
+    def check_key(self, key: object, address: str) -> str:
+        """The name of the key for counting, or an error, which counts for the address."""
         found = self.keys.find(key) if isinstance(key, str) and key else None
         if found is None:
+            self.count(address)
             raise ApiError(401, "this server needs a key: send  Authorization: Bearer KEY", code="invalid_api_key")
         return found
 
     def check_field(self, scope: Scope, key: object) -> None:
         """The same for a route that reads the key from its body, unless a header had it."""
-        headers = Headers(scope=scope)
-        if self.keys and not (headers.get("authorization") or headers.get("x-api-key")):
-            self.count(self.check_key(key))
+        if self.keys and CHECKED not in scope:
+            self.count(self.check_key(key, self.address(scope, Headers(scope=scope))))
 
     def count(self, client: str) -> None:
         if self.rates is not None and (seconds := self.rates.take(client)):
@@ -123,15 +178,22 @@ class Guard:
             )
 
     def address(self, scope: Scope, headers: Headers) -> str:
-        claimed = headers.get("x-forwarded-for", "").split(",")[-1].strip() if self.proxy else ""
-        return claimed or (scope["client"] or ("?",))[0]
+        own = (scope["client"] or ("?",))[0]
+        claimed = headers.getlist("x-forwarded-for")[-1:] if self.proxy else []  # a proxy may add a line of its own
+        address = client_address(claimed[0].rpartition(",")[2]) if claimed else None
+        return address or client_address(own) or own
 
     def too_large(self) -> ApiError:
         return ApiError(413, f"the body has more than {self.limit:,} bytes", code="too_large")
 
 
+def host_name(host: str) -> str:
+    """The name in a Host header, without the port."""
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].lower()
+
+
 class GuardMiddleware:
-    """The guard around an application; `respond(error)` makes the response to a refused request."""
+    """The guard around an application."""
 
     def __init__(self, app: ASGIApp, guard: Guard) -> None:
         self.app, self.guard = app, guard
@@ -140,19 +202,38 @@ class GuardMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        size = 0
+        size, complete, stalled, guard = 0, False, False, self.guard
+        deadline = asyncio.get_running_loop().time() + guard.seconds
 
         async def counted() -> Message:
-            nonlocal size
-            message = await receive()
+            nonlocal size, complete
+            try:
+                async with asyncio.timeout_at(None if complete else deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(408, f"the body did not arrive within {guard.seconds:g} s", code="timeout") from None
             size += len(message.get("body", b""))
-            if size > self.guard.limit:
-                raise self.guard.too_large()
+            complete = not message.get("more_body", False)
+            if size > guard.limit:
+                raise guard.too_large()
             return message
 
+        async def timed(message: Message) -> None:
+            nonlocal stalled
+            try:
+                async with asyncio.timeout(guard.seconds):
+                    await send(message)
+            except TimeoutError:
+                stalled = True
+                raise
+
         try:
-            self.guard.check(scope)
+            guard.check(scope)
         except ApiError as error:
-            await error_response(scope["path"], error)(scope, receive, send)
+            await error_response(scope["path"], error)(scope, receive, timed)
             return
-        await self.app(scope, counted, send)
+        try:
+            await self.app(scope, counted, timed)
+        except Exception:
+            if not stalled:  # otherwise the client does not read its response, and the server closes the connection
+                raise

@@ -68,8 +68,10 @@ async def read_fields(request: Request) -> dict[str, Any]:
     raw = await request.body()
     try:
         if request.headers.get("content-type", "").split(";")[0].strip().lower() == "application/x-www-form-urlencoded":
-            return {name: values[0] for name, values in parse_qs(raw.decode(), keep_blank_values=True).items()}
+            form = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=64)
+            return {name: values[0] for name, values in form.items()}
         fields = json.loads(raw)
+        json.dumps(fields, ensure_ascii=False).encode()  # "\ud800" is JSON, but not text
     except (ValueError, RecursionError):
         raise ApiError(400, "the body is neither JSON nor a form") from None
     if not isinstance(fields, dict):

@@ -1,10 +1,12 @@
 """Listening: the socket, the processes that share it, signals, logs.
 
 With `--workers N`, N processes accept connections from one socket; the kernel gives each connection to one that waits.
-Every process has its own copy of the models, which the operating system shares as far as weights are memory-mapped,
-and its part of the cores. The first process only watches: one that ends unexpectedly is started again.
+Every process has its own copy of the models, its part of the cores and its part of the queue: with 1/N of the cores
+it computes 1/N of the tokens/s, so that an accepted request waits as long as with one process. The first process
+only watches: one that ends unexpectedly is started again, after a pause that doubles each time it ends soon.
 
-SIGTERM and SIGINT drain: no new request is accepted (503), those in progress are finished, and the exit code is 0.
+SIGTERM and SIGINT drain: no new connection is accepted, requests in progress are finished, and the exit code is 0. A
+second SIGINT does not wait for them.
 """
 
 from __future__ import annotations
@@ -20,14 +22,18 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from regard.errors import UserError
+from regard.start import import_torch
 
-RESTART = 1.0  # seconds between the starts of a process that fails again and again
+SOON = 60.0  # seconds: a process that ends earlier is started again after a pause
+PAUSES = (1.0, 64.0)  # the first pause, and the longest
+USER_ERROR = 2  # exit code
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Settings:
     body_limit: int = 4_000_000
     cors: tuple[str, ...] = ()
     proxy: bool = False
+    shared: Path | None = None  # folder that several processes share
 
 
 class JsonLines(logging.Formatter):
@@ -69,9 +76,12 @@ class JsonLines(logging.Formatter):
 
 def serve(settings: Settings) -> int:
     """Serve until a signal; the exit code."""
+    from regard.serve.guard import Keys
+
+    Keys(settings.keys)  # a mistake shows before anything is started
     sock = bind(settings.host, settings.port)
     host, port = sock.getsockname()[:2]
-    print(f"http://{host}:{port}\nCtrl-C stops it", flush=True)
+    print(f"http://{f'[{host}]' if ':' in host else host}:{port}\nCtrl-C stops it", flush=True)
     return run(settings, sock) if settings.workers == 1 else supervise(settings, sock)
 
 
@@ -79,31 +89,35 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise UserError(f"--host {host} --port {port}: {error.strerror or error}; choose another") from None
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--host {host} --port {port}: {reason}; choose another") from None
     sock.set_inheritable(True)
     return sock
 
 
 def run(settings: Settings, sock: socket.socket) -> int:
     """Serve in this process."""
+    import_torch()
     import torch
     import uvicorn
 
     from regard.models.folder import find_device
     from regard.serve.app import make_app
-    from regard.serve.guard import Guard, Keys
+    from regard.serve.connection import Connection
+    from regard.serve.guard import LOOPBACK, Guard, Keys
     from regard.serve.metrics import Metrics
     from regard.serve.models import Limits, Models
     from regard.serve.service import Service
+    from regard.serve.shared import Reloads
     from regard.serve.work import Admission
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     if settings.workers > 1:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.workers))
-    metrics = Metrics(shared=settings.workers > 1)
+        torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
+    metrics = Metrics(shared=settings.shared is not None)
     models = Models(
         settings.folders,
         settings.languages,
@@ -111,59 +125,105 @@ def run(settings: Settings, sock: socket.socket) -> int:
         Limits(settings.batch_tokens, settings.batch_rows),
         metrics.observer,
     )
-    service = Service(models, Admission(settings.queue_tokens), settings.timeout)
-    guard = Guard(Keys(settings.keys), limit=settings.body_limit, rate=settings.rate, proxy=settings.proxy)
-    app = make_app(service, guard, metrics, cors=settings.cors, admin_key=settings.admin_key)
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", server_header=False, ws="none", timeout_keep_alive=75
+    admission = Admission(max(1, settings.queue_tokens // settings.workers), metrics.queue.set)
+    service = Service(models, admission, settings.timeout)
+    keys = Keys(settings.keys)
+    guard = Guard(
+        keys,
+        limit=settings.body_limit,
+        seconds=settings.timeout,
+        rate=settings.rate,
+        rates=None if settings.shared is None else settings.shared / "rates",
+        proxy=settings.proxy,
+        hosts=() if keys or settings.proxy or settings.host not in LOOPBACK else LOOPBACK,
     )
+    reloads = Reloads(models.reload, settings.shared)
+    app = make_app(service, guard, metrics, cors=settings.cors, admin_key=settings.admin_key, reload=reloads.reload)
+    config = uvicorn.Config(
+        app, http=Connection, log_config=None, access_log=False, lifespan="off", server_header=False, ws="none",
+        timeout_keep_alive=75,
+    )  # fmt: skip
     server = uvicorn.Server(config)
 
-    def drain(number: int, frame: FrameType | None) -> None:
+    def drain(number: int | None = None, frame: FrameType | None = None) -> None:
+        server.force_exit = service.draining and number == signal.SIGINT
         service.draining = True
         server.should_exit = True  # connections that wait are closed, requests in progress are finished
 
     threading.Thread(target=models.load_all, daemon=True).start()
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            previous = signal.signal(number, drain)
-            stack.callback(signal.signal, number, previous)
+        for number in (signal.SIGTERM, signal.SIGINT) if settings.shared is None else (signal.SIGTERM,):
+            stack.callback(signal.signal, number, signal.signal(number, drain))
         stack.enter_context(sock)
+        if (parent := multiprocessing.parent_process()) is not None:  # a worker ends with its supervisor
+            threading.Thread(target=lambda: (parent.join(), drain()), daemon=True).start()
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
         server.run(sockets=[sock])
-        models.close()
+        if not server.force_exit:
+            models.close()
     return 0
+
+
+def work(settings: Settings, sock: socket.socket) -> None:
+    """A worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the supervisor sends SIGTERM
+    try:
+        run(settings, sock)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+
+
+@dataclass
+class Slot:
+    """The place of a worker process."""
+
+    process: Any = None
+    started: float = 0.0
+    pause: float = 0.0  # before it is started again
 
 
 def supervise(settings: Settings, sock: socket.socket) -> int:
     """Start the worker processes, start again what ends unexpectedly, end all at a signal."""
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="regard-metrics-") as folder:
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # where the processes add up their metrics
-        stopping = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stopping.set())
-        workers: dict[int, Any] = {}
-        while not stopping.is_set():
-            for index in range(settings.workers):
-                if index not in workers or not workers[index].is_alive():
-                    if index in workers:
-                        from prometheus_client.multiprocess import mark_process_dead
+    from prometheus_client.multiprocess import mark_process_dead
 
-                        mark_process_dead(workers[index].pid)
-                        print(
-                            f"worker {index} ended with code {workers[index].exitcode}; started again", file=sys.stderr
-                        )
-                    workers[index] = context.Process(target=run, args=(settings, sock), name=f"worker-{index}")
-                    workers[index].start()
-            stopping.wait(RESTART)
-        for worker in workers.values():
-            if worker.is_alive():
-                worker.terminate()  # SIGTERM: it drains
-        for worker in workers.values():
-            worker.join(settings.timeout + 5)
-            if worker.is_alive():
-                worker.kill()
-    sock.close()
+    context, signals = multiprocessing.get_context("spawn"), list[int]()
+    slots = [Slot() for _ in range(settings.workers)]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: signals.append(number))
+    with tempfile.TemporaryDirectory(prefix="regard-") as name:
+        folder = Path(name)
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = name  # where the processes add up their metrics
+        settings = replace(settings, shared=folder)
+        while not signals:
+            for index, slot in enumerate(slots):
+                if slot.process is not None and not slot.process.is_alive():
+                    code, seconds = slot.process.exitcode, time.monotonic() - slot.started
+                    if code == USER_ERROR:  # which every process would repeat
+                        return end(slots, sock, settings.timeout, signals) or code
+                    slot.pause = min(2 * slot.pause or PAUSES[0], PAUSES[1]) if seconds < SOON else 0.0
+                    print(f"worker {index} ended with code {code}; next start in {slot.pause:g} s", file=sys.stderr)
+                    mark_process_dead(slot.process.pid)
+                    (folder / f"{slot.process.pid}.json").unlink(missing_ok=True)
+                    slot.process, slot.started = None, time.monotonic()
+                if slot.process is None and time.monotonic() >= slot.started + slot.pause:
+                    slot.process = context.Process(target=work, args=(settings, sock), name=f"worker-{index}")
+                    slot.process.start()
+                    slot.started = time.monotonic()
+            wait([slot.process.sentinel for slot in slots if slot.process is not None], timeout=0.2)
+        return end(slots, sock, settings.timeout, signals)
+
+
+def end(slots: list[Slot], sock: socket.socket, timeout: float, signals: list[int]) -> int:
+    """Drain and end all workers."""
+    sock.close()  # no process accepts connections any more
+    running = [slot.process for slot in slots if slot.process is not None]
+    for process in running:
+        process.terminate()  # SIGTERM: it drains
+    deadline, before = time.monotonic() + timeout + 5, len(signals)
+    while any(process.is_alive() for process in running):
+        if time.monotonic() > deadline or signal.SIGINT in signals[before:]:
+            for process in running:
+                process.kill()
+        wait([process.sentinel for process in running], timeout=0.2)
     return 0

@@ -7,6 +7,7 @@ swaps the two when the new one is ready: no request is lost, and those in progre
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from regard.predict.generator import Generator, Token
 from regard.predict.onnx import Exported, ExportedDecoder
 from regard.serve.work import Batcher, Generations, Observe, Prompt, Streams, Worker
 from regard.tasks.registry import load
+
+log = logging.getLogger("regard.serve")
 
 
 class NotReady(Exception):
@@ -45,7 +48,7 @@ class Served:
     def __init__(
         self, bundle: Bundle, name: str, limits: Limits, observe: Observe, languages: tuple[str, str] | None = None
     ) -> None:
-        self.bundle, self.name, self.created = bundle, name, int(time.time())
+        self.bundle, self.name, self.limits, self.created = bundle, name, limits, int(time.time())
         self.languages = languages or languages_of(bundle)
         config = bundle.config
         is_encoder = (config.architecture, config.input) == ("encoder", "tokens")
@@ -83,12 +86,21 @@ class Served:
         assert isinstance(self.predictor, Generator)
         return self.predictor
 
+    def shown(self, error: UserError) -> str:
+        """An error as a client reads it: with the name of the model instead of its folder."""
+        return str(error).replace(self.bundle.where, self.name).replace(self.bundle.name, self.name)
+
     def count_tokens(self, item: Any) -> int:
-        """What an input costs: its tokens with </s>, the patches of an image, the steps of a series, both of a pair."""
+        """What an input costs: its tokens with </s>, the patches of an image, the steps of a series, both of a pair.
+
+        Of a text that the predictor truncates, what is left of it.
+        """
         if isinstance(item, tuple):
             return len(self.bundle.source.encode(item[0])) + len(self.bundle.target.encode(item[1])) + 2
         if isinstance(item, str):
-            return len(self.bundle.source.encode(item)) + 1
+            count = len(self.bundle.source.encode(item)) + 1
+            most = None if self.kind == "tag" else getattr(self.predictor or self.embedder, "max_length", None)
+            return count if most is None else min(count, most)
         if isinstance(item, bytes):
             config = self.bundle.config
             return (config.image_size // config.patch_size) ** 2
@@ -136,6 +148,7 @@ class Models:
             try:
                 self.reload(name)
             except Exception as error:
+                log.exception("model not loaded", extra={"fields": {"model": name}})
                 self.failed[name] = str(error) or type(error).__name__
 
     def reload(self, name: str) -> None:
@@ -159,7 +172,7 @@ class Models:
             served = self.ready.get(candidate)
             if served is None:
                 if candidate in self.failed:
-                    raise NotReady(f"the model {candidate!r} could not be loaded: {self.failed[candidate]}")
+                    raise NotReady(f"the model {candidate!r} could not be loaded; the log has the details")
                 raise NotReady(f"the model {candidate!r} is being loaded")
             if served.kind in kinds or ("embed" in kinds and served.embedder is not None):
                 return served

@@ -7,6 +7,7 @@ model of this size is not trained for it, so /v1/chat/completions responds with 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import random
@@ -74,7 +75,6 @@ class Model(BaseModel):
     kind: str | None = None  # the command that does the same: generate, translate, classify …
     input: Literal["text", "image", "numbers"] | None = None
     embeddings: bool | None = None  # whether /v1/embeddings takes it
-    error: str | None = None  # why it could not be loaded
 
 
 class ModelList(BaseModel):
@@ -158,7 +158,7 @@ def router(service: Service) -> APIRouter:
     async def completions(request: Request, body: CompletionRequest) -> Response | dict[str, Any]:
         """Continue a prompt."""
         served = service.model(body.model, "generate")
-        prompts, config, stops = read_completion(served, body)
+        prompts, config, stops = await asyncio.to_thread(read_completion, served, body)
         completion = Completion(served, body, prompts)
         tokens = service.stream(request, served, prompts, config, stops)
         if not body.stream:
@@ -193,8 +193,7 @@ def router(service: Service) -> APIRouter:
 def describe(service: Service, name: str) -> Model:
     served = service.models.ready.get(name)
     if served is None:
-        error = service.models.failed.get(name)
-        return Model(id=name, status="loading" if error is None else "failed", error=error)
+        return Model(id=name, status="failed" if name in service.models.failed else "loading")
     inputs: dict[str, Literal["text", "image", "numbers"]] = {"tokens": "text", "patches": "image"}
     return Model(
         id=name,
@@ -232,7 +231,7 @@ def read_completion(served: Served, body: CompletionRequest) -> tuple[list[list[
             seed=(random.randrange(2**32) if generator.SEEDS else 1) if body.seed is None else body.seed % 2**32,
         )
     except UserError as error:
-        raise ApiError(400, str(error), param="prompt", code="invalid_input") from None
+        raise ApiError(400, served.shown(error), param="prompt", code="invalid_input") from None
     return ids, config, [body.stop] if isinstance(body.stop, str) else body.stop or []
 
 

@@ -68,6 +68,13 @@ class Service:
     ) -> list[Any]:
         """One output for each item; `options` are those of the predictor. `alone`: one batch per item."""
         costs = await asyncio.to_thread(lambda: [served.count_tokens(item) for item in items])
+        if (longest := max(costs)) > served.limits.tokens:
+            raise ApiError(
+                400,
+                f"input.{costs.index(longest)}: has {longest:,} tokens; the server takes at most "
+                f"{served.limits.tokens:,} in one input (--batch-tokens)",
+                code="invalid_input",
+            )
         self._admit(sum(costs))
         key = tuple(sorted(options.items()))
         jobs = [Job(item, key, cost, alone) for item, cost in zip(items, costs, strict=True)]
@@ -82,7 +89,7 @@ class Service:
                 return list(outputs.result())
             raise gone.result() if gone.done() else self._late()
         except UserError as error:
-            raise ApiError(400, str(error), code="invalid_input") from None
+            raise ApiError(400, served.shown(error), code="invalid_input") from None
         finally:
             gone.cancel()
             for job in jobs:
@@ -124,7 +131,7 @@ class Service:
                 except TimeoutError:
                     raise self._late() from None
                 if isinstance(event, UserError):
-                    raise ApiError(400, str(event), code="invalid_input")
+                    raise ApiError(400, served.shown(event), code="invalid_input")
                 if isinstance(event, Exception):
                     raise event
                 left -= event.ended is not None

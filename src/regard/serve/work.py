@@ -46,8 +46,9 @@ class Cancelled(Exception):
 class Admission:
     """How many tokens are in the server, and how many may be."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit, self.tokens = limit, 0
+    def __init__(self, limit: int, observe: Callable[[float], object] = lambda tokens: None) -> None:
+        """`observe` is called with the number of tokens when it changes."""
+        self.limit, self.tokens, self.observe = limit, 0, observe
         self._lock = threading.Lock()
         self._rate, self._left, self._since = 0.0, 0, time.monotonic()
 
@@ -60,10 +61,12 @@ class Admission:
             if not self.tokens:
                 self._left, self._since = 0, time.monotonic()
             self.tokens += tokens
+            self.observe(self.tokens)
 
     def leave(self, tokens: int) -> None:
         with self._lock:
             self.tokens -= tokens
+            self.observe(self.tokens)
             self._left += tokens
             if (seconds := time.monotonic() - self._since) >= 1:  # tokens/s of the last second
                 self._rate, self._left, self._since = self._left / seconds, 0, time.monotonic()
