@@ -22,8 +22,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -156,12 +158,17 @@ def run(settings: Settings, sock: socket.socket) -> int:
             stack.callback(signal.signal, number, signal.signal(number, drain))
         stack.enter_context(sock)
         if (parent := multiprocessing.parent_process()) is not None:  # a worker ends with its supervisor
-            threading.Thread(target=lambda: (parent.join(), drain()), daemon=True).start()
+            threading.Thread(target=end_with, args=(parent, drain), daemon=True).start()
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
         server.run(sockets=[sock])
         if not server.force_exit:
             models.close()
     return 0
+
+
+def end_with(parent: BaseProcess, drain: Callable[[], None]) -> None:
+    parent.join()
+    drain()
 
 
 def work(settings: Settings, sock: socket.socket) -> None:
