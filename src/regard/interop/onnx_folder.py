@@ -10,9 +10,10 @@
 transformers.js creates the empty keys and values of the first step from the graph itself, so that any decoder of ours
 can be called gpt2 and any encoder-decoder marian, whatever its positions, norms and heads.
 
-Weights in 8 bits: each matrix becomes integers from -64 to 63 and one scale, activations are quantised as they come.
+Weights in 8 bits: each column of a matrix becomes integers from -64 to 63 and a scale, activations are quantised as
+they come.
 
-    W ≈ s · round(W / s),   s = (max W - min W) / 127       x W ≈ s_x s (q_x - z_x) (q_W - z)
+    W_ij ≈ s_j q_ij,   s_j = (max_i W_ij - min_i W_ij) / 127          (x W)_j ≈ s_x s_j Σ_i (q_x,i - z_x) (q_ij - z_j)
 
 7 of the 8 bits (`reduce_range`) keep the sums of products within 16 bits on CPUs without VNNI, which would saturate.
 """
@@ -117,7 +118,7 @@ def _quantize(path: Path) -> None:
     with quiet():
         quantize_dynamic(
             model, path.with_name(f"{path.stem}_quantized.onnx"), op_types_to_quantize=["MatMul", "Gather"],
-            weight_type=QuantType.QInt8, reduce_range=True,
+            weight_type=QuantType.QInt8, reduce_range=True, per_channel=True,
         )  # fmt: skip
     path.unlink()
 
