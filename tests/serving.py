@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 import uvicorn
 
 from explorer import ENGLISH, SMALL, grow, make_captioner, make_decoder, make_translator
+from prediction_models import KINDS
+from prediction_models import SMALL as TINY
 from regard.models.config import ModelConfig
 from regard.models.folder import save
 from regard.models.transformer import build
@@ -40,10 +43,18 @@ def make_tagger(folder: Path) -> Path:
     return make_classifier(folder, "token-classification", pooling="none")
 
 
+def make_kind(kind: str, folder: Path) -> Path:
+    fields, tokenizer, recipe, *_ = KINDS[kind]
+    own = {} if tokenizer is None else {"vocab_size": len(tokenizer)}
+    model = build(ModelConfig(**{**TINY, **own, **fields}))
+    save(model, folder, tokenizers={} if tokenizer is None else {"tokenizer": tokenizer}, recipe=recipe)
+    return folder
+
+
 def make_runs(folder: Path) -> dict[str, Path]:
-    """A model of every kind that a route needs, but forecasting."""
+    """A model for every route."""
     makers = {"lm": make_decoder, "mt": make_translator, "labels": make_classifier, "captions": make_captioner}
-    makers["tags"] = make_tagger
+    makers |= {"tags": make_tagger, "masks": partial(make_kind, "fill"), "numbers": partial(make_kind, "predict")}
     return {name: make(folder / name) for name, make in makers.items()}
 
 

@@ -219,11 +219,11 @@ def test_folders_for_ctranslate2(runs: dict[str, Path], tmp_path: Path) -> None:
         assert server.post("/translate", fields) == (200, {"translatedText": translation.text})
 
 
-def test_state_and_metrics(server: Server) -> None:
+def test_state_and_metrics(server: Server, runs: dict[str, Path]) -> None:
     assert server.get("/health") == (200, {"status": "ok"})
     assert server.get("/ready")[0] == 200
     names = [one["id"] for one in server.get("/v1/models")[1]["data"]]
-    assert names == ["lm", "mt", "labels", "captions", "tags"]
+    assert names == list(runs)
     complete(server, prompt=TEXT, max_tokens=2)
     server.get("/a/path/that/no/route/has?secret=1")
     text = server.get("/metrics")[1]

@@ -91,7 +91,10 @@ class Regressor(Predictor["Sequence[float] | Tensor", Forecast]):
 
     def as_series(self, numbers: Sequence[float] | Tensor) -> Tensor:
         """[n, channels] of a sequence of one channel, or of a tensor."""
-        series = torch.as_tensor(numbers, dtype=torch.float64)
+        try:
+            series = torch.as_tensor(numbers, dtype=torch.float64)
+        except (TypeError, ValueError):
+            raise UserError(f"numbers: give a list, or [steps, channels = {self.channels}]") from None
         series = series[:, None] if series.dim() == 1 else series
         if series.dim() != 2 or series.shape[1] != self.channels:
             raise UserError(f"numbers have shape {tuple(series.shape)}: give [steps, channels = {self.channels}]")

@@ -138,7 +138,9 @@ def router(service: Service, guard: Guard) -> APIRouter:
             raise ApiError(400, f"{source} to {target} is not available; there are: {known or 'none'}")
         served = service.model(pairs[source, target], "translate")
         count = fields.get("alternatives") or 0
-        if not isinstance(count, int) or not 0 <= count <= 10:
+        if isinstance(count, str) and count.isascii() and count.isdigit():  # of a form
+            count = int(count[:3])
+        if type(count) is not int or not 0 <= count <= 10:
             raise ApiError(400, "alternatives: must be an integer from 0 to 10")
         options: dict[str, Any] = {"beam": max(5, count + 1), "n_best": count + 1} if count else {}
         outputs = await service.predict(request, served, texts, **options)

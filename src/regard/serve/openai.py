@@ -30,8 +30,8 @@ from regard.serve.service import Service
 
 REASONS = {"end": "stop", "stop": "stop", "limit": "length", "context": "length"}
 MOST = 128  # prompts or inputs in a request
-Strings = Annotated[list[str], Field(max_length=2048)]
-Ids = Annotated[list[int], Field(max_length=100_000)]
+Strings = Annotated[list[str], Field(max_length=2048, fail_fast=True)]
+Ids = Annotated[list[int], Field(max_length=100_000, fail_fast=True)]
 
 
 class CompletionRequest(BaseModel):
@@ -40,7 +40,7 @@ class CompletionRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")  # clients send fields that have no meaning here, such as `user`
 
     model: str
-    prompt: str | Ids | Strings | Annotated[list[Ids], Field(max_length=2048)]
+    prompt: str | Ids | Strings | Annotated[list[Ids], Field(max_length=2048, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, le=100_000)] | None = 16
     temperature: Annotated[float, Field(ge=0, le=100)] | None = 1.0
     top_p: Annotated[float, Field(ge=0, le=1)] | None = 1.0

@@ -67,7 +67,10 @@ class Service:
         self, client: Client, served: Served, items: Sequence[Any], *, alone: bool = False, **options: Any
     ) -> list[Any]:
         """One output for each item; `options` are those of the predictor. `alone`: one batch per item."""
-        costs = await asyncio.to_thread(lambda: [served.count_tokens(item) for item in items])
+        try:
+            costs = await asyncio.to_thread(lambda: [served.count_tokens(item) for item in items])
+        except UserError as error:
+            raise ApiError(400, served.shown(error), code="invalid_input") from None
         if (longest := max(costs)) > served.limits.tokens:
             raise ApiError(
                 400,

@@ -26,11 +26,12 @@ from regard.serve.service import Service
 
 MOST = 256  # inputs in a request
 Text = Annotated[str, Field(max_length=100_000)]
-Inputs = Text | Annotated[list[Text], Field(min_length=1, max_length=MOST)]
+Inputs = Text | Annotated[list[Text], Field(min_length=1, max_length=MOST, fail_fast=True)]
 Image = Annotated[str, Field(max_length=20_000_000)]
-Images = Image | Annotated[list[Image], Field(min_length=1, max_length=MOST)]
+Images = Image | Annotated[list[Image], Field(min_length=1, max_length=MOST, fail_fast=True)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Numbers = Annotated[list[Number | list[Number]], Field(min_length=1, max_length=100_000)]
+Channels = Annotated[list[Number], Field(max_length=10_000, fail_fast=True)]
+Numbers = Annotated[list[Number | Channels], Field(min_length=1, max_length=100_000, fail_fast=True)]
 
 
 class TaskRequest(BaseModel):
