@@ -159,7 +159,7 @@ def open_pixels(image_file: str | Path | bytes, channels: int, side: int) -> tup
         folder = Path(path).is_dir()
         raise UserError(f"{path}: {'is a folder; name a file in it' if folder else 'no such file'}")
     try:
-        content = isinstance(image_file, bytes)  # of a request: whoever sent it may mean harm
+        content = isinstance(image_file, bytes)  # of a request, so it may be hostile
         source = io.BytesIO(image_file) if isinstance(image_file, bytes) else path
         with Image.open(source, formats=FORMATS if content else None) as image:
             _refuse(path, image)
