@@ -124,7 +124,8 @@ def test_a_signal_under_load_finishes_what_was_accepted(run: Path) -> None:
         process.send_signal(signal.SIGTERM)
         failed = [one.exception() for one in pending]  # a connection that no process had accepted is closed
         assert all(isinstance(error, ConnectionError) for error in failed if error is not None)
-        assert failed.count(None) >= 8 and {one.result()[0] for one in pending if not one.exception()} == {200}
+        statuses = [one.result()[0] for one in pending if one.exception() is None]
+        assert statuses.count(200) >= 6 and set(statuses) <= {200, 503}, "503: read after the signal"
         assert process.wait(timeout=30) == 0
 
 
