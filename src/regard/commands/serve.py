@@ -31,7 +31,7 @@ ARGUMENTS = {
             {"type": positive, "default": 65_536},
         ),
         "--batch-tokens N": (
-            "tokens of a batch, padding included (default: 4096)",
+            "tokens of a batch, padding included, and of one input (default: 4096)",
             {"type": positive, "default": 4096},
         ),
         "--batch-rows N": ("inputs of a batch (default: 64)", {"type": positive, "default": 64}),
