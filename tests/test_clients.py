@@ -115,7 +115,7 @@ def test_openai_many_at_once(openai: Any, server: Server, runs: dict[str, Path])
 
 def test_openai_waits_and_tries_again(openai: Any, runs: dict[str, Path]) -> None:
     """A 429 carries Retry-After, which the client obeys."""
-    with serving({"lm": runs["lm"]}, guard=Guard(Keys(), rate=60)) as server:
+    with serving({"lm": runs["lm"]}, guard=Guard(Keys(), rate=20)) as server:
         fields = {"model": "lm", "prompt": "a", "max_tokens": 1}
         with openai.OpenAI(**options(server)) as client, pytest.raises(openai.RateLimitError) as error:
             for _ in range(30):

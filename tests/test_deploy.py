@@ -67,14 +67,14 @@ def test_docker() -> None:
 
 
 def test_systemd() -> None:
-    text = (FOLDER / "regard.service").read_text()
+    text = (FOLDER / "regard-serve.service").read_text()
     values = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
     program, name, *arguments = shlex.split(values["ExecStart"])
     options = parsed(arguments)
     assert program.endswith("/regard") and name == "serve" and options.trust_proxy
     assert int(values["TimeoutStopSec"]) > options.timeout + 5, "longer than the supervisor waits"
     if shutil.which("systemd-analyze"):
-        done = subprocess.run(["systemd-analyze", "verify", FOLDER / "regard.service"], capture_output=True, text=True)
+        done = subprocess.run(["systemd-analyze", "verify", FOLDER / "regard-serve.service"], capture_output=True, text=True)
         assert "Unknown" not in done.stderr
 
 
