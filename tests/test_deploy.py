@@ -74,7 +74,9 @@ def test_systemd() -> None:
     assert program.endswith("/regard") and name == "serve" and options.trust_proxy
     assert int(values["TimeoutStopSec"]) > options.timeout + 5, "longer than the supervisor waits"
     if shutil.which("systemd-analyze"):
-        done = subprocess.run(["systemd-analyze", "verify", FOLDER / "regard-serve.service"], capture_output=True, text=True)
+        done = subprocess.run(
+            ["systemd-analyze", "verify", FOLDER / "regard-serve.service"], capture_output=True, text=True
+        )
         assert "Unknown" not in done.stderr
 
 
