@@ -40,7 +40,9 @@ TASKS: dict[str, dict[str, Any]] = {
     "translation": {"position": "t5", "norm": "rms", "norm_order": "pre", "target_vocab_size": True},
     "text-to-text": {"position": "sinusoidal", "pruned": {"decoder.0.cross": (1, 2)}},
     "language-modeling": {"architecture": "decoder", "position": "rope", "kv_heads": 2, "qk_norm": True},
-    "masked-language-modeling": {"architecture": "encoder", "position": "relative", "head_layer": True},
+    "masked-language-modeling": {
+        "architecture": "encoder", "position": "relative", "head_layer": True, "token_types": 2
+    },
     "text-classification": {
         "architecture": "encoder", "position": "alibi", "output_head": "classes", "classes": 3, "pooling": "mean"
     },
@@ -130,8 +132,10 @@ def same_values(model: Any, graph: Any) -> None:
         else:
             source = rows(count, length, config.vocab_size or 0)
         if config.architecture == "encoder":
-            per_token = config.per_token or config.output_head == "tokens"
-            compare(model(source, is_real), graph(source, is_real), is_real if per_token else None)
+            per_token = config.per_token or config.output_head in ("tokens", "none")
+            types = (torch.randint(2, source.shape),) if config.token_types else ()
+            keep = is_real if per_token else None
+            compare(model(source, is_real, *types), graph(source, is_real, *types), keep)
             continue
         target = rows(count, 5, config.target_size)
         masks = [is_real]

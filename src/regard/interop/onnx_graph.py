@@ -173,7 +173,9 @@ def _source(model: Encoder | EncoderDecoder) -> dict[str, Tensor]:
     ids = torch.zeros(ROWS, LENGTH, dtype=torch.long)
     source = torch.zeros(ROWS, LENGTH, config.feature_dim) if config.input == "features" else ids
     inputs = {SOURCES[config.input]: source, "attention_mask": torch.ones_like(ids)}
-    return inputs | ({"token_type_ids": ids} if config.token_types and isinstance(model, Encoder) else {})
+    # each a tensor of its own: of one that is given twice, only one input would be recorded
+    types = {"token_type_ids": torch.zeros_like(ids)} if config.token_types and isinstance(model, Encoder) else {}
+    return inputs | types
 
 
 def _past(stack: Stack, memory: bool = False) -> tuple[list[tuple[Tensor, ...]], list[str]]:
