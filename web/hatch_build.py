@@ -1,8 +1,9 @@
-"""Build the page as part of the wheel: `pip install .` of a fresh clone brings `regard explore` with it.
+"""Build the pages as part of the wheel: `pip install .` of a fresh clone brings `regard explore` with it.
 
-The page is what `make page` leaves in src/regard/explore/page. Where it is missing or older than its sources, npm
-builds it. Without npm, or without a network for it, the wheel has no page: everything else works, and
-`regard explore` says what is missing. An editable install is a checkout, where `make page` builds it.
+The pages are what `make page` leaves in src/regard/explore/page and, for `regard export --web`, in
+src/regard/interop/page. Where one is missing or older than its sources, npm builds them. Without npm, or without a
+network for it, the wheel has no pages: everything else works, and these commands say what is missing. An editable
+install is a checkout, where `make page` builds them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = ("src", "public", "index.html", "package-lock.json", "vite.config.ts", "svelte.config.js")
+SOURCES = (
+    "src", "public", "browser", "index.html", "package-lock.json", "vite.config.ts", "vite.browser.config.ts",
+    "svelte.config.js",
+)  # fmt: skip
+PAGES = ("src/regard/explore/page/index.html", "src/regard/interop/page/index.html")
 
 
 class PageHook(BuildHookInterface):
@@ -24,16 +29,19 @@ class PageHook(BuildHookInterface):
             return
         why = build(root / "web")
         if why is not None:
-            self.app.display_warning(f"regard explore: {why}; the wheel has no page, everything else works")
+            self.app.display_warning(
+                f"the pages: {why}; regard explore and export --web are missing, everything else works"
+            )
 
 
 def up_to_date(root: Path) -> bool:
-    page = root / "src/regard/explore/page/index.html"
-    if not page.is_file():
+    pages = [root / name for name in PAGES]
+    if not all(page.is_file() for page in pages):
         return False
     sources = [root / "web" / name for name in SOURCES]
     files = [file for one in sources for file in (one.rglob("*") if one.is_dir() else [one]) if file.is_file()]
-    return all(file.stat().st_mtime <= page.stat().st_mtime for file in files)
+    oldest = min(page.stat().st_mtime for page in pages)
+    return all(file.stat().st_mtime <= oldest for file in files)
 
 
 def build(web: Path) -> str | None:

@@ -1,25 +1,29 @@
 """Export a Regard folder for other programs: as a Hugging Face model (--hf), which transformers' from_pretrained loads,
-as ONNX graphs (--onnx) for ONNX Runtime and transformers.js, which run in Python, in Node and in a browser, or for
-CTranslate2 (--ctranslate2), an engine in C++ that translates and generates text fast on CPUs.
+as ONNX graphs (--onnx) for ONNX Runtime and transformers.js, which run in Python, in Node and in a browser, as a web
+page (--web) that computes the model in the browser, or for CTranslate2 (--ctranslate2), an engine in C++ that
+translates and generates text fast on CPUs.
 
 A Hugging Face folder has config.json, model.safetensors and the tokenizer. If no architecture of transformers can
 represent the model, the error lists the differences. ONNX represents every Transformer; the graphs take any batch size
 and length and hand on the keys and values of the tokens that they have read. CTranslate2 has encoder-decoders and
 language models; what it would compute differently is refused. Before it is called done, every ONNX or CTranslate2
 folder is compared with the run on 32 inputs of its test data; if it differs, nothing is saved. The folder is used like
-a run: regard translate DIR, regard generate DIR, regard classify DIR …
+a run: regard translate DIR, regard generate DIR, regard classify DIR … A web folder is such a folder with a page and
+with ONNX Runtime as WebAssembly: any static server serves it, and nothing that is typed there leaves the browser.
 
 examples:
   regard export runs/gpt2 --hf gpt2-out             convert runs/gpt2 to gpt2-out
   regard export runs/gpt2 --hf gpt2-out --check     also load it with transformers and compare the outputs
   regard export runs/mine --onnx mine-onnx          ONNX graphs in mine-onnx/onnx
   regard export runs/mine --onnx mine-onnx --int8   with weights in 8 bits: a quarter of the size
+  regard export runs/mine --web site                a page; look at it with  python -m http.server -d site
   regard export runs/mine --ctranslate2 fast --int8 for CTranslate2, the fastest on a CPU
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,8 +39,10 @@ ARGUMENTS = {
     "RUN": "the Regard folder: recipe.toml and model.safetensors",
     "--hf DIR": "save a Hugging Face folder",
     "--onnx DIR": "save a folder of ONNX graphs",
+    "--web DIR": "save a page that runs the model in the browser",
     "--ctranslate2 DIR": "save a folder for CTranslate2",
     "--int8": "with --onnx or --ctranslate2: weights in 8 bits",
+    "--fp32": "with --web: weights in 32 bits instead of 8",
     "--check": "with --hf: load DIR with transformers and compare the outputs",
     "--force": "replace DIR if it is such a folder",
     "--json": "print the result as JSON",
@@ -113,6 +119,19 @@ def _save_onnx(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
     return {"format": "onnx", "int8": args.int8, **result}, "ONNX, int8" if args.int8 else "ONNX", summary
 
 
+def _save_web(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
+    from regard.interop.onnx_folder import export_onnx
+    from regard.interop.web_folder import add_page, check_page
+
+    int8 = not args.fp32
+    check_page(bundle)
+    export_onnx(bundle, fresh, int8=int8, attention=True)
+    result, summary = verify(bundle, fresh, int8=int8)
+    add_page(bundle, fresh, int8=int8)
+    served = f"open it with any static server:  python -m http.server -d {shlex.quote(args.web)}"
+    return {"format": "web", "int8": int8, **result}, "page with the model", [*summary, served]
+
+
 def _save_ctranslate2(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
     from regard.interop.ctranslate2 import export_ctranslate2
 
@@ -125,6 +144,7 @@ def _save_ctranslate2(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> 
 FORMATS = {
     "hf": Format(_save_hf, ("check",)),
     "onnx": Format(_save_onnx, ("int8",)),
+    "web": Format(_save_web, ("fp32",)),
     "ctranslate2": Format(_save_ctranslate2, ("int8",)),
 }
 

@@ -36,11 +36,11 @@ from regard.predict.onnx import FOLDER, OUTPUTS, SOURCES
 from regard.settings import to_dict, write_toml
 
 
-def export_onnx(bundle: Bundle, folder: str | Path, *, int8: bool = False) -> None:
-    """Save the model of `bundle` as graphs in `folder`."""
+def export_onnx(bundle: Bundle, folder: str | Path, *, int8: bool = False, attention: bool = False) -> None:
+    """Save the model of `bundle` as graphs in `folder`; `attention`: with attention weights as outputs."""
     folder, config = Path(folder), bundle.config
     make_folder(folder / FOLDER)
-    for path in write_graphs(bundle.model, folder / FOLDER):
+    for path in write_graphs(bundle.model, folder / FOLDER, attention=attention):
         if int8:
             _quantize(path)
     write_tokenizers(folder, config, bundle.tokenizers, bundle.limits.source)

@@ -9,6 +9,9 @@ concatenates instead of writing into buffers:
 
 The keys and values of the encoder's output are computed in the first step and handed on: a later step projects
 states[:, past:], which is empty. So one graph serves the first step and all others.
+
+With `attention`, the weights of every layer are outputs too: `attentions.N` [batch, heads, n, past + n], or those of a
+decoder over its input, `cross_attentions.N` [batch, heads, n, source].
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model, b
 from regard.nn.block import Block, Memory, Stack
 from regard.nn.cache import Cache, Pair
 from regard.nn.mask import Positions
+from regard.nn.trace import trace
 from regard.predict.onnx import OUTPUTS, PAST, PRESENT, SOURCES
 
 ROWS, LENGTH, READ = 2, 5, 3  # of the example that is recorded; sizes that differ, so that none is taken for another
@@ -63,31 +67,35 @@ class Past(Cache):
             yield from self.memory.get(layer, ())
 
 
-class EncoderGraph(nn.Module):
-    """The whole of an encoder, or the encoder of an encoder-decoder."""
+class GraphOf(nn.Module):
+    """The forward pass of a model as a function of tensors; `weights` names the attention weights among its outputs."""
 
-    def __init__(self, model: Encoder | EncoderDecoder) -> None:
+    def __init__(self, model: Any, weights: str = "") -> None:
         super().__init__()
-        self.model = model
+        self.model, self.weights = model, weights
+
+    def recorded(self) -> AbstractContextManager[Any]:
+        return trace(self.model, only=self.weights) if self.weights else nullcontext({})
+
+
+class EncoderGraph(GraphOf):
+    """The whole of an encoder, or the encoder of an encoder-decoder."""
 
     def forward(
         self, source: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
-    ) -> Tensor:
+    ) -> tuple[Tensor, ...]:
         is_real = None if attention_mask is None else attention_mask.bool()
         if self.model.config.input == "patches" and self.model.config.channels == 1:  # programs send RGB
             source = (source * source.new_tensor(LUMA)[:, None, None]).sum(dim=1, keepdim=True)
         if isinstance(self.model, EncoderDecoder):
-            return self.model.encode(source, is_real).states
-        output: Tensor = self.model(source, is_real, token_type_ids)
-        return output
+            return (self.model.encode(source, is_real).states,)
+        with self.recorded() as seen:
+            output: Tensor = self.model(source, is_real, token_type_ids)
+        return output, *(seen[name] for name in seen)
 
 
-class DecoderGraph(nn.Module):
+class DecoderGraph(GraphOf):
     """A language model: the mask covers the tokens read before and those that are new."""
-
-    def __init__(self, model: Decoder) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, past: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         keys = Positions.of(attention_mask.shape[1], tokens.device, attention_mask.bool())
@@ -95,16 +103,13 @@ class DecoderGraph(nn.Module):
         first = past[0][0].shape[2]
         cache = Past(past, keys)
         x = self.model.embedding(tokens)
-        x = self.model.decoder(x, Positions(keys.pos[:, first:], keys.is_real[:, first:]), cache=cache)
-        return self.model.output_head(x), *cache.outputs()
+        with self.recorded() as seen:
+            x = self.model.decoder(x, Positions(keys.pos[:, first:], keys.is_real[:, first:]), cache=cache)
+        return self.model.output_head(x), *(seen[name] for name in seen), *cache.outputs()
 
 
-class TargetGraph(nn.Module):
+class TargetGraph(GraphOf):
     """The decoder of an encoder-decoder: reads tokens, or values."""
-
-    def __init__(self, model: EncoderDecoder) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(
         self,
@@ -121,12 +126,13 @@ class TargetGraph(nn.Module):
         else:
             memory = Positions.of(encoder_attention_mask.shape[1], device, encoder_attention_mask.bool())
         cache, x = Past(past, Positions(pos)), self.model.target_embedding(target)
-        x = self.model.decoder(x, Positions(pos[:, first:]), memory=Memory(states, memory), cache=cache)
-        return self.model.output_head(x), *cache.outputs()
+        with self.recorded() as seen:
+            x = self.model.decoder(x, Positions(pos[:, first:]), memory=Memory(states, memory), cache=cache)
+        return self.model.output_head(x), *(seen[name] for name in seen), *cache.outputs()
 
 
-def write_graphs(model: Model, folder: Path) -> list[Path]:
-    """The graphs of `model` as files in `folder`."""
+def write_graphs(model: Model, folder: Path, *, attention: bool = False) -> list[Path]:
+    """The graphs of `model` as files in `folder`; `attention`: with attention weights as outputs."""
     config = model.config
     if config.architecture == "recurrent":
         raise UserError(
@@ -140,15 +146,21 @@ def write_graphs(model: Model, folder: Path) -> list[Path]:
     own = build(replace(config, attention="fused" if config.attention_score == "dot" else "reference"))
     fill(own, weights_of(model), "model")
     own = own.float().eval().requires_grad_(False)
+
+    def weights(name: str, stack: Stack) -> list[str]:
+        return [f"{name}.{layer}" for layer in range(len(stack.blocks))] if attention else []
+
     match own:
         case Encoder():
-            output = OUTPUTS.get(config.output_head, "logits")
-            return [_write(EncoderGraph(own), folder / "model.onnx", _source(own), [output])]
+            outputs = [OUTPUTS.get(config.output_head, "logits"), *weights("attentions", own.encoder)]
+            graph: nn.Module = EncoderGraph(own, "encoder.*.attention.weights" * attention)
+            return [_write(graph, folder / "model.onnx", _source(own), outputs)]
         case Decoder():
             past, names = _past(own.decoder)
             ids, mask = torch.zeros(ROWS, LENGTH, dtype=torch.long), torch.ones(ROWS, READ + LENGTH, dtype=torch.long)
             inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "past": past}
-            return [_write(DecoderGraph(own), folder / "model.onnx", inputs, ["logits"], names)]
+            graph, outputs = DecoderGraph(own, "decoder.*.attention.weights" * attention), ["logits"]
+            return [_write(graph, folder / "model.onnx", inputs, outputs + weights("attentions", own.decoder), names)]
         case EncoderDecoder():
             encoder = _write(EncoderGraph(own), folder / "encoder_model.onnx", _source(own), ["last_hidden_state"])
             past, names = _past(own.decoder, memory=True)
@@ -158,8 +170,9 @@ def write_graphs(model: Model, folder: Path) -> list[Path]:
             inputs |= {"encoder_hidden_states": torch.zeros(ROWS, 2 * LENGTH + 1, config.dim), "past": past}
             if config.input != "patches":
                 inputs["encoder_attention_mask"] = torch.ones(ROWS, 2 * LENGTH + 1, dtype=torch.long)
-            outputs = [OUTPUTS.get(config.output_head, "logits")]
-            return [encoder, _write(TargetGraph(own), folder / "decoder_model_merged.onnx", inputs, outputs, names)]
+            outputs = [OUTPUTS.get(config.output_head, "logits"), *weights("cross_attentions", own.decoder)]
+            graph = TargetGraph(own, "decoder.*.cross.weights" * attention)
+            return [encoder, _write(graph, folder / "decoder_model_merged.onnx", inputs, outputs, names)]
         case _:
             raise TypeError(type(own))
 

@@ -55,8 +55,11 @@ def fitting(bundle: Bundle, inputs: Sequence[Any]) -> list[Any]:
     """Texts cut to what the model can read, with space for what it generates and for a mask."""
     if bundle.config.input != "tokens":
         return [*inputs]
-    room = bundle.limits.source or bundle.config.max_length
-    room = room // 2 if bundle.config.architecture == "decoder" else room - 3
+    config, limits = bundle.config, bundle.limits
+    room = limits.source or config.max_length
+    if config.architecture == "encoder" and config.output_head == "tokens":
+        room = limits.context
+    room = room // 2 if config.architecture == "decoder" else room - 3
     texts = []
     for text in inputs:
         for name in MASK_NAMES:
