@@ -99,7 +99,7 @@ def serving(
     """A server of these models; `options` are those of `make_app`."""
     metrics = Metrics()
     models = Models(folders, languages or {}, torch.device("cpu"), Limits(), metrics.observer)
-    service = Service(models, Admission(queue, metrics.queue.set), timeout)
+    service = Service(models, Admission(queue, metrics.queue.set), timeout, count=metrics.count)
     if loaded:
         models.load_all()
     assert not models.failed, models.failed

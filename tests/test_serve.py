@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("fastapi", reason="install it with  pip install 'regard[serve]'")
 pytest.importorskip("prometheus_client", reason="install it with  pip install 'regard[serve]'")
@@ -88,6 +89,60 @@ def test_token_ids_greedy_and_stop(server: Server, runs: dict[str, Path]) -> Non
     assert stopped["text"] == text[: text.index(stop)] and stopped["finish_reason"] == "stop"
     known = complete(server, prompt=TEXT, temperature=0, max_tokens=3, logprobs=1)["choices"][0]["logprobs"]
     assert len(known["tokens"]) == len(known["token_logprobs"]) == 3 and max(known["token_logprobs"]) <= 0
+
+
+def test_log_probabilities_of_the_most_probable_tokens(server: Server, runs: dict[str, Path]) -> None:
+    bundle = regard.load(runs["lm"])
+    for stream in (False, True):
+        fields = {"prompt": TEXT, "temperature": 0, "max_tokens": 6, "logprobs": 3, "echo": True, "stream": stream}
+        status, content = server.post("/v1/completions", {"model": "lm", **fields})
+        parts = [json.loads(line[6:]) for line in content.split("\n\n")[:-2]] if stream else [content]
+        text = "".join(part["choices"][0]["text"] for part in parts)
+        known = [part["choices"][0]["logprobs"] for part in parts]
+        tokens, values, tops, offsets = (
+            [one for part in known for one in part[name]]
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        )
+        assert status == 200 and len(tokens) == 6 and offsets[0] == len(TEXT) and offsets == sorted(offsets)
+        assert text[offsets[0] :].encode().startswith(tokens[0].encode()) or tokens[0].startswith("bytes:")
+        ids = bundle.tokenizer.encode(TEXT)
+        with torch.inference_mode():
+            for token, value, top in zip(tokens, values, tops, strict=True):
+                scores = bundle.model(torch.tensor([ids]))[0, -1].log_softmax(-1)
+                best = scores.topk(3)
+                assert list(top.values()) == pytest.approx(best.values.tolist(), abs=1e-4)
+                assert value == pytest.approx(float(best.values[0]), abs=1e-4) and next(iter(top)) == token
+                ids.append(int(best.indices[0]))
+
+
+@pytest.mark.parametrize(
+    "name, value, allowed",
+    [
+        ("best_of", 3, 1), ("suffix", "end", ""), ("presence_penalty", 0.5, 0), ("frequency_penalty", -1, 0.0),
+        ("logit_bias", {"50256": -100}, {}),
+    ],
+)  # fmt: skip
+def test_fields_that_are_not_offered(server: Server, name: str, value: Any, allowed: Any) -> None:
+    body = {"model": "lm", "prompt": "a", "max_tokens": 1, "user": "anyone"}
+    status, content = server.post("/v1/completions", {**body, name: value})
+    assert status == 400 and content["error"]["param"] == name
+    for harmless in (None, allowed):
+        assert server.post("/v1/completions", {**body, name: harmless})[0] == 200
+
+
+def test_a_timeout_within_a_stream(runs: dict[str, Path]) -> None:
+    """The status is sent with the first token, so that the error is the last event."""
+    with serving({"lm": runs["lm"]}) as server:
+        complete(server, prompt="a", max_tokens=1)
+        server.service.timeout = 0.3
+        batch = server.service.models.ready["lm"].worker.batch  # type: ignore[attr-defined]
+        step = batch.step
+        batch.step = lambda: (time.sleep(0.1), step())[1]
+        status, content = server.post(
+            "/v1/completions", {"model": "lm", "prompt": "a", "max_tokens": 100, "temperature": 0, "stream": True}
+        )
+        assert status == 200 and json.loads(content.split("\n\n")[-2][6:])["error"]["code"] == "timeout"
+        assert 'regard_inputs_total{outcome="timeout"} 1.0' in server.get("/metrics")[1]
 
 
 def test_outputs_do_not_depend_on_what_else_runs(server: Server, runs: dict[str, Path]) -> None:
@@ -384,10 +439,12 @@ def test_the_command(runs: dict[str, Path], workers: int) -> None:
                 pass
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(2) as pool:
             fields = {"model": "lm", "prompt": "a", "max_tokens": 100}
             pending = pool.submit(server.post, "/v1/completions", fields)
+            stream = pool.submit(server.post, "/v1/completions", {**fields, "stream": True})
             time.sleep(0.1)
             process.send_signal(signal.SIGTERM)
             assert pending.result()[0] == 200
+            assert stream.result()[1].endswith("data: [DONE]\n\n")
         assert process.wait(timeout=30) == 0

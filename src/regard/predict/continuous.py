@@ -14,7 +14,9 @@ alone, up to rounding: a row's random numbers depend on its own seed, and its sc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from regard.nn.cache import Cache, Pair
 from regard.nn.mask import Positions
 from regard.predict.beam import check_scores, next_scores
 from regard.predict.config import SearchConfig
+from regard.predict.engine import lean
 from regard.predict.generator import LIMIT, Generator, SampleWriter, Token
 from regard.predict.sampling import Uniform, sample_token
 
@@ -33,8 +36,8 @@ from regard.predict.sampling import Uniform, sample_token
 class Row:
     """A sample in progress; `request` is what `join` was called with, to tell whose token it is."""
 
-    def __init__(self, request: Any, writer: SampleWriter, config: SearchConfig, random: Any) -> None:
-        self.request, self.writer, self.config, self.random = request, writer, config, random
+    def __init__(self, request: Any, writer: SampleWriter, config: SearchConfig, random: Any, top: int) -> None:
+        self.request, self.writer, self.config, self.random, self.top = request, writer, config, random, top
         self.ids: list[int] = []  # generated so far
 
 
@@ -43,14 +46,18 @@ class ContinuousBatch:
 
     def __init__(self, generator: Generator) -> None:
         self.generator, self.rows = generator, list[Row]()
+        self.engine = lean(generator.model)
         self.cache = RowCache(generator.device)
         self.state = State(self.cache)
 
     @torch.inference_mode()
     def join(
-        self, request: Any, prompt: Sequence[int], config: SearchConfig, stops: Sequence[str] = ()
+        self, request: Any, prompt: Sequence[int], config: SearchConfig, stops: Sequence[str] = (), top: int = 0
     ) -> list[tuple[Any, Token]]:
-        """Read a prompt, which fits into the context; the first token of each of its `n_best` samples."""
+        """Read a prompt, which fits into the context; the first token of each of its `n_best` samples.
+
+        Every token comes with the `top` most probable ones.
+        """
         generator, count = self.generator, config.n_best
         limit = min(config.max_length or LIMIT, generator.context - len(prompt) + 1)
         reason = "limit" if limit == (config.max_length or LIMIT) else "context"
@@ -58,7 +65,7 @@ class ContinuousBatch:
         logits = generator.model.step(torch.tensor([prompt], device=generator.device), state, last=True)[:, -1]
         streams = Uniform(config.seed, [0], count).streams
         rows = [
-            Row(request, SampleWriter(generator.tokenizer, stops, limit, reason, number), config, streams[number])
+            Row(request, SampleWriter(generator.tokenizer, stops, limit, reason, number), config, streams[number], top)
             for number in range(count)
         ]
         tokens = self._sample(rows, logits.expand(count, -1))
@@ -74,7 +81,7 @@ class ContinuousBatch:
         if not self.rows:
             return []
         last = torch.tensor([row.ids[-1:] for row in self.rows], device=self.generator.device)
-        logits = self.generator.model.step(last, self.state, last=True)[:, -1]
+        logits = self.engine.step(last, self.state, last=True)[:, -1]
         tokens = self._sample(self.rows, logits)
         self._keep([not row.writer.ended for row in self.rows])
         return tokens
@@ -112,9 +119,13 @@ class ContinuousBatch:
             chosen = sample_token(scores, first.config, uniforms.to(logits.device))
             values = known.gather(1, chosen[:, None])[:, 0].tolist()
             check_scores(values)
-            for index, id, value in zip(members, chosen.tolist(), values, strict=True):
-                rows[index].ids.append(id)
-                tokens[index] = rows[index].request, rows[index].writer.add(id, value)
+            most = min(max(rows[index].top for index in members), known.shape[1])
+            tops = [zip(*pair, strict=True) for pair in zip(*(one.tolist() for one in known.topk(most)), strict=True)]
+            for index, id, value, top in zip(members, chosen.tolist(), values, tops, strict=True):
+                row = rows[index]
+                row.ids.append(id)
+                best = tuple((other, score) for score, other in itertools.islice(top, row.top))
+                tokens[index] = row.request, replace(row.writer.add(id, value), top=best)
         return tokens
 
 

@@ -52,6 +52,7 @@ class Token:
     text: str
     ended: str | None = None
     prompt: int = 0  # the index of the prompt
+    top: tuple[tuple[int, float], ...] = ()  # the most probable tokens in its place, where they were asked for
 
 
 @dataclass

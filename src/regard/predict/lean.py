@@ -141,27 +141,29 @@ class LeanDecoder:
         self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
 
     def step(self, tokens: Tensor, state: State, *, last: bool) -> Tensor:
-        """As the model's: logits of the last token. Every key in the cache is visible to a single token."""
+        """As the model's: logits of the last token. A single token attends to every key at or before its position."""
         if tokens.shape[1] > 1:
             return self.model.step(tokens, state, last=last)
         stack, cache = self.model.decoder, state.cache
         positions = cache.next_positions(1, tokens.device)
         if isinstance(stack.position, Learned):
             stack.position.check_length(positions, cache.length)
-        cache.add(positions)
+        keys = cache.add(positions)
+        # rows of one length see the whole cache; those of a continuous batch have lengths of their own
+        mask = None if positions.rows == 1 else keys.pos[:, None, None] <= positions.pos[:, None, :, None]
         x = self.model.embedding(tokens)[:, 0]
         embedded, rotation = stack.position.embed(positions.pos), stack.position.rotation(positions.pos)  # type: ignore[operator]
         if embedded is not None:
-            x = x + embedded[0].to(x.dtype)
+            x = x + embedded[:, 0].to(x.dtype)
         x = self.first(x)
         for layer in self.layers:
-            x = layer.step(x, partial(attend_cache, layer.block.attention, cache, rotation))
+            x = layer.step(x, partial(attend_cache, layer.block.attention, cache, rotation, mask))
         logits: Tensor = self.model.output_head(self.last(x))
         return logits[:, None]
 
 
-def attend_cache(part: MultiHead, cache: Cache, rotation: Rotation | None, x: Tensor) -> Tensor:
-    """x [rows, dim] attends to every key of the cache, and to its own, which is added."""
+def attend_cache(part: MultiHead, cache: Cache, rotation: Rotation | None, mask: Tensor | None, x: Tensor) -> Tensor:
+    """x [rows, dim] attends to the keys of the cache, those in mask [rows, 1, 1, M], and to its own, which is added."""
     config, rows = part.config, len(x)
     q, k, v = F.linear(x, part.qkv.weight, part.qkv.bias).split(part.sizes, dim=-1)
     q, k = q.view(rows, part.heads, 1, -1), k.view(rows, part.key_heads, 1, -1)
@@ -171,7 +173,7 @@ def attend_cache(part: MultiHead, cache: Cache, rotation: Rotation | None, x: Te
         q, k = (rotate(one, rotation, config.pairs) for one in (q, k))
     keys, values = cache.extend(part.layer, k, v.view(rows, part.key_heads, 1, -1))
     grouped = part.heads != part.key_heads
-    heads = F.scaled_dot_product_attention(q, keys, values, scale=config.scale, enable_gqa=grouped)
+    heads = F.scaled_dot_product_attention(q, keys, values, mask, scale=config.scale, enable_gqa=grouped)
     return F.linear(heads.view(rows, -1), part.out.weight, part.out.bias)
 
 

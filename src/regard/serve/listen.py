@@ -128,7 +128,7 @@ def run(settings: Settings, sock: socket.socket) -> int:
         metrics.observer,
     )
     admission = Admission(max(1, settings.queue_tokens // settings.workers), metrics.queue.set)
-    service = Service(models, admission, settings.timeout)
+    service = Service(models, admission, settings.timeout, count=metrics.count)
     keys = Keys(settings.keys)
     guard = Guard(
         keys,

@@ -2,6 +2,8 @@
 
 regard_queue_tokens                       tokens that wait or are being computed
 regard_requests_total{route, status}      requests, by route (not by path) and status
+regard_inputs_total{outcome}              requests for outputs: accepted or refused (429), and how accepted ones ended:
+                                          answered, cancelled (the client disconnected), timeout, failed
 regard_request_seconds{route}             from the first byte of a request to the last of its response
 regard_first_token_seconds{model}         from a prompt to its first token
 regard_tokens_total{model}                tokens generated
@@ -37,6 +39,7 @@ class Metrics:
             MultiProcessCollector(self.registry)
         self.queue = Gauge("regard_queue_tokens", "tokens in the server", multiprocess_mode="livesum", **to)
         self.requests = Counter("regard_requests", "requests", ["route", "status"], **to)
+        self.inputs = Counter("regard_inputs", "requests for outputs", ["outcome"], **to)
         self.seconds = Histogram("regard_request_seconds", "time of a request", ["route"], buckets=SECONDS, **to)
         self.first = Histogram(
             "regard_first_token_seconds", "time to the first token", ["model"], buckets=SECONDS, **to
@@ -56,6 +59,10 @@ class Metrics:
                 histograms[name].labels(model).observe(value)
 
         return observe
+
+    def count(self, outcome: str) -> None:
+        """What a `Service` reports of a request."""
+        self.inputs.labels(outcome).inc()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

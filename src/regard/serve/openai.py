@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import random
 import struct
 import time
@@ -27,9 +28,16 @@ from regard.predict.generator import Sample, Token
 from regard.serve.errors import ApiError, DetailedError, documented, error_body
 from regard.serve.models import Served
 from regard.serve.service import Service
+from regard.text.tokenizer import Tokenizer
 
+log = logging.getLogger("regard.serve")
 REASONS = {"end": "stop", "stop": "stop", "limit": "length", "context": "length"}
 MOST = 128  # prompts or inputs in a request
+# Fields that would change the output, but are not offered; these values change nothing.
+UNOFFERED: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1), "suffix": (None, ""), "presence_penalty": (None, 0), "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+}  # fmt: skip
 Strings = Annotated[list[str], Field(max_length=2048, fail_fast=True)]
 Ids = Annotated[list[int], Field(max_length=100_000, fail_fast=True)]
 
@@ -37,7 +45,7 @@ Ids = Annotated[list[int], Field(max_length=100_000, fail_fast=True)]
 class CompletionRequest(BaseModel):
     """A prompt, or several, as text or as token ids."""
 
-    model_config = ConfigDict(extra="ignore")  # clients send fields that have no meaning here, such as `user`
+    model_config = ConfigDict(extra="allow")  # clients send fields that have no meaning here, such as `user`
 
     model: str
     prompt: str | Ids | Strings | Annotated[list[Ids], Field(max_length=2048, fail_fast=True)]
@@ -160,7 +168,7 @@ def router(service: Service) -> APIRouter:
         served = service.model(body.model, "generate")
         prompts, config, stops = await asyncio.to_thread(read_completion, served, body)
         completion = Completion(served, body, prompts)
-        tokens = service.stream(request, served, prompts, config, stops)
+        tokens = service.stream(request, served, prompts, config, stops, body.logprobs or 0)
         if not body.stream:
             async for number, token in tokens:
                 completion.take(number, token)
@@ -208,6 +216,9 @@ def describe(service: Service, name: str) -> Model:
 def read_completion(served: Served, body: CompletionRequest) -> tuple[list[list[int]], SearchConfig, list[str]]:
     """The ids of the prompts, how to sample, and the stop strings."""
     generator = served.generator
+    for name, values in UNOFFERED.items():
+        if (value := (body.model_extra or {}).get(name)) not in (*values, body.n if name == "best_of" else None):
+            raise ApiError(400, f"{name} = {str(value)[:40]}: is not offered here; remove it", param=name)
     prompts: Sequence[Any] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if prompts and isinstance(prompts[0], int):
         prompts = [prompts]
@@ -243,6 +254,19 @@ def check_ids(served: Served, ids: Sequence[int]) -> list[int]:
     return list(ids)
 
 
+def token_text(tokenizer: Tokenizer, id: int) -> str:
+    """A token as OpenAI writes it: its text, or of a part of a character its bytes, such as bytes:\\xea."""
+    if tokenizer.byte_level and (raw := tokenizer.token_bytes(id)):
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+    return tokenizer.decode([id]) or tokenizer.token(id)
+
+
+Taken = tuple[Token, int]  # and where its text begins
+
+
 class Completion:
     """The choices of a response, from the tokens of each prompt."""
 
@@ -252,6 +276,7 @@ class Completion:
         self.head["model"] = served.name
         count = body.n or 1
         self.samples = [Sample(self.echo(number)) for number in range(len(prompts)) for _ in range(count)]
+        self.taken: list[list[Taken]] = [[] for _ in self.samples]
 
     def echo(self, prompt: int) -> str:
         return self.tokenizer.decode(self.prompts[prompt]) if self.body.echo else ""
@@ -259,27 +284,37 @@ class Completion:
     def take(self, prompt: int, token: Token) -> int:
         """Add a token; the index of its choice."""
         index = prompt * (self.body.n or 1) + token.sample
+        if self.body.logprobs is not None:
+            self.taken[index].append((token, len(self.samples[index].text)))
         self.samples[index].take(token)
         return index
 
-    def choice(self, index: int, text: str, ids: list[int], known: list[float], ended: str | None) -> dict[str, Any]:
-        tokens = [self.tokenizer.token(id) for id in ids]
-        logprobs = None
-        if self.body.logprobs is not None:
-            tops = [{token: value} for token, value in zip(tokens, known, strict=True)]
-            logprobs = {"tokens": tokens, "token_logprobs": known, "top_logprobs": tops, "text_offset": []}
+    def choice(self, index: int, text: str, taken: list[Taken], ended: str | None) -> dict[str, Any]:
         reason = None if ended is None else REASONS[ended]
+        logprobs = None if self.body.logprobs is None else self.logprobs(taken)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def logprobs(self, taken: list[Taken]) -> dict[str, Any]:
+        """By token: text, log-probability, the most probable tokens in its place and itself, and where it begins."""
+        tops = []
+        for token, _ in taken:
+            top: dict[str, float] = {}
+            for id, value in (*token.top, (token.id, token.log_probability)):
+                top.setdefault(token_text(self.tokenizer, id), value)  # of two with one text, the more probable
+            tops.append(top)
+        return {
+            "tokens": [token_text(self.tokenizer, token.id) for token, _ in taken],
+            "token_logprobs": [token.log_probability for token, _ in taken],
+            "top_logprobs": tops,
+            "text_offset": [offset for _, offset in taken],
+        }
 
     def usage(self) -> dict[str, int]:
         read, written = sum(map(len, self.prompts)), sum(len(sample.ids) for sample in self.samples)
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     def whole(self) -> dict[str, Any]:
-        choices = [
-            self.choice(index, one.text, one.ids, one.log_probabilities, one.ended)
-            for index, one in enumerate(self.samples)
-        ]
+        choices = [self.choice(index, one.text, self.taken[index], one.ended) for index, one in enumerate(self.samples)]
         return {**self.head, "choices": choices, "usage": self.usage()}
 
     async def events(self, first: tuple[int, Token], tokens: AsyncIterator[tuple[int, Token]]) -> AsyncIterator[str]:
@@ -292,7 +327,7 @@ class Completion:
                 index = self.take(number, token)
                 text = token.text if index in begun else self.echo(number) + token.text
                 begun.add(index)
-                choice = self.choice(index, text, [token.id], [token.log_probability], token.ended)
+                choice = self.choice(index, text, self.taken[index][-1:], token.ended)
                 yield event({**self.head, "choices": [choice]})
                 item = await anext(tokens, None)
             if (self.body.stream_options or {}).get("include_usage"):
@@ -300,6 +335,9 @@ class Completion:
             yield "data: [DONE]\n\n"
         except ApiError as error:
             yield event(error_body(error))
+        except Exception:  # the status is already sent
+            log.exception("internal error")
+            yield event(error_body(ApiError(500, "internal error; the log has the details", code="internal_error")))
 
 
 def event(content: dict[str, Any]) -> str:

@@ -10,9 +10,11 @@ what has not begun is dropped, and a generation leaves its batch before the next
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,7 +23,7 @@ from regard.predict.config import SearchConfig
 from regard.predict.generator import LIMIT, Token
 from regard.serve.errors import ApiError
 from regard.serve.models import Models, NotReady, Served
-from regard.serve.work import Admission, Job, Overloaded, Prompt
+from regard.serve.work import Admission, Job, Options, Overloaded, Prompt
 
 
 class Client(Protocol):
@@ -37,6 +39,25 @@ async def disconnected(client: Client) -> ApiError:
     return ApiError(499, "the client disconnected")
 
 
+class Post:
+    """Hands tokens from the models' threads to the event loop: all of one step with one wake-up."""
+
+    def __init__(self) -> None:
+        self._sent, self._awake = deque[tuple[asyncio.Queue[Any], Any]](), False
+
+    def send(self, loop: asyncio.AbstractEventLoop, to: asyncio.Queue[Any], number: int, event: Any) -> None:
+        self._sent.append((to, (number, event)))
+        if not self._awake:
+            self._awake = True
+            loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._awake = False  # first: what is sent from here on has its own wake-up
+        while self._sent:
+            to, item = self._sent.popleft()
+            to.put_nowait(item)
+
+
 @dataclass
 class Service:
     """What all routes share."""
@@ -45,6 +66,8 @@ class Service:
     admission: Admission
     timeout: float = 60.0  # seconds until a request is cancelled
     draining: bool = False  # no new requests are accepted
+    post: Post = field(default_factory=Post)
+    count: Callable[[str], None] = lambda outcome: None  # called with "accepted" or "refused", and how it ended
 
     def model(self, name: str | None, *kinds: str) -> Served:
         """The model for a request, or the error to respond with."""
@@ -57,11 +80,27 @@ class Service:
         except LookupError as error:
             raise ApiError(404, str(error.args[0]), param="model", code="model_not_found") from None
 
-    def _admit(self, tokens: int) -> None:
+    @contextmanager
+    def _admitted(self, tokens: int) -> Iterator[None]:
+        """Admits a request or refuses it, and counts how it ends; its tokens leave when they have been computed."""
         try:
             self.admission.enter(tokens)
         except Overloaded as error:
+            self.count("refused")
             raise ApiError(429, str(error), code="overloaded", retry_after=error.retry_after) from None
+        self.count("accepted")
+        outcome = "cancelled"
+        try:
+            yield
+            outcome = "answered"
+        except ApiError as error:
+            outcome = {499: "cancelled", 504: "timeout"}.get(error.status, "failed")
+            raise
+        except Exception:
+            outcome = "failed"
+            raise
+        finally:
+            self.count(outcome)
 
     async def predict(
         self, client: Client, served: Served, items: Sequence[Any], *, alone: bool = False, **options: Any
@@ -78,8 +117,12 @@ class Service:
                 f"{served.limits.tokens:,} in one input (--batch-tokens)",
                 code="invalid_input",
             )
-        self._admit(sum(costs))
-        key = tuple(sorted(options.items()))
+        with self._admitted(sum(costs)):
+            return await self._predict(client, served, items, costs, alone, tuple(sorted(options.items())))
+
+    async def _predict(
+        self, client: Client, served: Served, items: Sequence[Any], costs: Sequence[int], alone: bool, key: Options
+    ) -> list[Any]:
         jobs = [Job(item, key, cost, alone) for item, cost in zip(items, costs, strict=True)]
         for job in jobs:
             job.future.add_done_callback(partial(self._leave, job.tokens))
@@ -107,18 +150,30 @@ class Service:
         prompts: Sequence[Sequence[int]],
         config: SearchConfig,
         stops: Iterable[str],
+        top: int = 0,
     ) -> AsyncIterator[tuple[int, Token]]:
-        """Tokens of all prompts as they are sampled, each with the number of its prompt."""
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Token | Exception]]()
+        """Tokens of all prompts as they are sampled, each with the number of its prompt, and with the `top` most
+        probable ones in its place."""
         costs = [len(ids) + config.n_best * (config.max_length or LIMIT) for ids in prompts]
-        self._admit(sum(costs))
+        with self._admitted(sum(costs)):
+            async for item in self._stream(client, served, prompts, costs, config, tuple(stops), top):
+                yield item
 
-        def emit(number: int, event: Token | Exception) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, (number, event))
-
+    async def _stream(
+        self,
+        client: Client,
+        served: Served,
+        prompts: Sequence[Sequence[int]],
+        costs: Sequence[int],
+        config: SearchConfig,
+        stops: tuple[str, ...],
+        top: int,
+    ) -> AsyncIterator[tuple[int, Token]]:
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Token | Exception]]()
         requests = [
-            Prompt(ids, config, tuple(stops), partial(emit, number), partial(self.admission.leave, cost))
-            for number, (ids, cost) in enumerate(zip(prompts, costs, strict=True))
+            Prompt(ids, config, stops, partial(self.post.send, loop, events, number), done, top)
+            for number, ids in enumerate(prompts)
+            for done in (partial(self.admission.leave, costs[number]),)
         ]
         served.worker.submit(requests)
         left, end = config.n_best * len(requests), loop.time() + self.timeout
@@ -129,10 +184,13 @@ class Service:
         gone = asyncio.create_task(watch())
         try:
             while left:
-                try:
-                    number, event = await asyncio.wait_for(events.get(), end - loop.time())
-                except TimeoutError:
-                    raise self._late() from None
+                if events.empty() or loop.time() > end:
+                    try:
+                        number, event = await asyncio.wait_for(events.get(), end - loop.time())
+                    except TimeoutError:
+                        raise self._late() from None
+                else:
+                    number, event = events.get_nowait()
                 if isinstance(event, UserError):
                     raise ApiError(400, served.shown(event), code="invalid_input")
                 if isinstance(event, Exception):

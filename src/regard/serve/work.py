@@ -176,6 +176,7 @@ class Prompt:
     stops: tuple[str, ...]
     emit: Callable[[Token | Exception], None]
     done: Callable[[], None] = lambda: None  # called once, when nothing more is computed
+    top: int = 0  # how many of the most probable tokens each token comes with
     cancelled: bool = False
     created: float = field(default_factory=time.perf_counter)
     live: int = 0  # samples that have not ended
@@ -203,9 +204,6 @@ class Generations(Worker):
             for prompt in [prompt for prompt in running if prompt.cancelled]:
                 self.batch.leave(prompt)
                 self._end(prompt, running)
-            if self.batch.rows:
-                self._step(running, self.batch.step)
-                self.observe("batch_size", len(self.batch.rows))
             for prompt in joining:
                 prompt.live = prompt.config.n_best
                 running.add(prompt)
@@ -213,10 +211,13 @@ class Generations(Worker):
                     self._end(prompt, running)
                 else:
                     self._join(prompt, running)
+            if self.batch.rows:
+                self._step(running, self.batch.step)
+                self.observe("batch_size", len(self.batch.rows))
 
     def _join(self, prompt: Prompt, running: set[Prompt]) -> None:
         try:
-            tokens = self.batch.join(prompt, prompt.ids, prompt.config, prompt.stops)
+            tokens = self.batch.join(prompt, prompt.ids, prompt.config, prompt.stops, prompt.top)
         except Exception as error:  # this prompt's alone
             prompt.emit(error)
             self._end(prompt, running)
