@@ -49,7 +49,7 @@ def page_server(page_runs: Path) -> Iterator[Any]:
 def chromium() -> Iterator[Any]:
     from playwright import sync_api
 
-    from regard.explore.server.app import page_missing
+    from regard.page import page_missing
 
     if CHROMIUM is None:
         pytest.skip("needs Chromium:  apt install chromium")

@@ -21,8 +21,7 @@ pytest.importorskip("uvicorn")
 
 from explorer import ask, make_decoder
 from regard import cli
-from regard.explore.server import app
-from regard.explore.server.app import page_missing
+from regard.page import page_missing
 
 ROOT = Path(__file__).parent.parent
 built = pytest.mark.skipif(page_missing() is not None, reason="the page is not built:  make page")
@@ -101,7 +100,7 @@ def test_mistakes_are_reported_in_one_line(tmp_path, monkeypatch, capsys, argume
     page = tmp_path / "page"
     page.mkdir()
     (page / "index.html").write_text("a page")
-    monkeypatch.setattr(app, "PAGE", page)
+    monkeypatch.setattr("regard.page.PAGE", page)
     assert cli.main(["explore", *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
@@ -109,12 +108,12 @@ def test_mistakes_are_reported_in_one_line(tmp_path, monkeypatch, capsys, argume
 
 def test_without_the_page_it_says_how_to_build_it(tmp_path, monkeypatch, capsys):
     make_decoder(tmp_path / "run")
-    monkeypatch.setattr(app, "PAGE", tmp_path / "nothing")
+    monkeypatch.setattr("regard.page.PAGE", tmp_path / "nothing")
     assert cli.main(["explore", str(tmp_path / "run")]) == 2
     assert "no npm when Regard was installed" in capsys.readouterr().err
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "package.json").write_text("{}")
-    monkeypatch.setattr(app, "PAGE", tmp_path / "src/regard/explore/page")
+    monkeypatch.setattr("regard.page.PAGE", tmp_path / "src/regard/explore/page")
     assert cli.main(["explore", str(tmp_path / "run")]) == 2
     assert "make page" in capsys.readouterr().err
 

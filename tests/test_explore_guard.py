@@ -16,7 +16,6 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 from explorer import TEXT, ask, ask_frame, make_decoder, make_translator, refusal, served
-from regard.explore.server import app
 from regard.explore.server.listen import LIMIT
 
 
@@ -29,7 +28,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     page = tmp_path_factory.mktemp("page")
     (page / "index.html").write_text("<!doctype html><title>page</title>")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app, "PAGE", page)  # these tests need no built page
+        patch.setattr("regard.page.PAGE", page)  # these tests need no built page
         with served(folder) as listener:
             yield listener.address
 

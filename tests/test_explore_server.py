@@ -21,7 +21,6 @@ from explorer import TEXT, ask, ask_frame, make_captioner, make_decoder, make_tr
 from regard.errors import UserError
 from regard.explore.changes import Changes
 from regard.explore.inside import Inside
-from regard.explore.server import app as app_module
 from regard.explore.server.models import Models, find_runs
 from regard.models.folder import load, load_tokenizers, save
 from regard.nn.trace import trace, zero_heads
@@ -42,7 +41,7 @@ def address(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     page = tmp_path_factory.mktemp("page")
     (page / "index.html").write_text("<!doctype html><title>page</title>")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app_module, "PAGE", page)  # these tests need no built page
+        patch.setattr("regard.page.PAGE", page)  # these tests need no built page
         with served(runs) as listener:
             yield listener.address
 

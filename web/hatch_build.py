@@ -1,9 +1,9 @@
 """Build the pages as part of the wheel: `pip install .` of a fresh clone brings `regard explore` with it.
 
-The pages are what `make page` leaves in src/regard/explore/page and, for `regard export --web`, in
-src/regard/interop/page. Where one is missing or older than its sources, npm builds them. Without npm, or without a
-network for it, the wheel has no pages: everything else works, and these commands say what is missing. An editable
-install is a checkout, where `make page` builds them.
+The pages are what `make page` leaves in src/regard/explore/page, that of `regard serve` included, and, for
+`regard export --web`, in src/regard/interop/page. Where one is missing or older than its sources, npm builds them.
+Without npm, or without a network for it, the wheel has no pages: everything else works, and these commands say what is
+missing. An editable install is a checkout, where `make page` builds them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCES = (
-    "src", "public", "browser", "index.html", "package-lock.json", "vite.config.ts", "vite.browser.config.ts",
-    "svelte.config.js",
+    "src", "public", "browser", "index.html", "playground.html", "package-lock.json", "vite.config.ts",
+    "vite.browser.config.ts", "svelte.config.js",
 )  # fmt: skip
 PAGES = ("src/regard/explore/page/index.html", "src/regard/interop/page/index.html")
 

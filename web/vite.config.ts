@@ -1,7 +1,8 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vite";
 
-// Relative addresses: the server puts the page under its token, /TOKEN/, and the token is another every time.
+// Two pages: index.html of `regard explore`, playground.html of `regard serve`. Relative addresses: the explorer is under
+// its token, /TOKEN/, which is another every time, and the playground perhaps under a path of a proxy.
 export default defineConfig({
   base: "./",
   plugins: [svelte()],
@@ -11,6 +12,9 @@ export default defineConfig({
     target: "es2022",
     modulePreload: { polyfill: false },
     assetsInlineLimit: 0,
-    rolldownOptions: { checks: { pluginTimings: false, bundlerTimings: false } }, // a build takes seconds anyway
+    rolldownOptions: {
+      input: ["index.html", "playground.html"],
+      checks: { pluginTimings: false, bundlerTimings: false }, // a build takes seconds anyway
+    },
   },
 });

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from regard.commands import DEVICE
 from regard.errors import MissingExtra, UserError
+from regard.page import page_missing
 
 
 def port_number(text: str) -> int:
@@ -37,7 +38,6 @@ ARGUMENTS = {
 
 def run(args: argparse.Namespace) -> None:
     try:
-        from regard.explore.server.app import page_missing
         from regard.explore.server.listen import serve
         from regard.explore.server.models import Models, find_runs
     except ImportError as error:

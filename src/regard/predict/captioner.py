@@ -90,7 +90,8 @@ class Captioner(SearchPredictor["str | Path", TextPrediction]):
             return open_features(path, int(key or 0) if counted else key, model.feature_dim), ""
         side = model.image_size
         pixels, (width, height) = open_pixels(path, model.channels, side)
-        resized = f"{path}: {width} x {height} pixels are resized to {side} x {side}"
+        name = "image" if isinstance(path, bytes) else path  # what a server receives is the content of a file
+        resized = f"{name}: {width} x {height} pixels are resized to {side} x {side}"
         return pixels, "" if (width, height) == (side, side) else resized
 
     def decode(

@@ -6,20 +6,23 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
+from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import regard
+from regard import page
 from regard.serve import libretranslate, openai, tasks
 from regard.serve.errors import MEANINGS, ApiError, PlainError, documented, error_response
-from regard.serve.guard import Guard, GuardMiddleware
+from regard.serve.guard import ASSETS, Guard, GuardMiddleware
 from regard.serve.metrics import Metrics, Observed
 from regard.serve.service import Service
 from regard.serve.shared import NotAll
@@ -52,6 +55,22 @@ class Application(FastAPI):
         for name in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(name, None)
         return schema
+
+
+class Assets(StaticFiles):
+    """The scripts and styles of the page."""
+
+    def file_response(self, *arguments: Any, **options: Any) -> Response:
+        response = super().file_response(*arguments, **options)
+        response.headers.update(page.HEADERS)
+        return response
+
+
+def send_page(name: str) -> Response:
+    """A file of the page, or why there is none."""
+    if (why := page.page_missing(name)) is not None:
+        return PlainTextResponse(f"{why}\n", 404, page.HEADERS)
+    return FileResponse(page.PAGE / name, headers=page.HEADERS)
 
 
 def make_app(
@@ -110,6 +129,10 @@ def make_app(
                 shared = f": {error}" if isinstance(error, NotAll) else ""
                 raise ApiError(409, f"the model was not replaced{shared}; the log has the details") from None
             return Reloaded(model=model, status="ready")
+
+    for path, name in {"/": "playground.html", "/docs": "playground.html", "/icon.svg": "icon.svg"}.items():
+        api.add_api_route(path, partial(send_page, name), include_in_schema=False, response_model=None)
+    api.mount(ASSETS.rstrip("/"), Assets(directory=page.PAGE / "assets", check_dir=False))
 
     api.add_middleware(GuardMiddleware, guard=guard)
     if cors:

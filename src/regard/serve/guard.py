@@ -39,7 +39,8 @@ from regard.serve.errors import ApiError, error_response
 from regard.serve.shared import locked
 
 VARIABLE = "REGARD_API_KEYS"
-OPEN = ("/health", "/ready", "/languages")  # without a key
+OPEN = ("/", "/docs", "/openapi.json", "/icon.svg", "/health", "/ready", "/languages")  # without a key
+ASSETS = "/assets/"  # files of the page
 FIELDS = ("/translate", "/detect")  # where the key may be a field of the body
 CHECKED = "regard.key_checked"  # in the scope of a request
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -146,7 +147,7 @@ class Guard:
             raise self.too_large()
         if self.hosts and host_name(headers.get("host", "")) not in self.hosts:
             raise ApiError(403, "this server is called by another name: its address, or localhost", code="host")
-        if path in OPEN:
+        if path in OPEN or path.startswith(ASSETS):
             return
         client = self.address(scope, headers)
         if self.keys:

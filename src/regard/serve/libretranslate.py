@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from regard.serve.detect import detect
 from regard.serve.errors import ApiError, PlainError, documented
@@ -35,11 +35,11 @@ ALTERNATIVES = {"type": "integer", "minimum": 0, "maximum": 10, "description": "
 class Language(BaseModel):
     code: str
     name: str
-    targets: list[str]  # the codes of the languages it can be translated into
+    targets: list[str] = Field(description="codes of the languages into which it can be translated")
 
 
 class Detection(BaseModel):
-    confidence: float  # 0 to 100
+    confidence: float = Field(description="0 to 100")
     language: str
 
 

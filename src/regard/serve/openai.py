@@ -49,17 +49,21 @@ class CompletionRequest(BaseModel):
 
     model: str
     prompt: str | Ids | Strings | Annotated[list[Ids], Field(max_length=2048, fail_fast=True)]
-    max_tokens: Annotated[int, Field(ge=1, le=100_000)] | None = 16
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = 1.0
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = 1.0
-    top_k: Annotated[int, Field(ge=0)] | None = 0
-    n: Annotated[int, Field(ge=1, le=MOST)] | None = 1
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    seed: int | None = None
-    echo: bool | None = False
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    stream: bool | None = False
-    stream_options: dict[str, Any] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=100_000)] | None = Field(16, description="tokens to generate at most")
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(1.0, description="0 is greedy decoding")
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        1.0, description="sample among the fewest tokens whose probabilities sum to this"
+    )
+    top_k: Annotated[int, Field(ge=0)] | None = Field(0, description="sample among this many tokens; 0: among all")
+    n: Annotated[int, Field(ge=1, le=MOST)] | None = Field(1, description="samples for each prompt")
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = Field(
+        None, description="where to end a text; it does not contain these"
+    )
+    seed: int | None = Field(None, description="the same seed gives the same text")
+    echo: bool | None = Field(False, description="begin the text with the prompt")
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = Field(None, description="return log-probabilities")
+    stream: bool | None = Field(False, description="send tokens as they are sampled, as server-sent events")
+    stream_options: dict[str, Any] | None = Field(None, description="{include_usage: true} adds the token counts")
 
 
 class EmbeddingRequest(BaseModel):
@@ -77,12 +81,12 @@ class Model(BaseModel):
 
     id: str
     object: Literal["model"] = "model"
-    created: int = 0  # when it was loaded, in seconds since 1970
+    created: int = Field(0, description="when it was loaded, in seconds since 1970")
     owned_by: str = "regard"
     status: Literal["ready", "loading", "failed"]
-    kind: str | None = None  # the command that does the same: generate, translate, classify …
+    kind: str | None = Field(None, description="the command that does the same: generate, translate, classify …")
     input: Literal["text", "image", "numbers"] | None = None
-    embeddings: bool | None = None  # whether /v1/embeddings takes it
+    embeddings: bool | None = Field(None, description="whether /v1/embeddings accepts it")
 
 
 class ModelList(BaseModel):
@@ -124,7 +128,7 @@ class CompletionResponse(BaseModel):
 class EmbeddingItem(BaseModel):
     object: Literal["embedding"] = "embedding"
     index: int
-    embedding: list[float] | str  # base64 of float32 values, little-endian, if asked for
+    embedding: list[float] | str = Field(description="a string: base64 of float32 values, little-endian")
 
 
 class EmbeddingUsage(BaseModel):

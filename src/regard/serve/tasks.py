@@ -37,17 +37,19 @@ Numbers = Annotated[list[Number | Channels], Field(min_length=1, max_length=100_
 class TaskRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    model: str | None = None  # by default the first that can do it
+    model: str | None = Field(None, description="by default the first that can do it")
 
 
 class Search(TaskRequest):
     """How an output is found; what is left out is as in the model's recipe."""
 
-    beam: Annotated[int, Field(ge=1, le=64)] | None = None
-    n_best: Annotated[int, Field(ge=1, le=64)] | None = None
-    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
-    max_length: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    sample: bool | None = None
+    beam: Annotated[int, Field(ge=1, le=64)] | None = Field(None, description="hypotheses kept at every step")
+    n_best: Annotated[int, Field(ge=1, le=64)] | None = Field(None, description="outputs for each input")
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = Field(
+        None, description="greater values prefer longer outputs; 0.6 to 1 is usual"
+    )
+    max_length: Annotated[int, Field(ge=1, le=10_000)] | None = Field(None, description="tokens")
+    sample: bool | None = Field(None, description="sample instead of searching; the fields below are for it")
     temperature: Annotated[float, Field(gt=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -60,7 +62,9 @@ class Search(TaskRequest):
 
 class TranslateRequest(Search):
     input: Inputs
-    alignments: bool = False  # also links (source word, target word) of each best output, numbered from 0
+    alignments: bool = Field(
+        False, description="also links (source word, target word) of each best output, numbered from 0"
+    )
 
 
 class ClassifyRequest(TaskRequest):
@@ -75,7 +79,7 @@ class TagRequest(TaskRequest):
 
 class FillRequest(TaskRequest):
     input: Inputs
-    top: Annotated[int, Field(ge=1, le=100)] = 5
+    top: Annotated[int, Field(ge=1, le=100)] = Field(5, description="candidates for each mask")
 
 
 class CaptionRequest(Search):
@@ -86,7 +90,9 @@ class ForecastRequest(TaskRequest):
     """A sequence of numbers, or the steps of a series with a list of channels each."""
 
     input: Numbers
-    steps: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    steps: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="by default as many as the input has, or the horizon of a time series"
+    )
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class AlignedTranslation(TextPrediction):
 
 
 class TaskResponse(BaseModel):
-    model: str  # the model that was used
+    model: str = Field(description="the model that was used")
 
 
 class TranslateResponse(TaskResponse):

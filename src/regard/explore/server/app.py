@@ -16,7 +16,6 @@ A question is {"run", "text", "target", "image", "changes"}, and equal questions
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import FastAPI, Request
@@ -27,13 +26,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 import regard
+from regard import page
 from regard.errors import UserError
 from regard.explore.server.models import Models
 
 if TYPE_CHECKING:
     from regard.explore.inside import Look
-
-PAGE = Path(__file__).parent.parent / "page"  # what `npm run build` in web leaves
 
 
 class Frame(Response):
@@ -125,7 +123,7 @@ def make_app(models: Models, token: str) -> FastAPI:
             raise HTTPException(404, "the server does not have this image any more")
         return Frame(models.images[name])
 
-    api.mount(f"/{token}", StaticFiles(directory=PAGE, html=True))
+    api.mount(f"/{token}", StaticFiles(directory=page.PAGE, html=True))
     return api
 
 
@@ -141,16 +139,3 @@ async def _report(request: Request, error: Exception) -> Response:
         case UserError():
             return JSONResponse({"error": str(error)}, 422)
     return JSONResponse({"error": f"{type(error).__name__}: {error}; this is a bug in Regard"}, 500)
-
-
-def page_missing() -> str | None:
-    """Why there is no page, or None if there is one."""
-    if (PAGE / "index.html").is_file():
-        return None
-    checkout = (PAGE.parents[3] / "web" / "package.json").is_file()  # src/regard/explore/page, beside web
-    where = "in this checkout" if checkout else "here, because there was no npm when Regard was installed"
-    how = "make page" if checkout else "pip install --force-reinstall --no-deps  and the folder or address as before"
-    return (
-        f"the page is not built {where}: install Node.js 20.19 or newer with npm, then  {how} ; "
-        "everything else works without it"
-    )

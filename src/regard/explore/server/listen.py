@@ -33,23 +33,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from regard.errors import UserError
 from regard.explore.server.app import make_app
 from regard.explore.server.models import Models
+from regard.page import HEADERS
 
 HOST = "127.0.0.1"
 LIMIT = 1_000_000  # bytes of a request's body
 TOO_LARGE = f"the request is larger than {LIMIT:,} bytes; send less"
-
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "Cache-Control": "no-store",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
 
 
 class Guard:
