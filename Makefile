@@ -16,8 +16,8 @@ PYTEST := $(RUN) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal --durati
 # $(call stage,what,command): print one line and run the command quietly; if it fails, print its whole output.
 stage = @echo "$(1)"; log=$$(mktemp); trap 'rm -f "$$log"' EXIT; { $(2); } >"$$log" 2>&1 || { cat "$$log" >&2; exit 1; }
 
-# The pages of `regard explore` and `regard export --web`: built from web into the package, so that they are part of an
-# installation; the first is built last.
+# The pages of `regard explore`, `regard serve` and `regard export --web`: built from web into the package, so that they are
+# part of an installation; the first is built last.
 PAGE := src/regard/explore/page/index.html
 WEB := $(shell find web/src web/public web/browser -type f) $(wildcard web/*.html web/*.json web/*.js web/*.ts web/.npmrc)
 
@@ -55,7 +55,7 @@ format: .venv/ready-dev ## sort imports, fix what ruff can fix, format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-page: $(PAGE) ## build the pages of `regard explore` and `regard export --web` (needs npm)
+page: $(PAGE) ## build the pages of `regard explore`, `regard serve` and `regard export --web` (needs npm)
 
 dist: .venv/ready $(PAGE) ## build the sdist and the wheel, with the page inside, in dist/
 	@rm -rf dist
@@ -103,7 +103,7 @@ $(PAGE): $(WEB)
 	@touch $@
 WEB_READY = $(shell [ web/node_modules/.package-lock.json -nt web/package-lock.json ] && echo yes)
 
-no_page = the pages of regard explore and regard export --web are not built; everything else works
+no_page = the pages of regard explore, regard serve and regard export --web are not built; everything else works
 maybe-page:
 	@if command -v npm >/dev/null; then $(MAKE) -s --no-print-directory page || echo "$(no_page)" >&2; \
 	elif [ ! -f $(PAGE) ]; then echo "npm not found: $(no_page)" >&2; fi

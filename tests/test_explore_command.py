@@ -131,7 +131,7 @@ def test_the_wheel_holds_the_page(tmp_path):
     words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
-    assert "regard/explore/page/index.html" in names
+    assert {"regard/explore/page/index.html", "regard/explore/page/playground.html"} <= set(names)
     assert {"regard/explore/page/example.bin", "regard/explore/server/app.py"} <= set(names)
     assert any(name.startswith("regard/explore/page/assets/") and name.endswith(".js") for name in names)
 

@@ -42,6 +42,7 @@ const TASKS = Object.keys(SETTINGS) as Task[];
 
 class Playground {
   models = $state.raw<Model[]>([]);
+  loaded = $state(false); // the models are known
   name = $state("");
   task = $state<Task>("generate");
   texts = $state(Object.fromEntries(TASKS.map((task) => [task, ""])) as Record<Task, string>);
@@ -82,7 +83,8 @@ class Playground {
   async load(): Promise<void> {
     try {
       this.models = await fetchModels(this.key);
-      this.problem = null;
+      if (!this.loaded) this.problem = null; // that of an earlier attempt
+      this.loaded = true;
       this.needsKey = this.key !== "";
     } catch (error) {
       this.fail(error);

@@ -112,7 +112,7 @@ export function makeCall(model: string, task: Task, input: string, values: Recor
   for (const { name, type } of activeSettings(task, values)) {
     const value = values[name];
     if (!value.trim()) continue;
-    options[name] = type === "text" ? value : type === "boolean" ? true : Number(value);
+    options[name] = type === "text" ? value.replaceAll("\\n", "\n") : type === "boolean" ? true : Number(value);
   }
   if (task === "generate") {
     const stream = { stream: true, stream_options: { include_usage: true } };
