@@ -8,7 +8,6 @@ export interface Model {
   kind?: Task;
   input?: "text" | "image" | "numbers";
   embeddings?: boolean;
-  error?: string; // why it could not be loaded
 }
 
 export interface Call {
