@@ -16,8 +16,8 @@ from regard.models.config import ModelConfig
 from regard.models.folder import weights_of
 from regard.models.transformer import EncoderDecoder, Recurrent
 from regard.nn.trace import trace
-from regard.predict import Hypothesis, SearchConfig, beam
-from regard.predict.beam import largest
+from regard.predict import Hypothesis, SearchConfig
+from regard.predict.beam import beam, largest
 from test_decode import slow_greedy
 
 BOS, EOS = 2, 3

@@ -16,8 +16,9 @@ from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.folder import save
 from regard.models.transformer import EncoderDecoder
-from regard.predict import Bundle, SearchConfig, Translator, beam, sample
+from regard.predict import Bundle, SearchConfig, Translator, sample
 from regard.predict.allocation import Automaton, rank_within
+from regard.predict.beam import beam
 from regard.predict.constraints import START, Constraints, occurs, read_phrase, read_phrases, read_prefix
 from regard.predict.ensemble import Ensemble
 from regard.text.tokenizer import Tokenizer

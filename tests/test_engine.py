@@ -10,7 +10,8 @@ from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder, EncoderDecoder
 from regard.nn.norm import LayerNorm
 from regard.nn.position import Sinusoidal
-from regard.predict import SearchConfig, beam
+from regard.predict import SearchConfig
+from regard.predict.beam import beam
 from regard.predict.engine import lean
 from regard.predict.lean import Lean, LeanDecoder
 from regard.predict.recorded import recordable

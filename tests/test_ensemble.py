@@ -15,7 +15,8 @@ from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.folder import save
 from regard.models.transformer import build
-from regard.predict import SearchConfig, beam, sample
+from regard.predict import SearchConfig, sample
+from regard.predict.beam import beam
 from regard.predict.bundle import Bundle
 from regard.predict.captioner import Captioner
 from regard.predict.ensemble import Ensemble

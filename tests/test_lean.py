@@ -16,8 +16,8 @@ from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.transformer import EncoderDecoder, build
 from regard.nn.trace import trace
-from regard.predict import SearchConfig, Translator, beam
-from regard.predict.beam import largest
+from regard.predict import SearchConfig, Translator
+from regard.predict.beam import beam, largest
 from regard.predict.bundle import Bundle
 from regard.predict.engine import lean
 from regard.predict.lean import Lean

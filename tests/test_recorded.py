@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from regard.errors import UserError
 from regard.models.transformer import EncoderDecoder
 from regard.nn.cache import Cache
-from regard.predict import Hypothesis, SearchConfig, beam
-from regard.predict.beam import largest
+from regard.predict import Hypothesis, SearchConfig
+from regard.predict.beam import beam, largest
 from regard.predict.recorded import LANES, SHAPES, TURN, FixedCache, RecordedSearch, RecordedSearches
 from test_beam import BOS, EOS, padded, transformer
 

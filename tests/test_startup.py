@@ -44,6 +44,39 @@ def test_a_prediction_imports_only_what_it_needs(folders, command):
     assert [name for name in modules if name in UNUSED] == []
 
 
+def test_a_folder_for_ctranslate2_needs_no_pytorch(tmp_path, capsys):
+    """The same outputs and messages as the predictor's, which does import it."""
+    pytest.importorskip("ctranslate2", reason="install it with  pip install 'regard[ctranslate2]'")
+    import regard
+    from explorer import ENGLISH, make_decoder, make_translator
+    from regard.cli import main
+    from regard.interop.ctranslate2 import export_ctranslate2
+
+    for name, make in (("mt", make_translator), ("lm", make_decoder)):
+        (tmp_path / f"{name}-ct2").mkdir()
+        export_ctranslate2(regard.load(make(tmp_path / name)), tmp_path / f"{name}-ct2")
+    folder, texts = str(tmp_path / "mt-ct2"), [ENGLISH, "the cat", "", "고양이 😀 cat", "cat " * 2000]
+    arguments = ["translate", folder, *texts, "--device", "cpu", "--beam", "3", "--n-best", "2", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.replace("code == 0", "code == 3"), json.dumps(arguments)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *lines, modules = done.stdout.splitlines()
+    assert {"torch", "torch._C"}.isdisjoint(json.loads(modules))
+    outputs, failed = [json.loads(line) for line in lines], dict[int, str]()
+    expected = regard.load(folder).predict(texts, beam=3, n_best=2, failed=failed)
+    assert list(failed) == [4] and outputs[4]["error"] == failed[4]
+    for output, own in zip(outputs[:4], expected, strict=False):
+        assert [(one["translation"], one["score"]) for one in output["n_best"]] == [
+            (one.text, pytest.approx(one.score, abs=1e-5)) for one in own.n_best
+        ]
+    mistakes = (["--sample"], "sample = True"), (["--beam", "0"], "beam = 0"), (["--alignments"], "alignments need")
+    for options, message in (*mistakes, (["--constraint", "cat"], "constraint"), (["--n-best", "9"], "n_best = 9")):
+        assert main(["translate", folder, "cat", *options]) == 2 and message in capsys.readouterr().err
+    assert main(["translate", str(tmp_path / "lm-ct2"), "cat"]) == 2 and "regard generate" in capsys.readouterr().err
+
+
 COMPILE = """
 import sys
 from regard.start import import_torch

@@ -116,7 +116,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     command = cast(Command, importlib.import_module(COMMANDS[name][0]))
     parser = Parser(f"regard {name}", command.__doc__ or "", command.ARGUMENTS)
     parsed = parser.parse_all(arguments[at + 1 :])
-    if name in HEAVY:
+    if name in HEAVY and getattr(command, "needs_torch", lambda args: True)(parsed):
         import_torch(defer=name in GROUPS["predict"])
     return command.run(parsed) or 0
 

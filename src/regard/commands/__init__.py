@@ -13,6 +13,8 @@ A command module is a `Command`; its docstring is the text of `regard NAME --hel
     ARGUMENTS = {...}    # name and metavar: help text with the default, or (help text, keywords of add_argument)
     def run(args): ...   # returns the exit code; None is success
 
+A command that does not always need PyTorch also has  needs_torch(args) -> bool.
+
 In `ARGUMENTS`, "RUN" is the positional argument `args.run`, "-o --out FILE" an option with a value and "--json" one
 without; a nested table is a group of options with its title.
 

@@ -89,10 +89,23 @@ def take_runs(args: argparse.Namespace) -> None:
     del args.inputs[: len(args.ensemble)]
 
 
+def is_ensemble(args: argparse.Namespace) -> bool:
+    """Whether `take_runs` finds further folders, or has found some."""
+    return bool(vars(args).get("ensemble")) or (
+        bool(args.inputs) and os.path.isfile(os.path.join(args.inputs[0], "recipe.toml"))
+    )
+
+
+def search_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of a search that were passed: fields of `SearchConfig`."""
+    from regard.predict.config import SearchConfig
+
+    return {name: value for name in SearchConfig.__dataclass_fields__ if (value := vars(args).get(name)) is not None}
+
+
 def open_predictor(args: argparse.Namespace, *kinds: type[Kind]) -> Kind:
     """The predictor of the model in RUN, with the options of a search; another kind is refused, with its command."""
     from regard.models.folder import find_device
-    from regard.predict.config import SearchConfig
     from regard.tasks.registry import load
 
     bundle = load(args.run, find_device(args.device), ensemble=getattr(args, "ensemble", ()))
@@ -101,8 +114,7 @@ def open_predictor(args: argparse.Namespace, *kinds: type[Kind]) -> Kind:
         use = "" if kind is None else f"; use  regard {kind.COMMAND} {args.run}"
         raise UserError(f"{args.run}: {listed((one.NEEDS for one in kinds), 'or')} is needed here{use}")
     predictor: Any = bundle.predictor
-    options = {name: value for name, value in vars(args).items() if value is not None}
-    if search := {name: options[name] for name in SearchConfig.__dataclass_fields__ if name in options}:
+    if search := search_options(args):
         predictor.config = predictor.configured(**search)
     return cast(Kind, predictor)
 

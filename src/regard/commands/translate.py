@@ -36,8 +36,10 @@ from regard.commands.prediction import (
     check_inputs,
     check_texts,
     input_options,
+    is_ensemble,
     open_predictor,
     predict_inputs,
+    search_options,
     show_texts,
     take_runs,
 )
@@ -45,8 +47,10 @@ from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.predict.alignment import Links
-    from regard.predict.bundle import TextPrediction
+    from regard.predict.ctranslate2_search import PlainTranslator
+    from regard.predict.outputs import TextPrediction
     from regard.predict.translator import Translator
+    from regard.text.tokenizer import Tokenizer
 
 ARGUMENTS = {
     **input_options(
@@ -67,19 +71,20 @@ ARGUMENTS = {
 }  # fmt: skip
 
 
-def check_constraints(args: argparse.Namespace, translator: Translator, source: str) -> dict[str, Callable[[Any], Any]]:
+def check_constraints(args: argparse.Namespace, target: Tokenizer, source: str) -> dict[str, Callable[[Any], Any]]:
     """The further columns of a table; an error about constraints of all lines shows before the first one."""
-    from regard.predict.constraints import read_phrases, read_prefix
-
     names = {"--prefix-column": args.prefix_column, "--constraint-column": args.constraint_column}
     for option, name in names.items():
         if name is not None and not args.files:
             raise UserError(f"{option} {name}: is a column of --files, and there are none")
         if name is not None and [args.column or source, *names.values()].count(name) > 1:
             raise UserError(f"{option} {name}: the column is used twice; name another one")
-    forbidden = [one for some in read_phrases(translator.target, args.forbid, name="--forbid") for one in some]
-    read_prefix(translator.target, args.prefix or "", forbidden)
-    read_phrases(translator.target, args.constraint, forbidden)
+    if args.prefix or args.constraint or args.forbid:
+        from regard.predict.constraints import read_phrases, read_prefix
+
+        forbidden = [one for some in read_phrases(target, args.forbid, name="--forbid") for one in some]
+        read_prefix(target, args.prefix or "", forbidden)
+        read_phrases(target, args.constraint, forbidden)
     columns = {args.prefix_column: read_prefix_cell, args.constraint_column: read_phrases_cell}
     return {name: read for name, read in columns.items() if name is not None}
 
@@ -98,20 +103,38 @@ def read_phrases_cell(value: Any) -> list[str]:
     return [phrase for phrase in phrases if phrase.strip()]
 
 
-def run(args: argparse.Namespace) -> int:
-    from regard.predict.alignment import pharaoh
+def needs_torch(args: argparse.Namespace) -> bool:
+    """Whether a line needs more than the search of CTranslate2 in a folder for it."""
+    from regard.predict.ctranslate2_search import is_ctranslate2
+
+    more = (args.prefix, args.constraint, args.forbid, args.prefix_column, args.constraint_column, args.alignments)
+    return not is_ctranslate2(args.run) or any(more) or args.device not in (None, "cpu") or is_ensemble(args)
+
+
+def open_translator(args: argparse.Namespace) -> Translator | PlainTranslator:
+    if not needs_torch(args):
+        from regard.predict.ctranslate2_search import open_plain
+
+        if (translator := open_plain(args.run, args.device, search_options(args))) is not None:
+            return translator
     from regard.predict.translator import Translator
 
+    return open_predictor(args, Translator)
+
+
+def run(args: argparse.Namespace) -> int:
     if args.alignment_layer is not None and not args.alignments:
         raise UserError(f"--alignment-layer {args.alignment_layer}: there are no --alignments; add them, or remove it")
     take_runs(args)
     check_inputs(args)
     check_texts(args)
-    translator = open_predictor(args, Translator)
+    translator: Any = open_translator(args)  # with alignments and constraints, a Translator
 
     source = str(translator.bundle.tables["data"].get("source", "source"))
-    columns = check_constraints(args, translator, source)
+    columns = check_constraints(args, translator.target, source)
     if args.alignments:
+        from regard.predict.alignment import pharaoh
+
         translator.align([], args.alignment_layer)  # a mistake shows before everything is translated
 
     def predict(chunk: Chunk) -> list[tuple[TextPrediction, list[Links]]]:

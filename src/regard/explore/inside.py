@@ -35,9 +35,10 @@ from regard.models.folder import find_device
 from regard.models.recipe import RECIPE
 from regard.nn.multihead import MultiHead
 from regard.nn.trace import trace
-from regard.predict.beam import Hypothesis, Watch, beam
+from regard.predict.beam import Watch, beam
 from regard.predict.bundle import Bundle
 from regard.predict.config import SearchConfig, recipe_config
+from regard.predict.outputs import Hypothesis
 from regard.tasks.registry import load_run
 
 LARGEST = 2**28  # attention weights of one look: 1 GiB

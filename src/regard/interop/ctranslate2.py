@@ -32,7 +32,7 @@ from regard.nn.feedforward import FeedForward
 from regard.nn.multihead import MultiHead
 from regard.nn.position import T5, Learned, Relative
 from regard.predict.bundle import Bundle
-from regard.predict.ctranslate2 import POSITIONS
+from regard.predict.ctranslate2_search import POSITIONS
 from regard.settings import to_dict, write_toml
 from regard.text.tokenizer import Tokenizer
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -40,22 +39,13 @@ from regard.predict.allocation import Automata, allocate
 from regard.predict.config import SearchConfig
 from regard.predict.constraints import Constraints, Pattern, completed, forced
 from regard.predict.engine import Engine, lean
+from regard.predict.outputs import Hypothesis
 
 ROWS = 64  # hypotheses whose scores are ranked at a time on a CPU: they stay in its cache from softmax to rank
 GROUPS = 96  # of columns, for each number that is sought, see `largest`
 INFINITY = float("inf")
 
 Watch = Callable[[Tensor, Tensor, Tensor], None]
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One output: its tokens without <s> and </s>, its score, and log P(tokens | source)."""
-
-    tokens: list[int]
-    score: float
-    log_probability: float
-    finished: bool = True  # False: it reached its limit before </s>
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -26,10 +26,13 @@ from torch import Tensor
 from regard.errors import MissingExtra, UserError
 from regard.models.recipe import RECIPE
 from regard.models.transformer import Model
-from regard.predict.beam import Hypothesis, beam
+from regard.predict.beam import beam
 from regard.predict.config import SearchConfig, read_config, recipe_config
 from regard.predict.constraints import Constraints
 from regard.predict.ensemble import Ensemble, difference
+from regard.predict.outputs import Hypothesis, Limits, Prediction
+from regard.predict.outputs import ScoredText as ScoredText
+from regard.predict.outputs import TextPrediction as TextPrediction
 from regard.predict.sampling import sample
 from regard.settings import to_dict
 from regard.text.tokenizer import Tokenizer
@@ -38,18 +41,6 @@ Input = TypeVar("Input")
 Opened = TypeVar("Opened")
 Output = TypeVar("Output", bound="Prediction")
 Batch = tuple[Sequence[int], Tensor, Tensor | None]  # rows, their inputs, and which of these are real (None: all)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The longest sequences that a model can process, in tokens with special tokens included; None: no limit.
-
-    A table of learned positions has `max_length` rows; other positions extend to any length.
-    """
-
-    positions: int | None  # of learned positions: their number, which also limits the output of an encoder-decoder
-    source: int | None  # the longest input: not beyond the positions, nor beyond data.max_length
-    context: int  # tokens that a language model was trained to attend to: train.pack, or model.max_length
 
 
 def _least(*limits: int | None) -> int | None:
@@ -168,14 +159,6 @@ class Bundle:
         return self.predictor.stream([inputs] if isinstance(inputs, str) else inputs, **options)
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What a model predicts for one input."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 class Predictor(ABC, Generic[Input, Output]):
     """From inputs to predictions, with the model of a bundle."""
 
@@ -250,35 +233,6 @@ def open_each(
             failed[row] = str(error)
             opened.append(None)
     return opened
-
-
-@dataclass(frozen=True)
-class ScoredText:
-    """An output text; `score` ranks it among its alternatives, `log_probability` is log P(text | source)."""
-
-    text: str
-    score: float
-    log_probability: float
-
-
-@dataclass(frozen=True)
-class TextPrediction(Prediction):
-    """The outputs of a search for one input, best first; `text`, `score` and `log_probability` are the best one's."""
-
-    n_best: tuple[ScoredText, ...]
-    note: str | None = None  # what was changed about the input
-
-    @property
-    def text(self) -> str:
-        return self.n_best[0].text
-
-    @property
-    def score(self) -> float:
-        return self.n_best[0].score
-
-    @property
-    def log_probability(self) -> float:
-        return self.n_best[0].log_probability
 
 
 class SearchPredictor(Predictor[Input, Output]):

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
 from regard.settings import check_fields, from_dict
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BEAM_ONLY = ("beam", "early_stopping", "coverage_penalty")
 SAMPLE_ONLY = ("temperature", "top_k", "top_p", "seed")

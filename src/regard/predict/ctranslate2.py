@@ -21,20 +21,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.errors import MissingExtra, UserError
+from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.recipe import RECIPE, model_config
 from regard.predict.alignment import Links
-from regard.predict.beam import Hypothesis
 from regard.predict.bundle import Batch, Bundle, Predictor
 from regard.predict.config import SearchConfig
 from regard.predict.constraints import Constraints
+from regard.predict.ctranslate2_search import Names, open_engine, position_limit, refuse, search
 from regard.predict.generator import LIMIT, Generator, Overflow, SampleWriter, Token
+from regard.predict.outputs import Hypothesis
 from regard.predict.scoring import SequenceScore
 from regard.predict.translator import Translator
 from regard.text.tokenizer import Tokenizer
 
-POSITIONS = 1024  # rows of a table of positions that have no limit of their own
 SCORING: dict[str, Any] = {"max_batch_size": 2048, "batch_type": "tokens", "max_input_length": 0}  # 0: nothing is cut
 
 
@@ -44,12 +44,8 @@ def load_ctranslate2(
     """The model in a folder for CTranslate2, whose positions may end earlier than those of the model it comes from."""
     model: Any = CTranslate2Model(folder, device, recipe)
     bundle, config = Bundle(model, tokenizers, recipe, folder, predictor_of(model.config)), model.config
-    has_table = config.position not in ("relative", "t5") and not (
-        config.architecture == "decoder" and config.position in ("rope", "alibi")
-    )
-    if has_table and bundle.limits.positions is None:
-        context = min(bundle.limits.context, POSITIONS)
-        bundle.limits = replace(bundle.limits, positions=POSITIONS, source=POSITIONS, context=context)
+    if bundle.limits.positions is None and (limit := position_limit(config)) is not None:
+        bundle.limits = replace(bundle.limits, positions=limit, source=limit, context=min(bundle.limits.context, limit))
     return bundle
 
 
@@ -64,17 +60,9 @@ class CTranslate2Model(nn.Module):
         super().__init__()
         self.config, self.folder = model_config(recipe, Path(folder) / RECIPE), str(folder)
         self.nothing = nn.Parameter(torch.empty(0), requires_grad=False)  # a bundle asks for the device of one
-        try:
-            import ctranslate2
-        except ImportError:
-            raise MissingExtra("ctranslate2", "ctranslate2", str(folder)) from None
         is_cuda = torch.device(device).type == "cuda"
         self.threads = 1 if is_cuda else torch.get_num_threads()
-        kind = ctranslate2.Generator if self.config.architecture == "decoder" else ctranslate2.Translator
-        # like ours: one core per batch, which is faster than all cores on each
-        self.engine = kind(
-            self.folder, device="cuda" if is_cuda else "cpu", inter_threads=self.threads, intra_threads=1
-        )
+        self.engine = open_engine(folder, self.config, "cuda" if is_cuda else "cpu", self.threads)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The logits of a decoder [B, N, vocab_size], which evaluation needs; each core computes some of the rows."""
@@ -82,25 +70,6 @@ class CTranslate2Model(nn.Module):
         with ThreadPoolExecutor(len(parts)) as pool:
             logits = pool.map(self.engine.forward_batch, (part.tolist() for part in parts))
             return torch.cat([torch.from_numpy(np.asarray(one)) for one in logits])
-
-
-class Names:
-    """Token names, which the engine reads and writes, and ids."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.names = [tokenizer.name(id) for id in range(len(tokenizer))]
-        self.ids = {name: id for id, name in enumerate(self.names)}
-
-    def of(self, ids: Sequence[int]) -> list[str]:
-        return [self.names[id] for id in ids]
-
-
-def refuse(config: SearchConfig, names: Sequence[str]) -> None:
-    """An error for settings that the engine does not have."""
-    for name in names:
-        value, plain = getattr(config, name), type(config).__dataclass_fields__[name].default
-        if value != plain:
-            raise UserError(f"{name} = {value}: CTranslate2 does not compute it; remove it, or use the run itself")
 
 
 class CTranslate2Translator(Translator):
@@ -116,35 +85,14 @@ class CTranslate2Translator(Translator):
     def _search(
         self, batches: Iterator[Batch], config: SearchConfig, first: int, constraints: Constraints | None
     ) -> Iterator[tuple[Sequence[int], list[list[Hypothesis]]]]:
-        refuse(config, ("sample", "coverage_penalty"))
         if constraints is not None:
             raise UserError("prefixes and constraints: CTranslate2 does not compute them; remove them, or use the run")
-        rows, lines, most = list[int](), list[list[str]](), 1
+        rows, lines = list[int](), list[list[int]]()
         for numbers, source, is_real in batches:
-            limits = config.limits(source, is_real)
-            most = max(most, *limits)
-            for row, ids, real in zip(
-                numbers, source, [None] * len(source) if is_real is None else is_real, strict=True
-            ):
-                rows.append(row)
-                lines.append(self.sources.of((ids if real is None else ids[real]).tolist()))
-        if not lines:
-            return
-        results = self.search_engine.translate_batch(
-            lines, max_batch_size=2048, batch_type="tokens", beam_size=config.beam, num_hypotheses=config.beam,
-            length_penalty=0.0, return_scores=True, max_decoding_length=most, max_input_length=0,
-            min_decoding_length=max(config.min_length, 1), no_repeat_ngram_size=config.no_repeat_ngram,
-        )  # fmt: skip
-        yield rows, [self._ranked(one, config, most) for one in results]
-
-    def _ranked(self, result: Any, config: SearchConfig, most: int) -> list[Hypothesis]:
-        """The n best hypotheses by our score; a length counts </s>, which one of `most` tokens lacks."""
-        hypotheses = []
-        for names, total in zip(result.hypotheses, result.scores, strict=True):
-            tokens = [self.targets.ids[name] for name in names]
-            penalty = config.penalty(min(len(tokens) + 1, most))
-            hypotheses.append(Hypothesis(tokens, total / penalty, total, len(tokens) < most))
-        return sorted(hypotheses, key=lambda one: -one.score)[: config.n_best]
+            masks = [None] * len(source) if is_real is None else is_real
+            rows.extend(numbers)
+            lines.extend((ids if real is None else ids[real]).tolist() for ids, real in zip(source, masks, strict=True))
+        yield rows, search(self.search_engine, self.sources, self.targets, lines, config)
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[SequenceScore]:
         sources, targets = self._encode_pairs(pairs)

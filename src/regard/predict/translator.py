@@ -17,11 +17,11 @@ from regard.errors import UserError
 from regard.models.transformer import EncoderDecoder, SequenceToSequence
 from regard.nn.trace import trace
 from regard.predict.alignment import Links, alignment_layer, link_words
-from regard.predict.beam import Hypothesis
 from regard.predict.bundle import Batch, ScoredText, SearchPredictor, TextPrediction
 from regard.predict.config import SearchConfig
 from regard.predict.constraints import Constraints, read_phrases, read_prefix
 from regard.predict.engine import traced
+from regard.predict.outputs import Hypothesis
 from regard.predict.recorded import LONGEST, TURN, RecordedSearches
 from regard.predict.scoring import SequenceScore, pair_batches, pair_scores
 from regard.predict.workers import side_by_side
@@ -196,14 +196,7 @@ class Translator(SearchPredictor[str, TextPrediction]):
             raise UserError(f"{what} {reason}")
 
     def _too_long(self, tokens: int) -> str:
-        """Why the model cannot read so many tokens, or nothing."""
-        limit = self.bundle.limits.positions
-        if limit is None or tokens <= limit:
-            return ""
-        return (
-            f"has {tokens} tokens, its end included, but the model's learned positions end at max_length = {limit}: "
-            "split the line"
-        )
+        return self.bundle.limits.too_long(tokens)
 
     def _search(
         self, batches: Iterator[Batch], config: SearchConfig, first: int, constraints: Constraints | None
