@@ -14,16 +14,19 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("playwright", reason="needs the package playwright")
 pytest.importorskip("fastapi", reason="install it with  pip install 'regard[serve]'")
 pytest.importorskip("prometheus_client", reason="install it with  pip install 'regard[serve]'")
 
+from PIL import Image
 from playwright.sync_api import expect
 
 import regard
-from explorer import TEXT, make_decoder
+from explorer import TEXT, make_decoder, make_translator
 from prediction_models import make_run
 from regard.page import PAGE, page_missing
 from regard.serve.guard import Guard, Keys
@@ -49,8 +52,9 @@ MODELS = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
-    found = {"lm": make_decoder(folder / "lm")}
-    for kind in ("translate", "classify", "images", "fill", "caption", "predict"):
+    torch.manual_seed(4)  # weights whose outputs are not empty
+    found = {"lm": make_decoder(folder / "lm", max_length=50_000), "translate": make_translator(folder / "translate")}
+    for kind in ("classify", "images", "fill", "caption", "predict"):
         (folder / kind).mkdir()
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder / kind)
@@ -193,13 +197,22 @@ def test_the_numbers_on_the_page_are_the_models(
     server: Server, runs: dict[str, Path], visit: Callable[..., Any]
 ) -> None:
     page = visit(server)
-    enter(page, runs, "translate", "one two three")
+    enter(page, runs, "translate", TEXT)
     page.fill("#set-beam", "4")
     page.fill("#set-n_best", "2")
     send(page)
-    (expected,) = regard.load(runs["translate"]).predict(["one two three"], beam=4, n_best=2)
+    (expected,) = regard.load(runs["translate"]).predict([TEXT], beam=4, n_best=2)
     assert page.get_by_test_id("hypothesis").all_inner_texts() == [one.text for one in expected.n_best]
     assert f"score {expected.score:.3f}".replace("-", "−") in page.get_by_test_id("outcome").inner_text()
+
+    page.get_by_label("Align the words of input and output").check()
+    send(page)
+    (links,) = regard.load(runs["translate"]).predictor.align([(TEXT, expected.text)])
+    for index, word in enumerate(TEXT.split()):
+        words = [expected.text.split()[target] for source, target in links if source == index]
+        name = f"{word}: {', '.join(words) or '–'}"
+        assert page.get_by_test_id("alignment").get_by_role("button", name=name, exact=True).count()
+    assert links
 
     enter(page, runs, "classify", "one two")
     send(page)
@@ -232,7 +245,7 @@ def test_a_text_appears_as_it_is_generated_and_can_be_cancelled(
     page = visit(server)
     enter(page, runs, "lm", TEXT)
     page.fill("#set-max_tokens", "20000")
-    page.fill("#set-n", "32")  # some may end by themselves
+    page.fill("#set-temperature", "0")  # repeats itself without an end
     page.locator("#text").press("Control+Enter")
     outcome = page.get_by_test_id("outcome")
     page.get_by_test_id("sample").first.wait_for()
@@ -419,6 +432,14 @@ def test_files_can_be_dropped(server: Server, runs: dict[str, Path], visit: Call
     page.locator(".field").dispatch_event("drop", {"dataTransfer": image})
     expect(page.locator("img")).to_have_attribute("alt", "The image to be sent: a.png")
     assert send(page).response().status == 200
+    noise = np.random.default_rng(0).integers(0, 256, (900, 1500, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "large.png")
+    page.locator("input[type=file]").set_input_files(tmp_path / "large.png")
+    expect(page.get_by_text("Reduced to 1024 × 614 pixels before it is sent.")).to_be_visible()
+    assert send(page).response().status == 200
+    (tmp_path / "broken.png").write_bytes(bytes(3_000_000))
+    page.locator("input[type=file]").set_input_files(tmp_path / "broken.png")
+    expect(page.get_by_role("alert")).to_have_text("broken.png: the file cannot be read")
 
 
 @pytest.mark.parametrize("width", [390, 1440])

@@ -1,6 +1,7 @@
 """Serve trained models over HTTP: OpenAI-compatible completions and embeddings, LibreTranslate-compatible translation,
-and a route for every other task; http://HOST:PORT/docs lists them. A model has the name of its folder, or NAME=RUN; for
-a translation model NAME:en-de=RUN also names its languages. Keys are read from a file or from REGARD_API_KEYS.
+and a route for every other task; http://HOST:PORT/docs lists them, and http://HOST:PORT is a page to try them. A model
+has the name of its folder, or NAME=RUN; for a translation model NAME:en-de=RUN also names its languages. Keys are read
+from a file or from REGARD_API_KEYS.
 
 examples:
   regard serve runs/shakespeare-char                      http://127.0.0.1:8000

@@ -12,6 +12,7 @@ export interface ScoredText {
 export interface Output {
   note?: string | null;
   n_best?: ScoredText[];
+  alignment?: [number, number][]; // (source word, target word)
   label?: string;
   probabilities?: Record<string, number>;
   words?: { word: string; tag: string; probability: number; start: number; end: number }[];
@@ -31,6 +32,11 @@ export interface Result {
   tokens: number | null; // generated
   raw: unknown;
 }
+interface Picked {
+  name: string;
+  url: string; // a data URL
+  size?: string; // in pixels, if it was made smaller
+}
 export type Problem = { kind: "refused"; message: string; status: number; until: number } | { kind: "gone" };
 interface Chunk {
   error?: { message: string };
@@ -46,7 +52,7 @@ class Playground {
   name = $state("");
   task = $state<Task>("generate");
   texts = $state(Object.fromEntries(TASKS.map((task) => [task, ""])) as Record<Task, string>);
-  image = $state.raw<{ name: string; url: string } | null>(null);
+  image = $state.raw<Picked | null>(null);
   values = $state(
     Object.fromEntries(
       TASKS.map((task) => [task, Object.fromEntries(SETTINGS[task].map((one) => [one.name, one.value]))]),
@@ -173,10 +179,24 @@ class Playground {
 
   /** A file that was dropped or chosen: an image where the model reads images, else its text. */
   async take(file: File): Promise<void> {
-    if (this.readsImages) {
-      this.image = { name: file.name, url: await dataUrl(file) };
-    } else this.texts[this.task] = (await file.text()).replace(/^\ufeff/, "");
+    if (this.readsImages) this.image = await readImage(file);
+    else this.texts[this.task] = (await file.text()).replace(/^\ufeff/, "");
   }
+}
+
+const LARGE = 2_000_000; // bytes: a server accepts 4,000,000, and base64 takes a third more
+const SIDE = 1024; // pixels: models read fewer
+
+/** An image as it is, or a large one, such as a photo, made smaller. */
+async function readImage(file: File): Promise<Picked> {
+  if (file.size <= LARGE) return { name: file.name, url: await dataUrl(file) };
+  const image = await createImageBitmap(file);
+  const scale = Math.min(1, SIDE / Math.max(image.width, image.height));
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.round(image.width * scale);
+  canvas.height = Math.round(image.height * scale);
+  canvas.getContext("2d")!.drawImage(image, 0, 0, canvas.width, canvas.height);
+  return { name: file.name, url: canvas.toDataURL("image/jpeg", 0.92), size: `${canvas.width} × ${canvas.height}` };
 }
 
 /** A file as a data URL. */

@@ -47,7 +47,7 @@ export const SETTINGS: Record<Task, Setting[]> = {
     { name: "n", type: "integer", value: "1", min: 1, max: 128 },
     { name: "stop", type: "text", value: "" },
   ],
-  translate: SEARCH,
+  translate: [...SEARCH, { name: "alignments", type: "boolean", value: "" }],
   classify: [],
   tag: [],
   fill: [{ name: "top", type: "integer", value: "5", min: 1, max: 100 }],
