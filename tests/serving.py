@@ -53,6 +53,7 @@ def make_kind(kind: str, folder: Path) -> Path:
 
 def make_runs(folder: Path) -> dict[str, Path]:
     """A model for every route."""
+    torch.manual_seed(1)
     makers = {"lm": make_decoder, "mt": make_translator, "labels": make_classifier, "captions": make_captioner}
     makers |= {"tags": make_tagger, "masks": partial(make_kind, "fill"), "numbers": partial(make_kind, "predict")}
     return {name: make(folder / name) for name, make in makers.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import io
 import json
 import os
@@ -11,9 +12,11 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -403,7 +406,45 @@ def test_one_bad_input_does_not_fail_its_neighbours() -> None:
         jobs[3].future.result()
     assert max(sizes) == 8 and jobs[15].future.cancelled()
     batcher.close()
-    batcher.thread.join(5)
+    batcher.join()
+
+
+def test_batches_side_by_side_share_what_waits() -> None:
+    sizes, together = [], threading.Barrier(2, timeout=10)
+
+    def predict(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        together.wait()  # both threads compute at once
+        return items
+
+    batcher = Batcher("two", predict, tokens=1000, most=64, threads=2)
+    for _ in range(3):  # the second and third time the threads wait for as many as they had
+        jobs = [Job(item, (), 10) for item in range(16)]
+        batcher.submit(jobs)
+        assert [job.future.result(timeout=10) for job in jobs] == list(range(16))
+    assert sizes == [8] * 6
+    batcher.close()
+    batcher.join()
+
+
+def test_a_batch_waits_for_those_that_came_with_the_last_one() -> None:
+    sizes = []
+
+    def predict(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        time.sleep(0.2)
+        return items
+
+    batcher, others = Batcher("patient", predict, tokens=1000, most=64), [Job(item, (), 10) for item in range(8)]
+    batcher.submit(others)
+    for job in others:
+        job.future.result(timeout=5)
+    for item in range(8):  # one by one, as clients do
+        batcher.submit([Job(item, (), 10)])
+        time.sleep(0.001)
+    batcher.close()
+    batcher.join()
+    assert sizes == [8, 8]
 
 
 def test_admission_counts_tokens() -> None:
@@ -439,12 +480,17 @@ def test_the_command(runs: dict[str, Path], workers: int) -> None:
                 pass
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        with ThreadPoolExecutor(2) as pool:
+        with (
+            ThreadPoolExecutor(1) as pool,
+            closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as client,
+        ):
             fields = {"model": "lm", "prompt": "a", "max_tokens": 100}
             pending = pool.submit(server.post, "/v1/completions", fields)
-            stream = pool.submit(server.post, "/v1/completions", {**fields, "stream": True})
+            body = json.dumps({**fields, "stream": True})
+            client.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            stream = client.getresponse()  # begins with the first token
             time.sleep(0.1)
             process.send_signal(signal.SIGTERM)
             assert pending.result()[0] == 200
-            assert stream.result()[1].endswith("data: [DONE]\n\n")
+            assert stream.read().endswith(b"data: [DONE]\n\n")
         assert process.wait(timeout=30) == 0

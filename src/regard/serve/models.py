@@ -46,7 +46,13 @@ class Served:
     """A loaded model: its predictor, and the worker that computes in a thread of its own."""
 
     def __init__(
-        self, bundle: Bundle, name: str, limits: Limits, observe: Observe, languages: tuple[str, str] | None = None
+        self,
+        bundle: Bundle,
+        name: str,
+        limits: Limits,
+        observe: Observe,
+        languages: tuple[str, str] | None = None,
+        cores: int = 1,
     ) -> None:
         self.bundle, self.name, self.limits, self.created = bundle, name, limits, int(time.time())
         self.languages = languages or languages_of(bundle)
@@ -60,11 +66,16 @@ class Served:
         self.kind = self.predictor.COMMAND if self.predictor is not None else "embed"
         self.worker: Worker
         if isinstance(self.predictor, CTranslate2Generator) or isinstance(bundle.model, ExportedDecoder):
-            self.worker = Streams(name, self._stream, most=torch.get_num_threads(), observe=observe)
+            self.worker = Streams(name, self._stream, most=cores, observe=observe)
         elif isinstance(self.predictor, Generator):
-            self.worker = Generations(name, ContinuousBatch(self.predictor), most=limits.rows, observe=observe)
+            # A matmul that is split among all cores waits for the one that the event loop occupies: one is left to it.
+            batch, own = ContinuousBatch(self.predictor), max(1, cores - 1)
+            self.worker = Generations(name, batch, most=limits.rows, observe=observe, cores=own)
         else:
-            batcher = Batcher(name, self._predict, tokens=limits.tokens, most=limits.rows, observe=observe)
+            # A search is many short steps: on a CPU, batches side by side on one core each (`predict.workers`).
+            is_split = isinstance(self.predictor, SearchPredictor) and bundle.device.type == "cpu"
+            sizes = {"threads": cores, "cores": 1} if is_split else {"cores": cores}
+            batcher = Batcher(name, self._predict, tokens=limits.tokens, most=limits.rows, observe=observe, **sizes)
             if isinstance(self.predictor, SearchPredictor):
                 self.predictor.interrupt = batcher.interrupt
             self.worker = batcher
@@ -140,6 +151,7 @@ class Models:
         self.device, self.limits, self.observe = device, limits, observe
         self.ready: dict[str, Served] = {}
         self.failed: dict[str, str] = {}
+        self.cores = torch.get_num_threads()  # before the threads of models change what PyTorch reports
         self._loading = threading.Lock()  # one at a time: loading is limited by the disk
 
     def load_all(self) -> None:
@@ -155,7 +167,7 @@ class Models:
         """Load a model, again if it is already there: the old one is replaced when the new one is ready."""
         with self._loading:
             bundle = load(self.folders[name], self.device)
-            served = Served(bundle, name, self.limits, self.observe(name), self.languages.get(name))
+            served = Served(bundle, name, self.limits, self.observe(name), self.languages.get(name), self.cores)
             served.warm_up()
             old = self.ready.get(name)
             self.ready[name] = served
@@ -187,4 +199,4 @@ class Models:
         for served in self.ready.values():
             served.worker.close()
         for served in self.ready.values():
-            served.worker.thread.join()
+            served.worker.join()

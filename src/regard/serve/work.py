@@ -23,6 +23,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from regard.predict.config import SearchConfig
 from regard.predict.continuous import ContinuousBatch
 from regard.predict.generator import Token
@@ -85,56 +87,87 @@ class Job:
 
 
 class Worker:
-    """A thread with a queue; subclasses say what is done with it."""
+    """Threads with a queue; subclasses say what is done with it. `cores`: how many a matmul of a thread may use."""
 
-    def __init__(self, name: str, observe: Observe = lambda name, value: None) -> None:
+    def __init__(
+        self, name: str, observe: Observe = lambda name, value: None, *, threads: int = 1, cores: int | None = None
+    ) -> None:
         self.observe, self.waiting, self.changed = observe, deque[Any](), threading.Condition()
-        self.closing = False
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.thread.start()
+        self.closing, self.cores = False, cores
+        self.threads = [threading.Thread(target=self._begin, name=name, daemon=True) for _ in range(threads)]
+        for thread in self.threads:
+            thread.start()
+
+    def _begin(self) -> None:
+        if self.cores is not None:
+            torch.set_num_threads(self.cores)
+        self._run()
 
     def submit(self, jobs: Iterable[Any]) -> None:
         with self.changed:
             self.waiting.extend(jobs)
-            self.changed.notify()
+            self.changed.notify_all()
 
     def close(self) -> None:
-        """Finish what is waiting, then end the thread."""
+        """Finish what is waiting, then end the threads."""
         with self.changed:
             self.closing = True
-            self.changed.notify()
+            self.changed.notify_all()
+
+    def join(self) -> None:
+        """Wait for the end of the threads."""
+        for thread in self.threads:
+            thread.join()
 
     def _run(self) -> None:
         raise NotImplementedError
 
 
 class Batcher(Worker):
-    """Dynamic batches: `predict(items, **options)` gives one output for each item."""
+    """Dynamic batches: `predict(items, **options)` gives one output for each item.
+
+    Clients whose outputs were computed together send their next inputs together, a little apart. A thread that took the
+    first of them alone would make the others wait for a batch of one; it waits for the rest, up to `PATIENCE` of the
+    time that the last batch took. A client that sends one input at a time never waits.
+    """
+
+    PATIENCE = 0.1
 
     def __init__(
         self, name: str, predict: Callable[..., Sequence[Any]], *, tokens: int = 4096, most: int = 64, **options: Any
     ) -> None:
-        self.predict, self.tokens, self.most, self.batch = predict, tokens, most, list[Job]()
+        self.predict, self.tokens, self.most = predict, tokens, most
+        self.batches: dict[int, list[Job]] = {}  # being computed, by thread
+        self.idle = 0  # threads that wait for a batch
         super().__init__(name, **options)
 
     def _run(self) -> None:
-        while batch := self._take():
+        count, seconds = 0, 0.0  # of the last batch
+        while batch := self._take(count, seconds * self.PATIENCE):
             began = time.perf_counter()
-            self.batch = batch
+            self.batches[threading.get_ident()] = batch
             self._compute(batch)
-            self.observe("batch_size", len(batch))
-            self.observe("batch_seconds", time.perf_counter() - began)
+            count, seconds = len(batch), time.perf_counter() - began
+            self.observe("batch_size", count)
+            self.observe("batch_seconds", seconds)
 
-    def _take(self) -> list[Job]:
-        """The oldest job, and those after it that can be computed with it; none if the worker is closed."""
+    def _take(self, expected: int, patience: float) -> list[Job]:
+        """The oldest job, and those after it that can be computed with it; none if the worker is closed.
+
+        What waits is divided among the threads that are free.
+        """
         with self.changed:
+            self.idle += 1
             while True:
                 self.changed.wait_for(lambda: self.waiting or self.closing)
+                if expected > 1:
+                    self.changed.wait_for(lambda: len(self.waiting) >= expected or self.closing, patience)
                 batch, rest, longest = list[Job](), deque[Job](), 0
+                most = min(self.most, -(-len(self.waiting) // self.idle))
                 while self.waiting:
                     job = self.waiting.popleft()
                     widest = max(longest, job.tokens)
-                    fits = (len(batch) + 1) * widest <= self.tokens and len(batch) < self.most
+                    fits = (len(batch) + 1) * widest <= self.tokens and len(batch) < most
                     if batch and not (fits and job.options == batch[0].options and not (job.alone or batch[0].alone)):
                         rest.append(job)
                     elif job.future.set_running_or_notify_cancel():
@@ -142,11 +175,13 @@ class Batcher(Worker):
                         longest = widest
                 self.waiting = rest
                 if batch or self.closing:
+                    self.idle -= 1
                     return batch
 
     def interrupt(self) -> None:
         """Called by a search before every step: raises `Cancelled` if nobody waits for any output of the batch."""
-        if self.batch and all(job.cancelled for job in self.batch):
+        batch = self.batches.get(threading.get_ident())
+        if batch and all(job.cancelled for job in batch):
             raise Cancelled
 
     def _compute(self, batch: Sequence[Job]) -> None:
