@@ -49,7 +49,9 @@ class Search(TaskRequest):
         None, description="greater values prefer longer outputs; 0.6 to 1 is usual"
     )
     max_length: Annotated[int, Field(ge=1, le=10_000)] | None = Field(None, description="tokens")
-    sample: bool | None = Field(None, description="sample instead of searching; the fields below are for it")
+    sample: bool | None = Field(
+        None, description="sample instead of searching, with temperature, top_k, top_p and seed"
+    )
     temperature: Annotated[float, Field(gt=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -3,7 +3,6 @@
 export interface Schema {
   $ref?: string;
   type?: string;
-  format?: string;
   description?: string;
   properties?: Record<string, Schema>;
   required?: string[];
@@ -18,9 +17,6 @@ export interface Schema {
   maximum?: number;
   exclusiveMinimum?: number;
   exclusiveMaximum?: number;
-  minItems?: number;
-  maxItems?: number;
-  maxLength?: number;
 }
 type Content = Record<string, { schema?: Schema }>;
 export interface Operation {
@@ -68,11 +64,11 @@ function variants(schema: Schema): Schema[] {
   return (schema.anyOf ?? [schema]).filter((one) => one.type !== "null");
 }
 
-function limits(low?: number, high?: number): string {
-  if (low === undefined && high === undefined) return "";
-  if (low === undefined) return ` ≤ ${high}`;
-  if (high === undefined) return ` ≥ ${low}`;
-  return ` ${low} … ${high}`;
+function limits({ minimum, maximum, exclusiveMinimum, exclusiveMaximum }: Schema): string {
+  if (minimum !== undefined && maximum !== undefined) return ` ${minimum} … ${maximum}`;
+  const bounds = { "≥": minimum, ">": exclusiveMinimum, "≤": maximum, "<": exclusiveMaximum };
+  const known = Object.entries(bounds).filter(([, value]) => value !== undefined);
+  return known.length ? ` ${known.map(([sign, value]) => `${sign} ${value}`).join(", ")}` : "";
 }
 
 /** A type as a reader says it: "integer 1 … 64", "string or list of string". */
@@ -86,9 +82,7 @@ export function typeOf(api: OpenApi, schema: Schema): string {
     if (found.type === "array") return `list of ${typeOf(api, found.items ?? {})}`;
     if (found.type === "object" && typeof found.additionalProperties === "object")
       return `object of ${typeOf(api, found.additionalProperties)}`;
-    const low = found.minimum ?? found.exclusiveMinimum;
-    const high = found.maximum ?? found.exclusiveMaximum;
-    return `${found.type ?? "any"}${limits(low, high)}`;
+    return `${found.type ?? "any"}${limits(found)}`;
   });
   return [...new Set(names)].join(" or ");
 }
