@@ -18,7 +18,6 @@ const english = {
   fillTitle: "Text with <mask> where a token is to be predicted",
   tagTitle: "Text to tag",
   predictTitle: "Numbers, {0} per step",
-  imageTitle: "Image",
   drop: "Drop an image here, or choose one",
   translate: "Translate",
   generate: "Generate",
@@ -50,7 +49,6 @@ const english = {
   head: "Head",
   mean: "mean",
   cropped: "The first {0} of {1} rows and {2} of {3} columns.",
-  classToken: "class token",
   empty: "Enter a text first.",
   tooLong: "The text has {0} tokens, but the model reads {1}: shorten it.",
   noMask: "Write <mask> where a token is to be predicted.",
@@ -58,7 +56,6 @@ const english = {
   tooFew: "{0} steps are too few: the model reads {1}.",
   failed: "It failed: {0}",
   step: "Step",
-  file: "Choose an image",
   noImage: "This file cannot be read as an image.",
 };
 
@@ -82,7 +79,6 @@ const korean: Record<Word, string> = {
   fillTitle: "예측할 토큰 위치에 <mask>를 넣은 텍스트",
   tagTitle: "태그를 붙일 텍스트",
   predictTitle: "숫자 (스텝마다 {0}개)",
-  imageTitle: "이미지",
   drop: "이미지를 여기에 놓거나 선택하세요",
   translate: "번역",
   generate: "생성",
@@ -114,7 +110,6 @@ const korean: Record<Word, string> = {
   head: "헤드",
   mean: "평균",
   cropped: "{1}행 중 처음 {0}행, {3}열 중 처음 {2}열입니다.",
-  classToken: "클래스 토큰",
   empty: "먼저 텍스트를 입력하세요.",
   tooLong: "텍스트는 {0}토큰이지만 모델은 {1}토큰까지 읽습니다. 줄여 주세요.",
   noMask: "예측할 토큰 위치에 <mask>를 넣으세요.",
@@ -122,7 +117,6 @@ const korean: Record<Word, string> = {
   tooFew: "{0}스텝은 부족합니다. 모델은 {1}스텝을 읽습니다.",
   failed: "실패했습니다: {0}",
   step: "스텝",
-  file: "이미지 선택",
   noImage: "이 파일은 이미지로 읽을 수 없습니다.",
 };
 
