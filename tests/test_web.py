@@ -28,6 +28,7 @@ from regard.cli import main
 from regard.interop import web_folder
 from regard.interop.check import TEXTS
 from regard.nn.trace import trace
+from regard.page import EXPORTED, page_missing
 from regard.predict.alignment import alignment_layer
 from regard.predict.beam import greedy
 from regard.predict.bundle import Bundle
@@ -52,7 +53,7 @@ def browser() -> Iterator[Any]:
 
     if CHROMIUM is None:
         pytest.skip("needs Chromium:  apt install chromium")
-    if (reason := web_folder.page_missing()) is not None:
+    if (reason := page_missing(folder=EXPORTED)) is not None:
         pytest.skip(reason)
     with sync_api.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
@@ -259,10 +260,10 @@ def test_the_folder_is_an_onnx_folder_too_and_loads_nothing_from_elsewhere(site:
 
 def test_what_has_no_page_is_refused(once, tmp_path: Path, capsys, monkeypatch):
     run = once("onnx-run-translation", lambda folder: save_run("translation", folder))
-    monkeypatch.setattr(web_folder, "PAGE", tmp_path / "none")
+    monkeypatch.setattr(web_folder, "EXPORTED", tmp_path / "none")
     assert main(["export", str(run), "--web", str(tmp_path / "out")]) == 2
     assert "the page is not built" in capsys.readouterr().err
-    monkeypatch.setattr(web_folder, "page_missing", lambda: None)
+    monkeypatch.setattr(web_folder, "page_missing", lambda folder: None)
     own = tmp_path / "own"
     shutil.copytree(run, own)
     content = json.loads((own / "target.json").read_text(encoding="utf-8"))

@@ -1,6 +1,7 @@
-"""The built pages: `npm run build` leaves that of `regard explore` and that of `regard serve` in one folder.
+"""The built pages: `npm run build` leaves those of `regard explore` and `regard serve` in one folder, and that of
+`regard export --web` in another.
 
-Both load nothing from other hosts, and the headers below make the browser enforce it.
+They load nothing from other hosts, and the headers below make the browser enforce it (the exported page has its own).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PAGE = Path(__file__).parent / "explore" / "page"
+EXPORTED = Path(__file__).parent / "interop" / "page"
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -23,9 +25,9 @@ HEADERS = {
 }
 
 
-def page_missing(name: str = "index.html") -> str | None:
+def page_missing(name: str = "index.html", folder: Path = PAGE) -> str | None:
     """Why there is no page, or None if there is one."""
-    if (PAGE / name).is_file():
+    if (folder / name).is_file():
         return None
     checkout = (PAGE.parents[3] / "web" / "package.json").is_file()  # src/regard/explore/page, beside web
     where = "in this checkout" if checkout else "here, because there was no npm when Regard was installed"

@@ -5,7 +5,7 @@
     onnx/…, tokenizer.json, …      as in an ONNX folder (`regard.interop.onnx_folder`), with attention weights
 
 Any static server serves it. Nothing is sent anywhere: the page loads its own files alone, which its
-Content-Security-Policy enforces. The page is built from web/ by Vite into the folder `page` of this package.
+Content-Security-Policy enforces. The page is built from web/ by Vite (`regard.page`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from regard.errors import UserError
 from regard.interop.family import Json
 from regard.interop.folder import write_json
 from regard.models.folder import weights_of
+from regard.page import EXPORTED, page_missing
 from regard.predict.bundle import Bundle
 from regard.predict.captioner import Captioner
 from regard.predict.config import SearchConfig
@@ -27,8 +28,6 @@ from regard.predict.generator import Generator
 from regard.predict.onnx import FOLDER
 from regard.predict.regressor import Regressor
 from regard.predict.translator import Translator
-
-PAGE = Path(__file__).parent / "page"
 
 # What web/src/browser/tokenizer.ts computes, by the part of tokenizer.json.
 PARTS = {
@@ -46,7 +45,7 @@ PARTS = {
 
 def check_page(bundle: Bundle) -> None:
     """An error, before anything is computed, for what the page cannot do."""
-    if (reason := page_missing()) is not None:
+    if (reason := page_missing(folder=EXPORTED)) is not None:
         raise UserError(f"--web: {reason}")
     config = bundle.config
     if bundle.predictor_class is None or (config.input == "features" and config.output_head == "tokens"):
@@ -64,18 +63,9 @@ def check_page(bundle: Bundle) -> None:
                 )
 
 
-def page_missing() -> str | None:
-    """Why there is no page, or None if there is one."""
-    if (PAGE / "index.html").is_file():
-        return None
-    checkout = (PAGE.parents[3] / "web" / "package.json").is_file()  # src/regard/interop/page, beside web
-    how = "make page" if checkout else "pip install --force-reinstall --no-deps  and the folder or address as before"
-    return f"the page is not built here: install Node.js 20.19 or newer with npm, then  {how}"
-
-
 def add_page(bundle: Bundle, folder: Path, *, int8: bool) -> None:
     """Add the page to the ONNX folder of a model."""
-    shutil.copytree(PAGE, folder, dirs_exist_ok=True)
+    shutil.copytree(EXPORTED, folder, dirs_exist_ok=True)
     write_json(folder / "page.json", page_info(bundle, folder, int8=int8))
 
 
