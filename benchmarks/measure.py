@@ -28,7 +28,7 @@ Outcome = TypeVar("Outcome")
 
 def machine(device: str) -> dict[str, Any]:
     """The machine and the versions."""
-    packages = ("torch", "transformers", "x-transformers", "ctranslate2", "scikit-learn", "triton")
+    packages = ("torch", "transformers", "x-transformers", "ctranslate2", "onnxruntime", "scikit-learn", "triton")
     versions = {"python": platform.python_version()}
     for name in packages:
         try:
