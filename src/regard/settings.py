@@ -13,6 +13,7 @@ import tomllib
 import types
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -24,6 +25,7 @@ from regard.files import write_atomically
 T = TypeVar("T")
 
 
+@cache
 def field_types(kind: type) -> dict[str, Any]:
     """The annotation of each setting by name; fields that are derived from others (init=False) are no settings."""
     hints = get_type_hints(kind)

@@ -25,7 +25,7 @@ from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.recipe import RECIPE, model_config
 from regard.predict.alignment import Links
-from regard.predict.bundle import Batch, Bundle, Predictor
+from regard.predict.bundle import Bundle, Predictor
 from regard.predict.config import SearchConfig
 from regard.predict.constraints import Constraints
 from regard.predict.ctranslate2_search import Names, open_engine, position_limit, refuse, search
@@ -83,16 +83,12 @@ class CTranslate2Translator(Translator):
         self.search_engine: Any = self.model.engine
 
     def _search(
-        self, batches: Iterator[Batch], config: SearchConfig, first: int, constraints: Constraints | None
-    ) -> Iterator[tuple[Sequence[int], list[list[Hypothesis]]]]:
+        self, ids: Sequence[Sequence[int]], lines: Sequence[int], most: int, config: SearchConfig, first: int,
+        constraints: Constraints | None,
+    ) -> Iterator[tuple[Sequence[int], list[list[Hypothesis]]]]:  # fmt: skip
         if constraints is not None:
             raise UserError("prefixes and constraints: CTranslate2 does not compute them; remove them, or use the run")
-        rows, lines = list[int](), list[list[int]]()
-        for numbers, source, is_real in batches:
-            masks = [None] * len(source) if is_real is None else is_real
-            rows.extend(numbers)
-            lines.extend((ids if real is None else ids[real]).tolist() for ids, real in zip(source, masks, strict=True))
-        yield rows, search(self.search_engine, self.sources, self.targets, lines, config)
+        yield lines, search(self.search_engine, self.sources, self.targets, [ids[row] for row in lines], config)
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[SequenceScore]:
         sources, targets = self._encode_pairs(pairs)

@@ -83,8 +83,7 @@ class Translator(SearchPredictor[str, TextPrediction]):
         lines = [row for row, text in enumerate(inputs) if text.strip() and row not in bad]  # blank: nothing
         predictions = [TextPrediction((ScoredText("", 0.0, 0.0),)) for _ in ids]
         for part, own, group in self._groups(config, rules, lines):
-            batches = self.batches(ids, group, TOKENS // (part.n_best if part.sample else part.beam), batch)
-            for rows, results in self._search(batches, part, first, own):
+            for rows, results in self._search(ids, group, batch, part, first, own):
                 texts = iter(self.target.decode_batch(one.tokens for some in results for one in some))
                 for row, some in zip(rows, results, strict=True):
                     scored = tuple(ScoredText(next(texts), one.score, one.log_probability) for one in some)
@@ -199,9 +198,11 @@ class Translator(SearchPredictor[str, TextPrediction]):
         return self.bundle.limits.too_long(tokens)
 
     def _search(
-        self, batches: Iterator[Batch], config: SearchConfig, first: int, constraints: Constraints | None
-    ) -> Iterator[tuple[Sequence[int], list[list[Hypothesis]]]]:
-        """The rows of each batch, and the hypotheses of each row."""
+        self, ids: Sequence[Sequence[int]], lines: Sequence[int], most: int, config: SearchConfig, first: int,
+        constraints: Constraints | None,
+    ) -> Iterator[tuple[Sequence[int], list[list[Hypothesis]]]]:  # fmt: skip
+        """The rows of each batch of at most `most` of these lines, and the hypotheses of each row."""
+        batches = self.batches(ids, lines, TOKENS // (config.n_best if config.sample else config.beam), most)
         if self.device.type == "cuda" and isinstance(self.engine, EncoderDecoder):
             with TURN:  # threads that search with this model share what was recorded
                 self._recorded = self._recorded or RecordedSearches(self.engine, *self.bundle.target_frame)
