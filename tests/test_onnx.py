@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -390,3 +391,14 @@ def test_a_server_completes_and_classifies_with_graphs(exported: Any) -> None:
         assert status == 200 and [one["label"] for one in content["outputs"]] == [own.label]
         status, content = server.post("/v1/embeddings", {"model": "text-classification", "input": "ok"})
         assert 400 <= status < 500
+
+
+def test_a_fork_keeps_the_session_of_its_parent(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its destructor waits for threads that a fork does not have."""
+    graph = exported("language-modeling")[1].model.graph
+    inherited, parent = graph.session, os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+    own = graph.session
+    assert own is not inherited and own is graph.session
+    monkeypatch.undo()
+    assert graph.session is inherited

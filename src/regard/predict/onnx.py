@@ -58,16 +58,20 @@ class Graph:
     def __init__(self, folder: Path, name: str) -> None:
         paths = [folder / FOLDER / f"{name}{suffix}.onnx" for suffix in ("", "_quantized")]
         self.path = next((path for path in paths if path.is_file()), paths[0])
-        self._session, self._process = None, 0
+        self._sessions: dict[int, Any] = {}  # by process
         self.inputs: dict[str, list[int | str]] = {one.name: one.shape for one in self.session.get_inputs()}
         self.outputs: list[str] = [one.name for one in self.session.get_outputs()]
 
     @property
     def session(self) -> Any:
-        """Opened once per process: a fork has none of the threads of its parent's session."""
-        if self._process != os.getpid():
-            self._session, self._process = _open(self.path), os.getpid()
-        return self._session
+        """Opened once per process: a fork has none of the threads of its parent's session.
+
+        That one is kept: its destructor would wait for these threads forever.
+        """
+        process = os.getpid()
+        if process not in self._sessions:
+            self._sessions[process] = _open(self.path)
+        return self._sessions[process]
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         values = self.session.run(None, {name: value.numpy() for name, value in inputs.items() if name in self.inputs})
