@@ -6,6 +6,11 @@
 
 All tools translate the 1,000 sentences of test2016 with the same weights; `translators.py` describes them and what is
 timed. `same` is the fraction of sentences whose translation is identical to that of transformers' `generate`.
+`cpu_seconds` is the CPU time of a round, which other programs on the machine change less than the wall-clock time. With
+a batch of 1 every sentence is a call of its own.
+
+    python benchmarks/decoding.py --run runs/multi30k --data multi30k-tok --batches 64 1 \\
+        --peers ctranslate2 ctranslate2-int8 regard-ct2 regard-ct2-int8 -o benchmarks/results/decoding-engines-cpu.json
 
 Without --run the weights are random (--size), so translations would never end: all tools generate exactly --length
 tokens. Without --data the sentences are made-up words. fp32 on a CPU; on a GPU bf16 (--precision), ours and `generate`.
@@ -18,8 +23,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import statistics
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +35,17 @@ from typing import Any
 import measure
 import sentences
 import torch
-from translators import Alone, CTranslate2, HuggingFace, JoeyNMT, Ours, Search, Tool, Translations
+from translators import (
+    Alone,
+    CTranslate2,
+    HuggingFace,
+    JoeyNMT,
+    Ours,
+    OursOnCTranslate2,
+    Search,
+    Tool,
+    Translations,
+)
 
 from regard.errors import UserError
 from regard.interop import export_folder
@@ -38,6 +55,7 @@ from regard.models.transformer import SequenceToSequence, build
 from regard.text.tokenizer import Tokenizer
 
 PEERS = {"cpu": ("regard", "huggingface", "ctranslate2", "joeynmt"), "cuda": ("regard", "huggingface")}
+ENGINES = ("regard-ct2", "regard-ct2-int8", "ctranslate2-int8")  # only if named with --peers
 BATCHES = {"cpu": (64, 128), "cuda": (128, 1)}
 BEAM = 5
 EVERY = {"joeynmt": 5}  # one of so many sentences
@@ -81,10 +99,11 @@ def make_tool(name: str, model: SequenceToSequence, folder: Path, args: argparse
             return Ours(model.to(args.device, dtype), folder)
         case "huggingface":
             return HuggingFace(folder, args.device, dtype)
-        case "ctranslate2":
+        case "ctranslate2" | "ctranslate2-int8" | "regard-ct2" | "regard-ct2-int8":
             if not plain or importlib.util.find_spec("ctranslate2") is None:
                 return "on a CPU in fp32:  pip install 'regard[bench]'"
-            return CTranslate2(folder)
+            int8 = name.endswith("int8")
+            return CTranslate2(folder, int8) if name.startswith("c") else OursOnCTranslate2(model, folder, int8)
         case _:
             if not plain or args.joey is None:
                 return "on a CPU in fp32: --joey PYTHON names its environment, see benchmarks/joey.py"
@@ -101,7 +120,7 @@ def measured(tools: dict[str, Tool], lines: list[str], search: Search, repeats: 
     chosen = {name: lines[:: every(name, search.batch)] or lines[:1] for name in tools}
     for name, tool in tools.items():  # warm up: two batches, on a GPU all, since each shape has its own graph
         tool.translate(chosen[name] if torch.cuda.is_available() else chosen[name][: 2 * search.batch], search)
-    calls = {name: partial(tool.translate, chosen[name], search) for name, tool in tools.items()}
+    calls = {name: partial(translated, tool, chosen[name], search) for name, tool in tools.items()}
     translations = measure.take_turns(calls, repeats)
     kind = "greedy" if search.beam == 1 else f"beam {search.beam}"
     row: dict[str, Any] = {"search": kind, "batch": search.batch, "tools": {}}
@@ -112,9 +131,22 @@ def measured(tools: dict[str, Tool], lines: list[str], search: Search, repeats: 
             "sentences": len(chosen[name]),
             "tokens": outputs[-1].tokens,
         }
+        if not isinstance(tools[name], Alone | JoeyNMT):  # which compute in other processes
+            cpu_seconds = [each.cpu_seconds for each in outputs]
+            row["tools"][name]["cpu_seconds"] = round(statistics.median(cpu_seconds), 3)
         if expected and name != REFERENCE:
             row["tools"][name]["same"] = same_fraction(_texts(translations, chosen, name), expected)
     return row
+
+
+def translated(tool: Tool, lines: list[str], search: Search) -> Translations:
+    """All lines in one call; in batches of one, each in a call of its own, as they come to a service."""
+    spent = time.process_time()
+    done = [tool.translate(some, search) for some in ([[line] for line in lines] if search.batch == 1 else [lines])]
+    return Translations(
+        [text for one in done for text in one.texts], sum(one.tokens for one in done),
+        sum(one.seconds for one in done), time.process_time() - spent,
+    )  # fmt: skip
 
 
 def _texts(translations: dict[str, list[Translations]], chosen: dict[str, list[str]], name: str) -> dict[str, str]:
@@ -141,7 +173,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--size", choices=("tiny", "small", "base"), help="of random weights: small, on a GPU base")
     parser.add_argument("--data", type=Path, metavar="DIR", help="multi30k-tok (default: made-up words)")
     parser.add_argument("--joey", type=Path, metavar="PYTHON", help="the Python of JoeyNMT's environment")
-    parser.add_argument("--peers", nargs="+", choices=PEERS["cpu"], help="the tools to measure")
+    parser.add_argument("--peers", nargs="+", choices=(*PEERS["cpu"], *ENGINES), help="the tools to measure")
     parser.add_argument("--batches", nargs="+", type=int, metavar="N", help="default: 64 128, on a GPU 128 1")
     parser.add_argument("--beams", nargs="+", type=int, default=(1, BEAM), metavar="N", help="default: 1 5")
     parser.add_argument("--precision", choices=("fp32", "bf16"), help="default: fp32, on a GPU bf16")

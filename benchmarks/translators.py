@@ -4,7 +4,8 @@ All tools have the same weights and lines, so that their translations can be com
 
     regard        `regard.predict.translator.Translator`
     huggingface   transformers.MarianMTModel.generate with its cache, from the folder that `regard export` saves
-    ctranslate2   CTranslate2 in fp32, converted from that folder
+    ctranslate2   CTranslate2, converted from that folder by its own converter, in fp32 or int8
+    regard-ct2    Regard on the folder that `regard export --ctranslate2` saves, in fp32 or int8
     joeynmt       JoeyNMT's search, which has no cache, over our weights (`joey.py`)
 
 A score is log P without a length penalty, which each tool defines differently. Sentences of similar length are
@@ -31,6 +32,7 @@ from regard.models.transformer import SequenceToSequence
 from regard.predict.bundle import Bundle
 from regard.predict.config import SearchConfig
 from regard.predict.translator import Translator
+from regard.settings import to_dict
 from regard.text.tokenizer import Tokenizer
 
 
@@ -49,6 +51,7 @@ class Translations:
     texts: list[str]
     tokens: int
     seconds: float
+    cpu_seconds: float = 0.0  # of this process
 
     @property
     def rate(self) -> float:
@@ -90,11 +93,11 @@ class Counting(Tokenizer):
 
 
 class Ours:
-    def __init__(self, model: SequenceToSequence, folder: Path) -> None:
+    def __init__(self, model: Any, folder: Path, kind: type[Translator] = Translator) -> None:
         """`folder` contains tokenizer.json."""
         self.source = Tokenizer.load(folder / "tokenizer.json")
         self.target = Counting((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        self.translator = Translator(Bundle(model, {"source": self.source, "target": self.target}))
+        self.translator = kind(Bundle(model, {"source": self.source, "target": self.target}))
 
     def translate(self, lines: Sequence[str], search: Search) -> Translations:
         config = SearchConfig(beam=search.beam, min_length=search.least, max_length=search.most)
@@ -105,6 +108,21 @@ class Ours:
         if len(self.target.lengths) != len(lines):
             raise RuntimeError(f"{len(self.target.lengths)} translations were decoded for {len(lines)} lines")
         return Translations(texts, count_tokens(self.target.lengths, search.most), seconds)
+
+
+class OursOnCTranslate2(Ours):
+    """Regard on an export of `model`, in this process, like plain CTranslate2."""
+
+    def __init__(self, model: SequenceToSequence, folder: Path, int8: bool) -> None:
+        from regard.interop.ctranslate2 import export_ctranslate2
+        from regard.predict.ctranslate2 import CTranslate2Model, CTranslate2Translator
+
+        exported = folder / f"regard-ctranslate2{'-int8' if int8 else ''}"
+        exported.mkdir()
+        bundle = Bundle(model, {"tokenizer": Tokenizer.load(folder / "tokenizer.json")})
+        export_ctranslate2(bundle, exported, int8=int8)
+        recipe = {"model": to_dict(model.config)}
+        super().__init__(CTranslate2Model(exported, "cpu", recipe), folder, CTranslate2Translator)
 
 
 class Alone:
@@ -170,16 +188,17 @@ class HuggingFace:
 class CTranslate2:
     """Its vocabulary is our ids as text, in order."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, int8: bool = False) -> None:
         import ctranslate2
 
         self.tokenizer = Tokenizer.load(folder / "tokenizer.json")
         self.names = [str(number) for number in range(len(self.tokenizer))]
-        converted = folder / "ctranslate2"
+        kind = "int8" if int8 else "float32"
+        converted = folder / f"ctranslate2-{kind}"
         if not converted.exists():
-            _converter(folder, self.names, self.tokenizer).convert(str(converted))
+            _converter(folder, self.names, self.tokenizer).convert(str(converted), quantization=kind)
         self.engine = ctranslate2.Translator(  # like ours: one core per batch, which is faster than all cores on each
-            str(converted), device="cpu", compute_type="float32", inter_threads=torch.get_num_threads(), intra_threads=1
+            str(converted), device="cpu", compute_type=kind, inter_threads=torch.get_num_threads(), intra_threads=1
         )
 
     def translate(self, lines: Sequence[str], search: Search) -> Translations:
