@@ -25,9 +25,9 @@ HEADERS = {
 }
 
 
-def page_missing(name: str = "index.html", folder: Path = PAGE) -> str | None:
+def page_missing(name: str = "index.html", folder: Path | None = None) -> str | None:
     """Why there is no page, or None if there is one."""
-    if (folder / name).is_file():
+    if ((folder or PAGE) / name).is_file():
         return None
     checkout = (PAGE.parents[3] / "web" / "package.json").is_file()  # src/regard/explore/page, beside web
     where = "in this checkout" if checkout else "here, because there was no npm when Regard was installed"
