@@ -298,8 +298,8 @@ def first_token(args: argparse.Namespace) -> dict[str, Any]:
 
     with serve(f"lm={args.lm}") as server:
         calls = {
-            "idle": lambda: asyncio.run(probe(server.port, 40)),
-            "busy": lambda: asyncio.run(busy(server.port, 40)),
+            "idle": lambda: asyncio.run(probe(server.port, args.probes)),
+            "busy": lambda: asyncio.run(busy(server.port, args.probes)),
         }
         for call in calls.values():
             call()
@@ -510,6 +510,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sentences", type=int, default=1000)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--probes", type=int, default=40, help="generations of each turn of first_token")
     parser.add_argument("--seconds", type=float, default=10, help="of each turn of overload")
     parser.add_argument("--requests", type=int, default=10_000, help="of memory")
     parser.add_argument("--minutes", type=float, default=30, help="of the soak")
