@@ -2,22 +2,26 @@
 
     python benchmarks/startup.py --out benchmarks/results/startup-cpu.json
 
-Every command runs on a tiny model in a process of its own, several times. The phases are milliseconds of CPU time,
-which other processes on the machine do not change:
+    python benchmarks/startup.py --runs runs/multi30k-en-de --out startup-multi30k.json
+
+Every command runs on a tiny model, or on those of `--runs`, in a process of its own, several times. The phases are
+milliseconds of CPU time, which other processes on the machine do not change:
 
     interpreter   python itself, and the command line
-    torch         import torch
+    torch         import torch, without what only tracing needs
     imports       our modules, and the packages that torch has not imported yet
     load          the model and its tokenizers; `train`: check the data, learn the tokenizer, build the optimizer
     first         the first prediction; `train`: the first step
 
 `ours` is the sum of the last three, to be compared with `torch`. The command line imports torch without garbage
-collection; the row `translate (gc)` shows what that saves.
+collection and defers what only tracing needs (`regard.start`); the row `translate (plain import)` shows what that
+saves. `translate (ctranslate2)` is the same model in a folder for CTranslate2, which needs no torch at all.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -62,6 +66,14 @@ task_of(tables); mark()
 predictor = load({folder!r}, "cpu", tables).predictor; mark()
 predictor.predict(["a small model"]); mark()
 """
+PLAIN = """
+import regard.commands.{command}
+from regard.predict.ctranslate2_search import open_plain
+import ctranslate2; mark()
+translator = open_plain({folder!r}, "cpu", {{}}); mark()
+translator.predict(["a small model"], failed={{}}, done=len); mark()
+assert "torch" not in sys.modules
+"""
 TRAIN = """
 import os, tempfile
 from pathlib import Path
@@ -105,9 +117,11 @@ def make_folders(folder: Path) -> dict[str, str]:
     return {**{command: str(folder / command) for command in MODELS}, "train": str(folder / "recipe.toml")}
 
 
-def phases(command: str, folder: str, torch: str = "import_torch()") -> list[float]:
+def phases(command: str, folder: str, torch: str | None = None, code: str = "") -> list[float]:
     """Milliseconds of CPU time of each phase, in a process of its own."""
-    code = BEGIN.format(torch=torch) + (TRAIN if command == "train" else PREDICT).format(command=command, folder=folder)
+    torch = torch or f"import_torch(defer={command != 'train'})"
+    code = code or (TRAIN if command == "train" else PREDICT)
+    code = BEGIN.format(torch=torch) + code.format(command=command, folder=folder)
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nprint(json.dumps(marks))"], stdout=subprocess.PIPE, text=True,
         check=True, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -116,22 +130,35 @@ def phases(command: str, folder: str, torch: str = "import_torch()") -> list[flo
     return [1000 * (after - before) for before, after in zip([0.0, *marks], marks, strict=False)]
 
 
-def run(rounds: int) -> dict[str, Any]:
+def export(folder: str, to: Path) -> str:
+    """The same model in a folder for CTranslate2."""
+    from regard.interop.ctranslate2 import export_ctranslate2
+    from regard.tasks.registry import load
+
+    to.mkdir()
+    export_ctranslate2(load(folder), to)
+    return str(to)
+
+
+def run(rounds: int, runs: list[str]) -> dict[str, Any]:
     result: dict[str, Any] = {"kind": "startup", "machine": measure.machine("cpu"), "rows": []}
     with tempfile.TemporaryDirectory() as name:
-        folders = make_folders(Path(name))
+        folders = {"translate": runs[0]} if runs else make_folders(Path(name))
         calls = {command: partial(phases, command, folder) for command, folder in folders.items()}
-        calls["translate (gc)"] = partial(phases, "translate", folders["translate"], "import torch")
+        calls["translate (plain import)"] = partial(phases, "translate", folders["translate"], "import torch")
+        if importlib.util.find_spec("ctranslate2") is not None:
+            exported = export(folders["translate"], Path(name, "exported"))
+            calls["translate (ctranslate2)"] = partial(phases, "translate", exported, "pass", PLAIN)
         times = measure.take_turns(calls, rounds + 1)
-    print(f"| command | {' | '.join(PHASES)} | ours | ours / torch |\n|---|{'--:|' * (len(PHASES) + 2)}")
+    print(f"| command | {' | '.join(PHASES)} | ours | all |\n|---|{'--:|' * (len(PHASES) + 2)}")
     for command, values in times.items():
         columns = zip(*values[1:], strict=True)  # the first round may compile modules and read files from disk
         row = {phase: round(statistics.median(column), 1) for phase, column in zip(PHASES, columns, strict=True)}
         ours = sum(row[phase] for phase in PHASES[2:])
-        row |= {"ours": round(ours, 1), "ratio": round(ours / row["torch"], 3)}
+        row |= {"ours": round(ours, 1), "all": round(sum(row.values()), 1)}
         result["rows"].append({"command": command, **row})
-        cells = [f"{row[phase]:.0f}" for phase in (*PHASES, "ours")]
-        print(f"| `{command}` | {' | '.join(cells)} | {row['ratio']:.2f} |")
+        cells = [f"{row[phase]:.0f}" for phase in (*PHASES, "ours", "all")]
+        print(f"| `{command}` | {' | '.join(cells)} |")
     return result
 
 
@@ -139,5 +166,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/startup-cpu.json"))
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--runs", nargs=1, default=[], metavar="RUN", help="a translation model instead of tiny ones")
     given = parser.parse_args()
-    measure.write(given.out, run(given.rounds))
+    measure.write(given.out, run(given.rounds, given.runs))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from regard.errors import MissingExtra, UserError
 from regard.models.config import ModelConfig
@@ -52,11 +53,13 @@ class Names:
     """Token names, which the engine reads and writes, and ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.names = [tokenizer.name(id) for id in range(len(tokenizer))]
-        self.ids = {name: id for id, name in enumerate(self.names)}
+        self.name, self.id = cache(tokenizer.name), cache(tokenizer.token_to_id)
 
     def of(self, ids: Sequence[int]) -> list[str]:
-        return [self.names[id] for id in ids]
+        return [self.name(id) for id in ids]
+
+    def ids(self, names: Sequence[str]) -> list[int]:
+        return [cast(int, self.id(name)) for name in names]
 
 
 def refuse(config: SearchConfig, names: Sequence[str]) -> None:
@@ -84,7 +87,7 @@ def search(
     )  # fmt: skip
 
     def hypothesis(names: Sequence[str], total: float) -> Hypothesis:
-        tokens = [targets.ids[name] for name in names]
+        tokens = targets.ids(names)
         return Hypothesis(tokens, total / config.penalty(min(len(tokens) + 1, most)), total, len(tokens) < most)
 
     ranked = []
