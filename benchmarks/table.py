@@ -20,7 +20,7 @@ def table(path: Path) -> str:
     result = json.loads(path.read_text(encoding="utf-8"))
     tables = {
         "training": training, "language": training, "lengths": lengths, "decoding": decoding, "generation": generation,
-        "classes": classes, "tasks": tasks,
+        "classes": classes, "tasks": tasks, "exported": exported,
     }  # fmt: skip
     return tables.get(result.get("kind"), blocks)(result)
 
@@ -143,6 +143,20 @@ def tasks(result: Json) -> str:
         goal, seeds = row["goal"] or "", len(row.get("seeds", ())) or ""
         head = f"| {row['task']} | {row['figure']} on {row['test']} | {spread} | {goal}"
         lines.append(f"{head} | {seeds} | {row.get('training_seconds', row.get('seconds'))} |")
+    return "\n".join(lines)
+
+
+def exported(result: Json) -> str:
+    """One row per model and engine; speeds as ratios to the run itself."""
+    lines = [
+        "| run | engine | metric | MB | size / run | speed, torch = 1 | in CPU time | peak memory, MB |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in result["rows"]:
+        for name, one in row["models"].items():
+            quality, size = f"{row['metric']} {one['quality']}", f"{one['bytes'] / 1e6:.1f} | {one['size']:.2f}"
+            speed = f"{one['speed']:.2f} | {one['speed_cpu']:.2f} | {one['memory'] / 1e6:.0f}"
+            lines.append(f"| {row['run']} | {name} | {quality} | {size} | {speed} |")
     return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 pytest.importorskip("transformers", reason="the benchmarks' peers: pip install 'regard[bench]'")
 
 import decoding
+import exported
 import language
 import learners
 import lengths
@@ -34,7 +35,9 @@ from regard.data.batch import PairBatch, Pairs
 from regard.data.pack import Packs
 from regard.data.streams import Batches
 from regard.models.config import ModelConfig
+from regard.models.folder import save
 from regard.models.transformer import build
+from regard.text.tokenizer import Tokenizer
 
 JOEY = ["--joey", os.environ["REGARD_JOEY"]] if "REGARD_JOEY" in os.environ else []
 CONFIG = ModelConfig(dim=16, layers=2, heads=2, ff_dim=24, vocab_size=50, max_length=64)
@@ -244,3 +247,30 @@ def test_a_failing_version_is_reported(tmp_path: Path) -> None:
     command = [sys.executable, versions.__file__, str(tmp_path), "--", "generation.py", "--smoke"]
     outcome = subprocess.run(command, capture_output=True, text=True)
     assert outcome.returncode == 1 and "error: the benchmark ended with exit codes" in outcome.stderr
+
+
+def test_exported_models_are_measured_beside_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A language model with its text: the run, CTranslate2 and its int8, the ONNX formats left out."""
+    pytest.importorskip("ctranslate2", reason="pip install 'regard[ctranslate2]'")
+    monkeypatch.delitem(exported.FORMATS, "onnx")
+    monkeypatch.delitem(exported.FORMATS, "onnx-int8")
+    text = "a small model reads what stands before it\n" * 20
+    (tmp_path / "input.txt").write_text(text)
+    tokenizer = Tokenizer.train([text], "char", 60)
+    model = build(
+        ModelConfig(
+            dim=16, layers=1, heads=2, ff_dim=24, vocab_size=len(tokenizer), architecture="decoder", max_length=16
+        )
+    )
+    data = {"train": ["input.txt"], "valid_fraction": 0.5, "folder": str(tmp_path)}
+    recipe = {"task": "language-modeling", "data": data, "text": {"kind": "char"}}
+    save(model, tmp_path / "run", tokenizers={"tokenizer": tokenizer}, recipe=recipe)
+    arguments = [str(tmp_path / "run"), "--repeats", "2", "--items", "64", "-o", str(tmp_path / "out.json")]
+    monkeypatch.setattr(sys, "argv", [exported.__file__, *arguments])
+    exported.main()
+    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    models = row["models"]
+    assert (row["set"], row["items"]) == ("valid", 64) and list(models) == ["torch", "ctranslate2", "ctranslate2-int8"]
+    assert models["ctranslate2"]["quality"] == pytest.approx(models["torch"]["quality"], abs=1e-3)
+    assert models["torch"]["speed"] == models["torch"]["size"] == 1 and models["ctranslate2"]["memory"] > 1e7
+    assert table.table(tmp_path / "out.json").count("\n") == 4
