@@ -93,7 +93,7 @@ def test_completion_imports_nothing_slow(here, capsys):
 def test_the_script_completes_in_bash(here):
     Path("bin").mkdir()
     command = Path("bin/regard")
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m regard "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m regard "$@"\n')
     command.chmod(0o755)
     script = """
         eval "$(regard completion bash)"

@@ -286,8 +286,8 @@ def test_an_export_that_differs_leaves_nothing(
 ) -> None:
     run = once("onnx-run-text-classification", lambda folder: save_run("text-classification", folder))
 
-    def shifted(model: Any, folder: Path) -> list[Path]:
-        paths = write_graphs(model, folder)
+    def shifted(model: Any, folder: Path, **options: Any) -> list[Path]:
+        paths = write_graphs(model, folder, **options)
         with torch.no_grad():
             model.classifier.bias[0] += 0.01
         return paths

@@ -389,6 +389,7 @@ def test_a_prompt_has_line_editing_for_korean(empty_folder: Path, start: Callabl
     process.read("\n> ")
     process.write("한국말\x7f어\x1b[D\x1b[D대\n")  # erase a syllable, go two to the left, insert one
     assert json.loads(process.read("}\r\n> ").splitlines()[-2])["text"] == "한대국어"
+    time.sleep(0.5)  # readline shows the prompt before it waits for a key, and a signal in between waits for the next
     process.write("\x03")
     process.read("interrupted")
     assert process.wait() == 130
