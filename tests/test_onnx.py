@@ -322,6 +322,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert "export with --hf" in refused("--onnx", out)
 
 
+@pytest.mark.slow
 def test_learned_positions_end(exported: Any) -> None:
     _, other = exported("image-captioning")
     state = other.model.start(torch.rand(1, 1, 8, 8))
@@ -357,6 +358,7 @@ def test_inputs_come_from_the_last_test_set(task: str, content: str, tmp_path: P
     assert run_inputs(task_of({"task": task}), bundle, 32) == ("", [])
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_run(exported: Any) -> None:
     for task, inputs in (("translation", [("ok", "1"), ("나는", "2021")]), ("language-modeling", [*TEXTS[:3]])):
         ours, theirs = (one.predictor.score(inputs) for one in exported(task))

@@ -154,6 +154,7 @@ def test_translation_with_greedy_and_beam_search_and_its_attention(site: Open):
     torch.testing.assert_close(torch.tensor(shown), expected, atol=1e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_int8_gives_what_python_gives_with_the_same_folder(site: Open):
     view = site("translation")
     view.run(TEXT)
@@ -188,6 +189,7 @@ def test_classification_of_text(site: Open):
         )
 
 
+@pytest.mark.slow
 def test_masked_tokens_and_what_the_page_refuses(site: Open):
     view = site("masked-language-modeling", "--fp32", locale="ko-KR")
     view.run(f"{TEXT} <mask> a <mask>")
@@ -198,6 +200,7 @@ def test_masked_tokens_and_what_the_page_refuses(site: Open):
         assert message in view.by("problem").inner_text()
 
 
+@pytest.mark.slow
 def test_tags(site: Open):
     view = site("token-classification", "--fp32")
     view.run(TEXT)
@@ -205,6 +208,7 @@ def test_tags(site: Open):
     assert shown == list(view.bundle.predict([TEXT])[0].tags)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["image-captioning", "image-classification"])
 def test_images_of_another_size(site: Open, tmp_path: Path, task: str):
     image = pytest.importorskip("PIL.Image")
@@ -226,6 +230,7 @@ def test_images_of_another_size(site: Open, tmp_path: Path, task: str):
     assert "cannot be read" in view.by("problem").inner_text()
 
 
+@pytest.mark.slow
 def test_forecast(site: Open):
     view = site("regression", "--fp32")
     series = [[float(step), 2.0 - step] for step in range(6)]
