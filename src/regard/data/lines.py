@@ -14,6 +14,7 @@ import io
 import re
 import unicodedata
 import zlib
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -174,8 +175,8 @@ class _Blocks(io.RawIOBase):
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.held = file, memoryview(b"")
 
-    def convert(self) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def convert(self) -> bytes: ...
 
     def readable(self) -> bool:
         return True

@@ -1,7 +1,7 @@
 """Continuous batching: generations join and leave a running batch between two steps.
 
 A batch that runs until its longest text is complete makes a new prompt wait, and keeps computing rows that have ended.
-Here the batch is composed anew at every step (Yu et al. 2022, Orca, OSDI): a new prompt is read alone and its keys and
+Here the rows of a batch change at every step (Yu et al. 2022, Orca, OSDI): a new prompt is read alone and its keys and
 values are copied into the cache; a row that has ended is removed.
 
     join    prompt [1, T]  -> keys and values of T tokens, and the first token of each sample

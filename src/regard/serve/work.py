@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -86,7 +87,7 @@ class Job:
     cancelled: bool = False  # while it is being computed: nobody waits for its output
 
 
-class Worker:
+class Worker(ABC):
     """Threads with a queue; subclasses say what is done with it. `cores`: how many a matmul of a thread may use."""
 
     def __init__(
@@ -119,8 +120,9 @@ class Worker:
         for thread in self.threads:
             thread.join()
 
+    @abstractmethod
     def _run(self) -> None:
-        raise NotImplementedError
+        """The work of a thread, until the worker is closed and nothing is waiting."""
 
 
 class Batcher(Worker):
