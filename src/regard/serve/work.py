@@ -140,14 +140,12 @@ class Batcher(Worker):
     ) -> None:
         self.predict, self.tokens, self.most = predict, tokens, most
         self.batches: dict[int, list[Job]] = {}  # being computed, by thread
-        self.idle = 0  # threads that wait for a batch
         super().__init__(name, **options)
 
     def _run(self) -> None:
         count, seconds = 0, 0.0  # of the last batch
         while batch := self._take(count, seconds * self.PATIENCE):
             began = time.perf_counter()
-            self.batches[threading.get_ident()] = batch
             self._compute(batch)
             count, seconds = len(batch), time.perf_counter() - began
             self.observe("batch_size", count)
@@ -156,16 +154,18 @@ class Batcher(Worker):
     def _take(self, expected: int, patience: float) -> list[Job]:
         """The oldest job, and those after it that can be computed with it; none if the worker is closed.
 
-        What waits is divided among the threads that are free.
+        What waits and what is being computed is divided among the threads: without this, one thread would keep
+        computing nearly everything, and the others a few inputs at a time.
         """
         with self.changed:
-            self.idle += 1
+            self.batches.pop(threading.get_ident(), None)
             while True:
                 self.changed.wait_for(lambda: self.waiting or self.closing)
                 if expected > 1:
                     self.changed.wait_for(lambda: len(self.waiting) >= expected or self.closing, patience)
                 batch, rest, longest = list[Job](), deque[Job](), 0
-                most = min(self.most, -(-len(self.waiting) // self.idle))
+                present = len(self.waiting) + sum(map(len, self.batches.values()))
+                most = min(self.most, -(-present // len(self.threads)))
                 while self.waiting:
                     job = self.waiting.popleft()
                     widest = max(longest, job.tokens)
@@ -177,7 +177,7 @@ class Batcher(Worker):
                         longest = widest
                 self.waiting = rest
                 if batch or self.closing:
-                    self.idle -= 1
+                    self.batches[threading.get_ident()] = batch
                     return batch
 
     def interrupt(self) -> None:
