@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -88,6 +90,27 @@ def test_single_precision_and_its_packed_head_stay_close() -> None:
     for _ in range(20):
         tokens = torch.randint(0, 300, (5, 1))
         torch.testing.assert_close(thin.step(tokens, other), model.step(tokens, own), rtol=1e-4, atol=1e-4)
+
+
+def test_an_engine_is_kept_while_its_model_has_the_same_weights() -> None:
+    model = make(torch.float32)
+    first = lean(model)
+    assert lean(model) is first
+    with torch.no_grad():
+        model.decoder.blocks[0].feedforward.up.weight.mul_(2)  # type: ignore[index, union-attr]
+    second = lean(model)
+    assert second is not first
+    model.output_head.project.weight = torch.nn.Parameter(torch.randn_like(model.output_head.project.weight))
+    third = lean(model)
+    assert third is not second
+    source, is_real = sources(5, 9)
+    own, other = model.start(source, is_real), third.start(source, is_real)
+    tokens = torch.full((5, 1), 2)
+    torch.testing.assert_close(third.step(tokens, other), model.step(tokens, own), rtol=1e-4, atol=1e-4)
+    kept = weakref.ref(third)
+    del model, own, other, first, second, third
+    gc.collect()
+    assert kept() is None
 
 
 @torch.inference_mode()

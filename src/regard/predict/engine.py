@@ -13,6 +13,7 @@ position that is added later is left to the eager engine until someone teaches t
 from __future__ import annotations
 
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +78,11 @@ def known(model: nn.Module) -> bool:
     )
 
 
+_lean = WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], Any]]()  # engines, and the weights they are made of
+
+
 def lean(model: Any) -> Any:
-    """The lean engine where it computes what the model does, else the model."""
+    """The lean engine where it computes what the model does, else the model; one is made for the same weights once."""
     if type(model) not in (EncoderDecoder, Decoder):
         return model
     # Biases, windows, experts, learned scores, uneven groups, traces and autocast are the model's own; those of an
@@ -100,4 +104,8 @@ def lean(model: Any) -> Any:
     )
     if not is_known:
         return model
-    return LeanDecoder(model) if is_decoder else Lean(model)
+    weights = [(one.data_ptr(), -1 if one.is_inference() else one._version) for one in model.parameters()]
+    kept = _lean.get(model)
+    if kept is None or kept[0] != weights:
+        _lean[model] = kept = weights, LeanDecoder(model) if is_decoder else Lean(model)
+    return kept[1]

@@ -1,13 +1,15 @@
 """Lean steps for a CPU: the model's formulas and weights as plain tensor operations.
 
 A small model's step is short on a CPU: 64 tokens cost a layer of width 128 a few 10 µs per matmul. Modules that can
-be traced, compiled, trained and given any mask then cost as much as the matmuls. These engines compute the same
-numbers, up to rounding, from tensors alone:
+be traced, compiled, trained and given any mask then cost as much as the matmuls. With few rows, a matmul is limited by
+reading its weights, and most of the time is lost where their layout is that of training. These engines compute the
+same numbers, up to rounding, from tensors alone:
 
     x [rows, dim]                     one token per row, no axis of length 1
     k, v [rows, Hkv, capacity, D]     buffers of zeros; a multiple of 16 slots takes part, masked ones at -inf
     attention                         softmax(mask + scale · q kᵀ) v as two batched matmuls; the beams of a sentence
                                       attend to its memory [sources, Hkv, M, D] together
+    W                                 a copy in the blocked layout of oneDNN, made once for a model
 
 What they do not know (biases, windows, experts, learned scores, tracing, autocast, half precision) is left to the
 model itself: `regard.predict.engine` decides.
@@ -15,6 +17,7 @@ model itself: `regard.predict.engine` decides.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,17 +37,20 @@ LANE = 16  # float32 numbers of a vector register: a softmax over a multiple of 
 
 
 class Lean:
-    """An encoder-decoder whose `step` is lean; its encoder, embeddings and head are the model's."""
+    """An encoder-decoder whose `step` is lean; its encoder, embeddings and head are the model's.
+
+    The model is not kept alive, so that an engine can be kept for as long as its model lives.
+    """
 
     def __init__(self, model: EncoderDecoder) -> None:
-        self.model, self.start = model, partial(LeanState, model)
+        self.model: Any = weakref.proxy(model)
         self.layers = [Layer(block) for block in model.decoder.blocks]
         self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
         self.positions = torch.empty(0)  # position embeddings, [positions, dim]; the table grows by doubling
-        weight, self.packed = model.output_head.project.weight, None
-        if weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
-            # The output matrix in the layout of oneDNN: a matmul of few rows takes a third less.
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        self.project = linear(model.output_head.project.weight, model.output_head.bias)
+
+    def start(self, source: Tensor, is_real: Tensor | None = None) -> LeanState:
+        return LeanState(self.model, source, is_real)
 
     def step(self, tokens: Tensor, state: LeanState) -> Tensor:
         """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of the next one."""
@@ -65,16 +71,11 @@ class Lean:
         for layer, (k, v), (memory_k, memory_v, memory_mask) in zip(
             self.layers, state.within, state.across, strict=True
         ):
-            attend_self = partial(attend, layer.block.attention, k, v, mask, slot)
-            attend_memory = partial(attend, layer.block.cross, memory_k, memory_v, memory_mask, None)
+            attend_self = partial(attend, layer.attention, k, v, mask, slot)
+            attend_memory = partial(attend, layer.cross, memory_k, memory_v, memory_mask, None)
             x = layer.step(x, attend_self, attend_memory)
         state.length += 1
-        x, head = self.last(x), self.model.output_head
-        if self.packed is None:
-            logits: Tensor = head(x)
-        else:
-            logits = torch.ops.mkldnn._linear_pointwise(head.transform(x), self.packed, head.bias, "none", [], "")
-        return logits[:, None]
+        return self.project(self.model.output_head.transform(self.last(x)))[:, None]
 
 
 class LeanState:
@@ -109,17 +110,18 @@ class LeanState:
             self.across = [tuple(x.index_select(0, kept) for x in parts) for parts in self.across]
 
 
-def attend(part: MultiHead, keys: Tensor, values: Tensor, mask: Tensor, slot: int | None, x: Tensor) -> Tensor:
+def attend(lean: LeanMultiHead, keys: Tensor, values: Tensor, mask: Tensor, slot: int | None, x: Tensor) -> Tensor:
     """x [rows, dim]; keys, values [sources, Hkv, M, D]; mask [1 | sources, 1 | Hkv, 1, M], added.
 
     In self-attention the key and the value of x are stored in `slot`, and the mask may be shorter than the buffers.
     """
+    part, config = lean.part, lean.part.config
     sources, beams, key_heads = len(keys), len(x) // len(keys), part.key_heads
-    group, config = part.heads // key_heads, part.config
+    group = part.heads // key_heads
     if slot is None:
-        q = F.linear(x, part.q.weight, part.q.bias)
+        q = lean.project(x)
     else:
-        q, k, v = F.linear(x, part.qkv.weight, part.qkv.bias).split(part.sizes, dim=-1)
+        q, k, v = lean.project(x).split(part.sizes, dim=-1)
         keys.select(2, slot).copy_(k.view(len(x), key_heads, -1))
         values.select(2, slot).copy_(v.view(len(x), key_heads, -1))
         keys, values = keys[:, :, : mask.shape[-1]], values[:, :, : mask.shape[-1]]
@@ -129,16 +131,21 @@ def attend(part: MultiHead, keys: Tensor, values: Tensor, mask: Tensor, slot: in
     keys, values, mask = keys.flatten(0, 1), values.flatten(0, 1), mask.flatten(0, 1)
     weights = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=config.scale).softmax(dim=-1)
     heads = torch.bmm(weights, values).view(sources, key_heads, beams, group, config.val_dim)
-    return F.linear(heads.transpose(1, 2).reshape(len(x), -1), part.out.weight, part.out.bias)
+    return lean.out(heads.transpose(1, 2).reshape(len(x), -1))
 
 
 class LeanDecoder:
     """A decoder whose step for one token is lean; several tokens at once are read by the model."""
 
     def __init__(self, model: Decoder) -> None:
-        self.model, self.start = model, model.start
+        self.model: Any = weakref.proxy(model)
+        self.project = linear(model.output_head.project.weight, model.output_head.bias)
         self.layers = [Layer(block) for block in model.decoder.blocks]
         self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
+
+    def start(self, capacity: int = 0) -> State:
+        state: State = self.model.start(capacity)
+        return state
 
     def step(self, tokens: Tensor, state: State, *, last: bool) -> Tensor:
         """As the model's: logits of the last token. A single token attends to every key at or before its position."""
@@ -157,15 +164,16 @@ class LeanDecoder:
             x = x + embedded[:, 0].to(x.dtype)
         x = self.first(x)
         for layer in self.layers:
-            x = layer.step(x, partial(attend_cache, layer.block.attention, cache, rotation, mask))
-        logits: Tensor = self.model.output_head(self.last(x))
-        return logits[:, None]
+            x = layer.step(x, partial(attend_cache, layer.attention, cache, rotation, mask))
+        return self.project(self.model.output_head.transform(self.last(x)))[:, None]
 
 
-def attend_cache(part: MultiHead, cache: Cache, rotation: Rotation | None, mask: Tensor | None, x: Tensor) -> Tensor:
+def attend_cache(
+    lean: LeanMultiHead, cache: Cache, rotation: Rotation | None, mask: Tensor | None, x: Tensor
+) -> Tensor:
     """x [rows, dim] attends to the keys of the cache, those in mask [rows, 1, 1, M], and to its own, which is added."""
-    config, rows = part.config, len(x)
-    q, k, v = F.linear(x, part.qkv.weight, part.qkv.bias).split(part.sizes, dim=-1)
+    part, config, rows = lean.part, lean.part.config, len(x)
+    q, k, v = lean.project(x).split(part.sizes, dim=-1)
     q, k = q.view(rows, part.heads, 1, -1), k.view(rows, part.key_heads, 1, -1)
     if part.q_norm is not None and part.k_norm is not None:
         q, k = part.q_norm(q), part.k_norm(k)
@@ -174,18 +182,30 @@ def attend_cache(part: MultiHead, cache: Cache, rotation: Rotation | None, mask:
     keys, values = cache.extend(part.layer, k, v.view(rows, part.key_heads, 1, -1))
     grouped = part.heads != part.key_heads
     heads = F.scaled_dot_product_attention(q, keys, values, mask, scale=config.scale, enable_gqa=grouped)
-    return F.linear(heads.view(rows, -1), part.out.weight, part.out.bias)
+    return lean.out(heads.view(rows, -1))
+
+
+class LeanMultiHead:
+    """The projections of a `MultiHead`: queries, keys and values of x, or the queries alone, and the output."""
+
+    def __init__(self, part: MultiHead, is_cross: bool = False) -> None:
+        project = part.q if is_cross else part.qkv
+        self.part, self.project = part, linear(project.weight, project.bias)
+        self.out = linear(part.out.weight, part.out.bias)
 
 
 class Layer:
     """One `Block` without dropout: each sub-layer with its norm and its residual connection."""
 
     def __init__(self, block: Any) -> None:
-        self.block, self.pre_norm, self.residual = block, block.pre_norm, block.residual
+        self.pre_norm, self.residual = block.pre_norm, block.residual
+        self.attention = LeanMultiHead(block.attention)
+        self.cross: Any = None if block.cross is None else LeanMultiHead(block.cross, is_cross=True)
         norms = (block.attention_norm, block.cross_norm, block.feedforward_norm)
         self.norms = [norm_of(norm) for norm in norms if norm is not None]
-        up, down, activate = block.feedforward.up, block.feedforward.down, ACTIVATIONS[block.feedforward.activation]
-        self.feedforward = lambda x: F.linear(activate(F.linear(x, up.weight, up.bias)), down.weight, down.bias)
+        up, down = (linear(one.weight, one.bias) for one in (block.feedforward.up, block.feedforward.down))
+        activate = ACTIVATIONS[block.feedforward.activation]
+        self.feedforward = lambda x: down(activate(up(x)))
 
     def step(self, x: Tensor, *attention: Callable[[Tensor], Tensor]) -> Tensor:
         """x [rows, dim] through attention to the tokens so far, to a memory if there is one, and feed-forward."""
@@ -195,6 +215,15 @@ class Layer:
                 out = out.add_(x)
             x = out if self.pre_norm else norm(out)
         return x
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """x -> x Wᵀ + b, in single precision with W in the layout of oneDNN."""
+    weight = weight.detach()
+    if weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        return lambda x: F.linear(x, weight, bias)
+    packed, multiply = torch.ops.mkldnn._reorder_linear_weight(weight), torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: multiply(x, packed, bias, "none", [], "")
 
 
 def norm_of(module: Any) -> Callable[[Tensor], Tensor]:
