@@ -217,6 +217,7 @@ def _write(
         import onnx
         import onnxruntime  # noqa: F401 - what was exported is compared with it
         import onnxscript  # noqa: F401 - of the exporter
+        from onnx_ir.passes.common import DeduplicateInitializersPass
     except ModuleNotFoundError as error:
         raise MissingExtra("onnx", str(error.name), "--onnx") from None
     lengths = {
@@ -238,6 +239,7 @@ def _write(
             output_names=[*outputs, *(PRESENT + part for part in past or ())], external_data=False, verbose=False,
         )  # fmt: skip
         assert program is not None
+        DeduplicateInitializersPass(size_limit=2**16)(program.model)  # such as the angles of every layer
         proto = program.model_proto
     # without notes on where in which file each operation was recorded, and without shapes that quantisation changes
     for part in (*proto.graph.node, *proto.graph.initializer, *proto.graph.input, *proto.graph.output, proto.graph):
