@@ -45,7 +45,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=RECIPES)
+@pytest.fixture(scope="module", params=[pytest.param("words", marks=pytest.mark.slow), "characters", "recurrent"])
 def reversing(request: Any, tmp_path_factory: pytest.TempPathFactory, once: Any) -> Translator:
     """A model that writes the words of a line backwards, in capitals."""
 

@@ -243,6 +243,7 @@ def test_two_versions_take_turns(tmp_path: Path) -> None:
         assert min(row[side][value] for side in ("before", "after", "ratio") for value in ("low", "median")) > 0
 
 
+@pytest.mark.slow
 def test_a_failing_version_is_reported(tmp_path: Path) -> None:
     command = [sys.executable, versions.__file__, str(tmp_path), "--", "generation.py", "--smoke"]
     outcome = subprocess.run(command, capture_output=True, text=True)

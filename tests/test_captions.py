@@ -271,6 +271,7 @@ def test_what_caption_refuses(here: Path, capsys: pytest.CaptureFixture[str]) ->
 # --- the recipe, in its small form
 
 
+@pytest.mark.slow
 def test_scenes_are_learned(tmp_path: Path) -> None:
     """Of 72 captions each is right once in 72 tries by chance; the small model finds most of them."""
     scores = smoke_run("recipes/fashion-scenes.toml", tmp_path / "run")

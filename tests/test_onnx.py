@@ -154,7 +154,9 @@ def same_values(model: Any, graph: Any) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task", [task if task != "text-to-text" else pytest.param(task, marks=pytest.mark.slow) for task in TASKS]
+)
 def test_every_task(task: str, exported: Any) -> None:
     run, other = exported(task)
     same_values(run.model, other.model)

@@ -22,6 +22,7 @@ from regard.training.run import Run
 RECIPE = Path(__file__).parent.parent / "recipes" / "nsmc.toml"
 
 
+@pytest.mark.slow
 def test_the_baselines_run_and_learn(tmp_path, monkeypatch):
     pytest.importorskip("sklearn", reason="pip install 'regard[bench]'")
     monkeypatch.setattr(sentiment, "EPOCHS", 6)

@@ -56,8 +56,8 @@ def children(pid: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def command(run: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], Server]]:
-    """Two processes, both ready."""
+def command(run: Path, *options: str, wait: bool = True) -> Iterator[tuple[subprocess.Popen[str], Server]]:
+    """Two processes; `wait`: until the models are loaded."""
     arguments = [sys.executable, "-m", "regard", "serve", f"lm={run}", "--port", "0", "--workers", "2", *options]
     environment = {**os.environ, "REGARD_API_KEYS": "", "REGARD_ADMIN_KEY": KEY, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
@@ -67,16 +67,11 @@ def command(run: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], S
             assert process.stdout is not None
             server = Server(None, int(process.stdout.readline().rpartition(":")[2]))  # type: ignore[arg-type]
             threading.Thread(target=process.stderr.read, daemon=True).start()  # type: ignore[union-attr]
-            until(lambda: server.get("/ready")[0] == 200)
-            both_ready(server)
+            if wait:
+                until(lambda: server.get("/ready")[0] == 200)
             yield process, server
         finally:
             process.kill()
-
-
-def both_ready(server: Server) -> None:
-    """Requests of both processes succeed: 30 in a row, after the second has begun to accept connections."""
-    until(lambda: all(server.get("/ready")[0] == 200 for _ in range(30)))
 
 
 def texts(server: Server, count: int = 40) -> set[str]:
@@ -84,6 +79,17 @@ def texts(server: Server, count: int = 40) -> set[str]:
         replies = list(pool.map(lambda _: server.post("/v1/completions", BODY), range(count)))
     assert {status for status, _ in replies} == {200}
     return {content["choices"][0]["text"] for _, content in replies}
+
+
+def test_no_request_gets_503_after_the_first_success(run: Path) -> None:
+    """Connections go to either process: the second accepts them when both have loaded the models."""
+    with command(run, wait=False) as (process, server):
+        statuses = [server.get("/ready")[0]]
+        while statuses.count(200) < 200:
+            statuses.append(server.get("/ready")[0])
+            assert process.poll() is None
+        assert statuses == [503] * (len(statuses) - 200) + [200] * 200
+        until(lambda: len(children(process.pid)) == 2)
 
 
 def test_a_killed_worker_is_replaced_and_a_reload_reaches_all(tmp_path: Path) -> None:
@@ -100,7 +106,6 @@ def test_a_killed_worker_is_replaced_and_a_reload_reaches_all(tmp_path: Path) ->
         assert sum(one is None for one in failed) >= 12, "the other process answers"
         replaced = until(lambda: len(found := children(process.pid)) == 2 and workers[0] not in found and found)
         assert workers[1] in replaced
-        both_ready(server)
         metrics = server.get("/metrics")[1]
         assert "regard_queue_tokens 0.0" in metrics and 'status="200"' in metrics
 
@@ -137,7 +142,7 @@ def test_workers_end_with_their_supervisor(run: Path) -> None:
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 20)
 
 
-def fail(settings: Settings, sock: Any) -> None:
+def fail(settings: Settings, sock: Any, ready: Any) -> None:
     assert settings.shared is not None
     with (settings.shared.parent / "starts.txt").open("a") as file:
         file.write("x")

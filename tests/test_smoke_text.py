@@ -29,20 +29,26 @@ from smoke import ROOT, results, smoke_run
 CLASSIFIED, MASKED, DENOISED = 0.12, 0.25, 0.6  # margins: fraction correct, nats per token
 TRANSLATED, CHRF, FORESEEN = 0.5, 30, 0.25  # fraction correct, chrF, bits per character
 
+
+def slow(*names: str) -> list[object]:
+    """Variants of a recipe that is tested in every run of the tests."""
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 TRANSLATIONS = [
-    "multi30k-en-de", "multi30k-en-de-best", "multi30k-en-de-fast", "multi30k-en-fr", "multi30k-raw-en-de",
-    "tatoeba-en-ko",
+    "multi30k-en-de", "tatoeba-en-ko",
+    *slow("multi30k-en-de-best", "multi30k-en-de-fast", "multi30k-en-fr", "multi30k-raw-en-de"),
 ]  # fmt: skip
-LANGUAGE = ["shakespeare-char", "shakespeare-char-best", "shakespeare-char-fast", "shakespeare-bpe", "gpt2-124m"]
+LANGUAGE = ["shakespeare-char", *slow("shakespeare-char-best", "shakespeare-char-fast", "shakespeare-bpe", "gpt2-124m")]
 
 
-@pytest.mark.parametrize("name", ["nsmc", "naver-sentiment"])
+@pytest.mark.parametrize("name", ["nsmc", *slow("naver-sentiment")])
 def test_reviews(name, tmp_path):
     test = smoke_run(f"recipes/{name}.toml", tmp_path / "run")["test"]
     assert test["accuracy"] > test["majority"] + CLASSIFIED
 
 
-@pytest.mark.parametrize("name", ["nsmc", pytest.param("naver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["nsmc", *slow("naver")])
 def test_masked_reviews_and_a_classifier_that_starts_from_them(name, tmp_path):
     valid = smoke_run(f"recipes/{name}-masked.toml", tmp_path / "masked")["valid"]
     assert valid["loss"] < valid["unigram_loss"] - MASKED

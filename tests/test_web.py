@@ -162,6 +162,7 @@ def test_int8_gives_what_python_gives_with_the_same_folder(site: Open):
     assert "8-bit" in view.page.locator("header").inner_text()
 
 
+@pytest.mark.slow
 def test_generation_greedy_and_its_probabilities(site: Open):
     view = site("language-modeling", "--fp32")
     view.by("temperature").fill("0")
@@ -242,6 +243,7 @@ def test_forecast(site: Open):
     assert view.by("problem").is_visible()
 
 
+@pytest.mark.slow
 def test_languages_colours_and_a_phone(site: Open):
     view = site("translation", viewport={"width": 360, "height": 740})
     view.run(TEXT)
