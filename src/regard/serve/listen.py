@@ -3,7 +3,9 @@
 With `--workers N`, N processes accept connections from one socket; the kernel gives each connection to one that waits.
 Every process has its own copy of the models, its part of the cores and its part of the queue: with 1/N of the cores
 it computes 1/N of the tokens/s, so that an accepted request waits as long as with one process. The first process
-only watches: one that ends unexpectedly is started again, after a pause that doubles each time it ends soon.
+only watches: one that ends unexpectedly is started again, after a pause that doubles each time it ends soon. One worker
+accepts connections while it loads the models, and answers 503; all others join when they and the first are ready, so
+that no request gets 503 once the server was ready.
 
 SIGTERM and SIGINT drain: no new connection is accepted, requests in progress are finished, and the exit code is 0. A
 second SIGINT does not wait for them.
@@ -26,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -59,6 +62,7 @@ class Settings:
     cors: tuple[str, ...] = ()
     proxy: bool = False
     shared: Path | None = None  # folder that several processes share
+    first: bool = False  # of several processes, the one that accepts connections while it loads
 
 
 class JsonLines(logging.Formatter):
@@ -98,8 +102,8 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def run(settings: Settings, sock: socket.socket) -> int:
-    """Serve in this process."""
+def run(settings: Settings, sock: socket.socket, ready: Event | None = None) -> int:
+    """Serve in this process. A worker waits for `ready`, which is set when the first has loaded its models."""
     import_torch()
     import torch
     import uvicorn
@@ -152,13 +156,23 @@ def run(settings: Settings, sock: socket.socket) -> int:
         service.draining = True
         server.should_exit = True  # connections that wait are closed, requests in progress are finished
 
-    threading.Thread(target=models.load_all, daemon=True).start()
+    def load() -> None:
+        models.load_all()
+        if ready is not None:
+            ready.set()
+
     with contextlib.ExitStack() as stack:
         for number in (signal.SIGTERM, signal.SIGINT) if settings.shared is None else (signal.SIGTERM,):
             stack.callback(signal.signal, number, signal.signal(number, drain))
         stack.enter_context(sock)
         if (parent := multiprocessing.parent_process()) is not None:  # a worker ends with its supervisor
             threading.Thread(target=end_with, args=(parent, drain), daemon=True).start()
+        if ready is None or settings.first:
+            threading.Thread(target=load, daemon=True).start()
+        else:
+            models.load_all()
+            while not (service.draining or ready.wait(0.1)):
+                pass
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
         server.run(sockets=[sock])
         if not server.force_exit:
@@ -171,11 +185,11 @@ def end_with(parent: BaseProcess, drain: Callable[[], None]) -> None:
     drain()
 
 
-def work(settings: Settings, sock: socket.socket) -> None:
+def work(settings: Settings, sock: socket.socket, ready: Event) -> None:
     """A worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the supervisor sends SIGTERM
     try:
-        run(settings, sock)
+        run(settings, sock, ready)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
@@ -195,6 +209,7 @@ def supervise(settings: Settings, sock: socket.socket) -> int:
     from prometheus_client.multiprocess import mark_process_dead
 
     context, signals = multiprocessing.get_context("spawn"), list[int]()
+    ready = context.Event()
     slots = [Slot() for _ in range(settings.workers)]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: signals.append(number))
@@ -213,8 +228,10 @@ def supervise(settings: Settings, sock: socket.socket) -> int:
                     mark_process_dead(slot.process.pid)
                     (folder / f"{slot.process.pid}.json").unlink(missing_ok=True)
                     slot.process, slot.started = None, time.monotonic()
+                    ready.set()  # the others do not wait for it
                 if slot.process is None and time.monotonic() >= slot.started + slot.pause:
-                    slot.process = context.Process(target=work, args=(settings, sock), name=f"worker-{index}")
+                    own = replace(settings, first=index == 0 and not ready.is_set())
+                    slot.process = context.Process(target=work, args=(own, sock, ready), name=f"worker-{index}")
                     slot.process.start()
                     slot.started = time.monotonic()
             wait([slot.process.sentinel for slot in slots if slot.process is not None], timeout=0.2)
