@@ -26,7 +26,6 @@ import importlib.util
 import statistics
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -95,15 +94,18 @@ def make_tool(name: str, model: SequenceToSequence, folder: Path, args: argparse
     match name:
         case "regard":
             if args.device == "cpu":
-                return Alone(model.to(dtype), folder)
+                return Alone(partial(Ours, model.to(dtype), folder))
             return Ours(model.to(args.device, dtype), folder)
         case "huggingface":
-            return HuggingFace(folder, args.device, dtype)
+            make = partial(HuggingFace, folder, args.device, dtype)
+            return Alone(make) if args.device == "cpu" else make()
         case "ctranslate2" | "ctranslate2-int8" | "regard-ct2" | "regard-ct2-int8":
             if not plain or importlib.util.find_spec("ctranslate2") is None:
                 return "on a CPU in fp32:  pip install 'regard[bench]'"
             int8 = name.endswith("int8")
-            return CTranslate2(folder, int8) if name.startswith("c") else OursOnCTranslate2(model, folder, int8)
+            if name.startswith("c"):
+                return Alone(partial(CTranslate2, folder, int8))
+            return Alone(partial(OursOnCTranslate2, model, folder, int8))
         case _:
             if not plain or args.joey is None:
                 return "on a CPU in fp32: --joey PYTHON names its environment, see benchmarks/joey.py"
@@ -131,9 +133,9 @@ def measured(tools: dict[str, Tool], lines: list[str], search: Search, repeats: 
             "sentences": len(chosen[name]),
             "tokens": outputs[-1].tokens,
         }
-        if not isinstance(tools[name], Alone | JoeyNMT):  # which compute in other processes
-            cpu_seconds = [each.cpu_seconds for each in outputs]
-            row["tools"][name]["cpu_seconds"] = round(statistics.median(cpu_seconds), 3)
+        cpu_seconds = statistics.median(each.cpu_seconds for each in outputs)
+        if cpu_seconds and name != "regard":  # which starts processes of its own
+            row["tools"][name]["cpu_seconds"] = round(cpu_seconds, 3)
         if expected and name != REFERENCE:
             row["tools"][name]["same"] = same_fraction(_texts(translations, chosen, name), expected)
     return row
@@ -141,11 +143,10 @@ def measured(tools: dict[str, Tool], lines: list[str], search: Search, repeats: 
 
 def translated(tool: Tool, lines: list[str], search: Search) -> Translations:
     """All lines in one call; in batches of one, each in a call of its own, as they come to a service."""
-    spent = time.process_time()
     done = [tool.translate(some, search) for some in ([[line] for line in lines] if search.batch == 1 else [lines])]
     return Translations(
         [text for one in done for text in one.texts], sum(one.tokens for one in done),
-        sum(one.seconds for one in done), time.process_time() - spent,
+        sum(one.seconds for one in done), sum(one.cpu_seconds for one in done),
     )  # fmt: skip
 
 
