@@ -11,6 +11,8 @@ Quality is what `regard evaluate` computes on the first test set of the recipe. 
 sentences and reviews from text to text or class, images to classes, and the logits of blocks of text. Every model is in
 a process of its own and they take turns; a ratio is the median over the rounds of the time of torch divided by the
 time of the other, in wall-clock time and in CPU time (user + system), which other programs on the machine change less.
+Size is that of the files with the weights: `size` relative to the run's, `size_of_fp32` to the same format in fp32. The
+two ONNX graphs of an encoder-decoder have a copy each of an embedding that they share.
 Memory is the peak of the process after loading the model and predicting these inputs, Python and PyTorch included.
 """
 
@@ -156,9 +158,10 @@ def measured(run: Path, folder: Path, rounds: int, count: int | None) -> dict[st
     try:
         times = measure.take_turns({name: partial(one.ask, False) for name, one in workers.items()}, rounds)
         for name, worker in workers.items():
-            size = weights_size(folders[name])
+            size, whole = (weights_size(folders[one]) for one in (name, name.removesuffix("-int8")))
             row["models"][name] = {
                 "quality": round(worker.ask(True), 4), "bytes": size, "size": round(size / weights_size(run), 3),
+                "size_of_fp32": round(size / whole, 3),
                 "per_second": measure.spread([items / wall for wall, _, _ in times[name]]),
                 "speed": ratio(times["torch"], times[name], 0), "speed_cpu": ratio(times["torch"], times[name], 1),
                 "memory": max(memory for _, _, memory in times[name]),

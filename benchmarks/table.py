@@ -149,12 +149,13 @@ def tasks(result: Json) -> str:
 def exported(result: Json) -> str:
     """One row per model and engine; speeds as ratios to the run itself."""
     lines = [
-        "| run | engine | metric | MB | size / run | speed, torch = 1 | in CPU time | peak memory, MB |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
+        "| run | engine | metric | MB | size / run | size / fp32 | speed, torch = 1 | in CPU time | peak memory, MB |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in result["rows"]:
         for name, one in row["models"].items():
-            quality, size = f"{row['metric']} {one['quality']}", f"{one['bytes'] / 1e6:.1f} | {one['size']:.2f}"
+            quality = f"{row['metric']} {one['quality']}"
+            size = f"{one['bytes'] / 1e6:.1f} | {one['size']:.2f} | {one['size_of_fp32']:.2f}"
             speed = f"{one['speed']:.2f} | {one['speed_cpu']:.2f} | {one['memory'] / 1e6:.0f}"
             lines.append(f"| {row['run']} | {name} | {quality} | {size} | {speed} |")
     return "\n".join(lines)
