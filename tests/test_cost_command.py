@@ -7,10 +7,10 @@ import json
 import pytest
 
 from regard.cli import main
-from regard.commands.cost import count, size
 from regard.cost import cost
 from regard.models.recipe import PRESETS, preset
 from regard.settings import to_dict, write_toml
+from regard.terminal import count, size
 
 
 def run(capsys, *arguments: str) -> str:

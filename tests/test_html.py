@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from regard.errors import UserError
 from regard.explore import head_grid, heat_map, html, line_chart, svg_file
-from regard.explore.chart import _axis
+from regard.explore.chart import make_axis
 from regard.explore.svg import DARK, LEVELS, LIGHT
 
 NS = "{http://www.w3.org/2000/svg}"
@@ -256,7 +256,7 @@ def test_any_numbers_make_a_figure(numbers, log):
 @given(st.floats(-1e12, 1e12), st.floats(1e-6, 1e12), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_ticks_are_round_and_few(low, span, snap):
-    first, last, ticks = _axis(np.array([low, low + span]), snap=snap)
+    first, last, ticks = make_axis(np.array([low, low + span]), snap=snap)
     slack = 1e-6 * (last - first)
     assert 2 <= len(ticks) <= 12 and all(first - slack <= tick <= last + slack for tick in ticks)
     assert not snap or (first <= low + slack and last >= low + span - slack and abs(last - ticks[-1]) <= slack)

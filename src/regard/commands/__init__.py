@@ -27,11 +27,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import unicodedata
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from regard.errors import UserError, suggest
+from regard.terminal import aligned as aligned
+from regard.terminal import screen_width as screen_width
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -54,24 +55,6 @@ def positive(text: str) -> int:
 def show(as_json: bool, content: Any, lines: Iterable[str]) -> None:
     """Print a result as JSON, or as text."""
     print(json.dumps(content, ensure_ascii=False, indent=1) if as_json else "\n".join(lines))
-
-
-def screen_width(text: str) -> int:
-    """Terminal columns of a text: two per wide character, none for marks."""
-    visible = (char for char in text if unicodedata.category(char) not in ("Mn", "Me", "Cf"))
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in visible)
-
-
-def aligned(rows: Iterable[Sequence[str]], right: Container[int] = ()) -> list[str]:
-    """The rows of a table as lines, their columns aligned: those with a number in `right` to the right."""
-    rows = list(rows)
-    widths = [max(map(screen_width, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        gaps = [" " * (width - screen_width(cell)) for cell, width in zip(row, widths, strict=True)]
-        cells = [gap + cell if i in right else cell + gap for i, (cell, gap) in enumerate(zip(row, gaps, strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    return lines
 
 
 class Command(Protocol):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.commands import REPEATABLE, aligned, show
 from regard.errors import UserError
+from regard.terminal import count, size
 
 if TYPE_CHECKING:
     from regard.cost import Cost
@@ -183,21 +184,3 @@ def _assumptions(config: ModelConfig, cost: Cost) -> list[str]:
         f"assumptions: {path}.",
         f"             A matmul [m, k] x [k, n] has 2·m·n·k FLOPs, everything else 0; no padding{mixed}.",
     ]
-
-
-def count(value: float) -> str:
-    """1234567 -> '1.23 M'"""
-    return _scaled(value, 1000, ("", " K", " M", " G", " T", " P", " E"))
-
-
-def size(value: float) -> str:
-    """Bytes: 1536 -> '1.50 KiB'"""
-    return _scaled(value, 1024, (" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"))
-
-
-def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
-    power = 0
-    while power + 1 < len(units) and value >= base:
-        value, power = value / base, power + 1
-    digits = ".2e" if value >= 1e6 else ".2f" if power else ".0f"
-    return f"{value:{digits}}{units[power]}"

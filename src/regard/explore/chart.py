@@ -19,7 +19,7 @@ POINTS = 1_000  # a curve is thinned to about as many points as it has pixels
 DASHES = ("none", "7 4", "2 4", "12 4 2 4", "4 2")
 
 
-def _axis(values: np.ndarray, log: bool = False, snap: bool = False) -> tuple[float, float, list[float]]:
+def make_axis(values: np.ndarray, log: bool = False, snap: bool = False) -> tuple[float, float, list[float]]:
     """Ends and round ticks of an axis, as log10 for a log axis; `snap` moves the ends out to ticks."""
     low, high = float(values.min()), float(values.max())
     if high - low <= 1e-9 * max(abs(low), abs(high)) + 1e-200:  # a lone value gets room on both sides
@@ -82,7 +82,7 @@ def line_chart(
     note = f"Gaps: {lost:,} {'value' if lost == 1 else 'values'} {why}." if lost else ""
     if not len(drawn):
         return svg.empty_figure(title or "Chart", f"There are no points to draw. {note}")
-    (x0, x1, across), (y0, y1, up) = _axis(drawn[:, 0]), _axis(drawn[:, 1], log_y, snap=True)
+    (x0, x1, across), (y0, y1, up) = make_axis(drawn[:, 0]), make_axis(drawn[:, 1], log_y, snap=True)
     names = [svg.short_number(10**tick if log_y else tick) for tick in up]
     left, right, x, y = 30 + max(text_width(tick, 20) for tick in names), 664.0, 16.0, 40 + 24 * bool(title)
     for i, (name, line) in enumerate(curves.items()):

@@ -82,7 +82,7 @@ def paragraph(text: str) -> str:
 def figure(svg: str, caption: str) -> str:
     """A figure with its caption; one wider than the page scrolls, also by keyboard."""
     text = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"<figure>{_scrolling(svg, 'Figure')}{text}</figure>"
+    return f"<figure>{scrolling(svg, 'Figure')}{text}</figure>"
 
 
 def attention_note() -> str:
@@ -139,10 +139,10 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, classes: 
 
     head, body = line('th scope="col"', headers), "".join(line("td", texts) for texts in zip(*columns, strict=True))
     body = body or f'<tr><td class="muted" colspan="{max(1, width)}">No rows.</td></tr>'
-    return _scrolling(f"<table><thead>{head}</thead><tbody>{body}</tbody></table>")
+    return scrolling(f"<table><thead>{head}</thead><tbody>{body}</tbody></table>")
 
 
-def _scrolling(inner: str, kind: str = "Table") -> str:
+def scrolling(inner: str, kind: str = "Table") -> str:
     return f'<div class="scroll" tabindex="0" role="group" aria-label="{kind}">{inner}</div>'
 
 
@@ -202,7 +202,7 @@ def examples_table(rows: Sequence[tuple[str, str, str]], *, graded: bool = True)
     body = "".join(parts) or '<tr><td class="muted" colspan="4">No examples.</td></tr>'
     names = ("Result", "Input", "Expected", "Predicted")[not graded :]
     heads = "".join(f'<th scope="col">{name}</th>' for name in names)
-    return _scrolling(f'<table class="examples"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>')
+    return scrolling(f'<table class="examples"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>')
 
 
 def page(
