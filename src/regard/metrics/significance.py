@@ -19,9 +19,9 @@ otherwise the difference is not decided, which is not the same as "no difference
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,9 @@ from numpy.typing import NDArray
 from regard.errors import MissingExtra
 
 ALPHA = 0.05
-RESAMPLES = 1000
+RESAMPLES = 1000  # of the bootstrap
+TRIALS = 10_000  # of approximate randomisation
+CHUNK = 2**21  # resamples · items at once: 16 MB
 MOST_SEEDS = 1000  # beyond which `seeds_needed` gives up
 
 Array = NDArray[np.float64]
@@ -37,17 +39,18 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Difference:
-    """Paired differences row - base over n seeds; with one seed only the mean is known."""
+    """Paired differences row - base over n seeds; with one seed there is no spread."""
 
     mean: float
     n: int
     sd: float | None = None
     low: float | None = None  # the t-interval
     high: float | None = None
-    p: float | None = None  # of the t-test
+    p: float | None = None  # of the t-test; over items, of approximate randomisation
     p_sign: float | None = None  # of the sign flips
     boot_low: float | None = None  # the bootstrap interval over seeds and items
     boot_high: float | None = None
+    over: Literal["seeds", "items"] = "seeds"  # "items": two single models, compared on this test set
 
 
 def _stats() -> Any:
@@ -105,35 +108,62 @@ def verdict(difference: Difference, p_holm: float | None, higher: bool, alpha: f
 def seeds_needed(difference: Difference, rows: int, alpha: float = ALPHA) -> int | None:
     """How many seeds would decide, if mean and spread stay as they are; None: more than a thousand, or unknown.
 
-    At the level that Holm's method asks of the smallest of `rows` p-values.
+    At the level that Holm's method requires of the smallest of `rows` p-values.
     """
     if difference.sd is None or difference.mean == 0:
         return None
-    stats, level = _stats(), alpha / max(1, rows)
-    for n in range(2, MOST_SEEDS + 1):
-        if difference.sd == 0 or abs(difference.mean) >= stats.t.ppf(1 - level / 2, n - 1) * difference.sd / math.sqrt(
-            n
-        ):
-            return n
-    return None
+    n = np.arange(2, MOST_SEEDS + 1)
+    half = _stats().t.ppf(1 - alpha / max(1, rows) / 2, n - 1) * difference.sd / np.sqrt(n)  # it falls with n
+    enough = n[half <= abs(difference.mean)]
+    return int(enough[0]) if len(enough) else None
+
+
+def resample(
+    base: Array, row: Array, metric: Callable[[Array], Array], resamples: int = RESAMPLES, seed: int = 0
+) -> Array:
+    """Differences [resamples] between the means over seeds of `metric`, row - base, each of another resample.
+
+    base, row [seeds, items, k]: what `metric` is computed from, summed over items; metric [..., k] -> [...]. Seeds and
+    items are sampled with replacement, the same for both; with one seed it is the paired bootstrap of sacrebleu.
+    """
+    draw_items, draw_seeds = np.random.default_rng(seed), np.random.default_rng((seed, 1))
+    seeds, items, k = base.shape
+    table = np.stack([base, row]).transpose(2, 0, 1, 3).reshape(items, -1)  # [items, 2 · seeds · k]
+    differences = []
+    for size in _chunks(resamples, items):
+        drawn = draw_items.integers(items, size=(size, items)) + items * np.arange(size)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=size * items).reshape(size, items)
+        scores = metric((counts.astype(float) @ table).reshape(size, 2, seeds, k))  # [size, 2, seeds]
+        chosen = draw_seeds.integers(seeds, size=(size, seeds))
+        differences.append(np.take_along_axis(scores[:, 1] - scores[:, 0], chosen, axis=1).mean(axis=1))
+    return np.concatenate(differences)
 
 
 def bootstrap(
     base: Array, row: Array, metric: Callable[[Array], Array], resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """The bootstrap interval of the difference between the means over seeds of `metric`.
-
-    base, row [seeds, items, statistics]: what `metric` is computed from, summed over items; metric [..., statistics] ->
-    [...]. Seeds and items are drawn for both alike.
-    """
-    generator = np.random.default_rng(seed)
-    seeds, items = base.shape[:2]
-    found = np.empty(resamples)
-    for at in range(resamples):
-        counts = np.bincount(generator.integers(items, size=items), minlength=items).astype(float)
-        drawn = generator.integers(seeds, size=seeds)
-        sums = (np.einsum("i,sik->sk", counts, table) for table in (base, row))
-        before, after = (metric(one)[drawn].mean() for one in sums)
-        found[at] = after - before
-    low, high = np.quantile(found, [ALPHA / 2, 1 - ALPHA / 2])
+    """The interval that contains 95 % of the differences of `resample`."""
+    low, high = np.quantile(resample(base, row, metric, resamples, seed), [ALPHA / 2, 1 - ALPHA / 2])
     return float(low), float(high)
+
+
+def randomize(base: Array, row: Array, metric: Callable[[Array], Array], trials: int = TRIALS, seed: int = 0) -> float:
+    """The two-sided p-value of approximate randomisation: base and row [items, k] exchange their outputs at random.
+
+    The share of `trials` in which the difference is at least as large as it is (Noreen 1989; Riezler and Maxwell 2005).
+    """
+    generator, change = np.random.default_rng(seed), row - base
+    first, last = base.sum(axis=0), row.sum(axis=0)
+    observed = abs(float(metric(last) - metric(first)))
+    larger = 0
+    for size in _chunks(trials, len(base)):
+        moved = generator.integers(2, size=(size, len(base)), dtype=np.int8).astype(float) @ change  # [size, k]
+        larger += int((np.abs(metric(last - moved) - metric(first + moved)) >= observed - 1e-12).sum())
+    return (larger + 1) / (trials + 1)
+
+
+def _chunks(count: int, items: int) -> Iterator[int]:
+    """`count` resamples in parts that need little memory."""
+    size = max(1, CHUNK // max(1, items))
+    for begin in range(0, count, size):
+        yield min(size, count - begin)
