@@ -205,6 +205,19 @@ def examples_table(rows: Sequence[tuple[str, str, str]], *, graded: bool = True)
     return scrolling(f'<table class="examples"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>')
 
 
+def outputs_table(input: str, reference: str, outputs: Sequence[tuple[str, str, str]]) -> str:
+    """What several models make of one input: (models, output, score), with what the reference does not have marked."""
+    rows = [("Input", escape(input), ""), ("Reference", escape(reference), "")]
+    rows += [(who, _differences(reference, output)[1], escape(score)) for who, output, score in outputs]
+    body = "".join(
+        f'<tr><td>{escape(who)}</td><td data-name="Output" dir="auto">{text or "<em>(empty)</em>"}</td>'
+        + (f'<td class="number" data-name="Score">{score}</td></tr>' if score else '<td class="none"></td></tr>')
+        for who, text, score in rows
+    )
+    heads = '<th scope="col">Rows</th><th scope="col">Output</th><th scope="col" class="number">Score</th>'
+    return scrolling(f'<table class="examples outputs"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>')
+
+
 def page(
     title: str,
     summary: Sequence[tuple[str, str]],

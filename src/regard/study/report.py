@@ -1,0 +1,152 @@
+"""The report of a study as a page that is one file, and all files of a study's results.
+
+`write_all` writes into the folder of the study
+
+    table.md, table.csv, table.json, table.tex      the table (`regard.study.formats`)
+    report.html                                     the table, the figures and examples
+    figures/NAME.svg, and .png if asked for         differences, curves, parameters, flops (`regard.study.figures`)
+
+The page has the design of the report of a run: no scripts, nothing loaded, light and dark, phone and paper.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from regard.explore import html, svg
+from regard.explore.html import Section, escape, figure, paragraph
+from regard.files import make_folder, write_atomically
+from regard.study import formats
+from regard.study.figures import figures
+from regard.study.table import Disagreement, RowResult, StudyTable
+
+MOST_EXAMPLES = 20
+SIGNS = {"better": "▲", "worse": "▼", "not decided": "○", formats.BASE: "◆"}
+READING = (
+    "Each row is trained with the same seeds as the base, and differences are paired by seed, so that what a seed does "
+    "to both cancels. The interval is the t-interval of the mean difference. A row is called better or worse if the "
+    "p-value of its paired t-test, corrected for the number of rows by Holm's method, is below 0.05. “Not decided” is "
+    "not the same as “no difference”: the seeds that were trained cannot tell."
+)
+
+
+def write_all(folder: str | Path, table: StudyTable, *, png: bool = False) -> list[Path]:
+    """Write every format of the results into the folder of a study; `png` also renders the figures as PNG."""
+    folder = Path(folder)
+    drawn = figures(table)
+    content = json.dumps(formats.to_json(table), ensure_ascii=False, indent=1, allow_nan=False)
+    files = {
+        folder / "table.md": formats.markdown(table).encode("utf-8", "replace"),
+        folder / "table.csv": formats.to_csv(table).encode("utf-8", "replace"),
+        folder / "table.json": f"{content}\n".encode("utf-8", "replace"),
+        folder / "table.tex": formats.latex(table).encode("utf-8", "replace"),
+        folder / "report.html": page(table, drawn).encode("utf-8", "replace"),
+    }
+    for name, one in drawn.items():
+        files[folder / "figures" / f"{name}.svg"] = svg.document(one)
+        if png:
+            files[folder / "figures" / f"{name}.png"] = svg.to_png(one)
+    make_folder(folder / "figures")
+    for path, data in files.items():
+        write_atomically(path, data)
+    return list(files)
+
+
+def page(table: StudyTable, drawn: Mapping[str, str] | None = None) -> str:
+    """The report; `drawn` are the figures, where they exist already."""
+    drawn = drawn or figures(table)
+    base, others = table.rows[0], table.rows[1:]
+    seeds = {seed for row in table.rows for seed in (*row.scores, *row.failed, *row.pending)}
+    summary = [(f"{formats.metric_name(table)} of {base.name}", formats.score(table, base).partition(" (")[0])]
+    summary += [("rows", f"{len(table.rows)}"), ("seeds", f"{len(seeds)}")]
+    if others:
+        verdicts = [row.verdict for row in others]
+        summary += [(word, f"{verdicts.count(word)}") for word in ("better", "worse", "not decided")]
+    lacking = sum(len(row.failed) + len(row.pending) for row in table.rows)
+    summary += [("runs without a score", f"{lacking}")] if lacking else []
+    over_items = any(row.difference is not None and row.difference.over == "items" for row in others)
+    reading = paragraph(READING) if others and not over_items else ""  # else a remark says what was compared
+    sections = [Section("Results", paragraph(f"{formats.caption(table)}.") + results_table(table) + reading)]
+    if remarks := formats.remarks(table):
+        items = "".join(f"<li>{escape(one)}</li>" for one in remarks)
+        sections.append(Section("Remarks", f"<ul>{items}</ul>"))
+    if others:
+        text = "Mean difference to the base with its 95 % interval, the best row first."
+        sections.append(Section("Differences", figure(drawn["differences"], text)))
+    text = "All panels have the same axes."
+    sections.append(Section("Learning curves", figure(drawn["curves"], text)))
+    text = "A row further up at the same cost is better." if table.higher else "Lower is better."
+    body = figure(drawn["parameters"], text) + figure(drawn["flops"], text)
+    sections.append(Section("Quality and cost", body))
+    if table.disagreements:
+        body = paragraph("Marked: what the reference does not have. Rows with the same output are together.")
+        body += "".join(map(_disagreement, table.disagreements[:MOST_EXAMPLES]))
+        sections.append(Section("Where rows disagree", body))
+    return html.page(formats.one_line(table.title), summary, sections)
+
+
+def results_table(table: StudyTable) -> str:
+    """The table with two lines per cell, so that it fits on a page; on a phone every row is a block."""
+    heads = [("Row", "changes"), ("Parameters", "training FLOPs")]
+    heads += [
+        (f"{formats.metric_name(table)} ± sd", "seeds"),
+        ("Difference", "95 % interval"),
+        ("p, Holm", "sign flips"),
+    ]
+    heads += [("Verdict", "seeds that would decide")]
+    has_paper = any(row.paper is not None for row in table.rows)
+    heads += [("Paper", "")] if has_paper else []
+    rows = [_cells(table, row)[: len(heads)] for row in table.rows]
+    used = [at for at in range(len(heads)) if any(cells[at][1] for cells in rows)]
+    head = "".join(f'<th scope="col">{escape(heads[at][0])}<span>{escape(heads[at][1])}</span></th>' for at in used)
+    body = ""
+    for cells in rows:
+        body += "<tr>"
+        for at in used:
+            style, first, second = cells[at]
+            style += " none" * (not first)
+            name = f' data-name="{escape(heads[at][0])}"' if at else ""
+            below = f"<span>{escape(second)}</span>" if second else ""
+            body += f'<td class="{style.strip()}"{name}>{escape(first) or "–"}{below}</td>'
+        body += "</tr>"
+    return html.scrolling(f'<table class="study"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
+
+
+def _cells(table: StudyTable, row: RowResult) -> list[tuple[str, str, str]]:
+    """(class, first line, second line) of every cell."""
+    by_name = {one.heading: one.text(table, row) for one in formats.COLUMNS if one.text}
+    said = formats.verdict(table, row)
+    score, _, seeds = by_name["score"].partition(" (")
+    difference, _, interval = formats.minus(by_name["difference [95 %]"]).partition(" ")
+    boot = formats.minus(by_name["bootstrap [95 %]"])
+    needed = by_name["seeds to decide"]
+    style = said if said in ("better", "worse") else "unknown" if said != formats.BASE else ""
+    return [
+        ("name", by_name["row"], by_name["changes"]),
+        ("number", by_name["parameters"], by_name["training FLOPs"]),
+        ("number", score, _counted(seeds.removesuffix(")"))),
+        ("number", difference, f"{interval}\nbootstrap {boot}" if boot else interval),
+        ("number", by_name["p (Holm)"], by_name["sign-flip p"]),
+        (f"verdict {style}", f"{SIGNS.get(said, '')} {said}".strip(), f"{needed} seeds" if needed else ""),
+        ("number", by_name["paper"], ""),
+    ]
+
+
+def _counted(seeds: str) -> str:
+    """ "6" and "4, 2 pending" with their unit."""
+    number, _, rest = seeds.partition(", ")
+    if not number.isdecimal():
+        return seeds
+    return f"{number} {'seed' if number == '1' else 'seeds'}" + f", {rest}" * bool(rest)
+
+
+def _disagreement(one: Disagreement) -> str:
+    """Rows with the same output are one line, the best score first."""
+    together: dict[tuple[str, float | None], list[str]] = {}
+    for name, output in one.outputs.items():
+        together.setdefault((output, one.scores.get(name)), []).append(formats.one_line(name))
+    order = sorted(together.items(), key=lambda item: -(item[0][1] or 0.0))
+    lines = [(", ".join(names), output, "" if s is None else f"{s:.4g}") for (output, s), names in order]
+    return html.outputs_table(one.input, one.reference, lines)
