@@ -106,6 +106,14 @@ BAD = [
 ]  # fmt: skip
 
 
+def test_what_only_some_architectures_can_leave_out() -> None:
+    assert not ModelConfig(vocab_size=9, causal=False).causal
+    with pytest.raises(UserError, match=r"causal = false.*'decoder'.*'encoder-decoder'"):
+        ModelConfig(vocab_size=9, architecture="decoder", causal=False)
+    with pytest.raises(UserError, match=r"cross_attention = false.*'recurrent'"):
+        ModelConfig(vocab_size=9, cross_attention=False)
+
+
 @pytest.mark.parametrize(("changes", "words"), BAD, ids=[str(changes) for changes, _ in BAD])
 def test_what_cannot_work_is_refused_by_name_and_value(changes: dict, words: list[str]) -> None:
     name, value = next(iter(changes.items()))

@@ -100,6 +100,7 @@ def test_a_decoder_is_exact(tmp_path: Path, changes: dict[str, Any]) -> None:
         ({"value_dim": 4}, "value_dim = 4"),
         ({"norm": "none"}, "norm = 'none'"),
         ({"residual": False}, "residual = false"),
+        ({"causal": False}, "causal = false"),
         ({"final_norm": True}, "final_norm"),
         ({"architecture": "recurrent"}, "architecture = 'recurrent'"),
         ({"architecture": "encoder"}, "architecture = 'encoder'"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder, EncoderDecoder
 from regard.nn.norm import LayerNorm
@@ -15,6 +16,7 @@ from regard.predict.beam import beam
 from regard.predict.engine import lean
 from regard.predict.lean import Lean, LeanDecoder
 from regard.predict.recorded import recordable
+from regard.predict.scoring import pair_scores
 from test_beam import BOS, EOS, padded
 from test_decode import slow_greedy
 
@@ -112,3 +114,16 @@ def test_what_each_engine_takes(architecture: str, changes: dict, is_lean: bool,
     model = make(architecture, **changes)
     assert isinstance(lean(model), KINDS[architecture][1]) == is_lean
     assert recordable(model) == is_recordable
+
+
+def test_a_decoder_without_a_causal_mask_is_left_to_the_model() -> None:
+    """The recorded engine needs the mask to exclude slots that are not yet written."""
+    model = make("encoder-decoder", causal=False)
+    assert lean(model) is model and not recordable(model)
+    source, is_real = padded()
+    config = SearchConfig(max_length=8)
+    found = beam(model, source, is_real, config, BOS, EOS)
+    for row, real, some in zip(source, is_real, found, strict=True):
+        assert some[0].tokens == beam(model, row[real][None], None, config, BOS, EOS)[0][0].tokens
+    with pytest.raises(UserError, match="causal = false"):
+        pair_scores([model], source, is_real, source, source)

@@ -21,7 +21,7 @@ class Scripted(torch.nn.Module):
         super().__init__()
         self.answers = torch.cat(outputs)
 
-    output_head = torch.nn.Identity()
+    config, output_head = MODEL, torch.nn.Identity()
 
     def encode(self, source, is_real=None):
         return source
@@ -54,6 +54,19 @@ def test_r_drop_is_its_formula(smoothing, alpha):
         loss.double(), written_out(first, second, batch.labels, smoothing, alpha), rtol=1e-5, atol=1e-4
     )
     assert int(count) == int((batch.labels != -100).sum())
+
+
+def test_without_a_causal_mask_padding_is_still_masked():
+    """The loss of a batch is the sum of those of its rows, which have no padding; the future is visible."""
+    torch.manual_seed(0)
+    model, pairs = build(replace(MODEL, causal=False)).double().eval(), reversal_pairs()
+    loss, _ = translation(model, pairs.batch(torch.arange(6)))
+    torch.testing.assert_close(loss, sum(translation(model, pairs.batch(torch.tensor([row])))[0] for row in range(6)))
+    batch = pairs.batch(torch.tensor([0]))
+    changed = batch.target.clone()
+    changed[0, -1] = 4 + (changed[0, -1] - 3) % 8
+    states = target_states(model, batch)
+    assert not torch.allclose(states[:, 0], model.states(changed, model.encode(batch.source))[:, 0])
 
 
 def test_what_stands_on_padding_does_not_matter():
@@ -93,7 +106,7 @@ def test_packed_and_padded_agree():
                 [model.output_head(model.states(*read, memory, *given)) for model, read, memory, given in parts]
             )
 
-        output_head = torch.nn.Identity()
+        config, output_head = MODEL, torch.nn.Identity()
 
     def halves(args):
         cut = [(None, None) if x is None else x.chunk(2) for x in args]

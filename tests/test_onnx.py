@@ -22,6 +22,7 @@ import regard
 from regard.cli import main
 from regard.errors import UserError
 from regard.interop.check import TEXTS
+from regard.interop.convert import config_to_hf
 from regard.interop.onnx_graph import write_graphs
 from regard.models import folder as runs
 from regard.models.config import ModelConfig
@@ -317,6 +318,11 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "--int8: has no effect with --hf" in refused("--hf", out, "--int8")
     assert "--check: has no effect with --onnx" in refused("--onnx", out, "--check")
     runs.save(build(ModelConfig(dim=8, heads=2, layers=1, ff_dim=8, vocab_size=len(own))), run)
+    seeing = ModelConfig(dim=8, heads=2, layers=1, ff_dim=8, vocab_size=len(own), causal=False)
+    with pytest.raises(UserError, match="causal = false"):
+        write_graphs(build(seeing), tmp_path)
+    with pytest.raises(UserError, match="causal"):
+        config_to_hf(seeing)
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert "regard[onnx]" in refused("--onnx", out)
     with monkeypatch.context() as patch:

@@ -118,6 +118,20 @@ def by_hand(model: Recurrent, source: Tensor, target: Tensor) -> tuple[Tensor, T
     return torch.stack(rows), torch.stack(looks)[:, None]
 
 
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_without_attention_the_context_is_the_last_state_of_each_direction(padding: str) -> None:
+    """Cho et al. 2014: one vector is all that the decoder knows of the source."""
+    model, source, is_real = make(cross_attention=False), tokens(3, 5), torch.tensor(PADDINGS[padding]).bool()
+    assert not list(model.decoder.cross.parameters())
+    with trace(model) as seen:
+        logits = model(source, tokens(3, 4), is_real)
+    assert logits.shape == (3, 4, VOCAB)
+    for row, real, context in zip(source, is_real, seen["decoder.cross.heads"], strict=True):
+        states = model.encode(row[real][None]).states[0]  # [S, 2 dim] without padding
+        expected = torch.cat((states[-1, : model.config.dim], states[0, model.config.dim :]))
+        torch.testing.assert_close(context, expected.expand_as(context))
+
+
 @pytest.mark.parametrize(("cell", "score"), EVERY)
 def test_equals_a_loop_over_torchs_cells(cell: str, score: str) -> None:
     model = make(
@@ -384,7 +398,11 @@ SIZES = [
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
 @pytest.mark.parametrize(
     "changes",
-    [*SIZES, {"share_embeddings": False, "tie_embeddings": False, "logit_bias": True, "target_vocab_size": 9}],
+    [
+        *SIZES,
+        {"cross_attention": False},
+        {"share_embeddings": False, "tie_embeddings": False, "logit_bias": True, "target_vocab_size": 9},
+    ],
 )
 def test_parameters_and_operations_by_formula(changes: dict[str, Any]) -> None:
     found, model = cost(config(**changes), seq=5, target_seq=4, batch=3), build(config(**changes))

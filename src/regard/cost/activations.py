@@ -120,7 +120,7 @@ def _attention(config: ModelConfig, batch: int, queries: int, keys: int, size: i
 def _scores(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
     """All layers: what grows with N²."""
     tiles = config.shifted_window is not None and not stack.causal
-    pairs, masked = stack.length**2, stack.causal or config.window is not None or tiles
+    pairs, masked = stack.length**2, (stack.causal and config.causal) or config.window is not None or tiles
     kept = stack.layers * _bias(config, stack, batch, size, masked)
     if config.position == "t5" and config.attention != "flex":
         kept += INDEX * pairs  # the bucket of each distance, once

@@ -194,7 +194,7 @@ def visible_pairs(config: ModelConfig, stack: StackShape) -> int:
         return tile_pairs(config, stack.layers)
     reach = min(n, config.window or n)
     past = reach * (reach + 1) // 2 + (n - reach) * reach  # a query attends to itself and reach - 1 before it
-    return stack.layers * (past if stack.causal else 2 * past - n)
+    return stack.layers * (past if stack.causal and config.causal else 2 * past - n)
 
 
 def _projections(config: ModelConfig, batch: int, queries: int, keys: int) -> int:

@@ -33,7 +33,7 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
     encoder, decoder = stack_shapes(config)
     biases = 2 * GATES[config.cell] * dim * bias
     rows = (config.vocab_size or 0) + (0 if config.share_embeddings else config.target_size)
-    weights, additive = _matrices(config), config.attention_score == "additive"
+    weights, additive = _matrices(config), _score(config) == "additive"
     parts = {
         "embedding": rows * width,
         "encoder.cells": 2 * (weights["encoder"] + encoder.layers * biases),
@@ -62,9 +62,11 @@ def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int
     return {name: count for name, count in parts.items() if count}
 
 
-def first_step_operations(config: ModelConfig, batch: int) -> int:
-    """Matmuls with the initial states of the encoder, which are zero and need no gradient."""
-    return 4 * batch * config.layers * GATES[config.cell] * config.dim**2
+def constant_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> int:
+    """Matmuls with zeros, which need no gradient: the encoder's initial states and, without attention, the keys."""
+    first = 4 * batch * config.layers * GATES[config.cell] * config.dim**2
+    pairs = 0 if config.cross_attention else stacks[0].length * stacks[1].length
+    return first + 2 * batch * pairs * config.dim
 
 
 def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:
@@ -81,7 +83,7 @@ def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, 
     dim, width, wide = config.dim, config.token_dim, max(4, size)
     kept_by_cell = {"gru": 5, "lstm": 6}[config.cell] * dim  # gates; h, or h and the memory cell
     inputs = width + 2 * dim + (decoder.layers - 1) * dim
-    tanh = dim if config.attention_score == "additive" else 0
+    tanh = dim if _score(config) == "additive" else 0
     dropped = source * (width * (config.embed_dropout > 0) + 2 * dim * encoder.layers * (config.dropout > 0))
     dropped += target * (width * (config.embed_dropout > 0) + dim * decoder.layers * (config.dropout > 0))
     kept = {
@@ -106,14 +108,19 @@ def state_bytes(config: ModelConfig, stack: StackShape, batch: int, size: int) -
     }
 
 
+def _score(config: ModelConfig) -> str:
+    """Without attention, a weighted mean of equal vectors: the work of the dot product."""
+    return config.attention_score if config.cross_attention else "dot"
+
+
 def _matrices(config: ModelConfig) -> dict[str, int]:
     """Weights without biases: those that multiply one token; of the encoder, in one direction."""
     gates, dim, width = GATES[config.cell] * config.dim, config.dim, config.token_dim
     layers, decoder_layers = config.layers, config.decoder_layers or config.layers
     return {
         "encoder": gates * (width + (layers - 1) * 2 * dim + layers * dim),
-        "keys": 0 if config.attention_score == "dot" else 2 * dim**2,
-        "query": dim**2 if config.attention_score == "additive" else 0,
+        "keys": 0 if _score(config) == "dot" else 2 * dim**2,
+        "query": dim**2 if _score(config) == "additive" else 0,
         "decoder": gates * (width + 2 * dim + (decoder_layers - 1) * dim + decoder_layers * dim),
         "readout": 2 * width * (3 * dim + width),
         "head": width * config.target_size,

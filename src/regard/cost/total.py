@@ -126,7 +126,7 @@ def cost(
     # matmuls whose input needs no gradient
     constant = operations.source_operations(config, batch, source)[0] + forward.get("target", 0)
     if config.architecture == "recurrent":
-        constant = recurrent.first_step_operations(config, batch)
+        constant = recurrent.constant_operations(config, stacks, batch)
     written_out = replace(config, attention="reference")
     return Cost(
         seq=source,

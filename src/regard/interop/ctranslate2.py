@@ -56,6 +56,7 @@ def refuse(config: ModelConfig) -> str:
         f"value_dim = {config.value_dim}": config.val_dim != config.key_dim,
         f"norm = {config.norm!r}": config.norm == "none",
         "residual = false": not config.residual,
+        "causal = false": not config.causal,
         "final_norm that does not follow from norm_order": config.ends_with_norm != (config.norm_order == "pre"),
         "pruned heads": bool(config.pruned),
         "position = 'alibi' in an encoder-decoder": config.position == "alibi" and not is_decoder,

@@ -139,6 +139,8 @@ def write_graphs(model: Model, folder: Path, *, attention: bool = False) -> list
             "architecture = 'recurrent': its decoder loops over time, which a graph would record for one length only; "
             "only Transformers are exported to ONNX"
         )
+    if not config.causal:
+        raise UserError("causal = false: a model that sees the tokens it has to predict is no use to other programs")
     size = 4 * sum(weight.numel() for weight in weights_of(model).values())
     if size >= LARGEST:
         raise UserError(f"the weights have {size / 2**30:.1f} GiB, but an ONNX file holds at most 2: export with --hf")

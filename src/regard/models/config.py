@@ -9,8 +9,9 @@
 The table is flat, so that one key changes both stacks: an experiment is one line of a recipe, such as `heads = 4` or
 `architecture = "recurrent"`, the encoder-decoder before the Transformer. That one uses these fields,
 
-    dim  embed_dim  layers  decoder_layers  cell  attention_score  attention_scale  bias  dropout  attention_dropout
-    embed_dropout  vocab_size  target_vocab_size  share_embeddings  tie_embeddings  embed_scale  logit_scale  logit_bias
+    dim  embed_dim  layers  decoder_layers  cell  cross_attention  attention_score  attention_scale  bias  dropout
+    attention_dropout  embed_dropout  vocab_size  target_vocab_size  share_embeddings  tie_embeddings  embed_scale
+    logit_scale  logit_bias
 
 and ignores the others: it has one head and no positions, norms or feed-forward layers.
 """
@@ -30,7 +31,9 @@ class ModelConfig(StackConfig):
     architecture: Literal["encoder-decoder", "decoder", "encoder", "recurrent"] = "encoder-decoder"
     decoder_layers: int | None = None  # encoder-decoder, recurrent; None: layers
     attention_score: Score = None  # type: ignore[assignment]  # default: "additive" for recurrent, else "dot"
+    causal: bool = True  # encoder-decoder; False: in training the decoder sees the tokens that it has to predict
     cell: Literal["lstm", "gru"] = "gru"  # recurrent
+    cross_attention: bool = True  # recurrent; False: the whole source is one vector, as before 2015
     embed_dim: int | None = None  # recurrent: width of the embeddings and the readout; None: dim
     pruned: dict[str, tuple[int, ...]] | None = None  # removed heads by layer: {"decoder.0.cross": (1, 3)}
     # input
@@ -84,6 +87,16 @@ class ModelConfig(StackConfig):
             raise UserError(
                 "attention_score = 'concat': in a recurrent model this is the additive score; "
                 "use attention_score = 'additive'"
+            )
+        if not self.causal and (self.architecture, self.output_head) != ("encoder-decoder", "tokens"):
+            raise UserError(
+                f"causal = false with architecture = {self.architecture!r}, output_head = {self.output_head!r}: remove "
+                "it, or use architecture = 'encoder-decoder' and output_head = 'tokens'"
+            )
+        if not self.cross_attention and self.architecture != "recurrent":
+            raise UserError(
+                f"cross_attention = false: architecture = {self.architecture!r} has no other way to its source; "
+                "remove it, or use architecture = 'recurrent'"
             )
         if self.output_head == "tokens" and self.architecture == "encoder" and self.input != "tokens":
             raise UserError(

@@ -13,6 +13,9 @@ at a time. Before each one it scores its state against every h_j and takes their
 
     h [B, S, 2 dim]    s [B, dim]    c [B, 2 dim]    t [B, T, embed_dim]    weights [B, 1, T, S]
 
+Without attention (`cross_attention = false`) the source is one vector for all steps, c_i = [h→_S; h←_1], the last state
+of each direction: the encoder-decoder of Cho et al. 2014.
+
 State s_i depends on c_i, and c_i on s_i-1, so the decoder loops over time even in training; the Transformer removed
 this loop. What does not depend on the state is computed outside of it: W h once per sentence, readout and logits once
 for all tokens. With several layers, the state of the last one computes the attention. The memory cell of an LSTM
@@ -88,6 +91,14 @@ class RecurrentState:
         self.positions = self.positions.reorder(rows)
 
 
+def ends(states: Tensor, is_real: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The last state of each direction, h→_S and h←_1, of states [B, S, 2 dim]: [B, dim] each."""
+    rows, dim = torch.arange(states.shape[0], device=states.device), states.shape[2] // 2
+    first = torch.zeros_like(rows) if is_real is None else is_real.int().argmax(dim=1)
+    last = first - 1 if is_real is None else is_real.shape[1] - 1 - is_real.flip(1).int().argmax(dim=1)
+    return states[rows, last, :dim], states[rows, first, dim:]
+
+
 class Alignment(Traceable):
     """Attention from the state of the decoder to the source, with one head."""
 
@@ -96,13 +107,22 @@ class Alignment(Traceable):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, dim = config, config.dim
-        self.q = nn.Linear(dim, dim, bias=False) if config.attention_score == "additive" else None
-        self.k = None if config.attention_score == "dot" else nn.Linear(2 * dim, dim, bias=False)
-        self.v = nn.Parameter(torch.empty(1, dim)) if config.attention_score == "additive" else None  # [heads, dim]
+        score = config.attention_score if config.cross_attention else "dot"
+        self.q = nn.Linear(dim, dim, bias=False) if score == "additive" else None
+        self.k = None if score == "dot" else nn.Linear(2 * dim, dim, bias=False)
+        self.v = nn.Parameter(torch.empty(1, dim)) if score == "additive" else None  # [heads, dim]
         self.scale = 1.0 if config.attention_scale is None else config.attention_scale
 
-    def keys(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Once per sentence: keys [B, 1, S, dim] and values [B, 1, S, 2 dim]."""
+    def keys(self, states: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+        """Once per sentence: keys [B, 1, S, dim] and values [B, 1, S, 2 dim].
+
+        Without attention all keys are zero and all values the same, so that every weighted mean is this value.
+        """
+        if not self.config.cross_attention:
+            states = torch.cat(ends(states, positions.is_real), dim=-1)[:, None].expand_as(states)
+            return self.mark("k", torch.zeros_like(states[:, None, :, : self.config.dim])), self.mark(
+                "v", states[:, None]
+            )
         k = states.unflatten(-1, (2, -1)).sum(dim=-2) if self.k is None else self.k(states)
         return self.mark("k", k[:, None]), self.mark("v", states[:, None])
 
@@ -116,7 +136,7 @@ class Alignment(Traceable):
     def forward(self, state: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """state [B, dim] -> context [B, 2 dim]"""
         q = self.mark("q", (state if self.q is None else self.q(state))[:, None, None])  # [B, 1, 1, dim]
-        dropout = self.config.attention_dropout if self.training else 0.0
+        dropout = self.config.attention_dropout if self.training and self.config.cross_attention else 0.0
         score = dot if self.v is None else partial(additive_projected, v=self.v)
         stages = attention_stages(q, k, v, mask, scale=self.scale, dropout=dropout, score=score, mark=self.mark)
         return stages.output[:, 0, 0]
@@ -140,13 +160,12 @@ class RecurrentDecoder(Traceable):
         self.readout = nn.Linear(3 * dim + width, 2 * width, bias=config.bias)
 
     def start(self, memory: Memory) -> RecurrentState:
-        states, is_real = memory.states, memory.positions.is_real
-        first = torch.zeros_like(states[:, 0, 0], dtype=torch.long) if is_real is None else is_real.int().argmax(dim=1)
-        backward = states[torch.arange(states.shape[0], device=states.device), first, self.config.dim :]  # h←_1
+        states = memory.states
+        _, backward = ends(states, memory.positions.is_real)
         begin = torch.tanh(self.first(backward)).chunk(len(self.cells), dim=-1)
         lstm = self.config.cell == "lstm"
         layers: list[Layer] = [(h, torch.zeros_like(h)) if lstm else (h,) for h in begin]
-        return RecurrentState(layers, *self.cross.keys(states), memory.positions)
+        return RecurrentState(layers, *self.cross.keys(states, memory.positions), memory.positions)
 
     def forward(self, x: Tensor, state: RecurrentState, is_real: Tensor | None = None) -> Tensor:
         """Embeddings x [B, T, embed_dim] -> t [B, T, embed_dim]; updates `state`."""

@@ -68,7 +68,7 @@ class EncoderDecoder(nn.Module):
             target.tokens = source.tokens
         self.encoder = Stack(config, causal=False)
         layers = config.layers if config.decoder_layers is None else config.decoder_layers
-        self.decoder = Stack(replace(config, layers=layers, pruned=None), causal=True, memory=True)
+        self.decoder = Stack(replace(config, layers=layers, pruned=None), causal=config.causal, memory=True)
         tied = target.tokens if config.tie_embeddings and isinstance(target, Tokens) else None
         self.output_head = OutputHead(config, size, tied)
         initialise(self)
@@ -86,7 +86,7 @@ class EncoderDecoder(nn.Module):
         document: Tensor | None = None,
         mask: Mask = everything,
     ) -> Tensor:
-        """The input of the output head, [B, T, dim]. Padding on the right needs no `is_real`."""
+        """The input of the output head, [B, T, dim]. Padding on the right needs no `is_real` if the mask is causal."""
         x = self.target_embedding(target)
         positions = Positions.of(x.shape[1], x.device, is_real, document)
         return self.decoder(x, positions, memory=memory, mask=mask)

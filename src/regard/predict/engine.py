@@ -92,6 +92,7 @@ def lean(model: Any) -> Any:
         (config.attention_score, config.attention) == ("dot", "fused")
         and config.window is None
         and config.experts == 0
+        and (is_decoder or model.config.causal)
         and config.position in ("sinusoidal", "learned", "none", "rope")
         and (is_decoder or not (config.position == "rope" or config.qk_norm))
         and (is_decoder or model.output_head.project.weight.dtype in (torch.float32, torch.float64))

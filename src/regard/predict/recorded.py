@@ -55,6 +55,7 @@ def recordable(model: EncoderDecoder | Decoder) -> bool:
         config.position in POSITIONS
         and config.attention in ("fused", "reference")
         and config.experts == 0
+        and config.causal  # it excludes slots that are not yet written
         and not config.pruned
         and not traced(model)
         and known(model)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from regard.data.batch import Labels, PairBatch, Pairs
 from regard.data.streams import Batches
+from regard.errors import UserError
 from regard.predict.beam import check_scores
 from regard.predict.bundle import Prediction
 from regard.text.tokenizer import Tokenizer
@@ -86,6 +87,8 @@ def pair_scores(
     models: Sequence[Any], source: Tensor, is_real: Tensor | None, target: Tensor, labels: Tensor
 ) -> list[list[float]]:
     """log p of the labels [B, T] of each row by teacher forcing; of an ensemble, by the mean of the probabilities."""
+    if any(not model.config.causal for model in models):
+        raise UserError("model.causal = false: such a model has seen the tokens, so their probability means nothing")
     each = [label_scores(model, model.states(target, model.encode(source, is_real)), labels) for model in models]
     if len(each) == 1:
         return each[0]

@@ -74,7 +74,10 @@ def target_states(model: SequenceToSequence, batch: PairBatch | PackedBatch) -> 
     if isinstance(batch, PackedBatch):
         source, target = batch.source_document, batch.target_document  # 0 is padding
         return model.states(batch.target, model.encode(batch.source, source > 0, source), target > 0, target)
-    return model.states(batch.target, model.encode(batch.source, batch.source_is_real))
+    memory = model.encode(batch.source, batch.source_is_real)
+    if model.config.causal:  # padding on the right is in the future
+        return model.states(batch.target, memory)
+    return model.states(batch.target, memory, batch.labels != PairBatch.IGNORE)
 
 
 def cross_entropy(
