@@ -173,16 +173,19 @@ def export_note(task: Task) -> str:
     )
 
 
-def train_run(tables: Mapping[str, Any], folder: Path, workers: Workers, fresh: bool = False) -> Outcome:
+def train_run(
+    tables: Mapping[str, Any], folder: Path, workers: Workers, fresh: bool = False, like: Path | None = None
+) -> Outcome:
     """Prepare, train (from the last checkpoint, if there is one), evaluate, write the report.
 
-    `fresh` deletes an earlier run with the same task and data in that folder.
+    `fresh` deletes an earlier run with the same task and data in that folder. `like` is the folder of a run with the
+    same data and tokenizers, which are then copied instead of made.
     """
     run = Run(task_of(tables)(tables, folder, workers.device))
     with workers.leading(hold(folder)):
         if fresh:
             workers.on_lead(run.clear_earlier)
-        workers.on_lead(run.prepare)
+        workers.on_lead(partial(run.prepare, like))
         if not workers.leads:
             run.open()
         workers.gather(None)  # all ranks have opened it, before an error may remove it

@@ -28,6 +28,7 @@ GROUPS = {
         "average": "average the last checkpoints of a run",
         "evaluate": "compute the metrics of a trained model on its test sets",
         "runs": "list runs: steps, losses, metrics",
+        "ablate": "what each part is worth: a recipe and changes to it, over several seeds",
     },
     "predict": {
         "translate": "translate text with an encoder-decoder model",
@@ -80,7 +81,7 @@ EXIT_CODES = """exit codes:
   0    success
   1    system error (missing file, full disk) or a bug in Regard
   2    invalid argument, setting or input, or a missing package
-  3    some inputs of a prediction failed; the others are done
+  3    some inputs of a prediction or runs of a study failed; the others are done
   130  interrupted with Ctrl-C
   141  the output pipe was closed
 

@@ -143,9 +143,10 @@ class FinishedRun:
     def _lengths(self) -> tuple[int, int]:
         """Mean tokens per row of source and target in the training data; 0 where unknown."""
         index = _read_json(self.folder / "data" / "train" / "index.json")
-        rows, tokens = index.get("rows"), index.get("tokens")
-        if isinstance(rows, int) and rows > 0 and isinstance(tokens, list) and len(tokens) in (1, 2):
-            source, *target = (max(1, round(count / rows)) for count in tokens)
+        rows, columns = index.get("rows", 0), index.get("columns", {})
+        counts = [column["values"] for column in columns.values() if column["shape"] is None]  # sequences of tokens
+        if rows and len(counts) in (1, 2):
+            source, *target = (max(1, round(count / rows)) for count in counts)
             return source, sum(target)
         return self.recipe.get("train", {}).get("pack", 0), 0
 

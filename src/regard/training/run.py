@@ -25,6 +25,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
 from io import StringIO
+from pathlib import Path
 
 import torch
 
@@ -59,8 +60,11 @@ class Run:
         self.preloading: threading.Thread | None = None
         task.make_model_config(task.PLACEHOLDERS)  # a mistake in [model] shows before the data is read
 
-    def prepare(self) -> None:
-        """Check the data, make the tokenizers, save the recipe. A folder that holds another run stays untouched."""
+    def prepare(self, like: Path | None = None) -> None:
+        """Check the data, make the tokenizers, save the recipe. A folder that holds another run stays untouched.
+
+        `like`: the folder of a run with the same [data] and [text], whose tokenizers and prepared data are copied.
+        """
         task = self.task
         self._refuse_foreign_folder()
         if self.is_new:
@@ -77,6 +81,8 @@ class Run:
             task.tokenizers = {name: saved[name] for name in names}
         elif self.config.init_from is not None:
             task.tokenizers = initialize_tokenizers(self.config.init_from, names)
+        elif like is not None and (others := load_tokenizers(like)).keys() >= {*names}:
+            task.tokenizers = {name: others[name] for name in names}
         else:
             task.tokenizers = task.make_tokenizers()
         task.model_config = task.settle_model()
@@ -92,7 +98,16 @@ class Run:
             for name, tokenizer in task.tokenizers.items():
                 tokenizer.save(self.folder / f"{name}.json")
             with stage("preparing the data"):
-                task.prepare_data()
+                if like is not None:
+                    self._copy_data(like / "data")
+                task.prepare_data()  # uses what was copied, if it fits
+
+    def _copy_data(self, source: Path) -> None:
+        target, part = self.folder / "data", self.folder / ".data"
+        if source.is_dir() and not target.exists():
+            shutil.rmtree(part, ignore_errors=True)  # of an earlier attempt
+            shutil.copytree(source, part)
+            os.replace(part, target)
 
     def _saved_recipe(self) -> dict[str, object]:
         """The folder's recipe; a field that it lacks, being older, has its default."""
