@@ -9,6 +9,9 @@ examples:
   regard cost recipe.toml --set vocab_size=8000  a recipe whose vocabulary size depends on its tokenizer
   regard cost runs/demo --json                   all values of a saved model as JSON
   regard cost --list                             all presets and their sizes
+  regard cost base --sweep seq=128:65536         how the cost grows with the length; --csv FILE, --plot FILE.svg
+  regard cost base --sweep heads=1,2,4,8 --measure     and the time and memory of a real pass on this machine
+  regard cost --layers --plot layers.png         attention, recurrence and convolution, as in Table 1 of the paper
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from regard.commands import REPEATABLE, aligned, show
+from regard.commands import DEVICE, REPEATABLE, aligned, show
 from regard.errors import UserError
 from regard.terminal import count, size
 
@@ -33,14 +36,36 @@ ARGUMENTS = {
     "MODEL": ("a preset, a recipe file or a model folder", {"nargs": "?"}),
     "--seq N": ("tokens per row, or source tokens (default: max_length, or the patches of an image)", {"type": int}),
     "--target-seq N": ("target tokens per row (default: as --seq)", {"type": int}),
-    "--batch B": ("rows (default: 1)", {"type": int, "default": 1}),
+    "--batch B": ("rows (default: 1)", {"type": int}),
     "--dtype": (
-        "data type (default: bf16); training with 16 bits means mixed precision",
-        {"choices": ("bf16", "fp16", "fp32", "fp64"), "default": "bf16"},
+        "data type (default: bf16; to measure on a CPU: fp32); training with 16 bits means mixed precision",
+        {"choices": ("bf16", "fp16", "fp32", "fp64")},
     ),
     "--set NAME=VALUE": ("change a setting of the model; repeatable", REPEATABLE),
     "--json": "print all values as JSON",
     "--list": "list the presets with their parameters",
+    "sweeps": {
+        "--sweep NAME=VALUES": (
+            "change one size: seq=128:65536 doubles it, seq=128:1024:128 goes in steps, heads=1,2,4 lists values; "
+            "seq, target_seq, batch or a setting of the model",
+            {},
+        ),
+        "--csv FILE": "write the table, exact numbers",
+        "--plot FILE": "draw the curves on logarithmic axes, as .svg or .png",
+    },
+    "measurement": {
+        "--measure": "also run a forward and a backward pass on this machine: time and peak memory",
+        **DEVICE,
+        "--max-seconds S": ("stop measuring after about this long (default: 60)", {"type": float, "default": 60.0}),
+        "--max-memory GIB": ("measure nothing that needs more (default: 80 %% of what is free)", {"type": float}),
+    },
+    "layers": {
+        "--layers": "compare self-attention, restricted attention, LSTM, GRU and convolutions over the length "
+        "(--sweep seq=…, default: seq=64:16384)",
+        "--dim D": ("width of each layer (default: 512)", {"type": int}),
+        "--kernel K": ("width of a convolution, odd (default: 3)", {"type": int}),
+        "--window R": ("neighbourhood of restricted attention, odd (default: 65)", {"type": int}),
+    },
 }
 
 
@@ -48,6 +73,11 @@ def run(args: argparse.Namespace) -> None:
     from regard.cost import cost
     from regard.models.recipe import PRESETS, preset, read_changes
 
+    _check_options(args)
+    if args.layers:
+        from regard.commands.cost_layers import run_layers
+
+        return run_layers(args)
     if args.list:
         if args.model is not None:
             raise UserError(f"--list shows every preset: remove either {args.model!r} or --list")
@@ -62,9 +92,32 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.model is None:
         raise UserError(f"no model: pass a recipe, a folder or one of the presets: {', '.join(PRESETS)}")
-    config = _read_model(args.model, read_changes(args.set))
-    result = cost(config, seq=args.seq, batch=args.batch, target_seq=args.target_seq, dtype=args.dtype)
+    changes = read_changes(args.set)
+    if args.sweep or args.measure:
+        from regard.commands.cost_sweep import run_sweep
+
+        return run_sweep(args, lambda more: _read_model(args.model, {**changes, **more}), describe)
+    config, batch = _read_model(args.model, changes), 1 if args.batch is None else args.batch
+    result = cost(config, seq=args.seq, batch=batch, target_seq=args.target_seq, dtype=args.dtype or "bf16")
     show(args.json, {"model": args.model, **result.to_dict()}, _report(args.model, config, result))
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Options that belong together."""
+    for name, needs in (("csv", ("sweep", "layers")), ("plot", ("sweep", "layers")), ("device", ("measure",))):
+        if getattr(args, name) is not None and not any(getattr(args, other) for other in needs):
+            options = " or ".join(f"--{other}" for other in needs)
+            raise UserError(f"--{name} {getattr(args, name)}: only with {options}")
+    for name in ("dim", "kernel", "window"):
+        if getattr(args, name) is not None and not args.layers:
+            value = getattr(args, name)
+            instead = "" if name == "kernel" else f"; for a model, --set {name}={value}"
+            raise UserError(f"--{name} {value}: only with --layers{instead}")
+    if args.layers and (args.model is not None or args.list or args.set):
+        other = repr(args.model) if args.model is not None else "--list" if args.list else "--set"
+        raise UserError(f"--layers compares single layers, without a model: remove {other} or --layers")
+    if args.list and (args.sweep or args.measure):
+        raise UserError("--list shows every preset: pass one of them to sweep or measure it")
 
 
 def _read_model(name: str, changes: dict[str, Any]) -> ModelConfig:
@@ -91,7 +144,7 @@ def _report(name: str, config: ModelConfig, cost: Cost) -> list[str]:
     batch = f"{cost.seq} {config.input}"
     if cost.target_seq:
         batch = f"({cost.seq} source {config.input}, {cost.target_seq} target tokens)"
-    lines = [f"{name}: {_describe(config)}", f"batch: {cost.batch} x {batch}"]
+    lines = [f"{name}: {describe(config)}", f"batch: {cost.batch} x {batch}"]
     tables = {
         title: [
             (label, (size if title == "memory" else count)(value), remark) for label, value, remark in rows if value
@@ -104,7 +157,8 @@ def _report(name: str, config: ModelConfig, cost: Cost) -> list[str]:
     return [*lines, "", *_assumptions(config, cost)]
 
 
-def _describe(config: ModelConfig) -> str:
+def describe(config: ModelConfig) -> str:
+    """The sizes of a model in one line."""
     heads = f"{config.heads} heads" + (f" ({config.kv_heads} for keys)" if config.kv_heads else "")
     parts = [config.architecture, f"{_layers(config)} layers", f"dim {config.dim}"]
     if config.architecture == "recurrent":

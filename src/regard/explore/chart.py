@@ -1,5 +1,8 @@
 """Curves as SVG: a loss over the steps, a measurement over the length.
 
+On two logarithmic axes a power y = c·x^a is a line of slope a, so a chart of costs shows at a glance what grows with
+the length and what with its square. Thin lines (`theory`) have the colour of the curve with the same name.
+
 A value that cannot be drawn (not finite, or not positive on a logarithmic axis) leaves a gap and is counted. A
 long curve is thinned to about as many points as it has pixels: of every block the lowest, the highest and one
 gap stay, so that no spike is lost.
@@ -8,7 +11,9 @@ gap stay, so that no spike is lost.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,6 +21,8 @@ from regard.explore import svg
 from regard.explore.html import escape, text_width, token_label
 
 POINTS = 1_000  # a curve is thinned to about as many points as it has pixels
+LOG_2 = math.log10(2)
+Points = Sequence[tuple[float, float]]
 DASHES = ("none", "7 4", "2 4", "12 4 2 4", "4 2")
 
 
@@ -65,24 +72,51 @@ def _curve(points: np.ndarray, kind: int) -> str:
     return "".join(parts)
 
 
+def _doublings(low: float, high: float) -> list[float]:
+    """Ticks of a logarithmic x axis, as log10: powers of two, at most ten of them."""
+    first, last = math.ceil(low / LOG_2 - 1e-9), math.floor(high / LOG_2 + 1e-9)
+    return [power * LOG_2 for power in range(first, last + 1, 1 + (last - first) // 10)]
+
+
+def _logarithms(points: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """[n, 2] with these columns as log10; a row with a value that cannot be drawn is NaN."""
+    for axis in axes:
+        values = points[:, axis]
+        points[:, axis] = np.log10(values, where=values > 0, out=np.full(len(points), np.nan))
+    points[np.isnan(points).any(axis=1)] = np.nan
+    return points
+
+
 def line_chart(
-    series: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x_label: str, y_label: str, log_y: bool = False
+    series: Mapping[str, Points],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log_y: bool = False,
+    log_x: bool = False,
+    theory: Mapping[str, Points] = MappingProxyType({}),
+    marks: Sequence[tuple[float, float, str]] = (),
 ) -> str:
-    """Curves of (x, y) points, such as the loss over the steps; gaps where a value cannot be drawn."""
+    """Curves of (x, y) points, such as the loss over the steps; gaps where a value cannot be drawn.
+
+    `theory` has a thin line for some of the series; `marks` are circles at (x, y) with a line down to the axis
+    and a label.
+    """
     curves, lost, legend, about = {}, 0, [], []
+    logs = (*(0,) * log_x, *(1,) * log_y)
     for name, points in series.items():
-        curves[name] = line = svg.as_array(points, (len(points), 2), field=f"series {name!r}")
-        if log_y:
-            line[:, 1] = np.log10(line[:, 1], where=line[:, 1] > 0, out=np.full(len(line), np.nan))
-        line[np.isnan(line).any(axis=1)] = np.nan
+        line = svg.as_array(points, (len(points), 2), field=f"series {name!r}")
+        curves[name] = line = _logarithms(line, logs)
         lost += int(np.isnan(line[:, 1]).sum())
     drawn = np.concatenate([np.zeros((0, 2)), *curves.values()])
     drawn = drawn[~np.isnan(drawn[:, 1])]
-    why = "not finite or not positive" if log_y else "not finite"
+    why = "not finite or not positive" if logs else "not finite"
     note = f"Gaps: {lost:,} {'value' if lost == 1 else 'values'} {why}." if lost else ""
     if not len(drawn):
         return svg.empty_figure(title or "Chart", f"There are no points to draw. {note}")
-    (x0, x1, across), (y0, y1, up) = make_axis(drawn[:, 0]), make_axis(drawn[:, 1], log_y, snap=True)
+    (x0, x1, across), (y0, y1, up) = make_axis(drawn[:, 0], log_x), make_axis(drawn[:, 1], log_y, snap=True)
+    across = _doublings(x0, x1) if log_x else across
     names = [svg.short_number(10**tick if log_y else tick) for tick in up]
     left, right, x, y = 30 + max(text_width(tick, 20) for tick in names), 664.0, 16.0, 40 + 24 * bool(title)
     for i, (name, line) in enumerate(curves.items()):
@@ -101,9 +135,38 @@ def line_chart(
         height = bottom + (tick - y0) * flip[1]
         parts.append(f'<path class="rule" d="M{left:.1f} {height:.1f}H{right}"/>')
         parts.append(svg.label(left - 10, height + 4.5, label, "mute", "end"))
-    parts += [svg.label(left + (t - x0) * flip[0], bottom + 26, svg.short_number(t), "mute", "middle") for t in across]
+    for tick in across:
+        number = svg.short_number(round(10**tick) if log_x else tick)
+        parts.append(svg.label(left + (tick - x0) * flip[0], bottom + 26, number, "mute", "middle"))
+    for i, name in enumerate(curves):
+        thin = theory.get(name, ())
+        line = _logarithms(svg.as_array(thin, (len(thin), 2), field=f"theory {name!r}"), logs)
+        line = (line[(y0 <= line[:, 1]) & (line[:, 1] <= y1)] - (x0, y0)) * flip + (left, bottom)
+        if len(line):
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
+            parts.append(f'<polyline class="curve s{i % 6}" style="stroke-width:1;opacity:.6" points="{path}"/>')
     for i, (line, words) in enumerate(zip(curves.values(), about, strict=True)):
         line = (_thin(line) - (x0, y0)) * flip + (left, bottom)
         parts.append(f"<g><title>{escape(words)}</title>{_curve(line, i)}</g>")
+    spots = _logarithms(svg.as_array([mark[:2] for mark in marks], (len(marks), 2), field="marks"), logs)
+    for i, ((x, y), (*_, label)) in enumerate(zip((spots - (x0, y0)) * flip + (left, bottom), marks, strict=True)):
+        foot = bottom - 8 - 16 * (len(marks) - 1 - i)  # labels in rows, the leftmost mark's on top
+        before = x + 6 + text_width(label, 11) > right
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" class="ring"/>')
+        parts.append(f'<path class="ring" stroke-dasharray="1 3" d="M{x:.1f} {y + 4.5:.1f}V{bottom:.1f}"/>')
+        parts.append(svg.label(x - 6 if before else x + 6, foot, label, "small halo", "end" if before else "start"))
+        about.append(f"{label}.")
     height, text = bottom + 68 + 28 * bool(note), " ".join([*about, note])
     return svg.frame(696, height, title, text, "".join(parts), name="Chart", fluid=True)
+
+
+def stack_charts(charts: Sequence[str], title: str) -> str:
+    """Several figures one below the other, as one."""
+    sizes, y, parts = [svg.figure_size(chart) for chart in charts], 0.0, []
+    for chart, (_, height) in zip(charts, sizes, strict=True):
+        # a nested <svg> must not follow the width of the page by itself
+        inner = re.sub(r' style="[^"]*"', f' y="{y:.0f}"', chart, count=1)
+        parts.append(inner)
+        y += height
+    about = f"{len(charts)} charts, one below the other."
+    return svg.frame(max(width for width, _ in sizes), y, "", about, "".join(parts), name=title, fluid=True)
