@@ -31,7 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.cost.layers import ATTENTION, CONVOLUTION, DILATED, GRU, LSTM, RESTRICTED
+from regard.cost.layer_modules import build_layer
+from regard.cost.layers import ATTENTION, CONVOLUTION, DILATED, GRU, LSTM, RESTRICTED, LayerSizes
 from regard.errors import UserError
 from regard.explore.chart import line_chart
 from regard.nn.config import StackConfig
@@ -43,7 +44,7 @@ KINDS = (ATTENTION, RESTRICTED, LSTM, GRU, CONVOLUTION, DILATED)
 TOKENS, LENGTH, LAYERS, HEADS, KERNEL, WINDOW = 16, 64, 3, 4, 3, 9
 DIM = 64  # of self-attention; other widths follow from its parameters
 DISTANCES = (1, 2, 4, 8, 16, 32)
-ROWS, LEARNED, EVERY = 32, 0.995, 25
+ROWS, LEARNED, EVERY = 16, 0.995, 20
 
 
 class Attention(nn.Module):
@@ -61,32 +62,10 @@ class Attention(nn.Module):
         return self.attention(x, Context(AttentionMask(self.mask, positions, positions), rotation=rotation))
 
 
-class Convolution(nn.Module):
-    """A convolution that sees this position and earlier ones."""
-
-    def __init__(self, dim: int, dilation: int) -> None:
-        super().__init__()
-        self.convolution, self.before = nn.Conv1d(dim, dim, KERNEL, dilation=dilation), (KERNEL - 1) * dilation
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.convolution(F.pad(x.transpose(1, 2), (self.before, 0))).transpose(1, 2)
-
-
-class Recurrent(nn.Module):
-    def __init__(self, kind: str, dim: int) -> None:
-        super().__init__()
-        self.cells = {LSTM: nn.LSTM, GRU: nn.GRU}[kind](dim, dim, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.cells(x)[0]
-
-
 def layer(kind: str, dim: int, number: int) -> nn.Module:
     if kind in (ATTENTION, RESTRICTED):
         return Attention(dim, WINDOW if kind == RESTRICTED else None)
-    if kind in (LSTM, GRU):
-        return Recurrent(kind, dim)
-    return Convolution(dim, KERNEL**number if kind == DILATED else 1)
+    return build_layer(kind, LayerSizes(dim=dim, heads=1, kernel=KERNEL), dilation=KERNEL**number)
 
 
 class Model(nn.Module):
@@ -111,8 +90,9 @@ def parameters(kind: str, dim: int) -> int:
 
 
 def width(kind: str, target: int) -> int:
-    """The width, a multiple of 8, whose number of parameters is the nearest to `target`."""
-    return min(range(8, 257, 8), key=lambda dim: abs(parameters(kind, dim) - target))
+    """The width whose number of parameters is the nearest to `target`; that of a head is even."""
+    step = 2 * HEADS if kind in (ATTENTION, RESTRICTED) else 1
+    return min(range(8, 129, step), key=lambda dim: abs(parameters(kind, dim) - target))
 
 
 def reach(kind: str) -> int | None:
@@ -170,7 +150,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--layers", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--distances", nargs="+", type=int, default=list(DISTANCES))
-    parser.add_argument("--steps", type=int, default=300, help="at most (default: 300)")
+    parser.add_argument("--steps", type=int, default=200, help="at most (default: 200)")
     parser.add_argument("--seeds", type=int, default=3, help="default: 3")
     parser.add_argument("--lr", type=float, default=5e-3, help="default: 0.005")
     parser.add_argument("--smoke", action="store_true", help="few steps at two distances, as a test")

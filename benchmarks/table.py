@@ -20,7 +20,7 @@ def table(path: Path) -> str:
     result = json.loads(path.read_text(encoding="utf-8"))
     tables = {
         "training": training, "language": training, "lengths": lengths, "decoding": decoding, "generation": generation,
-        "classes": classes, "tasks": tasks, "exported": exported,
+        "classes": classes, "tasks": tasks, "exported": exported, "recall": recall,
     }  # fmt: skip
     return tables.get(result.get("kind"), blocks)(result)
 
@@ -74,6 +74,24 @@ def _profiles(result: Json) -> list[str]:
     for size, tool, shares in found:
         lines.append(f"| {size} | {tool} | {' | '.join(f'{shares[name]:.0%}' for name in names)} |")
     return lines
+
+
+def recall(result: Json) -> str:
+    """One row per kind of layer: the accuracy at each distance, mean (lowest to highest)."""
+    rows = result["rows"]
+    distances = list(dict.fromkeys(row["distance"] for row in rows))
+    lines = [f"| layer | parameters | {' | '.join(f'k = {distance}' for distance in distances)} |"]
+    lines.append("|---|--:|" + "--:|" * len(distances))
+    for kind in dict.fromkeys(row["layer"] for row in rows):
+        own = {row["distance"]: row for row in rows if row["layer"] == kind}
+        cells = [_spread(own[distance]) if distance in own else "" for distance in distances]
+        lines.append(f"| {kind} | {next(iter(own.values()))['parameters']:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _spread(row: Json) -> str:
+    low, high = min(row["accuracies"]), max(row["accuracies"])
+    return f"{row['accuracy']:.2f}" + (f" ({low:.2f} to {high:.2f})" if high - low >= 0.01 else "")
 
 
 def decoding(result: Json) -> str:

@@ -25,6 +25,7 @@ import lengths
 import measure
 import parts
 import peer_models
+import recall
 import sentences
 import table
 import training
@@ -89,6 +90,25 @@ def test_losses_by_position_beyond_the_training_length(monkeypatch: pytest.Monke
     assert [row["model"] for row in result["rows"]] == ["rope", "rope-window", "alibi"]
     assert all(len(row["by_position"]) == 512 / 16 for row in result["rows"])
     assert figure.read_text().startswith("<svg")
+
+
+def test_recall_is_learned_by_layers_of_equal_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    figure = tmp_path / "recall.svg"
+    rows = run(recall, monkeypatch, tmp_path / "out.json", "--figure", str(figure))["rows"]
+    assert {row["layer"] for row in rows} == set(recall.KINDS) and len(rows) == 2 * len(recall.KINDS)
+    assert max(row["parameters"] for row in rows) < 1.1 * min(row["parameters"] for row in rows)
+    assert figure.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("kind", recall.KINDS)
+def test_recall_models_see_as_far_back_as_they_say(kind: str) -> None:
+    torch.manual_seed(0)
+    model, tokens = recall.Model(kind, 32).double(), torch.zeros(1, recall.LENGTH, dtype=torch.long)
+    outputs = [model(tokens.index_fill(1, torch.tensor([at]), 1))[0, 40] for at in range(recall.LENGTH)]
+    seen = [at for at, output in enumerate(outputs) if (output - model(tokens)[0, 40]).abs().max() > 1e-12]
+    reach = recall.reach(kind)
+    assert seen[0] >= 0 and seen[-1] == 40  # causal
+    assert reach is None or seen[0] == 40 - reach
 
 
 def test_decoding_runs_and_the_tools_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ ARGUMENTS = {
         "--layers": "compare self-attention, restricted attention, LSTM, GRU and convolutions over the length "
         "(--sweep seq=…, default: seq=64:16384)",
         "--dim D": ("width of each layer (default: 512)", {"type": int}),
-        "--kernel K": ("width of a convolution, odd (default: 3)", {"type": int}),
+        "--kernel K": ("width of a convolution (default: 3)", {"type": int}),
         "--window R": ("neighbourhood of restricted attention, odd (default: 65)", {"type": int}),
     },
 }

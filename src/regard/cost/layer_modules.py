@@ -84,12 +84,12 @@ class Recurrent(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A convolution over the positions that keeps their number."""
+    """A causal convolution over the positions: of each one and of those before it."""
 
     def __init__(self, dim: int, kernel: int, dilation: int) -> None:
         super().__init__()
-        self.convolution = nn.Conv1d(dim, dim, kernel, padding="same", dilation=dilation)
+        self.convolution, self.before = nn.Conv1d(dim, dim, kernel, dilation=dilation), (kernel - 1) * dilation
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.convolution(x.transpose(1, 2)).transpose(1, 2)
+        output: Tensor = self.convolution(F.pad(x.transpose(1, 2), (self.before, 0))).transpose(1, 2)
         return output

@@ -18,8 +18,9 @@ than half of the layer until n = 2·d, and constants: an LSTM has eight matrices
 Restricted attention sees a neighbourhood of r positions, centred (r is odd). It is computed in blocks of r queries,
 each with the 2·r - 1 keys that one of them sees, so about half of the scores are masked.
 
-Path lengths are exact, between the first and the last position. Restricted attention and convolution reach (r - 1)/2
-and (k - 1)/2 positions per layer. Dilated convolution l of a stack has dilation k^l, so L layers reach (k^L - 1)/2.
+Path lengths are exact, from the first input to the last output. A layer of restricted attention reaches (r - 1)/2
+positions back. Convolutions are causal: a layer reaches k - 1 positions back, and L dilated ones, with dilation k^l in
+layer l, together k^L - 1.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ class LayerSizes:
     def __post_init__(self) -> None:
         if self.dim < 1 or self.heads < 1 or self.dim % self.heads:
             raise UserError(f"dim = {self.dim}: must be a multiple of heads = {self.heads}")
-        for name in ("kernel", "window"):
-            value = getattr(self, name)
-            if value < 3 or value % 2 == 0:
-                near = max(3, value + 1)
-                raise UserError(
-                    f"{name} = {value}: positions on both sides of the centre make an odd number of at least 3; "
-                    f"use {near if near % 2 else near + 1}"
-                )
+        if self.kernel < 2:
+            raise UserError(f"kernel = {self.kernel}: a convolution over fewer than 2 positions connects none; use 3")
+        if self.window < 3 or self.window % 2 == 0:
+            near = max(3, self.window + 1)
+            raise UserError(
+                f"window = {self.window}: a neighbourhood with equal sides has an odd number of positions, at least 3; "
+                f"use {near}"
+            )
 
 
 def complexity(kind: str, sizes: LayerSizes, n: int) -> int:
@@ -129,9 +130,9 @@ def path_length(kind: str, sizes: LayerSizes, n: int) -> int:
         case "restricted attention":
             return max(1, -(-2 * (n - 1) // (sizes.window - 1)))
         case "convolution":
-            return max(1, -(-2 * (n - 1) // (sizes.kernel - 1)))
+            return max(1, -(-(n - 1) // (sizes.kernel - 1)))
     layers, width = 1, sizes.kernel
-    while width < 2 * n - 1:
+    while width < n:
         layers, width = layers + 1, width * sizes.kernel
     return layers
 

@@ -144,7 +144,7 @@ def line_chart(
         line = (line[(y0 <= line[:, 1]) & (line[:, 1] <= y1)] - (x0, y0)) * flip + (left, bottom)
         if len(line):
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
-            parts.append(f'<polyline class="curve s{i % 6}" style="stroke-width:1;opacity:.6" points="{path}"/>')
+            parts.append(f'<polyline class="curve thin s{i % 6}" points="{path}"/>')
     for i, (line, words) in enumerate(zip(curves.values(), about, strict=True)):
         line = (_thin(line) - (x0, y0)) * flip + (left, bottom)
         parts.append(f"<g><title>{escape(words)}</title>{_curve(line, i)}</g>")
