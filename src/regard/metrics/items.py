@@ -9,13 +9,16 @@ so a thousand resamples are one matrix multiplication (`regard.metrics.significa
 
     bleu               tokens of the hypothesis and of the reference; matching n-grams, n = 1 to 4; n-grams of the
                        hypothesis                                                             k = 10
+    chrf               character n-grams, n = 1 to 6, of hypothesis and reference, and those in both   k = 18
     exact, accuracy    correct answers, answers (the words of a tagged sentence)              k = 2
+    f1                 entities that are correct, predicted, in the reference                 k = 3
 
 The items are the records that training saves in RUN/predictions/SET.jsonl.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +26,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.data.tags import is_prefixed
+from regard.errors import MissingExtra
 from regard.metrics.bleu import bleu_metric, natural_splitting
 
 Array = NDArray[np.float64]
 ORDER = 4  # longest n-gram of BLEU
+CHARACTERS, BETA = 6, 2  # of chrF: longest n-gram of characters, weight of recall
 INPUTS, OUTPUTS = ("source", "text", "words"), ("hypothesis", "label", "tags")  # fields of records
 
 
@@ -48,7 +54,26 @@ def fraction(sums: Array) -> Array:
     return np.asarray(sums[..., 0] / np.maximum(sums[..., 1], 1))
 
 
-METRICS: dict[str, Callable[[Array], Array]] = {"bleu": bleu, "exact": fraction, "accuracy": fraction}
+def chrf(sums: Array) -> Array:
+    """sacrebleu's chrF of summed statistics [..., 18] -> [...]: precision and recall are means over the orders."""
+    hypothesis, reference, both = np.moveaxis(np.reshape(sums, (*np.shape(sums)[:-1], -1, 3)), -1, 0)  # [..., 6]
+    counted = (hypothesis > 0) & (reference > 0)
+    orders = np.maximum(counted.sum(axis=-1), 1)
+    precision, recall = (
+        np.where(counted, both / np.maximum(total, 1), 0.0).sum(axis=-1) / orders for total in (hypothesis, reference)
+    )
+    weighted = BETA**2 * precision + recall
+    return 100 * (1 + BETA**2) * precision * recall / np.where(weighted > 0, weighted, 1.0)
+
+
+def f1(sums: Array) -> Array:
+    """2 TP / (predicted + in the reference): [..., 3] -> [...]."""
+    return np.asarray(2 * sums[..., 0] / np.maximum(sums[..., 1] + sums[..., 2], 1))
+
+
+METRICS: dict[str, Callable[[Array], Array]] = {
+    "bleu": bleu, "chrf": chrf, "exact": fraction, "accuracy": fraction, "f1": f1
+}  # fmt: skip
 
 
 def item_statistics(records: Sequence[Mapping[str, Any]], metric: str) -> Array | None:
@@ -56,11 +81,17 @@ def item_statistics(records: Sequence[Mapping[str, Any]], metric: str) -> Array 
 
     `metric` is a key of scores.json.
     """
-    fields = records[0].keys() if records else ()
-    if metric == "bleu" and {"reference", "hypothesis"} <= {*fields}:
-        return bleu_statistics([one["hypothesis"] for one in records], [one["reference"] for one in records])
-    if (metric == "exact" and "hypothesis" in fields) or (metric == "accuracy" and {"label", "tags"} & {*fields}):
-        return np.array([_correct(one) for one in records], float)
+    fields = {*records[0]} if records else set()
+    match metric:
+        case "bleu" | "chrf" if {"hypothesis", "reference"} <= fields:
+            count = bleu_statistics if metric == "bleu" else chrf_statistics
+            return count([one["hypothesis"] for one in records], [one["reference"] for one in records])
+        case "exact" if "hypothesis" in fields:
+            return np.array([_correct(one) for one in records], float)
+        case "accuracy" if {"label", "tags"} & fields:
+            return np.array([_correct(one) for one in records], float)
+        case "f1" if "tags" in fields and is_prefixed([tag for one in records for tag in one["reference"]]):
+            return np.array([_entities(one) for one in records], float)
     return None
 
 
@@ -80,6 +111,31 @@ def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str], splitt
     return np.array([[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in counted], float)
 
 
+def chrf_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> Array:
+    """[items, 18]: for each n the n-grams of the hypothesis, of the reference, and those in both."""
+
+    def count(text: str, n: int) -> Counter[str]:
+        return Counter(text[at : at + n] for at in range(len(text) - n + 1))
+
+    rows = []
+    for pair in zip(hypotheses, references, strict=True):
+        found, line = ("".join(text.split()) for text in pair)
+        grams = [(count(found, n), count(line, n)) for n in range(1, CHARACTERS + 1)]
+        counts = [(one.total() * bool(two), two.total(), (one & two).total()) for one, two in grams]
+        rows.append([number for triple in counts for number in triple])
+    return np.array(rows, float)
+
+
+def _entities(record: Mapping[str, Any]) -> tuple[int, int, int]:
+    """(correct, predicted, all) entities of a sentence, as seqeval finds them."""
+    try:
+        from seqeval.metrics.sequence_labeling import get_entities
+    except ModuleNotFoundError:
+        raise MissingExtra("seqeval", "seqeval", "comparing entities") from None
+    found, reference = ({*get_entities([*record[name]])} for name in ("tags", "reference"))
+    return len(found & reference), len(found), len(reference)
+
+
 @dataclass(frozen=True)
 class Items:
     """The predictions of a model for a test set, as text, and how good each is."""
@@ -87,7 +143,8 @@ class Items:
     inputs: Sequence[str]  # "" where a record has none, as of images
     references: Sequence[str]
     outputs: Sequence[str]
-    scores: Array  # [items] between 0 and 100: sentence-level chrF, or the percentage of correct classes or tags
+    scores: Array  # [items] between 0 and 100
+    name: str  # of the scores: chrF (sentence-level), or % correct (classes, tags)
     statistics: Array | None  # [items, k] of a metric; None: it has none
 
 
@@ -97,6 +154,7 @@ def read_items(records: Sequence[Mapping[str, Any]], metric: str) -> Items:
         [_text(one["reference"]) for one in records],
         [_text(_output(one)) for one in records],
         np.array([_score(one) for one in records], float),
+        "chrF" if records and "chrf" in records[0] else "% correct",
         item_statistics(records, metric),
     )
 

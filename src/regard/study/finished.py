@@ -21,6 +21,7 @@ from regard.models.config import ModelConfig
 from regard.models.recipe import read_recipe
 from regard.settings import from_dict
 
+SEED = "train.seed"
 # Metrics of scores.json: their names and formats
 NAMES = {
     "bleu": ("BLEU", ".2f"), "chrf": ("chrF", ".2f"), "tokenised_bleu": ("tokenised BLEU", ".2f"),
@@ -56,6 +57,11 @@ class FinishedRun:
         return read_recipe(self.folder, saved=True)
 
     @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All settings: {"model.heads": 4}."""
+        return flat(self.recipe)
+
+    @cached_property
     def summary(self) -> Mapping[str, Any]:
         """The task, the name of its validation metric and of its most important test metric."""
         return _read_json(self.folder / "summary.json")
@@ -67,7 +73,7 @@ class FinishedRun:
 
     @property
     def seed(self) -> int:
-        return int(self.recipe.get("train", {}).get("seed", 0))
+        return int(self.settings.get(SEED, 0))
 
     def score(self, test: str, key: str) -> float | None:
         """A metric of a set; None if it is missing or not finite."""
@@ -149,6 +155,14 @@ class FinishedRun:
             source, *target = (max(1, round(count / rows)) for count in counts)
             return source, sum(target)
         return self.recipe.get("train", {}).get("pack", 0), 0
+
+
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one: {"model": {"heads": 1}} becomes {"model.heads": 1}."""
+    settings: dict[str, Any] = {}
+    for name, value in tables.items():
+        settings |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return settings
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 from regard.errors import UserError, suggest
 from regard.metrics.items import METRICS, Items, read_items
 from regard.metrics.significance import Difference, bootstrap, holm, paired, randomize, seeds_needed, verdict
-from regard.study.finished import FinishedRun, Metric, choose_test, metric_of
+from regard.study.finished import SEED, FinishedRun, Metric, choose_test, metric_of
 from regard.study.table import Disagreement, RowResult, StudyTable
 
 EXAMPLES = 12  # disagreements in a table
@@ -29,6 +29,7 @@ OVER_ITEMS = (
     "them, so another seed may give another result; train both with several seeds"
 )
 NO_ITEMS = "one run each, and no predictions of single items are saved for this metric: nothing can be tested"
+PER_TOKEN, VOCABULARY = ("loss", "perplexity"), ("model.vocab_size", "model.target_vocab_size")
 Row = Mapping[int, FinishedRun]  # by seed
 
 
@@ -75,10 +76,6 @@ def compare_rows(
     found = [
         _difference(results[0], row, items[results[0].name], items[row.name], chosen, over_items) for row in results[1:]
     ]
-    singles = [one for one in found if one is not None and one.n == 1]
-    notes = (
-        [OVER_ITEMS] if any(one.over == "items" for one in singles) else [NO_ITEMS] if singles and over_items else []
-    )
     return StudyTable(
         title=title,
         metric=chosen.name,
@@ -88,8 +85,25 @@ def compare_rows(
         rows=[*results[:1], *_decided(results[1:], found, chosen.higher)],
         curve=curve,
         disagreements=_disagreements(items, examples),
-        notes=notes,
+        item_metric=next((one.name for row in items.values() for one in row.values()), ""),
+        notes=_notes(results, found, chosen, over_items, any(items.values())),
     )
+
+
+def _notes(
+    rows: Sequence[RowResult], differences: Sequence[Difference | None], metric: Metric, over_items: bool, checked: bool
+) -> list[str]:
+    """What a reader of the table must know."""
+    singles = [one for one in differences if one is not None and one.n == 1]
+    names = {name for row in rows for name in row.changes}
+    notes = []
+    if singles and over_items:
+        notes.append(OVER_ITEMS if any(one.over == "items" for one in singles) else NO_ITEMS)
+    if not checked and any(name.startswith("data.") and not name.startswith("data.train") for name in names):
+        notes.append("this task saves no predictions: check that the settings of [data] name the same test set")
+    if metric.key in PER_TOKEN and any(name.startswith("text.") or name in VOCABULARY for name in names):
+        notes.append(f"the tokenizers differ, so {metric.name} per token cannot be compared; use bits per byte")
+    return notes
 
 
 def _choose(runs: Sequence[FinishedRun], test: str | None, metric: str | None) -> tuple[str, Metric]:
@@ -119,20 +133,12 @@ def _is_number(value: Any) -> bool:
 
 
 def changed(base: Row, row: Row) -> dict[str, Any]:
-    """The settings of a row that differ from those of the base: {"model.heads": 1}; the seed is none."""
+    """The settings of a row that differ from those of the base, without the seed: {"model.heads": 1}."""
     if not base or not row:
         return {}
-    before, after = (flat(next(iter(one.values())).recipe) for one in (base, row))
-    names = (name for name in {**before, **after} if name != "train.seed")
+    before, after = (next(iter(one.values())).settings for one in (base, row))
+    names = (name for name in {**before, **after} if name != SEED)
     return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
-
-
-def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one: {"model": {"heads": 1}} becomes {"model.heads": 1}."""
-    settings: dict[str, Any] = {}
-    for name, value in tables.items():
-        settings |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return settings
 
 
 def _result(name: str, row: Row, test: str, metric: Metric, curve: str) -> RowResult:

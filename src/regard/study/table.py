@@ -55,4 +55,5 @@ class StudyTable:
     rows: Sequence[RowResult]  # the base first
     curve: str = "valid_loss"  # the metric of the curves
     disagreements: Sequence[Disagreement] = ()
+    item_metric: str = ""  # of the scores of disagreements, between 0 and 100: chrF, % correct
     notes: Sequence[str] = ()
