@@ -29,6 +29,7 @@ GROUPS = {
         "evaluate": "compute the metrics of a trained model on its test sets",
         "runs": "list runs: steps, losses, metrics",
         "ablate": "what each part is worth: a recipe and changes to it, over several seeds",
+        "compare": "is the difference between finished runs larger than chance?",
     },
     "predict": {
         "translate": "translate text with an encoder-decoder model",
@@ -66,7 +67,7 @@ COMMANDS.update(
     for name, summary in commands.items()
 )
 # commands that import PyTorch before anything else
-HEAVY = COMMANDS.keys() - {"runs", "data", "tokenize", "tokenizer", "cost", "serve", "completion"}
+HEAVY = COMMANDS.keys() - {"runs", "compare", "data", "tokenize", "tokenizer", "cost", "serve", "completion"}
 
 HELP = """Transformers from the formula up: build, train, inspect and deploy them.
 

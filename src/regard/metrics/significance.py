@@ -5,15 +5,18 @@ seeds, each pair trained with the same seed, that is with the same order of the 
 same, the same initial weights; what is common to a pair cancels in its difference d_i = row_i - base_i:
 
     t-interval     mean(d) ± t(1 - α/2, n - 1) · sd(d) / √n                       Student 1908
-    sign-flip p    the share of the 2ⁿ ways to flip the signs of d whose |mean| is at least as large; it assumes only
-                   that without an effect d and -d are equally likely                            Fisher 1935
-    bootstrap      seeds and test items are both drawn with replacement; the 2.5 % and 97.5 % points of the difference.
-                   It also contains the chance in which sentences the test set has             Efron 1979; Koehn 2004
+    sign-flip p    fraction of the 2ⁿ ways to flip the signs of d whose |mean| is at least as large; it assumes only
+                   that without an effect d and -d are equally probable                        Fisher 1935
+    bootstrap      seeds and test items are sampled with replacement; the 2.5 % and 97.5 % quantiles of the difference.
+                   It contains the randomness of the choice of test items too                  Efron 1979; Koehn 2004
+
+With one run each, only the test items are random: the same bootstrap, and approximate randomisation (`randomize`).
 
 With n seeds the smallest two-sided sign-flip p is 2 / 2ⁿ: 0.25 for three, 0.031 for six. Of many rows some differ by
 chance, so the p-values of a table are corrected by Holm's method (1979), which keeps the probability of any false
 claim in the table below α. A row is called better or worse if the p-value of its t-test, corrected, is below α;
-otherwise the difference is not decided, which is not the same as "no difference".
+otherwise the difference is not decided, which is not the same as "no difference". Where all differences are equal, as
+of a metric with few possible values, there is no spread to compute t from, and the sign-flip p takes its place.
 """
 
 from __future__ import annotations
@@ -69,8 +72,8 @@ def paired(base: Sequence[float], row: Sequence[float], alpha: float = ALPHA) ->
         return Difference(mean, n)
     sd = float(np.std(differences, ddof=1))
     p_sign = sign_flip(differences)
-    if sd <= 1e-12 * max(1.0, abs(mean)):  # no spread: every pair is the same
-        return Difference(mean, n, 0.0, mean, mean, float(abs(mean) <= 1e-12), p_sign)
+    if sd <= 1e-12 * max(1.0, abs(mean)):  # no spread, so no t
+        return Difference(mean, n, 0.0, p=p_sign, p_sign=p_sign)
     stats = _stats()
     half = float(stats.t.ppf(1 - alpha / 2, n - 1)) * sd / math.sqrt(n)
     p = float(2 * stats.t.sf(abs(mean) / (sd / math.sqrt(n)), n - 1))
@@ -112,9 +115,12 @@ def seeds_needed(difference: Difference, rows: int, alpha: float = ALPHA) -> int
     """
     if difference.sd is None or difference.mean == 0:
         return None
-    n = np.arange(2, MOST_SEEDS + 1)
-    half = _stats().t.ppf(1 - alpha / max(1, rows) / 2, n - 1) * difference.sd / np.sqrt(n)  # it falls with n
-    enough = n[half <= abs(difference.mean)]
+    n, level = np.arange(2, MOST_SEEDS + 1), alpha / max(1, rows)
+    if difference.sd > 0:
+        half = _stats().t.ppf(1 - level / 2, n - 1) * difference.sd / np.sqrt(n)  # it falls with n
+        enough = n[half < abs(difference.mean)]
+    else:
+        enough = n[0.5 ** (n - 1) < level]  # sign flips
     return int(enough[0]) if len(enough) else None
 
 
@@ -126,15 +132,15 @@ def resample(
     base, row [seeds, items, k]: what `metric` is computed from, summed over items; metric [..., k] -> [...]. Seeds and
     items are sampled with replacement, the same for both; with one seed it is the paired bootstrap of sacrebleu.
     """
-    draw_items, draw_seeds = np.random.default_rng(seed), np.random.default_rng((seed, 1))
+    item_generator, seed_generator = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     seeds, items, k = base.shape
     table = np.stack([base, row]).transpose(2, 0, 1, 3).reshape(items, -1)  # [items, 2 · seeds · k]
     differences = []
     for size in _chunks(resamples, items):
-        drawn = draw_items.integers(items, size=(size, items)) + items * np.arange(size)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=size * items).reshape(size, items)
+        sampled = item_generator.integers(items, size=(size, items)) + items * np.arange(size)[:, None]
+        counts = np.bincount(sampled.ravel(), minlength=size * items).reshape(size, items)
         scores = metric((counts.astype(float) @ table).reshape(size, 2, seeds, k))  # [size, 2, seeds]
-        chosen = draw_seeds.integers(seeds, size=(size, seeds))
+        chosen = seed_generator.integers(seeds, size=(size, seeds))
         differences.append(np.take_along_axis(scores[:, 1] - scores[:, 0], chosen, axis=1).mean(axis=1))
     return np.concatenate(differences)
 
@@ -150,7 +156,8 @@ def bootstrap(
 def randomize(base: Array, row: Array, metric: Callable[[Array], Array], trials: int = TRIALS, seed: int = 0) -> float:
     """The two-sided p-value of approximate randomisation: base and row [items, k] exchange their outputs at random.
 
-    The share of `trials` in which the difference is at least as large as it is (Noreen 1989; Riezler and Maxwell 2005).
+    The fraction of `trials` whose difference is at least as large as the true one (Noreen 1989; Riezler and Maxwell
+    2005).
     """
     generator, change = np.random.default_rng(seed), row - base
     first, last = base.sum(axis=0), row.sum(axis=0)

@@ -32,7 +32,7 @@ from regard.files import make_folder
 from regard.models.config import ModelConfig
 from regard.models.recipe import override
 from regard.settings import read_toml, to_dict, write_toml
-from regard.study.rows import flat
+from regard.study.finished import flat
 from regard.tasks.registry import task_of
 from regard.training.task import Task
 

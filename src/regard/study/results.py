@@ -13,7 +13,8 @@ from statistics import fmean
 from regard.files import make_folder, write_atomically
 from regard.study.claim import owner_of
 from regard.study.definition import Planned, Study
-from regard.study.rows import compare_rows, flat
+from regard.study.finished import flat
+from regard.study.rows import compare_rows
 from regard.study.table import StudyTable
 
 
