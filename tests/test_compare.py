@@ -11,6 +11,8 @@ import pytest
 
 from finished_runs import classifier_run, corrupted, sentences, translation_run, write_run
 from regard.cli import main
+from regard.cost.total import cost
+from regard.data.columns import Column, Writer
 from regard.errors import UserError
 from regard.metrics.significance import holm, paired
 from regard.study.finished import FinishedRun, choose_test
@@ -255,10 +257,12 @@ def test_failed_and_pending_runs_stay_in_the_table(runs, tmp_path):
 def test_sizes_and_curves_come_from_the_folder(runs, tmp_path):
     run = FinishedRun(translation_run(tmp_path / "run", REFERENCES[:3], REFERENCES[:3]))
     assert run.curve("valid_loss") == [(10, 0.3), (20, 0.15)] and run.flops is None
-    (run.folder / "data" / "train").mkdir(parents=True)
-    (run.folder / "data" / "train" / "index.json").write_text(json.dumps({"rows": 10, "tokens": [80, 160]}))
-    from regard.cost.total import cost
-
+    columns = {name: Column("<u2", None) for name in ("source", "target")}
+    writer = Writer(run.folder / "data" / "train", columns, "fingerprint")
+    for _ in range(10):
+        writer.append(source=[[1] * 8], target=[[1] * 16])
+    writer.finish()
+    writer.close()
     one = cost(run.config, seq=8, target_seq=16)
     assert run.flops == pytest.approx(one.train * 256 / 16 * 20)  # rows of 16 tokens in a batch of 256, 20 steps
     assert run.parameters == sum(one.parameters.values())
