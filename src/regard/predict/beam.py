@@ -46,6 +46,7 @@ GROUPS = 96  # of columns, for each number that is sought, see `largest`
 INFINITY = float("inf")
 
 Watch = Callable[[Tensor, Tensor, Tensor], None]
+Finished = Callable[[int, list[Hypothesis]], None]
 
 
 @torch.inference_mode()
@@ -59,11 +60,13 @@ def beam(
     watch: Watch | None = None,
     constraints: Constraints | None = None,
     interrupt: Callable[[], None] = lambda: None,
+    finished: Finished = lambda row, hypotheses: None,
 ) -> list[list[Hypothesis]]:
     """The `config.n_best` best hypotheses of each row of `source`, best first; none where no output is possible.
 
     `watch` is called at every step with the best extensions: total, token and the row it extends, [n, 2 · beam] each;
-    `interrupt` before every step, and ends the search by raising an error.
+    `interrupt` before every step, and ends the search by raising an error; `finished` with a row and its hypotheses
+    when its search ends, which may be long before that of the others.
     """
     limits = config.limits(source, is_real)
     if not limits:
@@ -97,6 +100,7 @@ def beam(
         if len(closed) and live.LEAVES * len(closed) >= len(sentences):
             for index, hypotheses in zip(sentences[closed].tolist(), live.results(closed), strict=True):
                 results[index] = hypotheses
+                finished(index, hypotheses)
             kept = (~live.closed).nonzero()[:, 0]
             if not len(kept):
                 return results

@@ -26,7 +26,7 @@ from torch import Tensor
 from regard.errors import MissingExtra, UserError
 from regard.models.recipe import RECIPE
 from regard.models.transformer import Model
-from regard.predict.beam import beam
+from regard.predict.beam import Finished, beam
 from regard.predict.config import SearchConfig, read_config, recipe_config
 from regard.predict.constraints import Constraints
 from regard.predict.ensemble import Ensemble, difference
@@ -245,6 +245,7 @@ class SearchPredictor(Predictor[Input, Output]):
         super().__init__(bundle)
         self.source, self.target = bundle.source, bundle.target  # tokenizers
         self.interrupt: Callable[[], None] = lambda: None  # called before every step; it may raise an error
+        self.finished: Finished = lambda row, hypotheses: None  # called when the search for an input ends
         self.config = config or recipe_config(bundle.recipe, bundle.where, **self.DEFAULTS)
         self.models = [bundle.model, *(other.model for other in bundle.others)]
         self.engine: Any = Ensemble(self.models) if bundle.others else bundle.model
@@ -267,4 +268,5 @@ class SearchPredictor(Predictor[Input, Output]):
         if config.sample:
             lines = [first + row for row in rows]
             return sample(*arguments, lines=lines, constraints=own, interrupt=self.interrupt)
-        return beam(*arguments, constraints=own, interrupt=self.interrupt)
+        found = lambda at, hypotheses: self.finished(rows[at], hypotheses)  # noqa: E731
+        return beam(*arguments, constraints=own, interrupt=self.interrupt, finished=found)

@@ -6,7 +6,7 @@ line. How they are found (greedy, beam, sampling) is a `SearchConfig`, by defaul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -86,9 +86,8 @@ class Translator(SearchPredictor[str, TextPrediction]):
             for rows, results in self._search(ids, group, batch, part, first, own):
                 texts = iter(self.target.decode_batch(one.tokens for some in results for one in some))
                 for row, some in zip(rows, results, strict=True):
-                    scored = tuple(ScoredText(next(texts), one.score, one.log_probability) for one in some)
-                    if scored:
-                        predictions[row] = TextPrediction(scored)
+                    if some:
+                        predictions[row] = prediction(some, texts)
                         continue
                     limit = config.limit(len(ids[row]))
                     reason = f"no output of up to {limit} tokens satisfies its constraints; relax them, or allow more"
@@ -145,6 +144,10 @@ class Translator(SearchPredictor[str, TextPrediction]):
         for width, group in groups.items():
             wider = config if width <= config.beam else replace(config, beam=width)
             yield wider, rules if width else None, group
+
+    def decode(self, hypotheses: Sequence[Hypothesis]) -> TextPrediction:
+        """The output of one input, from what its search has found."""
+        return prediction(hypotheses, self.target.decode_batch(one.tokens for one in hypotheses))
 
     def translate(self, lines: Sequence[str], **options: Any) -> list[str]:
         """One translation for each line."""
@@ -225,3 +228,9 @@ class Translator(SearchPredictor[str, TextPrediction]):
             todo.reverse()  # the longest first, so that all cores end together
             results = side_by_side(work, todo)
         yield from zip((rows for rows, _, _ in todo), results, strict=True)
+
+
+def prediction(hypotheses: Sequence[Hypothesis], texts: Iterable[str]) -> TextPrediction:
+    """The hypotheses of one input with their texts, which may be followed by those of others."""
+    scored = (ScoredText(text, one.score, one.log_probability) for one, text in zip(hypotheses, texts, strict=False))
+    return TextPrediction(tuple(scored))

@@ -24,6 +24,7 @@ from regard.predict.ctranslate2 import CTranslate2Generator
 from regard.predict.embedder import Embedder
 from regard.predict.generator import Generator, Token
 from regard.predict.onnx import Exported, ExportedDecoder
+from regard.predict.translator import Translator
 from regard.serve.work import Batcher, Generations, Observe, Prompt, Streams, Worker
 from regard.tasks.registry import load
 
@@ -78,6 +79,9 @@ class Served:
             batcher = Batcher(name, self._predict, tokens=limits.tokens, most=limits.rows, observe=observe, **sizes)
             if isinstance(self.predictor, SearchPredictor):
                 self.predictor.interrupt = batcher.interrupt
+            if isinstance(self.predictor, Translator):
+                decode, deliver = self.predictor.decode, batcher.deliver
+                self.predictor.finished = lambda row, found: deliver(row, decode(found)) if found else None
             self.worker = batcher
 
     def _predict(self, items: Sequence[Any], method: str = "predict", **options: Any) -> Sequence[Any]:
@@ -116,6 +120,9 @@ class Served:
             config = self.bundle.config
             return (config.image_size // config.patch_size) ** 2
         return len(item)
+
+    def count_all(self, items: Sequence[Any]) -> list[int]:
+        return [self.count_tokens(item) for item in items]
 
     def warm_up(self) -> None:
         """A first prediction, of a text if the model reads text."""

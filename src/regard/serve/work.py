@@ -164,7 +164,8 @@ class Batcher(Worker):
                 if expected > 1:
                     self.changed.wait_for(lambda: len(self.waiting) >= expected or self.closing, patience)
                 batch, rest, longest = list[Job](), deque[Job](), 0
-                present = len(self.waiting) + sum(map(len, self.batches.values()))
+                running = (job for batch in self.batches.values() for job in batch if not job.future.done())
+                present = len(self.waiting) + sum(1 for _ in running)
                 most = min(self.most, -(-present // len(self.threads)))
                 while self.waiting:
                     job = self.waiting.popleft()
@@ -183,22 +184,30 @@ class Batcher(Worker):
     def interrupt(self) -> None:
         """Called by a search before every step: raises `Cancelled` if nobody waits for any output of the batch."""
         batch = self.batches.get(threading.get_ident())
-        if batch and all(job.cancelled for job in batch):
+        if batch and all(job.cancelled for job in batch if not job.future.done()):
             raise Cancelled
+
+    def deliver(self, row: int, output: Any) -> None:
+        """Called by a search when one input of the batch has its output, perhaps long before the others."""
+        if batch := self.batches.get(threading.get_ident()):
+            batch[row].future.set_result(output)
 
     def _compute(self, batch: Sequence[Job]) -> None:
         try:
             outputs = self.predict([job.item for job in batch], **dict(batch[0].options))
         except Exception as error:
+            left = [job for job in batch if not job.future.done()]
             if len(batch) == 1 or isinstance(error, Cancelled):
-                for job in batch:
+                for job in left:
                     job.future.set_exception(error)
                 return
-            for job in batch:
+            for job in left:
+                self.batches[threading.get_ident()] = [job]
                 self._compute([job])
             return
         for job, output in zip(batch, outputs, strict=True):
-            job.future.set_result(output)
+            if not job.future.done():
+                job.future.set_result(output)
 
 
 @dataclass(eq=False)
