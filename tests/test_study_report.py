@@ -14,7 +14,8 @@ import pytest
 
 from regard.explore.html import text_width
 from regard.metrics.significance import Difference
-from regard.study.figures import _labels, _spread, against, averaged, curves, differences, figures, reach
+from regard.study.figures import NARROW, WIDE, against, averaged, curves, differences, figures, reach
+from regard.study.labels import label_boxes, spread
 from regard.study.report import page, write_all
 from regard.study.table import Disagreement, RowResult, StudyTable
 
@@ -81,29 +82,32 @@ def parse(markup: str) -> ET.Element:
     return root
 
 
+@pytest.mark.parametrize("width", [WIDE, NARROW])
 @pytest.mark.parametrize("name", list(CASES))
-def test_every_figure_is_well_formed_and_inside_its_frame(name: str) -> None:
-    for figure in figures(CASES[name]).values():
+def test_every_figure_is_well_formed_and_inside_its_frame(name: str, width: int) -> None:
+    for figure in figures(CASES[name], width).values():
         root = parse(figure)
-        width, height = float(root.get("width", 0)), float(root.get("height", 0))
+        wide, height = float(root.get("width", 0)), float(root.get("height", 0))
         coordinates = " ".join(
             value for one in root.iter() for key, value in one.attrib.items() if key in ("d", "points")
         )
         assert not re.search(r"nan|inf", coordinates)
         for text in root.iter(f"{NS}text"):
-            assert 0 <= float(text.get("x", -1)) <= width and 0 <= float(text.get("y", -1)) <= height
+            assert 0 <= float(text.get("x", -1)) <= wide and 0 <= float(text.get("y", -1)) <= height
         for one in root.iter(f"{NS}circle"):
-            assert 0 <= float(one.get("cx", -1)) <= width and 0 <= float(one.get("cy", -1)) <= height
+            assert 0 <= float(one.get("cx", -1)) <= wide and 0 <= float(one.get("cy", -1)) <= height
 
 
+@pytest.mark.parametrize("width", [WIDE, NARROW])
 @pytest.mark.parametrize("name", list(CASES))
-def test_texts_do_not_overlap(name: str) -> None:
+def test_texts_do_not_overlap(name: str, width: int) -> None:
     """By the estimated widths, which are those that the figures were laid out with."""
-    for figure in figures(CASES[name]).values():
+    for figure in figures(CASES[name], width).values():
         boxes = []
         for text in parse(figure).iter(f"{NS}text"):
             x, y, wide = float(text.get("x", 0)), float(text.get("y", 0)), 0.9 * text_width(text.text or "")
             left = x - wide * {"": 0.0, "start": 0.0, "middle": 0.5, "end": 1.0}[text.get("text-anchor", "")]
+            assert left + wide <= float(figure.split(' width="')[1].split('"')[0]), text.text
             boxes.append((left, y - 11, left + wide, y + 2, text.text))
         for a, b in itertools.combinations(boxes, 2):
             apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
@@ -185,20 +189,20 @@ def test_labels_are_near_their_points_and_apart() -> None:
     generator = np.random.default_rng(0)
     points = [(float(x), float(y)) for x, y in generator.uniform((150, 120), (450, 380), (30, 2))]
     points = [(300.0, y) if at % 2 else (x, y) for at, (x, y) in enumerate(points)]
-    boxes = _labels(
+    boxes = label_boxes(
         points, [(y - 4, y + 4) for _, y in points], [f"label-{at}" for at in range(30)], (40, 80, 840, 600)
     )
     for a, b in itertools.combinations(boxes, 2):
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-    heights = _spread([1.0, 2.0, 3.0, 50.0], 10.0, 0.0, 100.0)
-    assert min(np.diff(heights)) >= 10 - 1e-9 and heights[3] == 50.0 and _spread([5.0], 10.0, 0.0, 9.0) == [5.0]
+    heights = spread([1.0, 2.0, 3.0, 50.0], 10.0, 0.0, 100.0)
+    assert min(np.diff(heights)) >= 10 - 1e-9 and heights[3] == 50.0 and spread([5.0], 10.0, 0.0, 9.0) == [5.0]
 
 
 def test_a_curve_is_the_mean_over_seeds_with_its_range() -> None:
     seeds = {1: [(10, 3.0), (20, 2.0), (30, 1.0)], 2: [(10, 5.0), (20, math.nan)], 3: [(10, 4.0), (20, 4.0)]}
     line = averaged(row("a", 1.0, curves=seeds))
     assert line.tolist() == [[10, 4.0, 3.0, 5.0], [20, 3.0, 2.0, 4.0]]  # step 30 has one seed of three
-    assert "no run has logged this metric" in curves(CASES["all failed"])
+    assert "No run has logged this metric" in curves(CASES["all failed"])
     panels = [text.text for text in parse(curves(CASES["usual"])).iter(f"{NS}text")]
     assert {"base", "worse", "up", "Validation loss by row"} <= set(panels)
 

@@ -210,9 +210,10 @@ def outputs_table(input: str, reference: str, outputs: Sequence[tuple[str, str, 
     rows = [("Input", escape(input), ""), ("Reference", escape(reference), "")]
     rows += [(who, _differences(reference, output)[1], escape(score)) for who, output, score in outputs]
     body = "".join(
-        f'<tr><td>{escape(who)}</td><td data-name="Output" dir="auto">{text or "<em>(empty)</em>"}</td>'
-        + (f'<td class="number" data-name="Score">{score}</td></tr>' if score else '<td class="none"></td></tr>')
-        for who, text, score in rows
+        f'<tr><td class="{"who" if at > 1 else "who muted"}">{escape(who)}</td>'
+        f'<td dir="auto">{text or "<em>(empty)</em>"}</td>'
+        f'<td class="{"number" if score else "none"}" data-name="Score">{score}</td></tr>'
+        for at, (who, text, score) in enumerate(rows)
     )
     heads = '<th scope="col">Rows</th><th scope="col">Output</th><th scope="col" class="number">Score</th>'
     return scrolling(f'<table class="examples outputs"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>')

@@ -12,7 +12,6 @@ edge as an arrow, with its number as text (`reach`).
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -22,27 +21,23 @@ from regard.explore import svg
 from regard.explore.chart import make_axis
 from regard.explore.html import escape, text_width, token_label
 from regard.study import formats
+from regard.study.labels import LABEL, label_boxes
 from regard.study.table import RowResult, StudyTable
 from regard.terminal import count
 
-WIDTH = 864  # of every figure
-FAR = 3.0  # a row more than this many times farther away than most is drawn as an arrow
-LINE = 26  # height of a row of the forest plot
-ACROSS = 4  # panels side by side, of more than six
-LABEL = 16.0  # height of a label beside a point
-CLUSTER = 14.0  # points that are nearer than this share a column of labels
+WIDE, NARROW = 864, 440  # the width of a figure on a page, and on a phone
+FAR = 4.0  # a row more than this many times farther away than most is drawn as an arrow
+LINE = 26  # height of a row of the forest plot; on a phone the name has a line of its own
 KINDS = {"better": "better", "worse": "worse", "not decided": "undecided"}
-Point = tuple[float, float]
-Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
-def figures(table: StudyTable) -> dict[str, str]:
-    """All figures of a study by the name of their file."""
+def figures(table: StudyTable, width: int = WIDE) -> dict[str, str]:
+    """All figures of a study by the name of their file; WIDE or NARROW."""
     return {
-        "differences": differences(table),
-        "curves": curves(table),
-        "parameters": against(table, "parameters"),
-        "flops": against(table, "flops"),
+        "differences": differences(table, width),
+        "curves": curves(table, width),
+        "parameters": against(table, "parameters", width),
+        "flops": against(table, "flops", width),
     }
 
 
@@ -77,17 +72,16 @@ def arrow(x: float, y: float, dx: float, dy: float = 0.0) -> str:
     return f'<path class="bar" d="M{a[0]:.1f} {a[1]:.1f}L{x:.1f} {y:.1f}L{b[0]:.1f} {b[1]:.1f}"/>'
 
 
-def differences(table: StudyTable) -> str:
+def differences(table: StudyTable, width: int = WIDE) -> str:
     """The forest plot."""
-    factor, side = formats.scale(table), 1 if table.higher else -1
+    factor, side, narrow = formats.scale(table), 1 if table.higher else -1, width < WIDE
     title = f"Difference to {formats.one_line(table.rows[0].name)}, {formats.metric_name(table)}"
+    title = token_label(title, 0.8 * width)
     known = [row for row in table.rows[1:] if row.difference is not None and math.isfinite(row.difference.mean)]
     known.sort(key=lambda row: -side * row.difference.mean)  # type: ignore[union-attr]
-    unknown = [row for row in table.rows[1:] if row not in known]
+    rows = [*known, *(row for row in table.rows[1:] if row not in known)]
     if not known:
-        return svg.empty_figure(
-            token_label(title, 600), "There is no difference to draw: no row has a score beside the base."
-        )
+        return svg.empty_figure(title, "There is no difference to draw.")
     ends = {}
     for row in known:
         found = row.difference
@@ -98,53 +92,71 @@ def differences(table: StudyTable) -> str:
     inside = [max(-limit, min(limit, end)) for one in ends.values() for end in one]
     first, last, ticks = make_axis(np.array([0.0, *inside]), snap=True)
 
-    names = [token_label(formats.one_line(row.name), 220) for row in (*known, *unknown)]
     numbers = [formats.minus(formats.difference(table, row)) for row in known]
-    left = 32 + max(map(text_width, (*names, "row")))
-    words = WIDTH - 16 - text_width("not decided") - 20  # the verdict
-    right = words - 44 - max(text_width(text, 14) for text in (*numbers, "difference [95 %]"))
-    top, bottom = 80, 80 + LINE * len(names)
-    unit = (right - left) / (last - first)
+    words = width - 16 - text_width("not decided") - 20  # where the verdict begins
+    said = [formats.verdict(table, row) if row in known else formats.missing(row) or formats.NO_SCORE for row in rows]
+    room = width - 48 - max(map(text_width, said)) if narrow else 220
+    names = [token_label(formats.one_line(row.name), room) for row in rows]
+    if narrow:
+        left, right, step, below = 28.0, width - 28.0, 2 * LINE - 6, 0.72
+    else:
+        left = 32 + max(map(text_width, (*names, "row")))
+        right = words - 44 - max(text_width(text, 14) for text in (*numbers, "difference [95 %]"))
+        step, below = LINE, 0.5  # a row's height, and where in it the interval is drawn
+    top, bottom = 80, 80 + step * len(names)
+    unit, slack = (right - left) / (last - first), 1e-9 * (last - first)
 
     def place(value: float) -> float:
         return left + (min(max(value, first), last) - first) * unit
 
-    parts = [svg.label(16, 62, "row", "mute"), svg.label(right + 24, 62, "difference [95 %]", "mute")]
-    parts.append(svg.label(words, 62, "verdict", "mute"))
+    worse, better = ("← worse", "better →") if table.higher else ("← better", "worse →")
+    parts = [svg.label(left, 62, worse, "mute"), svg.label(right, 62, better, "mute", "end")]
+    if not narrow:
+        parts += [svg.label(16, 62, "row", "mute"), svg.label(right + 24, 62, "difference [95 %]", "mute")]
+        parts.append(svg.label(words, 62, "verdict", "mute"))
     for tick in ticks:
-        kind = "zero" if abs(tick) < 1e-9 * (last - first) else "rule"
-        parts.append(f'<path class="{kind}" d="M{place(tick):.1f} {top - 6}V{bottom + 4}"/>')
+        kind = "zero" if abs(tick) <= slack else "rule"
+        bands = (
+            [(top + step * (at + below) - 9, 18) for at in range(len(known))]
+            if narrow
+            else [(top - 6, bottom - top + 10)]
+        )
+        line = "".join(f"M{place(tick):.1f} {start:.1f}v{tall:.1f}" for start, tall in bands)
+        parts.append(f'<path class="{kind}" d="{line}"/>')
         text = formats.minus(svg.short_number(round(tick, 10)))
         parts.append(svg.label(place(tick), bottom + 22, text, "mute", "middle"))
-    worse, better = ("← worse", "better →") if table.higher else ("← better", "worse →")
-    parts += [svg.label(left, 62, worse, "mute"), svg.label(right, 62, better, "mute", "end")]
     outside = False
-    for at, (row, name) in enumerate(zip((*known, *unknown), names, strict=True)):
-        y = top + LINE * (at + 0.5)
-        parts.append(svg.label(16, y + 4.5, name))
-        if row not in known:
-            parts.append(svg.label(right + 24, y + 4.5, formats.missing(row) or formats.NO_SCORE, "mute"))
+    for at, (row, name) in enumerate(zip(rows, names, strict=True)):
+        y, text_y = top + step * (at + below), top + LINE * 0.5 + 4.5 + step * at
+        parts.append(svg.label(16, text_y, name))
+        if at >= len(known):
+            x, anchor = (width - 16.0, "end") if narrow else (right + 24, "")
+            parts.append(svg.label(x, text_y, said[at], "mute", anchor))
             continue
         low, mean, high = ends[row.name]
-        kind, said = kind_of(row, table), formats.verdict(table, row)
-        tip = f"{row.name}: {formats.difference(table, row)}, {said}"
-        drawn = f'<path class="bar" d="M{place(low):.1f} {y}H{place(high):.1f}"/>' if high > low else ""
-        slack = 1e-9 * (last - first)
+        kind, tip = kind_of(row, table), f"{row.name}: {formats.difference(table, row)}, {said[at]}"
+        drawn = f'<path class="bar" d="M{place(low):.1f} {y:.1f}H{place(high):.1f}"/>' if high > low else ""
         drawn += arrow(left, y, -1) if low < first - slack else ""
         drawn += arrow(right, y, 1) if high > last + slack else ""
         if first - slack <= mean <= last + slack:
             drawn += marker(place(mean), y, kind)
         else:
             outside = True
-        drawn += marker(words + 6, y, kind) + svg.label(words + 20, y + 4.5, said)
-        drawn += svg.label(right + 24, y + 4.5, numbers[at])
+            if narrow:
+                x, anchor = (left + 12, "start") if mean < first else (right - 12, "end")
+                drawn += svg.label(x, y + 4.5, numbers[at].partition(" ")[0], "mute", anchor)
+        if narrow:
+            drawn += svg.label(width - 16, text_y, said[at], "", "end")
+        else:
+            drawn += marker(words + 6, y, kind) + svg.label(words + 20, text_y, said[at])
+            drawn += svg.label(right + 24, text_y, numbers[at])
         parts.append(f'<g class="row {kind}"><title>{escape(tip)}</title>{drawn}</g>')
     height = bottom + 40
     if outside:
         height += 24
         parts.append(svg.label(16, height - 14, "A row outside the axis is drawn as an arrow alone.", "mute"))
     about = " ".join(f"{row.name}: {formats.difference(table, row)}, {row.verdict}." for row in known)
-    return svg.frame(WIDTH, height, token_label(title, 700), about, "".join(parts), name="Differences")
+    return svg.frame(width, height, title, about, "".join(parts), name="Differences")
 
 
 def averaged(row: RowResult) -> np.ndarray:
@@ -159,13 +171,13 @@ def averaged(row: RowResult) -> np.ndarray:
     return np.array(rows[:: max(1, len(rows) // 200)], dtype=np.float64).reshape(-1, 4)
 
 
-def curves(table: StudyTable) -> str:
+def curves(table: StudyTable, width: int = WIDE) -> str:
     """A panel per row, all with the same axes."""
     metric = formats.one_line(table.curve.replace("valid_", "validation ").replace("_", " "))
     title = f"{_capital(metric)} by row"
     means = {at: line for at, row in enumerate(table.rows) if len(line := averaged(row))}
     if not means:
-        return svg.empty_figure(title, "There are no curves to draw: no run has logged this metric.")
+        return svg.empty_figure(title, "No run has logged this metric.")
     every = np.concatenate([*means.values()])
     log = ("loss" in table.curve or "perplexity" in table.curve) and bool(every[:, 1:].min() > 0)
     if log:
@@ -176,18 +188,19 @@ def curves(table: StudyTable) -> str:
     limit = reach(extents.values())
     near = np.concatenate([line for at, line in means.items() if extents[at] <= limit])
     (x0, x1, across), (y0, y1, up) = make_axis(every[:, 0]), make_axis(near[:, 1:], log, snap=not log)
-    if len(up) < 2:  # less than a decade's step
-        y0, y1, up = make_axis(near[:, 1:], log, snap=True)
+    if log and len(up) < 3:  # not enough of 1, 2, 5, 10
+        ticks = make_axis(10 ** near[:, 1:])[2]
+        up = [math.log10(tick) for tick in ticks if tick > 0 and y0 <= math.log10(tick) <= y1]
     means = {at: line.clip([-np.inf, y0, y0, y0], [np.inf, y1, y1, y1]) for at, line in means.items()}
     marks = [svg.short_number(10**tick if log else round(tick, 10)) for tick in up]
     first = 28 + max(map(text_width, marks))
     gap, tall, top = 22, 132, 96
-    across_panels = ACROSS if len(means) > 6 else 3
-    columns = min(across_panels, len(means))
-    wide = (WIDTH - 16 - first - gap * (across_panels - 1)) / across_panels
+    most = 2 if width < WIDE else 4 if len(means) > 6 else 3
+    columns = min(most, len(means))
+    wide = (width - 16 - first - gap * (most - 1)) / most
     unit = np.array([wide / (x1 - x0), -tall / (y1 - y0)])
     has_base = 0 in means
-    parts = [_legend(has_base and len(means) > 1)]
+    parts = [_legend(has_base and len(means) > 1, width)]
     for slot, (at, line) in enumerate(means.items()):
         down, right = divmod(slot, columns)
         x, y = first + right * (wide + gap), top + down * (tall + 62)
@@ -213,36 +226,35 @@ def curves(table: StudyTable) -> str:
         parts.append(f"<g><title>{escape(words)}</title>{drawn}</g>")
     height = top + math.ceil(len(means) / columns) * (tall + 62) - 30.0
     lacking = [formats.one_line(row.name) for at, row in enumerate(table.rows) if at not in means]
-    notes = [
-        f"x: step; y: {metric}"
-        + ", logarithmic" * log
-        + "; far values are cut off at the edge" * (len(near) < len(every))
-    ]
+    notes = [f"x: step; y: {metric}" + ", logarithmic" * log]
+    notes += ["Values far from those of other rows are cut off."] if len(near) < len(every) else []
     notes += [f"Without a curve: {', '.join(lacking)}."] if lacking else []
     for note in notes:
         height += 24
-        parts.append(svg.label(16, height - 6, token_label(note, WIDTH - 40), "mute"))
-    width = first + columns * (wide + gap) - gap + 16
-    return svg.frame(max(width, 480), height + 10, title, f"{len(means)} rows.", "".join(parts), name="Learning curves")
+        parts.append(svg.label(16, height - 6, token_label(note, width - 32), "mute"))
+    own = max(first + columns * (wide + gap) - gap + 16, min(width, 520))
+    return svg.frame(own, height + 10, title, f"{len(means)} rows.", "".join(parts), name="Learning curves")
 
 
 def _capital(text: str) -> str:
     return text[:1].upper() + formats.one_line(text[1:])
 
 
-def _legend(base: bool) -> str:
-    text = "mean over seeds; band: lowest to highest seed"
+def _legend(base: bool, width: int) -> str:
+    text = (
+        "mean over seeds; band: lowest to highest" if width < WIDE else "mean over seeds; band: lowest to highest seed"
+    )
     line = '<polyline class="curve s0" points="16,54 42,54"/>' + svg.label(50, 58, text, "mute")
-    x = 50 + text_width(text) + 20
-    dashed = f'<polyline class="curve s5" stroke-dasharray="4 3" points="{x:.0f},54 {x + 26:.0f},54"/>'
-    return line + (dashed + svg.label(x + 34, 58, "base", "mute") if base else "")
+    x = 50 + 0.92 * text_width(text) + 14
+    dashed = f'<polyline class="curve s5" stroke-dasharray="4 3" points="{x:.0f},54 {x + 20:.0f},54"/>'
+    return line + (dashed + svg.label(x + 26, 58, "base", "mute") if base else "")
 
 
 def _points(points: np.ndarray) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def against(table: StudyTable, cost: str) -> str:
+def against(table: StudyTable, cost: str, width: int = WIDE) -> str:
     """Quality against "parameters" or "flops"; the axis of the cost is logarithmic."""
     what = {"parameters": "parameters", "flops": "training FLOPs"}[cost]
     title = f"{_capital(table.metric)} against {what}"
@@ -251,7 +263,7 @@ def against(table: StudyTable, cost: str) -> str:
         row for row in table.rows if row.mean is not None and math.isfinite(row.mean) and (getattr(row, cost) or 0) > 0
     ]
     if not rows:
-        return svg.empty_figure(title, f"There is nothing to draw: no row has both a score and its {what}.")
+        return svg.empty_figure(title, f"No row has a score and its {what}.")
     means = [factor * float(row.mean or 0.0) for row in rows]
     spread = [factor * (row.sd or 0.0) for row in rows]
     centre = means[0] if rows[0] is table.rows[0] else float(np.median(means))
@@ -260,8 +272,8 @@ def against(table: StudyTable, cost: str) -> str:
     y0, y1, up = make_axis(np.array([max(centre - limit, min(centre + limit, end)) for end in ends]), snap=True)
     x0, x1, across = _log_axis([float(getattr(row, cost)) for row in rows])
     marks = [formats.minus(svg.short_number(round(tick, 10))) for tick in up]
-    left, right, top = 30 + max(map(text_width, marks)), WIDTH - 28.0, 84.0
-    bottom = top + min(620, max(300, 20 * len(rows)))
+    left, right, top = 30 + max(map(text_width, marks)), width - 28.0, 84.0
+    bottom = top + max(300, 20 * len(rows))
     across_unit, up_unit = (right - left) / (x1 - x0), (bottom - top) / (y1 - y0)
 
     def height(value: float) -> float:
@@ -274,6 +286,13 @@ def against(table: StudyTable, cost: str) -> str:
     for tick, mark in across:
         parts.append(svg.label(left + (tick - x0) * across_unit, bottom + 24, mark, "mute", "middle"))
     parts.append(svg.label(right, bottom + 46, f"{what}, logarithmic", "mute", "end"))
+    signs, x = "", 16.0
+    for kind, word in (("base", "base"), *((kind, word) for word, kind in KINDS.items())):
+        if any(kind_of(row, table) == kind for row in rows):
+            signs += f'<g class="{kind}">{marker(x + 6, bottom + 66, kind)}</g>'
+            signs += svg.label(x + 18, bottom + 70, word, "mute")
+            x += 40 + text_width(word)
+    parts.append(signs)
 
     slack = 1e-9 * (y1 - y0)
     places = [left + (math.log10(getattr(row, cost)) - x0) * across_unit for row in rows]
@@ -283,8 +302,8 @@ def against(table: StudyTable, cost: str) -> str:
     texts = []
     for row, out in zip(rows, far, strict=True):
         value = f" ({formats.minus(formats.number(table, row.mean))})" if out else ""
-        texts.append(token_label(formats.one_line(row.name), 190 - text_width(value)) + value)
-    boxes = _labels(points, bars, texts, (left, top, right, bottom))
+        texts.append(token_label(formats.one_line(row.name), max(90.0, 0.22 * width - text_width(value))) + value)
+    boxes = label_boxes(points, bars, texts, (left, top, right, bottom))
     for at, box in sorted(enumerate(boxes), key=lambda one: rows[one[0]] is table.rows[0]):  # the base on top
         row, (x, y), kind = rows[at], points[at], kind_of(rows[at], table)
         words = f"{row.name}: {formats.score(table, row)}, {getattr(row, cost):,.4g} {what}"
@@ -301,21 +320,13 @@ def against(table: StudyTable, cost: str) -> str:
             drawn = f'<path class="leader" d="M{start:.1f} {y:.1f}L{near:.1f} {middle:.1f}"/>' + drawn
         drawn += svg.label(near, middle + 4.5, texts[at], "", "start" if near > x else "end")
         parts.append(f'<g class="row {kind}"><title>{escape(words)}</title>{drawn}</g>')
-    tall = bottom + 60
-    signs, x = "", 16.0
-    for kind, word in (("base", "base"), *((kind, word) for word, kind in KINDS.items())):
-        if any(kind_of(row, table) == kind for row in rows):
-            signs += f'<g class="{kind}">{marker(x + 6, bottom + 42, kind)}</g>' + svg.label(
-                x + 18, bottom + 46, word, "mute"
-            )
-            x += 40 + text_width(word)
-    parts.append(signs)
+    tall = bottom + 84
     without = [formats.one_line(row.name) for row in table.rows if row not in rows]
     if without:
         tall += 24
-        parts.append(svg.label(16, tall - 12, token_label(f"Not drawn: {', '.join(without)}.", WIDTH - 40), "mute"))
+        parts.append(svg.label(16, tall - 12, token_label(f"Not drawn: {', '.join(without)}.", width - 32), "mute"))
     about = " ".join(f"{row.name}: {formats.score(table, row)}." for row in rows)
-    return svg.frame(WIDTH, tall, title, about, "".join(parts), name="Quality and cost")
+    return svg.frame(width, tall, title, about, "".join(parts), name="Quality and cost")
 
 
 def _log_axis(values: Sequence[float]) -> tuple[float, float, list[tuple[float, str]]]:
@@ -335,77 +346,3 @@ def _short(value: float) -> str:
     """12.00 M as 12 M"""
     text, _, unit = count(float(f"{value:.4g}")).partition(" ")
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}".rstrip()
-
-
-def _labels(points: Sequence[Point], bars: Sequence[Point], texts: Sequence[str], area: Box) -> list[Box]:
-    """A free box for the label of every point; points, bars and labels do not overlap.
-
-    Points one above the other, such as rows with as many parameters, get a column of labels in the same order, so that
-    the lines between them do not cross; many get one on both sides. Every other label is as near as there is room.
-    """
-    taken = [(x - 6, min(y, top) - 1, x + 6, max(y, low) + 1) for (x, y), (top, low) in zip(points, bars, strict=True)]
-    widths = [text_width(text) + 4 for text in texts]
-    boxes: dict[int, Box] = {}
-    clusters: list[list[int]] = []
-    for at in sorted(range(len(points)), key=lambda at: points[at][0]):
-        if clusters and points[at][0] - points[clusters[-1][-1]][0] < CLUSTER:
-            clusters[-1].append(at)
-        else:
-            clusters.append([at])
-    for cluster in sorted(clusters, key=len, reverse=True):
-        members = sorted(cluster, key=lambda at: points[at][1])
-        sides = [members] if len(members) <= 8 else [members[::2], members[1::2]]
-        for side in sides if len(members) > 1 else []:
-            if column := _column([points[at] for at in side], [widths[at] for at in side], taken, area):
-                boxes |= zip(side, column, strict=True)
-                taken += column
-        for at in members:
-            if at not in boxes:
-                boxes[at] = _beside(points[at], widths[at], taken, area)
-                taken.append(boxes[at])
-    return [boxes[at] for at in range(len(points))]
-
-
-def _column(points: Sequence[Point], widths: Sequence[float], taken: Sequence[Box], area: Box) -> list[Box] | None:
-    """Labels one below the other beside points that are sorted by height; None where there is no room."""
-    heights = _spread([y for _, y in points], LABEL + 1, area[1] + LABEL / 2, area[3] - LABEL / 2)
-    first, last = min(x for x, _ in points), max(x for x, _ in points)
-    for gap, on_right in itertools.product((12.0, 24.0, 40.0, 64.0, 96.0, 140.0), (True, False)):
-        column = []
-        for y, wide in zip(heights, widths, strict=True):
-            left = last + gap if on_right else first - gap - wide
-            column.append((left, y - LABEL / 2, left + wide, y + LABEL / 2))
-        if all(_free(box, taken, area) for box in column):
-            return column
-    return None
-
-
-def _spread(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The nearest heights, in the mean square, at least `gap` apart: isotonic regression of y_i - i·gap."""
-    pools: list[tuple[float, int]] = []  # mean, size
-    for at, height in enumerate(heights):
-        mean, size = height - at * gap, 1
-        while pools and pools[-1][0] >= mean:
-            before, many = pools.pop()
-            mean, size = (before * many + mean * size) / (many + size), many + size
-        pools.append((mean, size))
-    level = [max(low, min(high - (len(heights) - 1) * gap, mean)) for mean, size in pools for _ in range(size)]
-    return [one + at * gap for at, one in enumerate(level)]
-
-
-def _beside(point: Point, wide: float, taken: Sequence[Box], area: Box) -> Box:
-    """The nearest free box, to the right if it can be; in a figure without room one that is not free."""
-    x, y = point
-    places = [
-        (math.hypot(dx, dy) + 3 * (left < x), left, y + dy)
-        for dy in (way * step * LABEL / 2 for step in range(60) for way in (1, -1))
-        for dx in (10.0, 34.0, 70.0, 120.0, 180.0)
-        for left in (x + dx, x - dx - wide)
-    ]
-    boxes = [(left, middle - LABEL / 2, left + wide, middle + LABEL / 2) for _, left, middle in sorted(places)]
-    return next((box for box in boxes if _free(box, taken, area)), boxes[0])
-
-
-def _free(box: Box, taken: Sequence[Box], area: Box) -> bool:
-    within = area[0] <= box[0] and box[2] <= area[2] and area[1] <= box[1] and box[3] <= area[3]
-    return within and not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken)

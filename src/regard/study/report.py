@@ -19,11 +19,12 @@ from regard.explore import html, svg
 from regard.explore.html import Section, escape, figure, paragraph
 from regard.files import make_folder, write_atomically
 from regard.study import formats
-from regard.study.figures import figures
+from regard.study.figures import NARROW, figures
 from regard.study.table import Disagreement, RowResult, StudyTable
 
 MOST_EXAMPLES = 20
 SIGNS = {"better": "▲", "worse": "▼", "not decided": "○", formats.BASE: "◆"}
+SECOND = {1: "training FLOPs", 4: "sign flips"}  # columns whose second line needs its name on a phone
 READING = (
     "Each row is trained with the same seeds as the base, and differences are paired by seed, so that what a seed does "
     "to both cancels. The interval is the t-interval of the mean difference. A row is called better or worse if the "
@@ -57,34 +58,42 @@ def write_all(folder: str | Path, table: StudyTable, *, png: bool = False) -> li
 def page(table: StudyTable, drawn: Mapping[str, str] | None = None) -> str:
     """The report; `drawn` are the figures, where they exist already."""
     drawn = drawn or figures(table)
+    small = figures(table, NARROW)
     base, others = table.rows[0], table.rows[1:]
-    seeds = {seed for row in table.rows for seed in (*row.scores, *row.failed, *row.pending)}
-    summary = [(f"{formats.metric_name(table)} of {base.name}", formats.score(table, base).partition(" (")[0])]
-    summary += [("rows", f"{len(table.rows)}"), ("seeds", f"{len(seeds)}")]
+    runs = [len(row.scores) for row in table.rows]
+    lacking = [len(row.failed) + len(row.pending) for row in table.rows]
+    summary = [
+        (f"{formats.metric_name(table)} of {formats.one_line(base.name)}", formats.number(table, base.mean) or "–")
+    ]
+    summary.append(("runs with a score", f"{sum(runs)}" + (f" of {sum(runs) + sum(lacking)}" if any(lacking) else "")))
     if others:
         verdicts = [row.verdict for row in others]
         summary += [(word, f"{verdicts.count(word)}") for word in ("better", "worse", "not decided")]
-    lacking = sum(len(row.failed) + len(row.pending) for row in table.rows)
-    summary += [("runs without a score", f"{lacking}")] if lacking else []
     over_items = any(row.difference is not None and row.difference.over == "items" for row in others)
     reading = paragraph(READING) if others and not over_items else ""  # else a remark says what was compared
-    sections = [Section("Results", paragraph(f"{formats.caption(table)}.") + results_table(table) + reading)]
+    about = f"{table.metric} on {table.test}; {'higher' if table.higher else 'lower'} is better."
+    sections = [Section("Results", paragraph(about) + results_table(table) + reading)]
     if remarks := formats.remarks(table):
         items = "".join(f"<li>{escape(one)}</li>" for one in remarks)
         sections.append(Section("Remarks", f"<ul>{items}</ul>"))
     if others:
         text = "Mean difference to the base with its 95 % interval, the best row first."
-        sections.append(Section("Differences", figure(drawn["differences"], text)))
+        sections.append(Section("Differences", _figure("differences", drawn, small, text)))
     text = "All panels have the same axes."
-    sections.append(Section("Learning curves", figure(drawn["curves"], text)))
+    sections.append(Section("Learning curves", _figure("curves", drawn, small, text)))
     text = "A row further up at the same cost is better." if table.higher else "Lower is better."
-    body = figure(drawn["parameters"], text) + figure(drawn["flops"], text)
+    body = "".join(_figure(name, drawn, small, text) for name in ("parameters", "flops"))
     sections.append(Section("Quality and cost", body))
     if table.disagreements:
         body = paragraph("Marked: what the reference does not have. Rows with the same output are together.")
         body += "".join(map(_disagreement, table.disagreements[:MOST_EXAMPLES]))
         sections.append(Section("Where rows disagree", body))
     return html.page(formats.one_line(table.title), summary, sections)
+
+
+def _figure(name: str, drawn: Mapping[str, str], small: Mapping[str, str], caption: str) -> str:
+    """A figure in two widths, of which the page shows the one that fits."""
+    return figure(f'<div class="wide">{drawn[name]}</div><div class="narrow">{small[name]}</div>', caption)
 
 
 def results_table(table: StudyTable) -> str:
@@ -95,12 +104,15 @@ def results_table(table: StudyTable) -> str:
         ("Difference", "95 % interval"),
         ("p, Holm", "sign flips"),
     ]
-    heads += [("Verdict", "seeds that would decide")]
+    heads += [("Verdict", "seeds to decide")]
     has_paper = any(row.paper is not None for row in table.rows)
     heads += [("Paper", "")] if has_paper else []
     rows = [_cells(table, row)[: len(heads)] for row in table.rows]
     used = [at for at in range(len(heads)) if any(cells[at][1] for cells in rows)]
-    head = "".join(f'<th scope="col">{escape(heads[at][0])}<span>{escape(heads[at][1])}</span></th>' for at in used)
+    head = ""
+    for at in used:
+        style = rows[0][at][0].split()[0]
+        head += f'<th scope="col" class="{style}">{escape(heads[at][0])}<span>{escape(heads[at][1])}</span></th>'
     body = ""
     for cells in rows:
         body += "<tr>"
@@ -108,7 +120,8 @@ def results_table(table: StudyTable) -> str:
             style, first, second = cells[at]
             style += " none" * (not first)
             name = f' data-name="{escape(heads[at][0])}"' if at else ""
-            below = f"<span>{escape(second)}</span>" if second else ""
+            what = f' data-name="{SECOND[at]}"' if at in SECOND else ""
+            below = f"<span{what}>{escape(second)}</span>" if second else ""
             body += f'<td class="{style.strip()}"{name}>{escape(first) or "–"}{below}</td>'
         body += "</tr>"
     return html.scrolling(f'<table class="study"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
