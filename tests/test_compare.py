@@ -117,6 +117,7 @@ def test_only_common_seeds_are_paired(runs, capsys):
     base, row = found["rows"]
     differences = [row["scores"][seed] - base["scores"][seed] for seed in ("2", "4")]
     assert row["difference"] == pytest.approx(np.mean(differences)) and row["n"] == 2
+    assert found["notes"] == ["each difference is over the seeds that the row and the base have in common"]
     assert found["disagreements"] == []
 
 
@@ -126,7 +127,7 @@ def test_one_run_each_is_compared_over_items(runs, capsys):
     found = json.loads(compare(capsys, *arguments, "--json"))
     row = found["rows"][1]
     assert row["p"] < 0.01 and row["verdict"] == "worse" and row["bootstrap_high"] < 0 and row["low"] is None
-    assert found["notes"] == [OVER_ITEMS]
+    assert found["notes"] == [OVER_ITEMS] and row["p_over"] == "items"
     assert "randomness of training" in compare(capsys, *arguments)
     rows = {"base": {1: runs / "base-1"}, "one-head": {1: runs / "one-head-1"}}
     one = compare_rows("a study", rows).rows[1]  # in a study, one seed decides nothing
@@ -145,7 +146,7 @@ def test_the_text_shows_settings_scores_and_examples(runs, capsys):
     text = compare(capsys, *folders(runs, "base", "one-head"), "--examples", "2")
     settings, _, rest = text.partition("\n\n")
     assert settings.split() == ["setting", "base", "one-head", "model.heads", "2", "1"]
-    assert "BLEU on test" in rest and "worse" in rest and "items that differ most (chrF):" in rest
+    assert "BLEU on test" in rest and "worse" in rest and "items that differ most (chrF: means over seeds" in rest
     assert text.count("reference ") == 2
     found = json.loads(compare(capsys, *folders(runs, "base", "one-head"), "--json", "--examples", "120"))
     gaps = [abs(one["scores"]["base"] - one["scores"]["one-head"]) for one in found["disagreements"]]

@@ -81,7 +81,9 @@ def examples(table: StudyTable) -> Iterator[str]:
     """The items that differ most."""
     if not table.disagreements:
         return
-    yield from ("", f"items that differ most ({table.item_metric}):")
+    several = any(len(row.scores) > 1 for row in table.rows)
+    means = ": means over seeds; the outputs are those of the first" * several
+    yield from ("", f"items that differ most ({table.item_metric}{means})")
     for one in table.disagreements:
         rows = [[name, f"{one.scores[name]:.1f}", text] for name, text in one.outputs.items()]
         inputs = [["input", "", one.input]] if one.input else []

@@ -170,7 +170,7 @@ COLUMNS = (
         lambda table, row: p_value(getattr(row.difference, "p_sign", None)),
         {"p_sign_flip": _of_difference("p_sign")},
     ),
-    Column("t-test p", None, {"p": _of_difference("p")}),
+    Column("t-test p", None, {"p": _of_difference("p"), "p_over": _of_difference("over")}),  # over seeds, or over items
     Column("p (Holm)", lambda table, row: p_value(row.p_holm), {"p_holm": _of("p_holm")}),
     Column("verdict", verdict, {"verdict": _of("verdict")}, left=True),
     Column("seeds to decide", lambda table, row: seeds_needed(row), {"seeds_needed": _of("seeds_needed")}),

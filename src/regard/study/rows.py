@@ -25,10 +25,11 @@ from regard.study.table import Disagreement, RowResult, StudyTable
 
 EXAMPLES = 12  # disagreements in a table
 OVER_ITEMS = (
-    "one run each: p and the interval are over the items of the test set alone. The randomness of training is not in "
-    "them, so another seed may give another result; train both with several seeds"
+    "where one run of each is compared, p and the interval are over the items of the test set alone. The randomness of "
+    "training is not in them, so another seed may give another result; train with several seeds"
 )
-NO_ITEMS = "one run each, and no predictions of single items are saved for this metric: nothing can be tested"
+NO_ITEMS = "one run of each, and no saved predictions of single items for this metric: nothing can be tested"
+COMMON = "each difference is over the seeds that the row and the base have in common"
 PER_TOKEN, VOCABULARY = ("loss", "perplexity"), ("model.vocab_size", "model.target_vocab_size")
 Row = Mapping[int, FinishedRun]  # by seed
 
@@ -99,6 +100,9 @@ def _notes(
     notes = []
     if singles and over_items:
         notes.append(OVER_ITEMS if any(one.over == "items" for one in singles) else NO_ITEMS)
+    pairs = [(row, one) for row, one in zip(rows[1:], differences, strict=True) if one is not None]
+    if any(max(len(rows[0].scores), len(row.scores)) > one.n for row, one in pairs):
+        notes.append(COMMON)
     if not checked and any(name.startswith("data.") and not name.startswith("data.train") for name in names):
         notes.append("this task saves no predictions: check that the settings of [data] name the same test set")
     if metric.key in PER_TOKEN and any(name.startswith("text.") or name in VOCABULARY for name in names):
