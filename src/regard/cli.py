@@ -30,6 +30,7 @@ GROUPS = {
         "runs": "list runs: steps, losses, metrics",
         "ablate": "what each part is worth: a recipe and changes to it, over several seeds",
         "compare": "is the difference between finished runs larger than chance?",
+        "tune": "search for the best settings of a recipe",
     },
     "predict": {
         "translate": "translate text with an encoder-decoder model",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,19 +18,27 @@ from regard.errors import UserError
 from regard.files import make_folder
 
 NAME = ".lock"
+PAUSE = 0.05  # seconds between two attempts
 
 _held: set[Path] = set()  # by this process
 
 
+class Locked(UserError):
+    """Another process holds the folder."""
+
+
 @contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Inside, no other process can lock `folder`. It is created if needed, and removed if it stays empty."""
+def hold(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Inside, no other process can lock `folder`. It is created if needed, and removed if it stays empty.
+
+    `wait` until another process has released it; otherwise that is an error.
+    """
     path = folder.resolve()
     if path in _held:  # the outermost call releases it
         yield
         return
     created = [parent for parent in (path, *path.parents) if not parent.exists()]
-    handle = _take(folder)
+    handle = _take(folder, wait)
     _held.add(path)
     try:
         yield
@@ -43,7 +52,7 @@ def hold(folder: Path) -> Iterator[None]:
                 parent.rmdir()
 
 
-def _take(folder: Path) -> int:
+def _take(folder: Path, wait: bool) -> int:
     path = folder / NAME
     while True:
         make_folder(folder)
@@ -56,7 +65,10 @@ def _take(folder: Path) -> int:
         if not _lock(handle, folder):
             holder = os.read(handle, 200).decode(errors="replace")
             os.close(handle)
-            raise UserError(
+            if wait:
+                time.sleep(PAUSE)
+                continue
+            raise Locked(
                 f"{folder}: another process is training in this folder ({holder or 'it has just started'}): wait for "
                 "it or stop it, or name another folder"
             )

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -68,6 +68,9 @@ class Trainer:
     skipped: Tensor  # the number of skipped steps
     began: float  # `seconds` at that line
     advise: Callable[[float], str] | None = None  # from the estimated seconds of a run to a line about them, or none
+    watch: Callable[[int, dict[str, float]], None] | None = (
+        None  # of step and metrics, after each evaluation; may raise
+    )
 
     def __init__(
         self,
@@ -173,9 +176,12 @@ class Trainer:
             workers.agreement(interrupted) as stop,
             closing(Progress(config.steps, self.step, workers.leads, self.unit)) as progress,
             running(progress),
+            ExitStack() as boards,
         ):
-            for board in [] if self.finished else self.boards:
-                board.open()
+            for board in self.boards:
+                boards.callback(board.close)
+                if not self.finished:
+                    board.open()
             mark = time.monotonic()
             while not self.finished:
                 self._take_step(stream)
@@ -200,6 +206,8 @@ class Trainer:
                     self._log(progress)
                 if save or self.finished:
                     self.save(config.save_every)
+                if evaluate and not stopped and self.watch is not None:
+                    self.watch(self.step, metrics)
                 if evaluate or save:
                     pace.restart()
                 if stopped:
@@ -208,8 +216,6 @@ class Trainer:
             self.model, self.mean = self.engine.fill(self.mean), []
             self.engine = Engine(self.model, self.objective)
         self.model.eval()
-        for board in self.boards:
-            board.close()
         return self.finished
 
     def measure(self) -> float:
@@ -370,12 +376,15 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
+_blocks: list[Callable[[], bool]] = []  # the outermost `interruptible` of the main thread
+
+
 @contextmanager
 def interruptible(quiet: bool = False) -> Iterator[Callable[[], bool]]:
     """Inside, the first Ctrl-C or SIGTERM only sets a flag; a second one interrupts at once.
 
     A signal that is ignored stays ignored, as Ctrl-C in the background jobs of a shell script. Signals can only be
-    handled in the main thread; in another one nothing changes.
+    handled in the main thread; in another one nothing changes. Of two blocks, one inside the other, both see the flag.
     """
     requested = False
 
@@ -390,12 +399,19 @@ def interruptible(quiet: bool = False) -> Iterator[Callable[[], bool]]:
             os.write(2, b"\nstopping after this step; Ctrl-C again to stop at once\n")
 
     main = threading.current_thread() is threading.main_thread()
+    if main and _blocks:
+        yield _blocks[0]
+        return
     handled = [
         number for number in (signal.SIGINT, signal.SIGTERM) if main and signal.getsignal(number) != signal.SIG_IGN
     ]
     before = {number: signal.signal(number, request) for number in handled}
+    if main:
+        _blocks.append(lambda: requested)
     try:
         yield lambda: requested
     finally:
+        if main:
+            _blocks.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
