@@ -278,6 +278,20 @@ def test_bootstrap_intervals_cover_as_often_as_they_say():
     assert covered >= 181  # 190 expected, with a standard deviation of 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "expected"), [(3, 0.73), (6, 0.89), (10, 0.91)])
+def test_with_few_seeds_the_bootstrap_interval_is_too_narrow(seeds, expected):
+    """The figures in docs/compare.md: the spread between seeds dominates, and there is no effect."""
+    generator, covered, studies = np.random.default_rng(2), 0, 600
+    for number in range(studies):
+        rates = np.clip(0.6 + 0.1 * generator.normal(size=(2, seeds, 1, 1)), 0.01, 0.99)
+        correct = (generator.random((2, seeds, 1000, 1)) < rates).astype(float)
+        tables = np.concatenate([correct, np.ones_like(correct)], axis=3)
+        low, high = bootstrap(tables[0], tables[1], fraction, resamples=300, seed=number)
+        covered += low <= 0 <= high
+    assert covered / studies == pytest.approx(expected, abs=3 * math.sqrt(2 * expected * (1 - expected) / studies))
+
+
 # --- records
 
 

@@ -8,7 +8,8 @@ same, the same initial weights; what is common to a pair cancels in its differen
     sign-flip p    fraction of the 2ⁿ ways to flip the signs of d whose |mean| is at least as large; it assumes only
                    that without an effect d and -d are equally probable                        Fisher 1935
     bootstrap      seeds and test items are sampled with replacement; the 2.5 % and 97.5 % quantiles of the difference.
-                   It contains the randomness of the choice of test items too                  Efron 1979; Koehn 2004
+                   It contains the randomness of the choice of test items too, but with few seeds too little of that
+                   of training, so it decides nothing                                          Efron 1979; Koehn 2004
 
 With one run each, only the test items are random: the same bootstrap, and approximate randomisation (`randomize`).
 
