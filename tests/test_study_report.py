@@ -212,7 +212,7 @@ def test_disagreements_group_rows_with_the_same_output() -> None:
     one = Disagreement("a <man>", "ein Mann", outputs, {"base": 100.0, "a": 100.0, "b": 1.5})
     markup = page(study(row("base", 25.8), row("a", 25.0, -0.8), row("b", 20.0, -5.8), disagreements=[one]))
     text = "".join(parse(markup.split("\n", 1)[1]).itertext())
-    assert "a <man>" in text and "base, aein Mann100b<b>1.5" in text
+    assert "a <man>" in text and "base, aein Mann100.0b<b>1.5" in text
 
 
 def test_every_file_is_written(tmp_path: Path) -> None:

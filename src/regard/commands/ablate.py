@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import regard
 from regard.commands import DEVICE, aligned, positive, show
+from regard.commands.attention_options import check_output
 from regard.errors import UserError, program
 from regard.terminal import count
 
@@ -83,6 +85,7 @@ ARGUMENTS = {
         "--keep-checkpoints": "keep the checkpoints of finished runs",
         "--smoke": "the recipe's small form; without a recipe, four rows of the demo's task",
     },
+    "--png": "save the figures of the report as PNG too",
     "--json": "print the table (with --dry-run: the estimate) as JSON",
 }  # fmt: skip
 
@@ -91,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
     from regard.study.results import collect, progress
     from regard.study.worker import Interrupted
 
+    if args.png:
+        check_output("figures.png")
     study = open_study(args)
     if args.dry_run:
         return show_estimate(args, study)
@@ -115,7 +120,11 @@ def run(args: argparse.Namespace) -> int:
 
     reporter.refresh()
     table, state = collect(study), progress(study, args.only)
-    show(args.json, to_json(table), lines(table))
+    show(args.json, to_json(table), lines(table, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+    if args.png:
+        from regard.study.report import write_all
+
+        write_all(study.folder, table, png=True)
     if not args.json:
         print(f"\nreport: {(study.folder / 'report.html').resolve()}")
     return 3 if state.failed else 0

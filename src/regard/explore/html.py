@@ -205,17 +205,19 @@ def examples_table(rows: Sequence[tuple[str, str, str]], *, graded: bool = True)
     return scrolling(f'<table class="examples"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>')
 
 
-def outputs_table(input: str, reference: str, outputs: Sequence[tuple[str, str, str]]) -> str:
+def outputs_table(input: str, reference: str, outputs: Sequence[tuple[str, str, str]], metric: str) -> str:
     """What several models make of one input: (models, output, score), with what the reference does not have marked."""
-    rows = [("Input", escape(input), ""), ("Reference", escape(reference), "")]
+    rows = [("Input", escape(input), ""), ("Reference", escape(reference), "")][not input :]  # an image has no text
+    given = len(rows)
     rows += [(who, _differences(reference, output)[1], escape(score)) for who, output, score in outputs]
     body = "".join(
-        f'<tr><td class="{"who" if at > 1 else "who muted"}">{escape(who)}</td>'
+        f'<tr><td class="{"who muted" if at < given else "who"}">{escape(who)}</td>'
         f'<td dir="auto">{text or "<em>(empty)</em>"}</td>'
-        f'<td class="{"number" if score else "none"}" data-name="Score">{score}</td></tr>'
+        f'<td class="{"number" if score else "none"}" data-name="{escape(metric)}">{score}</td></tr>'
         for at, (who, text, score) in enumerate(rows)
     )
-    heads = '<th scope="col">Rows</th><th scope="col">Output</th><th scope="col" class="number">Score</th>'
+    heads = '<th scope="col">Rows</th><th scope="col">Output</th>'
+    heads += f'<th scope="col" class="number">{escape(metric)}</th>'
     return scrolling(f'<table class="examples outputs"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>')
 
 

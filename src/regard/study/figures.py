@@ -75,7 +75,7 @@ def arrow(x: float, y: float, dx: float, dy: float = 0.0) -> str:
 def differences(table: StudyTable, width: int = WIDE) -> str:
     """The forest plot."""
     factor, side, narrow = formats.scale(table), 1 if table.higher else -1, width < WIDE
-    title = f"Difference to {formats.one_line(table.rows[0].name)}, {formats.metric_name(table)}"
+    title = f"Difference to {formats.one_line(table.rows[0].name)}: {formats.metric_name(table)}"
     title = token_label(title, 0.8 * width)
     known = [row for row in table.rows[1:] if row.difference is not None and math.isfinite(row.difference.mean)]
     known.sort(key=lambda row: -side * row.difference.mean)  # type: ignore[union-attr]
@@ -173,7 +173,8 @@ def averaged(row: RowResult) -> np.ndarray:
 
 def curves(table: StudyTable, width: int = WIDE) -> str:
     """A panel per row, all with the same axes."""
-    metric = formats.one_line(table.curve.replace("valid_", "validation ").replace("_", " "))
+    logged = "training loss" if table.curve == "loss" else table.curve.replace("valid_", "validation ")
+    metric = formats.one_line(logged.replace("_", " "))
     title = f"{_capital(metric)} by row"
     means = {at: line for at, row in enumerate(table.rows) if len(line := averaged(row))}
     if not means:
@@ -268,7 +269,8 @@ def against(table: StudyTable, cost: str, width: int = WIDE) -> str:
     spread = [factor * (row.sd or 0.0) for row in rows]
     centre = means[0] if rows[0] is table.rows[0] else float(np.median(means))
     limit = reach(abs(mean - centre) + sd for mean, sd in zip(means, spread, strict=True)) or 1.0
-    ends = [mean + way * sd for mean, sd in zip(means, spread, strict=True) for way in (-1, 1)]
+    least = 0.0 if min(means) >= 0 else -math.inf  # no bar reaches a score that there cannot be
+    ends = [max(least, mean + way * sd) for mean, sd in zip(means, spread, strict=True) for way in (-1, 1)]
     y0, y1, up = make_axis(np.array([max(centre - limit, min(centre + limit, end)) for end in ends]), snap=True)
     x0, x1, across = _log_axis([float(getattr(row, cost)) for row in rows])
     marks = [formats.minus(svg.short_number(round(tick, 10))) for tick in up]

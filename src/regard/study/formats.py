@@ -1,4 +1,4 @@
-"""The table of a study as lines for a terminal, Markdown, CSV, JSON and LaTeX.
+"""The table of a study as lines for a terminal, Markdown, CSV, JSON, and (`regard.study.latex`) LaTeX.
 
 All of them come from one list, `COLUMNS`. A column has a text for people and named values for programs:
 
@@ -33,6 +33,7 @@ FIRST_TO_GO = (
     "sign-flip p",
     "paper",
 )  # when it is narrow
+LONGEST = 300  # characters of a reason below the table
 BASE, NO_SCORE = "base", "no score"
 
 
@@ -199,7 +200,8 @@ def remarks(table: StudyTable) -> list[str]:
     for row in table.rows:
         reasons: dict[str, list[int]] = {}
         for seed, reason in row.failed.items():
-            reasons.setdefault(one_line(reason), []).append(seed)
+            first = next(filter(None, map(one_line, reason.splitlines())), "")  # CSV and JSON have all of it
+            reasons.setdefault(first if len(first) <= LONGEST else f"{first[:LONGEST]}…", []).append(seed)
         for reason, seeds in reasons.items():
             lines.append(f"{one_line(row.name)}, {_seeds(seeds)}: failed: {reason}")
         if row.pending:
@@ -208,7 +210,15 @@ def remarks(table: StudyTable) -> list[str]:
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    return f"{'seed' if len(seeds) == 1 else 'seeds'} {listed(sorted(seeds))}"
+    """ "seed 3", "seeds 1, 2 and 4", "seeds 1 to 6 and 9" """
+    runs: list[list[int]] = []
+    for seed in sorted(seeds):
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    texts = [text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {listed(texts)}"
 
 
 def caption(table: StudyTable) -> str:
@@ -286,7 +296,8 @@ def to_json(table: StudyTable) -> dict[str, Any]:
     ]
     content = {
         "title": table.title, "metric": table.metric, "higher_is_better": table.higher, "test": table.test,
-        "curve": table.curve, "rows": rows, "disagreements": examples, "notes": table.notes,
+        "curve": table.curve, "item_metric": table.item_metric, "rows": rows, "disagreements": examples,
+        "notes": table.notes,
     }  # fmt: skip
     plain: dict[str, Any] = _plain(content)
     return plain
@@ -303,43 +314,6 @@ def _plain(value: Any) -> Any:
         case None | bool() | int() | str():
             return value
     return str(value)
-
-
-LATEX = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
-    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "[": "{[}", "]": "{]}", "*": "{*}", '"': r"\textquotedbl{}", "±": r"$\pm$", "–": "--",
-    "→": r"$\rightarrow$", "−": "$-$",
-}  # fmt: skip
-
-
-def latex_text(text: str) -> str:
-    """Text that LaTeX prints as it is: a bracket after a line break is no option, two hyphens are no dash."""
-    return "".join(LATEX.get(char, char) for char in re.sub("-(?=-)", "-\0", text)).replace("\0", "{}")
-
-
-def latex(table: StudyTable) -> str:
-    """A table for a paper, with the rules of the package booktabs."""
-    columns = shown(table)
-
-    def line(texts: Sequence[str]) -> str:
-        return " & ".join(texts) + r" \\"
-
-    def row_line(row: RowResult) -> str:
-        texts = zip(columns, cells(table, row, columns), strict=True)
-        return line([latex_text(text if one.left else minus(text)) for one, text in texts])
-
-    base, *rest = [row_line(row) for row in table.rows]
-    notes = "".join(f"  {latex_text(note)}\\par\n" for note in remarks(table))
-    notes = f"  \\par\\medskip\\raggedright\n{notes}" if notes else ""
-    body = "".join(f"    {one}\n" for one in (r"\midrule" * bool(rest), *rest) if one)
-    return (
-        "% in the preamble: \\usepackage{booktabs}; for Korean, Chinese or Japanese names compile with LuaLaTeX\n"
-        f"\\begin{{table}}\n  \\centering\\footnotesize\n  \\caption{{{latex_text(caption(table))}}}\n"
-        f"  \\begin{{tabular}}{{{''.join('l' if one.left else 'r' for one in columns)}}}\n    \\toprule\n"
-        f"    {line([*map(latex_text, headings(table, columns))])}\n    \\midrule\n    {base}\n{body}"
-        f"    \\bottomrule\n  \\end{{tabular}}\n{notes}\\end{{table}}\n"
-    )
 
 
 def minus(text: str) -> str:

@@ -2,7 +2,7 @@
 
 `write_all` writes into the folder of the study
 
-    table.md, table.csv, table.json, table.tex      the table (`regard.study.formats`)
+    table.md, table.csv, table.json, table.tex      the table (`regard.study.formats`, `.latex`)
     report.html                                     the table, the figures and examples
     figures/NAME.svg, and .png if asked for         differences, curves, parameters, flops (`regard.study.figures`)
 
@@ -20,10 +20,15 @@ from regard.explore.html import Section, escape, figure, paragraph
 from regard.files import make_folder, write_atomically
 from regard.study import formats
 from regard.study.figures import NARROW, figures
+from regard.study.latex import latex
 from regard.study.table import Disagreement, RowResult, StudyTable
 
 MOST_EXAMPLES = 20
 SIGNS = {"better": "▲", "worse": "▼", "not decided": "○", formats.BASE: "◆"}
+EXAMPLES = (
+    "Test items whose scores differ most between rows. Outputs are those of the first seed, scores are means over "
+    "seeds. Marked: what the reference does not have."
+)
 SECOND = {1: "training FLOPs", 4: "sign flips"}  # columns whose second line needs its name on a phone
 READING = (
     "Each row is trained with the same seeds as the base, and differences are paired by seed, so that what a seed does "
@@ -42,7 +47,7 @@ def write_all(folder: str | Path, table: StudyTable, *, png: bool = False) -> li
         folder / "table.md": formats.markdown(table).encode("utf-8", "replace"),
         folder / "table.csv": formats.to_csv(table).encode("utf-8", "replace"),
         folder / "table.json": f"{content}\n".encode("utf-8", "replace"),
-        folder / "table.tex": formats.latex(table).encode("utf-8", "replace"),
+        folder / "table.tex": latex(table).encode("utf-8", "replace"),
         folder / "report.html": page(table, drawn).encode("utf-8", "replace"),
     }
     for name, one in drawn.items():
@@ -63,7 +68,7 @@ def page(table: StudyTable, drawn: Mapping[str, str] | None = None) -> str:
     runs = [len(row.scores) for row in table.rows]
     lacking = [len(row.failed) + len(row.pending) for row in table.rows]
     summary = [
-        (f"{formats.metric_name(table)} of {formats.one_line(base.name)}", formats.number(table, base.mean) or "–")
+        (f"{formats.one_line(base.name)}: {formats.metric_name(table)}", formats.number(table, base.mean) or "–")
     ]
     summary.append(("runs with a score", f"{sum(runs)}" + (f" of {sum(runs) + sum(lacking)}" if any(lacking) else "")))
     if others:
@@ -79,14 +84,15 @@ def page(table: StudyTable, drawn: Mapping[str, str] | None = None) -> str:
     if others:
         text = "Mean difference to the base with its 95 % interval, the best row first."
         sections.append(Section("Differences", _figure("differences", drawn, small, text)))
-    text = "All panels have the same axes."
-    sections.append(Section("Learning curves", _figure("curves", drawn, small, text)))
+    if any(line for row in table.rows for line in row.curves.values()):
+        text = "All panels have the same axes."
+        sections.append(Section("Learning curves", _figure("curves", drawn, small, text)))
     text = "A row further up at the same cost is better." if table.higher else "Lower is better."
     body = "".join(_figure(name, drawn, small, text) for name in ("parameters", "flops"))
     sections.append(Section("Quality and cost", body))
     if table.disagreements:
-        body = paragraph("Marked: what the reference does not have. Rows with the same output are together.")
-        body += "".join(map(_disagreement, table.disagreements[:MOST_EXAMPLES]))
+        body = paragraph(EXAMPLES)
+        body += "".join(_disagreement(one, table.item_metric) for one in table.disagreements[:MOST_EXAMPLES])
         sections.append(Section("Where rows disagree", body))
     return html.page(formats.one_line(table.title), summary, sections)
 
@@ -155,11 +161,11 @@ def _counted(seeds: str) -> str:
     return f"{number} {'seed' if number == '1' else 'seeds'}" + f", {rest}" * bool(rest)
 
 
-def _disagreement(one: Disagreement) -> str:
+def _disagreement(one: Disagreement, metric: str) -> str:
     """Rows with the same output are one line, the best score first."""
     together: dict[tuple[str, float | None], list[str]] = {}
     for name, output in one.outputs.items():
         together.setdefault((output, one.scores.get(name)), []).append(formats.one_line(name))
     order = sorted(together.items(), key=lambda item: -(item[0][1] or 0.0))
-    lines = [(", ".join(names), output, "" if s is None else f"{s:.4g}") for (output, s), names in order]
-    return html.outputs_table(one.input, one.reference, lines)
+    lines = [(", ".join(names), output, "" if s is None else f"{s:.1f}") for (output, s), names in order]
+    return html.outputs_table(one.input, one.reference, lines, metric or "Score")

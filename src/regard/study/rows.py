@@ -60,6 +60,8 @@ def compare_rows(
     every = [run for row in runs.values() for run in row.values()]
     test, chosen = _choose(every, test, metric)
     curve = next((run.summary["metric"] for run in every if "metric" in run.summary), "valid_loss")
+    if not any(run.curve(curve) for run in every):  # without a validation set
+        curve = "loss"
     base = next(iter(runs.values()), {})
     changes = {name: changed(base, row) for name, row in runs.items()} if changes is None else changes
     results = [
