@@ -222,6 +222,11 @@ def test_what_cannot_be_compared_is_refused(runs, tmp_path, capsys):
     translation_run(tmp_path / "begun", REFERENCES[:2], REFERENCES[:2])
     (tmp_path / "begun" / "scores.json").unlink()
     assert "it is not finished" in refused(capsys, base, str(tmp_path / "begun"))
+    old = [translation_run(tmp_path / name, REFERENCES[:2], REFERENCES[:2]) for name in ("old", "older")]
+    for folder in old:
+        (folder / "summary.json").unlink()
+    assert "has no summary.json; name the metric: bleu, chrf" in refused(capsys, *map(str, old))
+    assert "chrF on test" in compare(capsys, *map(str, old), "--metric", "chrf")
     damaged = translation_run(tmp_path / "damaged", REFERENCES, REFERENCES, settings={"model": {"heads": 1}})
     (damaged / "predictions" / "test.jsonl").write_text('{"source"')
     assert "damaged" in refused(capsys, base, str(damaged))

@@ -127,6 +127,8 @@ def _choose(runs: Sequence[FinishedRun], test: str | None, metric: str | None) -
     summary = next((run.summary for run in runs if "test" in run.summary), {})
     key = metric or summary.get("test", "score")
     known = {name for run in scored for name, value in run.scores.get(test or "", {}).items() if _is_number(value)}
+    if scored and metric is None and "test" not in summary:
+        raise UserError(f"{scored[0].folder}: has no summary.json; name the metric: {', '.join(sorted(known))}")
     if metric is not None and known and metric not in known:
         raise UserError(
             f"metric = {metric!r}: scores.json of {scored[0].folder} does not have it; {suggest(metric, known)}"
