@@ -83,17 +83,19 @@ SEARCH = {
 }
 
 
+def is_run(text: str) -> bool:
+    return os.path.isfile(os.path.join(text, "recipe.toml"))
+
+
 def take_runs(args: argparse.Namespace) -> None:
     """Folders of trained models at the start of the inputs form an ensemble with RUN: they become `args.ensemble`."""
-    args.ensemble = list(takewhile(lambda text: os.path.isfile(os.path.join(text, "recipe.toml")), args.inputs))
+    args.ensemble = list(takewhile(is_run, args.inputs))
     del args.inputs[: len(args.ensemble)]
 
 
 def is_ensemble(args: argparse.Namespace) -> bool:
     """Whether `take_runs` finds further folders, or has found some."""
-    return bool(vars(args).get("ensemble")) or (
-        bool(args.inputs) and os.path.isfile(os.path.join(args.inputs[0], "recipe.toml"))
-    )
+    return bool(vars(args).get("ensemble")) or any(map(is_run, args.inputs[:1]))
 
 
 def search_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -202,9 +204,7 @@ class Inputs:
     argument: str = "TEXT"  # for messages about an argument; "": it is a file, which a message names
     column: str = "text"  # of a table
     cell: Callable[[Any], str] | None = None  # from a cell to the input, if it is not text
-    more: Mapping[str, Callable[[Any], Any]] = field(
-        default_factory=dict
-    )  # further columns, and what reads their cells
+    more: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)  # further columns, what reads their cells
     is_list: Callable[[Path], bool] = lambda path: True  # whether a file of --files lists inputs, or is one
     rows: Callable[[], Iterator[Row | Problem]] | None = None  # those of --files, where they are not lists of inputs
 
@@ -398,12 +398,9 @@ def read_lines(encoding: str) -> Iterator[list[Item]]:
         if lines and number == 0:
             lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
         if lines:
-            yield [
-                _decoded(
-                    at, line.removesuffix(b"\r"), f"standard input, line {at:,}", at == 1, encoding
-                )  # \r\n of Windows
-                for at, line in enumerate(lines, number + 1)
-            ]
+            lines = [line.removesuffix(b"\r") for line in lines]  # \r\n of Windows
+            numbered = enumerate(lines, number + 1)
+            yield [_decoded(at, line, f"standard input, line {at:,}", at == 1, encoding) for at, line in numbered]
         number += len(lines)
 
 
@@ -431,16 +428,14 @@ def open_files(args: argparse.Namespace, inputs: Inputs) -> tuple[int, Iterator[
 
     def items() -> Iterator[Item]:
         for number, row in enumerate(scan_all(), 1):
-            if isinstance(row, Problem):
-                file, line, text, more, error = row.file, row.line, "", (), row.what
-            else:
-                file, line, text, more, error = row.file, row.line, row.cells[0], row.cells[1:], None
-            if not file:
+            (text, *more), error = (("",), row.what) if isinstance(row, Problem) else (row.cells, None)
+            where = f"{row.file}, line {row.line:,}"
+            if not row.file:
                 yield Item(number, text)
             elif inputs.argument:
-                yield Item(number, text, f"{file}, line {line:,}", error, {"file": file, "row": line}, more)
+                yield Item(number, text, where, error, {"file": row.file, "row": row.line}, more)
             else:  # names in a list are relative to its folder, as in training data
-                yield Item(number, str(Path(file).parent / text), f"{file}, line {line:,}", error)
+                yield Item(number, str(Path(row.file).parent / text), where, error)
 
     paths, total = find_files(args.files) if inputs.rows is None else [], 0
     for row in scan_all():
