@@ -124,6 +124,14 @@ def test_the_page_has_every_row_and_reason(name: str) -> None:
     assert ("not trained yet" in text) == any(one.pending for one in table.rows)
 
 
+def test_the_page_has_no_empty_sections() -> None:
+    headings = {name: re.findall(r'<h2 id="heading-[^>]*>([^<]*)', page(table)) for name, table in CASES.items()}
+    assert headings["all failed"] == ["Results", "Remarks"]
+    assert headings["one row"] == ["Results", "Learning curves", "Quality and cost"]
+    assert headings["usual"] == ["Results", "Differences", "Learning curves", "Quality and cost"]
+    assert "Quality and cost" not in headings["no cost"]
+
+
 def signs(figure: str) -> dict[str, Numbers]:
     """Row -> (x, left end, right end) of its sign and its interval in the forest plot."""
     places = {}

@@ -74,22 +74,26 @@ def page(table: StudyTable, drawn: Mapping[str, str] | None = None) -> str:
     if others:
         verdicts = [row.verdict for row in others]
         summary += [(word, f"{verdicts.count(word)}") for word in ("better", "worse", "not decided")]
-    over_items = any(row.difference is not None and row.difference.over == "items" for row in others)
-    reading = paragraph(READING) if others and not over_items else ""  # else a remark says what was compared
+    compared = [row.difference for row in others if row.difference is not None]
+    paired = bool(compared) and all(one.over == "seeds" for one in compared)  # else a remark says what was compared
+    reading = paragraph(READING) if paired else ""
     about = f"{table.metric} on {table.test}; {'higher' if table.higher else 'lower'} is better."
     sections = [Section("Results", paragraph(about) + results_table(table) + reading)]
     if remarks := formats.remarks(table):
         items = "".join(f"<li>{escape(one)}</li>" for one in remarks)
         sections.append(Section("Remarks", f"<ul>{items}</ul>"))
-    if others:
+    if compared:
         text = "Mean difference to the base with its 95 % interval, the best row first."
         sections.append(Section("Differences", _figure("differences", drawn, small, text)))
     if any(line for row in table.rows for line in row.curves.values()):
         text = "All panels have the same axes."
         sections.append(Section("Learning curves", _figure("curves", drawn, small, text)))
     text = "A row further up at the same cost is better." if table.higher else "Lower is better."
-    body = "".join(_figure(name, drawn, small, text) for name in ("parameters", "flops"))
-    sections.append(Section("Quality and cost", body))
+    scored = [row for row in table.rows if row.mean is not None]
+    costs = [name for name in ("parameters", "flops") if any(getattr(row, name) for row in scored)]
+    if costs:
+        body = "".join(_figure(name, drawn, small, text) for name in costs)
+        sections.append(Section("Quality and cost", body))
     if table.disagreements:
         body = paragraph(EXAMPLES)
         body += "".join(_disagreement(one, table.item_metric) for one in table.disagreements[:MOST_EXAMPLES])
