@@ -18,7 +18,7 @@ from regard.cli import main
 from regard.errors import UserError
 from regard.models.recipe import read_recipe
 from regard.study.definition import Planned, Row, Study, fitting, merged, read_rows, resolved, row_of
-from regard.study.results import collect, done_file, progress
+from regard.study.results import Progress, collect, done_file, progress
 from stopping import assert_same_weights, interrupt_at
 
 ROOT = Path(__file__).parent.parent
@@ -171,7 +171,11 @@ def test_rows_and_seeds_are_added_and_nothing_is_trained_twice(
     monkeypatch.chdir(trained)
     before = {path: path.stat().st_mtime_ns for path in (trained / "study" / "runs").glob("*/*/model.safetensors")}
     assert ablate("study", "--set-row", "two", "model.layers=2", "--seeds", "3", "--only", "two") == 0
-    runs = [line.split("training ")[1] for line in capsys.readouterr().err.splitlines() if "] training" in line]
+    runs = [
+        line.split("training ")[1].partition(";")[0]
+        for line in capsys.readouterr().err.splitlines()
+        if "] training" in line
+    ]
     assert runs == ["two, seed 1", "two, seed 2", "base, seed 3", "two, seed 3"]
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert Study.read("study").seeds_of("one") == [1, 2] and Study.read("study").seeds_of("base") == [1, 2, 3]
@@ -235,11 +239,40 @@ def test_a_dry_run_leaves_nothing_and_a_job_script_can_be_run(
     assert len([*Study.read("study").runs()]) == 6
 
 
+def test_the_time_left_counts_what_is_done(here: Path) -> None:
+    """Of two runs side by side that take 10 s each as the others of their row did, one is half done: 7.5 s."""
+    done = {Planned("base", 1): 10.0, Planned("one", 1): 10.0, Planned("two", 1): 100.0}
+    running = {Planned("base", 2): (50, 100), Planned("one", 2): (0, 100)}
+    state = Progress(tuple(done), (), tuple(running), running, done)
+    assert state.left == pytest.approx(7.5) and state.total == 5
+    assert Progress((), (), tuple(running), running, {}).left is None
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_parent_is_killed(here: Path) -> None:
+    command = [sys.executable, "-m", "regard", "ablate", "mine.toml", *SMALL, "--set", "train.steps=100000", "-o", "s"]
+    command += ["--set-row", "one", "model.heads=1", "--seeds", "1", "--jobs", "2", "--device", "cpu"]
+    parent = subprocess.Popen(command)
+    while not (here / "s" / "study.toml").exists() or len(claims_of(Study.read("s"))) < 2:
+        time.sleep(0.1)
+    workers = [json.loads(path.read_text())["process"] for path in claims_of(Study.read("s"))]
+    while len([*(here / "s" / "runs").glob("*/1/metrics.jsonl")]) < 2:  # until both train
+        time.sleep(0.1)
+    parent.kill()
+    parent.wait()
+    until = time.monotonic() + 60
+    while any(Path(f"/proc/{number}").exists() for number in workers) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{number}").exists() for number in workers)
+    assert all((here / "s" / "runs" / row / "1" / "checkpoints").exists() for row in ("base", "one"))
+    assert not progress(Study.read("s")).running
+
+
 @pytest.mark.slow
 def test_three_processes_one_killed(here: Path) -> None:
     """The killed one's run is taken over from its checkpoint; every run is done once."""
     rows = ["--set-row", "one", "model.heads=1", "--set-row", "two", "model.layers=2"]
-    settings = [*SMALL, "--set", "train.steps=600"]
+    settings = [*SMALL, "--set", "train.steps=200"]
     assert ablate("mine.toml", *settings, *rows, "--seeds", "2", "--slurm", "job.sh", "-o", "study") == 0
     command = [sys.executable, "-m", "regard", "ablate", "study", "--device", "cpu"]
     workers = [subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) for _ in range(3)]

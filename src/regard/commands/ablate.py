@@ -19,7 +19,9 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,18 +35,21 @@ from regard.terminal import count
 
 if TYPE_CHECKING:
     from regard.study.definition import Row, Study
+    from regard.study.results import Progress
     from regard.study.worker import Event
 
 DEMO = Path(regard.__file__).parent / "recipes" / "demo.toml"
 # The smoke study: the task of the demo, with a model and a number of steps that leave room for differences
 SMOKE_BASE = [
     "data.generator.train=4000", "data.generator.test=300", "model.dim=32", "model.layers=1", "model.heads=4",
-    "model.ff_dim=64", "train.steps=400", "train.batch_tokens=512", "train.warmup=40", "train.lr=0.01",
+    "model.ff_dim=64", "train.steps=600", "train.batch_tokens=512", "train.warmup=40", "train.lr=0.01",
     "train.save_every=1000",
 ]  # fmt: skip
 SMOKE_ROWS = {"heads-1": "model.heads=1", "no-positions": "model.position=none", "no-residual": "model.residual=false"}
 WORKER = "REGARD_WORKER"  # in the environment of a process that --jobs has started
-SMOKE_SEEDS, REFRESH = 3, 20.0  # REFRESH: seconds between two updates of the report at least
+SMOKE_SEEDS = 3
+REFRESH = 20.0  # seconds between two updates of the report at least
+LINES = 60.0  # seconds between two lines about runs in progress
 
 
 def seeds(text: str) -> list[int]:
@@ -91,6 +96,7 @@ ARGUMENTS = {
 
 
 def run(args: argparse.Namespace) -> int:
+    from regard.study.definition import STUDY, Study
     from regard.study.results import collect, progress
     from regard.study.worker import Interrupted
 
@@ -99,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
     study = open_study(args)
     if args.dry_run:
         return show_estimate(args, study)
-    study.save()
+    if not (study.folder / STUDY).exists() or Study.read(study.folder) != study:
+        study.save()
     if args.retry:
         from regard.study.results import failed_file
 
@@ -107,9 +114,10 @@ def run(args: argparse.Namespace) -> int:
             failed_file(study, one).unlink(missing_ok=True)
     if args.slurm is not None:
         return write_job(args, study)
-    reporter = Reporter(study, args.only, quiet=args.json)
+    reporter = Reporter(study, args.only)
     try:
-        train(args, study, reporter)
+        with reporter:
+            train(args, study, reporter)
     except (Interrupted, KeyboardInterrupt) as stop:
         reporter.refresh()
         print(f"\n{stop or 'interrupted'}. To continue:  {again(study)}", file=sys.stderr)
@@ -119,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
     from regard.study.formats import lines, to_json
 
     reporter.refresh()
+    study = Study.read(study.folder)  # another process may have added rows
     table, state = collect(study), progress(study, args.only)
     show(args.json, to_json(table), lines(table, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     if args.png:
@@ -218,11 +227,44 @@ def train(args: argparse.Namespace, study: Study, reporter: Reporter) -> None:
 
 
 class Reporter:
-    """Prints a line per run, with the time that is left, and refreshes table and report now and then."""
+    """Prints a line per run and one per minute, with the time that is left; refreshes table and report now and then."""
 
-    def __init__(self, study: Study, only: list[str], quiet: bool = False) -> None:
-        self.folder, self.only, self.quiet = study.folder, only, quiet
+    def __init__(self, study: Study, only: list[str]) -> None:
+        self.folder, self.only, self.file = study.folder, only, sys.stderr  # which is a log while a run is trained
         self.due = 0.0
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self._watch, name="study", daemon=True)
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop.set()
+        self.thread.join()
+
+    def _watch(self) -> None:
+        """Show runs in progress; end a worker whose parent has been killed."""
+        from regard.study.definition import Study
+        from regard.study.results import progress
+
+        parent, due = os.environ.get(WORKER), time.monotonic() + LINES
+        while not self.stop.wait(1.0):
+            if parent is not None and os.getppid() != int(parent):
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + LINES
+            state = progress(Study.read(self.folder), self.only)
+            runs = (f"{run.row}, seed {run.seed}: step {at:,} of {of:,}" for run, (at, of) in state.running.items())
+            self._print("; ".join(runs), state)
+
+    def _print(self, text: str, state: Progress) -> None:
+        from regard.progress import duration
+
+        ended, width = len(state.done) + len(state.failed), len(str(state.total))
+        left = f"; about {duration(state.left)} left" if state.left else ""
+        print(f"[{ended:{width}} of {state.total}] {text}{left}", file=self.file, flush=True)
 
     def __call__(self, event: Event) -> None:
         from regard.progress import duration
@@ -230,7 +272,6 @@ class Reporter:
         from regard.study.results import progress
 
         state = progress(Study.read(self.folder), self.only)
-        ended, width = len(state.done) + len(state.failed), len(str(state.total))
         name = f"{event.run.row}, seed {event.run.seed}"
         match event.what:
             case "training":
@@ -239,8 +280,7 @@ class Reporter:
                 text = f"{name}: {self._score(event)}{duration(event.seconds)}"
             case _:
                 text = f"{name}: failed: {event.reason.splitlines()[0]}"
-        left = f"; about {duration(state.left)} left" if state.left and event.what != "training" else ""
-        print(f"[{ended:{width}} of {state.total}] {text}{left}", file=sys.stderr, flush=True)
+        self._print(text, state)
         if event.what != "training" and time.monotonic() >= self.due:
             self.refresh()
 

@@ -13,7 +13,7 @@ from statistics import fmean
 from regard.files import make_folder, write_atomically
 from regard.study.claim import owner_of
 from regard.study.definition import Planned, Study
-from regard.study.finished import flat
+from regard.study.finished import FinishedRun, flat
 from regard.study.rows import compare_rows
 from regard.study.table import StudyTable
 
@@ -49,7 +49,7 @@ class Progress:
     done: tuple[Planned, ...]
     failed: tuple[Planned, ...]
     pending: tuple[Planned, ...]  # the running ones too
-    running: tuple[Planned, ...]
+    running: dict[Planned, tuple[int, int]]  # with the last step in their logs and the number of steps
     seconds: dict[Planned, float]  # that runs have taken
 
     @property
@@ -67,13 +67,15 @@ class Progress:
         rows: dict[str, list[float]] = {}
         for run, seconds in self.seconds.items():
             rows.setdefault(run.row, []).append(seconds)
-        mean = fmean(self.seconds.values())
-        expected = (fmean(rows[run.row]) if run.row in rows else mean for run in self.pending)
-        return sum(expected) / max(1, len(self.running))
+        mean, left = fmean(self.seconds.values()), 0.0
+        for run in self.pending:
+            step, steps = self.running.get(run, (0, 1))
+            left += (fmean(rows[run.row]) if run.row in rows else mean) * (1 - step / steps)
+        return left / max(1, len(self.running))
 
 
 def progress(study: Study, only: Iterable[str] = ()) -> Progress:
-    done, failed, pending, running, seconds = [], [], [], [], {}
+    done, failed, pending, running, seconds = [], [], [], {}, {}
     ended, failures = (_names(path) for path in (claims(study), study.folder / "failed"))
     for run in study.runs(only):
         if done_file(study, run).name in ended:
@@ -84,8 +86,15 @@ def progress(study: Study, only: Iterable[str] = ()) -> Progress:
         else:
             pending.append(run)
             if f"{run.name}.0" in ended and owner_of(claims(study), run.name) is not None:
-                running.append(run)
-    return Progress(tuple(done), tuple(failed), tuple(pending), tuple(running), seconds)
+                running[run] = _steps(study.run_folder(run))
+    return Progress(tuple(done), tuple(failed), tuple(pending), running, seconds)
+
+
+def _steps(folder: Path) -> tuple[int, int]:
+    """The last step in the log of a run, and the number of its steps; (0, 1) if it has only begun."""
+    one = FinishedRun(folder)
+    steps = one.summary.get("steps", 1)
+    return min(steps, max((line["step"] for line in one.history), default=0)), steps
 
 
 def _names(folder: Path) -> set[str]:

@@ -178,7 +178,7 @@ def start_workers(study: Study, jobs: int, device: str | None, options: Sequence
     make_folder(study.folder / "logs")
     count = torch.cuda.device_count() if device in (None, "cuda") else 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ, "REGARD_WORKER": "1"}
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ, "REGARD_WORKER": str(os.getpid())}
     command = [sys.executable, "-m", "regard", "ablate", str(study.folder), "--jobs", "1", *options]
     workers = []
     for number in range(jobs):
