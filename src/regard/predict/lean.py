@@ -64,8 +64,8 @@ class Lean:
             table = position.embed(torch.arange(size)[None])
             self.positions = positions = x.new_zeros(size, 1) if table is None else table[0].to(x.dtype)
         x = self.first(x + positions[slot])
-        if state.within[0][0].shape[2] == slot:  # the buffers grow by doubling
-            state.within = [(F.pad(k, (0, 0, 0, slot)), F.pad(v, (0, 0, 0, slot))) for k, v in state.within]
+        if state.within[0][0].shape[2] == slot:
+            state.within = [(F.pad(k, (0, 0, 0, LANE)), F.pad(v, (0, 0, 0, LANE))) for k, v in state.within]
         mask = x.new_zeros(1, 1, 1, -(-(slot + 1) // LANE) * LANE)
         mask[..., slot + 1 :] = float("-inf")
         for layer, (k, v), (memory_k, memory_v, memory_mask) in zip(
@@ -104,7 +104,8 @@ class LeanState:
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """As `Cache.reorder`."""
-        self.within = [tuple(x.index_select(0, rows) for x in parts) for parts in self.within]
+        used = -(-self.length // LANE) * LANE
+        self.within = [tuple(x[:, :, :used].index_select(0, rows) for x in parts) for parts in self.within]
         if sources is None or len(sources) < len(self.across[0][0]):
             kept = rows if sources is None else sources
             self.across = [tuple(x.index_select(0, kept) for x in parts) for parts in self.across]
