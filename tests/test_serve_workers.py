@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -79,6 +80,12 @@ def texts(server: Server, count: int = 40) -> set[str]:
         replies = list(pool.map(lambda _: server.post("/v1/completions", BODY), range(count)))
     assert {status for status, _ in replies} == {200}
     return {content["choices"][0]["text"] for _, content in replies}
+
+
+def test_a_small_response_is_sent_at_once() -> None:
+    """Nagle's algorithm would delay the second of two writes until the first is acknowledged, after 40 ms."""
+    with bind("127.0.0.1", 0) as sock, socket.create_connection(sock.getsockname()), sock.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_no_request_gets_503_after_the_first_success(run: Path) -> None:
