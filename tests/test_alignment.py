@@ -18,6 +18,7 @@ from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.folder import save
 from regard.models.transformer import build
+from regard.nn.trace import trace
 from regard.predict import Bundle, Translator
 from regard.predict.alignment import alignment_layer, link_words, pharaoh
 from regard.text.tokenizer import Tokenizer
@@ -127,6 +128,15 @@ def test_the_layer() -> None:
     for layer in (-1, 2):
         with pytest.raises(UserError, match="layers 0 to 1"):
             model.align([("one", "two")], layer)
+
+
+def test_beside_another_thread() -> None:
+    model, pairs = make("word", layers=2), [("one two three", "two one")]
+    links = model.align(pairs)
+    with trace(model.model) as seen:  # as another thread that aligns
+        assert model.align(pairs) == links
+        assert model.model.decoder.blocks[0].tap is seen, "it is still being traced"
+    assert "decoder.0.cross.weights" not in seen, "and has read nothing of the others"
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -420,11 +420,14 @@ def test_files_can_be_dropped(server: Server, runs: dict[str, Path], visit: Call
         return data;
     }"""
     text = page.evaluate_handle(drop, ["lines.txt", list("\ufeffone two\nfour 고양이\n".encode())])
-    page.locator(".field").dispatch_event("drop", {"dataTransfer": text})
+    page.locator("h1").dispatch_event("drop", {"dataTransfer": text})  # anywhere
     expect(page.locator("#text")).to_have_value("one two\nfour 고양이\n")
     assert send(page).post_data_json["input"] == ["one two", "four 고양이"]
     (tmp_path / "again.txt").write_text("five")
     page.locator("input[type=file]").set_input_files(tmp_path / "again.txt")
+    expect(page.locator("#text")).to_have_value("five")
+    page.locator("input[type=file]").set_input_files(runs["images"].parent / "a.png")
+    expect(page.get_by_role("alert")).to_have_text("a.png: not a text in UTF-8")
     expect(page.locator("#text")).to_have_value("five")
     page.select_option("#model", "images")
     page.get_by_role("button", name="Use the example image").click()
@@ -439,7 +442,7 @@ def test_files_can_be_dropped(server: Server, runs: dict[str, Path], visit: Call
     assert send(page).response().status == 200
     (tmp_path / "broken.png").write_bytes(bytes(3_000_000))
     page.locator("input[type=file]").set_input_files(tmp_path / "broken.png")
-    expect(page.get_by_role("alert")).to_have_text("broken.png: the file cannot be read")
+    expect(page.get_by_role("alert")).to_have_text("broken.png: not an image that this browser can read")
 
 
 @pytest.mark.parametrize("width", [390, 1440])

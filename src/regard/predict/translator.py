@@ -6,6 +6,7 @@ line. How they are found (greedy, beam, sampling) is a `SearchConfig`, by defaul
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -169,14 +170,17 @@ class Translator(SearchPredictor[str, TextPrediction]):
     def align(self, pairs: Sequence[tuple[str, str]], layer: int | None = None) -> list[Links]:
         """Links (source word, target word) of each pair, by the cross-attention of a layer, numbered from 0.
 
-        Of an ensemble, by that of its first model.
+        Of an ensemble, by that of its first model. A trace marks the modules of a model, with which another thread may be
+        translating: traced is a copy of them, with the same weights.
         """
         name, links = alignment_layer(self.model, layer), [Links() for _ in pairs]
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
         filled = [row for row, pair in enumerate(pairs) if all(map(str.strip, pair))]
         for rows, batch in pair_batches(*self._encode_pairs([pairs[row] for row in filled])):
             batch = batch.to(self.device)
-            with trace(self.model, only=name) as seen:
-                self.model.states(batch.target, self.model.encode(batch.source, batch.source_is_real))
+            with trace(model, only=name) as seen:
+                model.states(batch.target, model.encode(batch.source, batch.source_is_real))
             for row, weights in zip(rows, seen[name].float().mean(dim=1).cpu(), strict=True):  # [T, S] each
                 source, target = pairs[filled[row]]
                 words = self.source.encode_words(source)[1], self.target.encode_words(target)[1]

@@ -166,6 +166,9 @@ class Models:
         for name in self.folders:
             try:
                 self.reload(name)
+            except UserError as error:  # says what to do; where it was raised says nothing
+                log.error("model not loaded", extra={"fields": {"model": name, "error": str(error)}})
+                self.failed[name] = str(error)
             except Exception as error:
                 log.exception("model not loaded", extra={"fields": {"model": name}})
                 self.failed[name] = str(error) or type(error).__name__

@@ -87,6 +87,8 @@ class Model(BaseModel):
     kind: str | None = Field(None, description="the command that does the same: generate, translate, classify …")
     input: Literal["text", "image", "numbers"] | None = None
     embeddings: bool | None = Field(None, description="whether /v1/embeddings accepts it")
+    languages: tuple[str, str] | None = Field(None, description="of a translation model: from which to which")
+    channels: int | None = Field(None, description="of a forecasting model: numbers per step")
 
 
 class ModelList(BaseModel):
@@ -214,6 +216,8 @@ def describe(service: Service, name: str) -> Model:
         kind=served.kind,
         input="numbers" if served.kind == "predict" else inputs.get(served.bundle.config.input),
         embeddings=served.embedder is not None,
+        languages=served.languages,
+        channels=served.bundle.config.feature_dim if served.kind == "predict" else None,
     )
 
 

@@ -57,6 +57,7 @@ const english = {
   failed: "It failed: {0}",
   step: "Step",
   noImage: "This file cannot be read as an image.",
+  noText: "This file is not a text in UTF-8.",
 };
 
 export type Word = keyof typeof english;
@@ -118,6 +119,7 @@ const korean: Record<Word, string> = {
   failed: "실패했습니다: {0}",
   step: "스텝",
   noImage: "이 파일은 이미지로 읽을 수 없습니다.",
+  noText: "이 파일은 UTF-8 텍스트가 아닙니다.",
 };
 
 const LISTS = { en: english, ko: korean };

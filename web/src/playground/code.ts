@@ -19,28 +19,38 @@ function curl(url: string, body: object, key: boolean): string {
 
 function python(url: string, body: object, key: boolean): string {
   const auth = key ? `, "Authorization": f"Bearer {os.environ['REGARD_API_KEY']}"` : "";
+  const texts = several(body) ? `texts = [""] * body["n"]\n` : "";
+  const each = texts ? `texts[choice["index"]] += choice["text"]` : `print(choice["text"], end="", flush=True)`;
   const read =
     "stream" in body
       ? `    for line in response:
         if line.startswith(b"data: {"):
             for choice in json.loads(line[6:])["choices"]:
-                print(choice["text"], end="", flush=True)`
-      : `    print(json.load(response))`;
+                ${each}${texts && `\nprint(*texts, sep="\\n\\n")`}`
+      : `    print(json.dumps(json.load(response), indent=2, ensure_ascii=False))`;
   return `import json
 ${key ? "import os\n" : ""}from urllib.request import Request, urlopen
 
 body = ${literal(body)}
 headers = {"Content-Type": "application/json"${auth}}
-with urlopen(Request("${url}", json.dumps(body).encode(), headers)) as response:
+${texts}with urlopen(Request("${url}", json.dumps(body).encode(), headers)) as response:
 ${read}
 `;
 }
 
 function javascript(url: string, body: object, key: boolean): string {
   const auth = key ? ", Authorization: `Bearer ${process.env.REGARD_API_KEY}`" : "";
+  const texts = several(body) ? `const texts = Array(body.n).fill("");\n` : "";
+  const each = texts ? `texts[choice.index] += choice.text` : `process.stdout.write(choice.text)`;
   const read =
     "stream" in body
-      ? `for await (const events of response.body.pipeThrough(new TextDecoderStream())) console.log(events);`
+      ? `${texts}let rest = "";
+for await (const part of response.body.pipeThrough(new TextDecoderStream())) {
+  const lines = (rest + part).split("\\n");
+  rest = lines.pop();
+  for (const line of lines.filter((one) => one.startsWith("data: {")))
+    for (const choice of JSON.parse(line.slice(6)).choices) ${each};
+}${texts && `\nconsole.log(texts.join("\\n\\n"));`}`
       : `console.log(JSON.stringify(await response.json(), null, 2));`;
   return `const body = ${json(body)};
 const response = await fetch("${url}", {
@@ -50,6 +60,11 @@ const response = await fetch("${url}", {
 });
 ${read}
 `;
+}
+
+/** Several samples arrive token by token in turn. */
+function several(body: { n?: number }): boolean {
+  return (body.n ?? 1) > 1;
 }
 
 /** JSON, one field per line. */

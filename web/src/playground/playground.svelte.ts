@@ -180,17 +180,17 @@ class Playground {
   /** A file that was dropped or chosen: an image where the model reads images, else its text. */
   async take(file: File): Promise<void> {
     if (this.readsImages) this.image = await readImage(file);
-    else this.texts[this.task] = (await file.text()).replace(/^\ufeff/, "");
+    else this.texts[this.task] = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
   }
 }
 
 const LARGE = 2_000_000; // bytes: a server accepts 4,000,000, and base64 takes a third more
 const SIDE = 1024; // pixels: models read fewer
 
-/** An image as it is, or a large one, such as a photo, made smaller. */
+/** An image as it is, or a large one, such as a photo, made smaller; an error if it is none. */
 async function readImage(file: File): Promise<Picked> {
-  if (file.size <= LARGE) return { name: file.name, url: await dataUrl(file) };
   const image = await createImageBitmap(file);
+  if (file.size <= LARGE && file.type !== "image/avif") return { name: file.name, url: await dataUrl(file) };
   const scale = Math.min(1, SIDE / Math.max(image.width, image.height));
   const canvas = document.createElement("canvas");
   canvas.width = Math.round(image.width * scale);

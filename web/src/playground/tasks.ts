@@ -8,6 +8,8 @@ export interface Model {
   kind?: Task;
   input?: "text" | "image" | "numbers";
   embeddings?: boolean;
+  languages?: [string, string]; // from, to
+  channels?: number; // numbers per step
 }
 
 export interface Call {
@@ -62,9 +64,16 @@ export const EXAMPLES: Record<Task, string> = {
   tag: "Ada Lovelace was born in London.",
   fill: "A <mask> is riding a bicycle.",
   caption: "",
-  predict: Array.from({ length: 96 }, (_, at) => (20 + 5 * Math.sin(at / 4)).toFixed(1)).join(" "),
+  predict: "", // depends on the model: `series`
   embed: "A man is riding a bicycle.\nSomeone is cycling.\nThe soup is too hot.",
 };
+/** An example for a forecasting model: steps of a sine, each shifted from channel to channel. */
+export function series(channels: number): string {
+  const value = (at: number, channel: number) => (20 + 5 * Math.sin(at / 4 + channel)).toFixed(1);
+  const step = (at: number) => Array.from({ length: channels }, (_, channel) => value(at, channel)).join(" ");
+  return Array.from({ length: 96 }, (_, at) => step(at)).join(channels > 1 ? "\n" : " ");
+}
+
 const PATHS: Record<Exclude<Task, "generate" | "embed" | "predict">, string> = {
   translate: "v1/translate",
   classify: "v1/classify",
