@@ -170,8 +170,8 @@ class Translator(SearchPredictor[str, TextPrediction]):
     def align(self, pairs: Sequence[tuple[str, str]], layer: int | None = None) -> list[Links]:
         """Links (source word, target word) of each pair, by the cross-attention of a layer, numbered from 0.
 
-        Of an ensemble, by that of its first model. A trace marks the modules of a model, with which another thread may be
-        translating: traced is a copy of them, with the same weights.
+        Of an ensemble, by that of its first model. A trace marks the modules of a model, which another thread may be
+        using: traced is a copy of them, with the same weights.
         """
         name, links = alignment_layer(self.model, layer), [Links() for _ in pairs]
         tensors = (*self.model.parameters(), *self.model.buffers())
