@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ import pytest
 pytest.importorskip("optuna", reason="install it with  pip install 'regard[tune]'")
 
 from corpus import SMALL, write_corpus
+from regard.api import open_recipe
 from regard.cli import main
 from regard.errors import UserError
-from regard.study.search import ATTEMPTS, Search
+from regard.study.search import ATTEMPTS, Search, open_search
 from regard.study.space import Choice, Range, make_space, read_search
+from regard.training.lock import hold
 from regard.training.trainer import Trainer, read_metrics
 from stopping import interrupt_at
 
@@ -188,6 +192,18 @@ def test_what_a_search_needs(here, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_search_finds_the_minimum_and_what_it_depends_on(here, tmp_path):
+    """Without training: a function of the learning rate alone, lowest at 3e-3."""
+    search = open_search(tmp_path / "search", open_recipe("mine.toml")[0], read_search(SPACE), 1)
+    for _ in range(30):
+        trial = search._choose()
+        search.study.tell(trial, abs(math.log(trial.params["train.lr"] / 3e-3)))
+    assert float(search.ranked()[0].settings["train.lr"]) == pytest.approx(3e-3, rel=0.1)
+    assert [one.number for one in search.results] == [*range(1, 31)]
+    importance = search.importance()
+    assert importance["train.lr"] == max(importance.values()) > 0.5 and sum(importance.values()) == pytest.approx(1)
+
+
 # --- interrupted, killed, shared
 
 
@@ -202,7 +218,9 @@ def test_an_interrupted_search_continues_as_if_nothing_had_happened(whole, here,
 
 KILLED = """
 import os, signal, sys
+from regard.api import open_recipe
 from regard.cli import main
+from regard.training.lock import hold
 from regard.training.trainer import Trainer
 real, trials = Trainer._update, []
 
@@ -256,3 +274,28 @@ def test_two_processes_share_a_search(here, tmp_path, capsys):
     logs = [path.read_text() for path in (folder / "logs").iterdir()]
     assert len(logs) == 2 and all("training: step" in text for text in logs)
     assert capsys.readouterr().err.count("valid loss") == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill"])
+def test_the_processes_of_a_search_end_with_it(here, tmp_path, number):
+    """They save a checkpoint, and the same command completes their trials."""
+    folder, arguments = tmp_path / "search", {"trials": 2, "steps": 400}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "regard", *command(folder, "--jobs", "2", **arguments)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not all((folder / "trials" / str(one) / "metrics.jsonl").exists() for one in (1, 2)):
+        assert process.poll() is None, process.stderr
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    assert "To continue:" in errors or number == signal.SIGKILL
+    for one in (1, 2):
+        with hold(folder / "trials" / str(one), wait=True):  # its process has ended
+            assert [*(folder / "trials" / str(one) / "checkpoints").iterdir()]
+    assert {one.status for one in Search(folder).results} == {"running"}
+    assert main(command(folder, **arguments)) == 0
+    assert {one.status for one in Search(folder).results} == {"done"}

@@ -187,7 +187,7 @@ class Search:
         for attempt in range(REPEATS):
             count = len(self.study.get_trials(deepcopy=False))
             seed = random.Random(f"{self.seed} {count}").getrandbits(32)
-            tpe = samplers.TPESampler(seed=seed, warn_independent_sampling=False)
+            tpe = samplers.TPESampler(seed=seed)
             self.study.sampler = tpe if attempt < REPEATS // 2 else samplers.RandomSampler(seed)
             if not count and (own := self._own_values()) is not None:
                 self.study.enqueue_trial(own)
