@@ -20,6 +20,7 @@ task (accuracy over 99.5 % on new sequences). Minutes on one core.
 from __future__ import annotations
 
 import argparse
+import bisect
 import statistics
 import sys
 import time
@@ -92,7 +93,9 @@ def parameters(kind: str, dim: int) -> int:
 def width(kind: str, target: int) -> int:
     """The width whose number of parameters is the nearest to `target`; that of a head is even."""
     step = 2 * HEADS if kind in (ATTENTION, RESTRICTED) else 1
-    return min(range(8, 129, step), key=lambda dim: abs(parameters(kind, dim) - target))
+    widths = range(8, 129, step)
+    above = bisect.bisect_left(widths, target, key=lambda dim: parameters(kind, dim))
+    return min(widths[above - 1 : above + 1], key=lambda dim: abs(parameters(kind, dim) - target))
 
 
 def reach(kind: str) -> int | None:
