@@ -236,25 +236,30 @@ def _plot(
         line_chart(flops, title=f"FLOPs of a forward pass, {named}", y_label="GFLOPs", marks=at_flops, **axes),
         line_chart(paths, title="Maximum path length", y_label="layers or steps", **axes),
     ]
-    for title, unit, value, formula in (
-        ("Time of a forward and a backward pass", "ms", lambda at: at.seconds * 1000, work),
-        ("Peak memory of a forward and a backward pass", "MiB", lambda at: at.peak / MIB, dict.fromkeys(TABLE)),
-    ):
-        if not measured:
-            break
-        series, theory = {}, {}
-        for kind, curve in measured.items():
-            points = [(n, value(at)) for n, at in curve.items()]
-            terms = [(formula[kind] or {}).get(n, n) for n in curve]
-            if points:
-                factor = fitted([y for _, y in points], terms)
-                series[kind] = points
-                theory[kind] = [(n, factor * term) for n, term in zip(curve, terms, strict=True)]
-        at_time = marks(TIME, _interpolated(series[ATTENTION])) if unit == "ms" and series.get(ATTENTION) else []
-        what = "constant · FLOPs" if unit == "ms" else "constant · n"
-        title = f"{title}, {dtype} (thin: {what})"
-        charts.append(line_chart(series, title=title, y_label=unit, theory=theory, marks=at_time, **axes))
+    times: dict[str, list[tuple[float, float]]] = {}
+    peaks, fits, lines = dict(times), dict(times), dict(times)
+    for kind, curve in measured.items():
+        if curve:
+            times[kind] = [(n, at.seconds * 1000) for n, at in curve.items()]
+            peaks[kind] = [(n, at.peak / MIB) for n, at in curve.items()]
+            factor = fitted([time for _, time in times[kind]], [work[kind][n] for n in curve])
+            fits[kind] = [(n, factor * work[kind][n]) for n in curve]
+            lines[kind] = _straight(peaks[kind])
+    if times:
+        at_time = marks(TIME, _interpolated(times[ATTENTION])) if ATTENTION in times else []
+        what = f"of a forward and a backward pass, {dtype}"
+        title = f"Time {what} (thin: constant · FLOPs)"
+        charts.append(line_chart(times, title=title, y_label="ms", theory=fits, marks=at_time, **axes))
+        title = f"Peak memory {what} (thin: a + b · n)"
+        charts.append(line_chart(peaks, title=title, y_label="MiB", theory=lines, **axes))
     return stack_charts(charts, f"One layer of each kind over the length, {named}")
+
+
+def _straight(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """a + b · n through the first and the last point: memory that does not depend on n, and memory per position."""
+    (first, low), (last, high) = points[0], points[-1]
+    slope = (high - low) / (last - first) if last > first else 0.0
+    return [(n, low + slope * (n - first)) for n, _ in points]
 
 
 def _interpolated(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
