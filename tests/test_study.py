@@ -74,7 +74,7 @@ def test_a_row_that_changes_nothing_is_left_out() -> None:
         ("a", ["model.haeds=3"], "haeds: unknown setting"),
         ("a", ["model.kv_heads=none"], "cannot remove a setting"),
         ("a", ["heads=1"], "name its table"),
-        ("a", [], "what shall it change"),
+        ("a", [], "it changes nothing"),
         ("a", ["model.layers=x0.3"], "not a whole number"),
         ("a", ["model.position=x2"], "the base has no number"),
     ],

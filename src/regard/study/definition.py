@@ -186,7 +186,7 @@ def read_rows(source: str | Path) -> list[Row]:
 def row_of(name: str, assignments: Sequence[str]) -> Row:
     """The row of  --set-row NAME key=value …"""
     if not assignments:
-        raise UserError(f"--set-row {name}: what shall it change? Write  --set-row {name} model.heads=1")
+        raise UserError(f"--set-row {name}: it changes nothing. Write  --set-row {name} model.heads=1")
     changes = override({}, assignments)
     keys = [one.partition("=")[0].strip() for one in assignments]
     if missing := [key for key in keys if key not in flat(changes)]:
