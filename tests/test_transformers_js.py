@@ -1,6 +1,7 @@
 """transformers.js under Node reads the folders of `regard export --onnx`: greedy tokens and logits are those of Python.
 
-It needs  npm --prefix tests/node ci  (470 MB, most of it ONNX Runtime for Node), and is skipped without it.
+It needs  make page  and  npm --prefix tests/node ci  (18 MB), and is skipped without them. ONNX Runtime is that of the pages,
+as WebAssembly: its native library for Node is 290 MB, most of it for other systems.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ CLASSES = {
 }
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("node") is None or not (NODE / "node_modules/@huggingface/transformers").is_dir(),
-    reason="needs transformers.js:  npm --prefix tests/node ci",
+    shutil.which("node") is None
+    or not (NODE / "node_modules/@huggingface/transformers").is_dir()
+    or not (NODE.parent.parent / "web/node_modules/onnxruntime-web").is_dir(),
+    reason="needs transformers.js:  make page;  npm --prefix tests/node ci",
 )
 
 
