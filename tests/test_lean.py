@@ -96,10 +96,23 @@ def test_an_engine_is_kept_while_its_model_has_the_same_weights() -> None:
     model = make(torch.float32)
     first = lean(model)
     assert lean(model) is first
-    with torch.no_grad():
-        model.decoder.blocks[0].feedforward.up.weight.mul_(2)  # type: ignore[index, union-attr]
-    second = lean(model)
-    assert second is not first
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    up = model.decoder.blocks[0].feedforward.up.weight  # type: ignore[index, union-attr]
+
+    def change_data() -> None:
+        up.data[0, 0] += 1  # type: ignore[index, operator]
+
+    def change_in_inference() -> None:
+        with torch.inference_mode():
+            up[0, 0] += 1  # type: ignore[index, operator]
+
+    second = first
+    for change in (optimizer.step, change_data, change_in_inference):
+        change()
+        before, second = second, lean(model)
+        assert second is not before and lean(model) is second
     model.output_head.project.weight = torch.nn.Parameter(torch.randn_like(model.output_head.project.weight))
     third = lean(model)
     assert third is not second

@@ -78,7 +78,7 @@ def known(model: nn.Module) -> bool:
     )
 
 
-_lean = WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], Any]]()  # engines, and the weights they are made of
+_lean = WeakKeyDictionary[nn.Module, tuple[list[float], Any]]()  # engines, and the weights they are made of
 
 
 def lean(model: Any) -> Any:
@@ -105,8 +105,21 @@ def lean(model: Any) -> Any:
     )
     if not is_known:
         return model
-    weights = [(one.data_ptr(), -1 if one.is_inference() else one._version) for one in model.parameters()]
-    kept = _lean.get(model)
+    weights, kept = fingerprint(model), _lean.get(model)
     if kept is None or kept[0] != weights:
         _lean[model] = kept = weights, LeanDecoder(model) if is_decoder else Lean(model)
     return kept[1]
+
+
+@torch.no_grad()
+def fingerprint(model: nn.Module) -> list[float]:
+    """The sum of each weight of the decoder and the output head, where it is, and how often it was changed.
+
+    PyTorch counts changes of a tensor, but not those of a fused optimizer, through `.data` or in inference mode, which
+    the sum shows. To add up all weights takes a third of a step; to make an engine of them takes several steps.
+    """
+    found = list[float]()
+    for weight in (*model.decoder.parameters(), *model.output_head.parameters()):  # type: ignore[union-attr, operator]
+        version = -1 if weight.is_inference() else weight._version
+        found += (float(weight.sum()), float(weight.data_ptr()), float(version))
+    return found
