@@ -2,7 +2,7 @@
 
 A claim is a file that only one process can create (O_EXCL). Its owner touches it every few seconds; a claim that was
 not touched for the time of its lease belongs to a process that is dead, and the run may be taken over. Two processes
-may notice that at once, and one may have looked before the other acted, so a claim is never removed or replaced:
+may notice that at once, and one may have checked before the other acted, so a claim is never removed or replaced:
 
     claims/heads-1@2.0      the first owner of run heads-1, seed 2
     claims/heads-1@2.1      the one that has taken it over, and so on; the last number owns the run
@@ -29,8 +29,8 @@ from typing import Any
 
 from regard.files import make_folder
 
-LEASE = 90.0  # seconds without a sign of life after which a process is dead
-BEATS = 6  # signs of life per lease
+LEASE = 90.0  # seconds without a heartbeat after which a process counts as dead
+BEATS = 6  # heartbeats per lease
 
 
 def machine() -> str:
