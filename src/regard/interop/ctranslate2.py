@@ -52,6 +52,7 @@ def refuse(config: ModelConfig) -> str:
         "head_layer = true": config.head_layer,
         f"attention_score = {config.attention_score!r}": config.attention_score != "dot",
         f"experts = {config.experts}": config.experts > 0,
+        f"mixer = {config.mixer!r}": config.mixer != "" and not config.all_full,
         f"window = {config.window}": config.window is not None,
         f"value_dim = {config.value_dim}": config.val_dim != config.key_dim,
         f"norm = {config.norm!r}": config.norm == "none",
@@ -170,6 +171,7 @@ def set_stack(spec: Any, stack: Stack) -> None:
         set_norm(spec.layer_norm, stack.norm)
     for part, block in zip(spec.layer, stack.blocks, strict=True):
         assert isinstance(block, Block) and isinstance(block.feedforward, FeedForward)
+        assert isinstance(block.attention, MultiHead)
         set_attention(part.self_attention, block.attention, block.attention_norm)
         if isinstance(position, Relative):
             part.self_attention.relative_position_keys = array(position.embedding.weight)

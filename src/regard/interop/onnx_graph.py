@@ -33,6 +33,7 @@ from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model, b
 from regard.nn.block import Block, Memory, Stack
 from regard.nn.cache import Cache, Pair
 from regard.nn.mask import Positions
+from regard.nn.multihead import MultiHead
 from regard.nn.trace import trace
 from regard.predict.onnx import OUTPUTS, PAST, PRESENT, SOURCES
 
@@ -198,7 +199,7 @@ def _past(stack: Stack, memory: bool = False) -> tuple[list[tuple[Tensor, ...]],
     config = stack.config
     layers, names = list[tuple[Tensor, ...]](), list[str]()
     for number, block in enumerate(stack.blocks):
-        assert isinstance(block, Block)
+        assert isinstance(block, Block) and isinstance(block.attention, MultiHead)
         parts = {f"{number}.decoder." if memory else f"{number}.": (block.attention.key_heads, READ)}
         if block.cross is not None:
             parts[f"{number}.encoder."] = (block.cross.key_heads, READ + 1)

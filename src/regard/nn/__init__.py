@@ -6,6 +6,7 @@ Read in this order, from the formula to a stack of blocks:
     attention    scaled dot-product attention, stage by stage
     position     position encodings
     multihead    several attentions in parallel
+    mixer        how a layer mixes tokens: full attention, a window, or something else
     block        attention and feed-forward with residual connections, repeated
 
 then the parts they use:

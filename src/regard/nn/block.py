@@ -27,7 +27,8 @@ from regard.nn.cache import Cache
 from regard.nn.config import StackConfig
 from regard.nn.dropout import dropout
 from regard.nn.feedforward import Experts, FeedForward
-from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, tiles, window
+from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, tiles
+from regard.nn.mixer import layer_mask, make_mixer
 from regard.nn.multihead import Context, MultiHead
 from regard.nn.norm import make_norm
 from regard.nn.position import KINDS, Learned
@@ -39,10 +40,10 @@ class Block(Traceable):
 
     stages = ("output",)
 
-    def __init__(self, config: StackConfig, *, layer: int = 0, memory: bool = False) -> None:
+    def __init__(self, config: StackConfig, *, layer: int = 0, memory: bool = False, causal: bool = False) -> None:
         super().__init__()
         self.pre_norm, self.residual, self.dropout = config.norm_order == "pre", config.residual, config.dropout
-        self.attention = MultiHead(config, layer=layer)
+        self.attention = make_mixer(config, layer, causal)
         self.attention_norm = make_norm(config)
         self.cross = MultiHead(config, layer=layer, cross=True) if memory else None
         self.cross_norm = make_norm(config) if memory else None
@@ -93,7 +94,8 @@ class Stack(Traceable):
         self.compute: Callable[[nn.Module, Tensor, Context], Tensor] | None = None  # of training: `run_block` compiled
         self.position = KINDS[config.position](config, causal)
         self.embed_norm = make_norm(config) if config.embed_norm else nn.Identity()
-        self.blocks = nn.ModuleList(Block(config, layer=layer, memory=memory) for layer in range(config.layers))
+        layers = range(config.layers)
+        self.blocks = nn.ModuleList(Block(config, layer=layer, memory=memory, causal=causal) for layer in layers)
         self.norm = make_norm(config) if config.ends_with_norm else nn.Identity()
 
     def forward(
@@ -130,7 +132,7 @@ class Stack(Traceable):
         if recompute and bias is not None and not bias.content and self.config.attention != "flex":
             bias.dense(x)  # all layers share it, so it is not part of a layer that is recomputed
         for layer, block in enumerate(self.blocks):
-            context = contexts[layer % len(contexts)]
+            context = contexts[layer]
             run = partial(self.compute, block) if self.compute is not None and self.training else block
             x = checkpoint(run, x, context, use_reentrant=False) if recompute else run(x, context)
         return self.mark("output", self.norm(x))
@@ -138,24 +140,30 @@ class Stack(Traceable):
     def _contexts(
         self, positions: Positions, pos: Tensor, memory: Memory | None, cache: Cache | None, mask: Mask
     ) -> tuple[Context, ...]:
-        """One for all layers; with shifted windows two, which the layers use alternately."""
-        if self.config.window is not None:
-            mask = window(self.config.window) & mask
-        if self.causal:
-            mask = causal & mask
+        """One per layer; layers with the same mask share it."""
         first, keys = (0, positions) if cache is None else (cache.length, cache.add(positions))
+        masks = [self._layer_mask(layer) for layer in range(self.config.layers)]
+
+        def attention_mask(own: Mask) -> AttentionMask:
+            whole = causal & (own & mask) if self.causal else own & mask
+            return AttentionMask(whole, positions, keys, first=first)
+
+        attention_masks = {own: attention_mask(own) for own in dict.fromkeys(masks)}
         context = Context(
-            attention_mask=AttentionMask(mask, positions, keys, first=first),
+            attention_mask=attention_masks[masks[0]],
             rotation=self.position.rotation(pos),
             bias=self.position.bias(pos, pos if cache is None else keys.pos),
             cache=cache,
             memory=None if memory is None else memory.states,
             memory_mask=None if memory is None else AttentionMask(everything, positions, memory.positions),
         )
-        size = self.config.shifted_window
+        contexts = {own: replace(context, attention_mask=each) for own, each in attention_masks.items()}
+        return tuple(contexts[own] for own in masks)
+
+    def _layer_mask(self, layer: int) -> Mask:
+        """The mask of one layer, apart from causality, padding and documents; equal ones are one object."""
+        size, grid = self.config.shifted_window, self.config.grid
         if size is None or self.causal:
-            return (context,)
-        grid = self.config.grid
+            return layer_mask(self.config, layer)
         assert grid is not None  # checked in `__init__`
-        masks = (context.attention_mask.with_mask(tiles(size, grid, shift) & mask) for shift in (0, size // 2))
-        return tuple(replace(context, attention_mask=attention_mask) for attention_mask in masks)
+        return tiles(size, grid, size // 2 if layer % 2 else 0)

@@ -11,10 +11,11 @@ when it is created; its errors name the field, the value and the remedy.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
-from regard.errors import UserError
+from regard.errors import UserError, suggest
 from regard.settings import check_fields
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu"]
@@ -22,6 +23,8 @@ PositionKind = Literal["sinusoidal", "learned", "relative", "t5", "rope", "alibi
 Norm = Literal["layer", "rms", "none"]
 Score = Literal["dot", "multiplicative", "additive", "concat"]
 Path = Literal["fused", "reference", "flex"]
+Mixer = Literal["full", "window", "bigbird", "linformer", "linear", "performer", "gated-linear", "fourier"]
+SOFTMAX = ("full", "window", "bigbird")  # the mixers that are softmax attention with a mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,18 @@ class StackConfig:
     attention_score: Score = "dot"
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim) for dot, else 1
     qk_norm: bool = False  # RMS normalisation of the queries and keys of each head, before rotation
+    # how the tokens of a layer are mixed: a kind, or a pattern over the layers such as "window, window(64), full",
+    # which is repeated; "": window if `window` is set, else full
+    mixer: str = ""
     window: int | None = None  # self-attention attends only to tokens less than this far away
+    dilation: int = 1  # window: only to every n-th token of it, so that it is n times as wide (Longformer)
+    global_tokens: int = 0  # window, bigbird: the first n tokens attend to all tokens, and all tokens to them
+    global_projections: bool = False  # window: global tokens have projections of their own (Longformer)
+    block_size: int = 64  # bigbird: tokens of a block; window and global_tokens are counted in tokens all the same
+    random_blocks: int = 3  # bigbird: blocks of keys, chosen at random, for each block of queries
+    mixer_seed: int = 0  # bigbird: of the random blocks; performer: of the random features
+    projected_length: int = 256  # linformer: keys and values are projected to this length
+    features: int | None = None  # performer: random features per head; None: as many as d_k · ln(d_k)
     shifted_window: int | None = None  # patches: windows of n x n patches, shifted by n / 2 in every second layer
     attention: Path = "fused"  # which implementation computes it; the results are the same
     # feed-forward
@@ -71,13 +85,15 @@ class StackConfig:
     val_dim: int = field(init=False, repr=False)  # of a value
     scale: float = field(init=False, repr=False)  # of the attention scores
     ends_with_norm: bool = field(init=False, repr=False)
+    pattern: tuple[tuple[Mixer, int | None], ...] = field(init=False, repr=False)  # kind and window of each layer
     # (patches per row, positions before the first patch) of an image; None: the input is a sequence
     grid: tuple[int, int] | None = field(init=False, repr=False, default=None)
 
     LEAST: ClassVar[dict[str, int]] = {
         "dim": 1, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "value_dim": 1, "ff_dim": 1, "window": 1,
-        "shifted_window": 1, "experts": 0, "experts_per_token": 1, "max_length": 1, "position_distance": 1,
-        "position_buckets": 4,
+        "dilation": 1, "global_tokens": 0, "block_size": 1, "random_blocks": 0, "mixer_seed": 0, "projected_length": 1,
+        "features": 1, "shifted_window": 1, "experts": 0, "experts_per_token": 1, "max_length": 1,
+        "position_distance": 1, "position_buckets": 4,
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -93,10 +109,82 @@ class StackConfig:
             "val_dim": key_dim if self.value_dim is None else self.value_dim,
             "scale": scale if self.attention_scale is None else self.attention_scale,
             "ends_with_norm": self.norm_order == "pre" if self.final_norm is None else self.final_norm,
+            "pattern": self._parse_mixer(),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
         self._check_combinations()
+
+    @property
+    def all_full(self) -> bool:
+        """Whether every layer is full attention."""
+        return all(kind == "full" for kind, _ in self.pattern)
+
+    def mixer_of(self, layer: int) -> Mixer:
+        """How layer `layer` mixes tokens."""
+        return self.pattern[layer % len(self.pattern)][0]
+
+    def window_of(self, layer: int) -> int | None:
+        """The window of layer `layer`; None: it has none."""
+        return self.pattern[layer % len(self.pattern)][1]
+
+    def _parse_mixer(self) -> tuple[tuple[Mixer, int | None], ...]:
+        """Kind and window of each layer of the pattern `mixer`."""
+        if not self.mixer:
+            return (("full" if self.window is None else "window", self.window),)
+        pattern = list[tuple[Mixer, int | None]]()
+        for part in self.mixer.split(","):
+            match = re.fullmatch(r"\s*([\w-]*)\s*(?:\(\s*(\d+)\s*\))?\s*", part)
+            kind = next((kind for kind in get_args(Mixer) if match is not None and kind == match[1]), None)
+            if match is None or kind is None:
+                raise UserError(
+                    f"mixer = {self.mixer!r}: {part.strip()!r} is unknown; {suggest(part, get_args(Mixer))}"
+                )
+            size = None if match[2] is None else int(match[2])
+            if size is not None and (kind not in ("window", "bigbird") or size < 1):
+                raise UserError(
+                    f"mixer = {self.mixer!r}: only window(n) and bigbird(n) have a size, of 1 or more tokens"
+                )
+            if kind in ("window", "bigbird") and size is None:
+                if self.window is None:
+                    raise UserError(
+                        f"mixer = {self.mixer!r} needs a window: set window, such as window = 256, or write {kind}(256)"
+                    )
+                size = self.window
+            pattern.append((kind, size))
+        if self.window is not None and not any(size == self.window for _, size in pattern):
+            raise UserError(f"window = {self.window}: no layer of mixer = {self.mixer!r} uses it; remove one of them")
+        return tuple(pattern)
+
+    def _check_mixer(self) -> None:
+        """Check the fields of mixers: each has to be used by a layer, and to fit the rest."""
+        kinds = {kind for kind, _ in self.pattern}
+        uses: dict[str, tuple[Mixer, ...]] = {
+            "dilation": ("window",), "global_tokens": ("window", "bigbird"), "global_projections": ("window",),
+            "block_size": ("bigbird",), "random_blocks": ("bigbird",), "mixer_seed": ("bigbird", "performer"),
+            "projected_length": ("linformer",), "features": ("performer",),
+        }  # fmt: skip
+        for name, users in uses.items():
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default and not kinds & {*users}:
+                raise UserError(
+                    f"{name} = {getattr(self, name)}: no layer uses it; remove it, or set mixer = '{users[0]}'"
+                )
+        if self.mixer and self.shifted_window is not None:
+            raise UserError(f"mixer = {self.mixer!r} and shifted_window = {self.shifted_window}: remove one of them")
+        if self.global_projections and not self.global_tokens:
+            raise UserError(
+                "global_projections = true: there are no global tokens; set global_tokens = 1, or remove it"
+            )
+        other = sorted(kinds - {*SOFTMAX})
+        if other and self.attention_score != "dot":
+            raise UserError(
+                f"attention_score = {self.attention_score!r}: mixer = '{other[0]}' computes no scores of pairs; "
+                "remove attention_score, or use mixer = 'full'"
+            )
+        if "fourier" in kinds and self.position == "rope":
+            raise UserError(
+                "position = 'rope' rotates queries and keys, and mixer = 'fourier' has none: use position = 'learned'"
+            )
 
     def _check_combinations(self) -> None:
         """Check the fields that have to fit each other: heads, then positions, experts and attention."""
@@ -138,6 +226,7 @@ class StackConfig:
                 f"position_distance = {self.position_distance}: must exceed position_buckets / 2 = "
                 f"{self.position_buckets // 2}, where the logarithmic buckets begin"
             )
+        self._check_mixer()
         if self.experts and self.experts_per_token > self.experts:
             raise UserError(
                 f"experts_per_token = {self.experts_per_token} exceeds experts = {self.experts}: "

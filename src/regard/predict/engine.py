@@ -90,7 +90,7 @@ def lean(model: Any) -> Any:
     config, is_decoder = model.decoder.config, isinstance(model, Decoder)
     is_known = (
         (config.attention_score, config.attention) == ("dot", "fused")
-        and config.window is None
+        and config.all_full
         and config.experts == 0
         and (is_decoder or model.config.causal)
         and config.position in ("sinusoidal", "learned", "none", "rope")

@@ -1,0 +1,44 @@
+"""Mixers: how a layer lets the tokens of a sequence exchange information.
+
+    full           softmax attention to all tokens                     O(N²)          Vaswani et al. 2017
+    window         … to tokens less than `window` away                 O(N · window)  Longformer: Beltagy et al. 2020
+    bigbird        … and to global tokens and random blocks            O(N)           Zaheer et al. 2020
+    linformer      … to keys and values projected to a fixed length    O(N)           Wang et al. 2020
+    linear         φ(q) (Σ φ(k)ᵀ v), φ = elu + 1                       O(N)           Katharopoulos et al. 2020
+    performer      … with φ of positive random features                O(N)           Choromanski et al. 2021
+    gated-linear   … with a decay that depends on the token            O(N)           Yang et al. 2024
+    fourier        no attention: Re(FFT over tokens and dimensions)    O(N log N)     FNet: Lee-Thorp et al. 2021
+
+The first three are `MultiHead` with a mask (see `layer_mask`). `make_mixer` builds the self-attention part of a block
+for any kind: a module called as mixer(x, context), x [B, N, dim] -> [B, N, dim]. A pattern such as
+`mixer = "window, window, full"` gives each layer its own kind. Cross-attention is always full attention.
+"""
+
+from __future__ import annotations
+
+from regard.errors import UserError
+from regard.nn.config import SOFTMAX, StackConfig
+from regard.nn.mask import Mask, everything, window
+from regard.nn.multihead import MultiHead
+from regard.nn.trace import Traceable
+
+
+def make_mixer(config: StackConfig, layer: int, causal: bool) -> Traceable:
+    """The part of layer `layer` that mixes tokens; `causal`: in a stack that is."""
+    kind = config.mixer_of(layer)
+    if causal and kind in ("linformer", "fourier"):
+        raise UserError(
+            f"mixer = {config.mixer!r}: {kind} mixes tokens with later ones, so a decoder cannot use it; "
+            "use architecture = 'encoder', or another mixer such as 'window'"
+        )
+    if kind in SOFTMAX:
+        return MultiHead(config, layer=layer)
+    raise UserError(f"mixer = {config.mixer!r}: {kind} is not available yet; use full or window")
+
+
+def layer_mask(config: StackConfig, layer: int) -> Mask:
+    """The mask of self-attention in layer `layer`, apart from causality, padding and documents."""
+    if config.mixer_of(layer) == "bigbird":
+        raise UserError(f"mixer = {config.mixer!r}: bigbird is not available yet; use full or window")
+    size = config.window_of(layer)
+    return everything if size is None else window(size)
