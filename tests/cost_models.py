@@ -1,4 +1,4 @@
-"""Small models for the tests of `regard.cost`: one for each formula, random ones, and what to feed them."""
+"""Small models for the tests of `regard.cost`: one for each formula, and random ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from regard.cost import Cost
 from regard.errors import UserError
 from regard.models.config import ModelConfig
 
@@ -128,28 +123,3 @@ def sizes(config: ModelConfig, batch: int = 3, seq: int = 7, target: int = 5) ->
     if config.input != "patches":
         given["seq"] = seq
     return {**given, "target_seq": target} if config.architecture == "encoder-decoder" else given
-
-
-def inputs(config: ModelConfig, found: Cost, device: str = "cpu") -> tuple[Tensor, ...]:
-    rows = found.batch
-    match config.input:
-        case "tokens":
-            source = torch.randint(config.vocab_size or 0, (rows, found.seq), device=device)
-        case "patches":
-            source = torch.randn(rows, config.channels, config.image_size, config.image_size, device=device)
-        case "features":
-            source = torch.randn(rows, found.seq, config.feature_dim, device=device)
-    if config.architecture != "encoder-decoder":
-        return (source,)
-    if config.output_head == "values":
-        return source, torch.randn(rows, found.target_seq, config.feature_dim, device=device)
-    return source, torch.randint(config.target_size, (rows, found.target_seq), device=device)
-
-
-def loss(config: ModelConfig, output: Tensor) -> Tensor:
-    if config.output_head in ("none", "pooled"):
-        return output.sum()
-    if config.output_head == "values":
-        return F.mse_loss(output, torch.zeros_like(output))
-    logits = output.flatten(0, -2)
-    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=output.device))

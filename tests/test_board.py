@@ -14,8 +14,8 @@ from corpus import train as corpus_train
 from corpus import write_corpus
 from regard.errors import MissingExtra, UserError
 from regard.settings import read_toml
+from regard.training.history import read_metrics
 from regard.training.progress import Board
-from regard.training.trainer import read_metrics
 from reversal import TRAIN, make_trainer
 
 

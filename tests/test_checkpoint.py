@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from regard.errors import UserError
 from regard.models.transformer import build
 from regard.training import checkpoint
-from regard.training.trainer import read_metrics
+from regard.training.history import read_metrics
 from reversal import MODEL, TRAIN, make_trainer, train
 
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json"]

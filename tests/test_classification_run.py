@@ -18,8 +18,8 @@ from regard.data.batch import PairBatch
 from regard.models.recipe import override, read_recipe
 from regard.settings import read_toml
 from regard.tasks.text_classification import TextClassification
+from regard.training.history import read_metrics
 from regard.training.run import Run
-from regard.training.trainer import read_metrics
 from stopping import assert_same_weights, interrupt_at
 
 GOOD, BAD = ("최고", "재밌다", "감동", "great"), ("최악", "지루", "별로", "awful")

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cost_models import CASES, drawn, inputs, sizes, small
+from cost_models import CASES, drawn, sizes, small
 from regard.cost import cost
+from regard.cost.measure import random_inputs
 from regard.cost.operations import visible_pairs
 from regard.cost.shapes import StackShape
 from regard.errors import UserError
@@ -93,7 +94,7 @@ def test_experts_count_once_for_each_token_that_uses_them():
 def test_operations_forward_and_backward(name):
     config = small(name, attention="reference")
     found, model = cost(config, **sizes(config)), build(config)
-    given = inputs(config, found)
+    given = random_inputs(config, found)
     out: list[Tensor] = []
     assert counted(lambda: out.append(model(*given))) == sum(found.forward.values())
     assert counted(lambda: out[0].sum().backward()) == found.backward
@@ -103,7 +104,7 @@ def test_operations_forward_and_backward(name):
 def test_operations_of_random_configs():
     for config in drawn(60, seed=1):
         found, model = cost(config, **sizes(config)), build(config)
-        given = inputs(config, found)
+        given = random_inputs(config, found)
         assert counted(lambda m=model, x=given: m(*x)) == sum(found.forward.values()), config
 
 
@@ -113,7 +114,7 @@ def test_fused_operations_on_a_cpu(name):
     config = small(name)
     found, model = cost(config, **sizes(config)), build(config)
     seen = sum(count for part, count in found.forward.items() if not part.endswith("scores"))
-    assert counted(lambda: model(*inputs(config, found))) == seen
+    assert counted(lambda: model(*random_inputs(config, found))) == seen
 
 
 @pytest.mark.cuda
@@ -121,7 +122,7 @@ def test_fused_operations_on_a_cpu(name):
 def test_fused_operations_on_a_gpu(name):
     config = small(name, dim=64)
     found, model = cost(config, **sizes(config)), build(config).cuda()
-    given = inputs(config, found, "cuda")
+    given = random_inputs(config, found, "cuda")
     out: list[Tensor] = []
     assert counted(lambda: out.append(model(*given))) == sum(found.forward.values())
     assert counted(lambda: out[0].sum().backward()) == found.backward + found.recomputed
@@ -131,7 +132,7 @@ def test_fused_operations_on_a_gpu(name):
 def test_operations_of_a_step_beside_a_full_cache(name):
     config = small(name, attention="reference")
     found, model = cost(config, **sizes(config)), build(config).eval()
-    *source, tokens = inputs(config, found)
+    *source, tokens = random_inputs(config, found)
     state = model.start(*source)
     model.step(tokens[:, :-1], state)
     assert counted(lambda: model.step(tokens[:, -1:], state)) == found.step

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cost_models import CASES, drawn, inputs, loss, sizes, small
+from cost_models import CASES, drawn, sizes, small
 from regard.cost import Cost, cost
+from regard.cost.measure import loss_of, random_inputs
 from regard.cost.shapes import stack_shapes
 from regard.models.config import ModelConfig
 from regard.models.recipe import preset
@@ -26,7 +27,7 @@ def test_cache_is_as_large_as_the_real_one(name, dtype):
     found = cost(config, **sizes(config), dtype=dtype)
     kind = {"fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}[dtype]
     model = build(config).to(kind).eval()
-    *source, tokens = inputs(config, found)
+    *source, tokens = random_inputs(config, found)
     state = model.start(*source, capacity=tokens.shape[1])
     with torch.no_grad():
         model.step(tokens, state)
@@ -45,7 +46,7 @@ def test_training_state_is_adams():
     config = small("decoder")
     model = build(config)
     optimizer = torch.optim.Adam(model.parameters())
-    loss(config, model(torch.zeros(1, 3, dtype=torch.long))).backward()
+    loss_of(config, model(torch.zeros(1, 3, dtype=torch.long))).backward()
     optimizer.step()
     kept = [*model.parameters(), *(p.grad for p in model.parameters())]
     kept += [moment for state in optimizer.state.values() for moment in (state["exp_avg"], state["exp_avg_sq"])]
@@ -83,8 +84,8 @@ def on_a_cpu(config: ModelConfig, found: Cost) -> int:
 
 def check_kept_on_a_cpu(config: ModelConfig) -> None:
     found, model = cost(config, **sizes(config), dtype="fp32"), build(config)
-    given = inputs(config, found)
-    kept = kept_bytes(model, lambda: loss(config, model(*given)))
+    given = random_inputs(config, found)
+    kept = kept_bytes(model, lambda: loss_of(config, model(*given)))
     assert kept == pytest.approx(on_a_cpu(config, found), rel=0.02), (config, found.activations)
 
 
@@ -108,11 +109,11 @@ def test_activations_in_bfloat16_on_a_cpu(name):
     if config.qk_norm or config.norm == "rms" or config.head_layer or config.stem == "conv":
         pytest.skip("the CPU composes or converts these norms in another way")
     found, model = cost(config, **sizes(config, batch=4, seq=32, target=16), dtype="bf16"), build(config)
-    given = inputs(config, found)
+    given = random_inputs(config, found)
 
     def run() -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            return loss(config, model(*given))
+            return loss_of(config, model(*given))
 
     assert kept_bytes(model, run) == pytest.approx(sum(found.activations.values()), rel=0.02), found.activations
 
@@ -140,12 +141,12 @@ def test_activations_on_a_gpu(name, dtype):
     if dtype == "fp32" and config.kv_heads:
         pytest.skip("no fused kernel for fp32 with fewer key heads; the written-out formula runs")
     model, found = build(config).cuda(), cost(config, **sizes(config, batch=8, seq=64, target=32), dtype=dtype)
-    x = inputs(config, found, "cuda")
+    x = random_inputs(config, found, "cuda")
     for _ in range(2):  # the first pass leaves workspaces and gradients behind
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         with torch.autocast("cuda", torch.bfloat16, enabled=dtype == "bf16"):
-            end = loss(config, model(*x))
+            end = loss_of(config, model(*x))
         kept = torch.cuda.memory_allocated() - before
         end.backward()
     source = x[0].nbytes if config.input == "tokens" or dtype == "fp32" else 0  # was there before
@@ -159,7 +160,7 @@ def test_peak_on_a_gpu(dtype):
     """The most memory of a training step, beyond weights and gradients: activations and the loss's gradients."""
     config = small("decoder", dim=128, ff_dim=256, vocab_size=5000, max_length=64)
     found, model = cost(config, **sizes(config, batch=16, seq=64), dtype=dtype), build(config).cuda()
-    x, outputs = *inputs(config, found, "cuda"), torch.zeros(16 * 64, dtype=torch.long, device="cuda")
+    x, outputs = *random_inputs(config, found, "cuda"), torch.zeros(16 * 64, dtype=torch.long, device="cuda")
     for _ in range(2):
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

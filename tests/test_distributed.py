@@ -24,7 +24,7 @@ from regard.errors import UserError
 from regard.models.folder import WEIGHTS, read_weights
 from regard.training import checkpoint, distributed
 from regard.training.checkpoint import average
-from regard.training.trainer import read_metrics
+from regard.training.history import read_metrics
 from workers import BASE, CASES, ENGINES, STILL, go_on, make
 
 HERE = Path(__file__).parent

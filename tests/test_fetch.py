@@ -106,6 +106,14 @@ def test_a_server_that_stalls_midway_times_out(address, tmp_path) -> None:
     assert not list(tmp_path.rglob("*stall*"))
 
 
+def test_a_long_download_shows_its_progress_in_a_pipe(address, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("regard.progress.FIRST", 0.05)
+    monkeypatch.setattr("regard.progress.POLL", 0.01)
+    with pytest.raises(UserError, match="cannot be downloaded"):
+        fetch(dataset(address, "good", "hang"), tmp_path, timeout=0.3)
+    assert re.search(r"^downloading set: 256,000 of 512,000 bytes, ", capsys.readouterr().err, re.MULTILINE)
+
+
 def test_nobody_listens(tmp_path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

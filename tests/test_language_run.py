@@ -28,8 +28,8 @@ from regard.models.recipe import preset, read_recipe
 from regard.models.transformer import build
 from regard.settings import read_toml
 from regard.tasks.language_modeling import LanguageModeling, next_token
+from regard.training.history import read_metrics
 from regard.training.run import Run
-from regard.training.trainer import read_metrics
 from stopping import assert_same_weights, interrupt_at
 
 ROOT = Path(__file__).parent.parent

@@ -15,7 +15,7 @@ from regard.cli import main
 from regard.data.columns import Store
 from regard.models.folder import load_tokenizers, read_weights
 from regard.settings import read_toml
-from regard.training.trainer import read_metrics
+from regard.training.history import read_metrics
 from stopping import assert_same_weights, interrupt_at
 
 TEXT = "text\tlabel\n" + "".join(

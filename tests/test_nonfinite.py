@@ -10,8 +10,8 @@ import torch
 
 from regard.errors import UserError
 from regard.models.folder import read_weights
+from regard.training.history import read_metrics
 from regard.training.objective import target_states, translation
-from regard.training.trainer import read_metrics
 from reversal import MODEL, TRAIN, assert_same, make_trainer
 from stopping import interrupt_at
 

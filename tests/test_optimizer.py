@@ -84,7 +84,7 @@ def test_a_resumed_run_is_the_same(tmp_path: Path):
 
 def test_it_learns(tmp_path: Path):
     trainer = make_trainer(tmp_path, replace(MUON, steps=60, save_every=100, lr=0.02, warmup=5))
-    from regard.training.trainer import read_metrics
+    from regard.training.history import read_metrics
 
     trainer.run()
     losses = [line["loss"] for line in read_metrics(tmp_path)]

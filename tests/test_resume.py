@@ -19,8 +19,9 @@ import torch
 
 from regard.errors import UserError
 from regard.training.config import TrainConfig
+from regard.training.history import read_metrics
 from regard.training.objective import translation
-from regard.training.trainer import interruptible, read_metrics
+from regard.training.trainer import interruptible
 from reversal import TRAIN, make_trainer, train
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

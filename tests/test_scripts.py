@@ -12,7 +12,7 @@ from corpus import train
 from regard.errors import UserError
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import LONGEST_WORD
-from regard.training.trainer import read_metrics
+from regard.training.history import read_metrics
 
 JAPANESE = [
     "東京に住んでいる友達は、日本語を教えています。", "明日は雨が降るでしょう。",

@@ -21,8 +21,8 @@ from regard.models.recipe import override, read_recipe
 from regard.settings import read_toml
 from regard.tasks.text_classification import class_logits, classification
 from regard.tasks.token_classification import TokenClassification
+from regard.training.history import read_metrics
 from regard.training.run import Run
-from regard.training.trainer import read_metrics
 from smoke import ROOT, smoke_run
 from stopping import assert_same_weights, interrupt_at
 

@@ -21,9 +21,9 @@ from regard.models.transformer import build
 from regard.predict import greedy
 from regard.training import progress
 from regard.training.config import TrainConfig
+from regard.training.history import read_metrics
 from regard.training.objective import translation
 from regard.training.optimizer import paper_rate, rate
-from regard.training.trainer import read_metrics
 from reversal import BOS, EOS, MODEL, TRAIN, make_trainer, reversal_pairs, train
 
 # --- the schedule

@@ -18,9 +18,10 @@ from regard.models.folder import WEIGHTS, read_weights, weights_of
 from regard.models.transformer import build
 from regard.nn.feedforward import Experts
 from regard.training.config import TrainConfig
+from regard.training.history import read_metrics
 from regard.training.objective import target_states, translation
 from regard.training.optimizer import rate
-from regard.training.trainer import LOSS, Metric, Trainer, read_metrics
+from regard.training.trainer import LOSS, Metric, Trainer
 from reversal import MODEL, TRAIN, assert_same, reversal_pairs, train
 from stopping import interrupt_at
 

@@ -21,7 +21,8 @@ from regard.errors import program
 from regard.explore import Inside
 from regard.models.folder import read_weights
 from regard.settings import read_toml, write_toml
-from regard.training.trainer import Trainer, read_metrics
+from regard.training.history import read_metrics
+from regard.training.trainer import Trainer
 
 COMPLETE = {"recipe.toml", "tokenizer.json", "model.safetensors", "metrics.jsonl", "checkpoints", "scores.json"}
 

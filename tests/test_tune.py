@@ -21,8 +21,9 @@ from regard.cli import main
 from regard.errors import UserError
 from regard.study.search import ATTEMPTS, Search, open_search
 from regard.study.space import Choice, Range, make_space, read_search
+from regard.training.history import read_metrics
 from regard.training.lock import hold
-from regard.training.trainer import Trainer, read_metrics
+from regard.training.trainer import Trainer
 from stopping import interrupt_at
 
 TABLES = {"data": {"train": ["a", "b"], "valid": ["c", "d"]}}

@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from regard.commands import aligned, show
 from regard.errors import UserError
+from regard.training.history import METRICS, lines_with, parse
 
 TAIL = 2**13  # bytes of metrics.jsonl with its last lines
 FIELDS = {"task", "steps", "metric", "higher", "headline", "test"}  # of `regard.training.task.Task.summary`
@@ -43,13 +43,13 @@ def read(folder: Path) -> dict[str, Any] | None:
     """A summary of the files of a run; None for any other folder."""
     try:
         task = _summary(folder)
-        log = folder / "metrics.jsonl"
+        log = folder / METRICS
         content = log.read_bytes() if log.exists() else b""
     except (UserError, OSError, ValueError, RecursionError):
         return None
     if task is None:
         return None
-    last, evaluations = _parse(content[-TAIL:].splitlines()), _parse(_lines_with(task["metric"], content))
+    last, evaluations = parse(content[-TAIL:].splitlines()), parse(lines_with(task["metric"], content))
     losses = _values(last, "loss")
     return {
         "run": folder.name,
@@ -82,26 +82,6 @@ def _summary(folder: Path) -> dict[str, Any] | None:
     from regard.tasks.registry import task_of
 
     return task_of(tables)(tables, folder, torch.device("cpu")).summary
-
-
-def _lines_with(key: str, content: bytes) -> Iterator[bytes]:
-    """The lines of metrics.jsonl that have this key: few of many, so only these are parsed."""
-    name, end = json.dumps(key).encode(), 0
-    while (at := content.find(name, end)) >= 0:
-        begin, end = content.rfind(b"\n", 0, at) + 1, content.find(b"\n", at)
-        end = len(content) if end < 0 else end
-        yield content[begin:end]
-
-
-def _parse(texts: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl, except one that is incomplete."""
-    lines = []
-    for text in texts:
-        with suppress(ValueError):
-            line = json.loads(text)
-            if isinstance(line, dict) and {"step", "seconds"} <= line.keys():
-                lines.append(line)
-    return lines
 
 
 def _values(lines: Iterable[dict[str, Any]], key: str) -> list[Any]:

@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -99,12 +100,12 @@ def measure_model(config: ModelConfig, found: Cost, device: torch.device) -> Mea
     torch.manual_seed(0)
     dtype = DTYPES[found.dtype]
     model = build(config).to(device, torch.float64 if found.dtype == "fp64" else torch.float32)
-    inputs = _inputs(config, found, device, next(model.parameters()).dtype)
+    inputs = random_inputs(config, found, device, next(model.parameters()).dtype)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 
     def run() -> None:
         with torch.autocast(device.type, dtype, enabled=found.dtype in ("bf16", "fp16")):
-            _loss(config, model(*inputs)).backward()
+            loss_of(config, model(*inputs)).backward()
 
     run()
     optimizer.step()  # makes Adam's moments
@@ -177,24 +178,27 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _inputs(config: ModelConfig, found: Cost, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def random_inputs(
+    config: ModelConfig, found: Cost, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, ...]:
     """Random inputs of the sizes of `found`."""
-    rows, numbers = found.batch, {"device": device, "dtype": dtype}
+    numbers = partial(torch.randn, device=device, dtype=dtype)
+    tokens = partial(torch.randint, device=device)
     match config.input:
         case "tokens":
-            source = torch.randint(config.vocab_size or 1, (rows, found.seq), device=device)
+            source = tokens(config.vocab_size or 1, (found.batch, found.seq))
         case "patches":
-            source = torch.randn(rows, config.channels, config.image_size, config.image_size, **numbers)  # type: ignore[call-overload]
+            source = numbers(found.batch, config.channels, config.image_size, config.image_size)
         case "features":
-            source = torch.randn(rows, found.seq, config.feature_dim, **numbers)  # type: ignore[call-overload]
+            source = numbers(found.batch, found.seq, config.feature_dim)
     if not found.target_seq:
         return (source,)
     if config.output_head == "values":
-        return source, torch.randn(rows, found.target_seq, config.feature_dim, **numbers)  # type: ignore[call-overload]
-    return source, torch.randint(config.target_size, (rows, found.target_seq), device=device)
+        return source, numbers(found.batch, found.target_seq, config.feature_dim)
+    return source, tokens(config.target_size, (found.batch, found.target_seq))
 
 
-def _loss(config: ModelConfig, output: Tensor) -> Tensor:
+def loss_of(config: ModelConfig, output: Tensor) -> Tensor:
     """The loss of the model's output head; of one without labels, the sum."""
     if config.output_head in ("none", "pooled"):
         return output.sum()

@@ -13,7 +13,6 @@ import hashlib
 import http.client
 import os
 import secrets
-import sys
 import tomllib
 import urllib.error
 import urllib.request
@@ -22,10 +21,9 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from tqdm import tqdm
-
 import regard
 from regard.errors import UserError, suggest
+from regard.progress import Stage, stage
 
 TIMEOUT = 30.0  # seconds without a byte before a download fails
 BLOCK = 1 << 16
@@ -78,11 +76,10 @@ def fetch(dataset: Dataset, folder: str | Path, timeout: float = TIMEOUT) -> lis
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; name a folder with -o")
     missing = [file for file in dataset.files if not _exists(folder / file.name, file)]
-    total, live = sum(file.size for file in missing), bool(missing) and sys.stderr.isatty()
-    with tqdm(total=total, desc=dataset.name, unit="B", unit_scale=True, disable=not live, leave=False) as bar:
+    with stage(f"downloading {dataset.name}", "bytes", sum(file.size for file in missing)) as done:
         for at, file in enumerate(missing):
             try:
-                _download(file, folder / file.name, timeout, bar)
+                _download(file, folder / file.name, timeout, done)
             except (ValueError, OSError, http.client.HTTPException) as error:  # ValueError: ours, or a bad URL
                 reason = str(error) or type(error).__name__
                 raise UserError(_by_hand(dataset, missing[at:], folder, file, reason)) from None
@@ -100,7 +97,7 @@ def _exists(path: Path, file: Remote) -> bool:
     raise UserError(f"{path}: exists with other content; delete it or name another folder with -o")
 
 
-def _download(file: Remote, path: Path, timeout: float, bar: tqdm) -> None:
+def _download(file: Remote, path: Path, timeout: float, done: Stage) -> None:
     """Fetch one file; it is renamed when it is complete."""
     request = urllib.request.Request(file.url, headers={"User-Agent": f"regard/{regard.__version__}"})
     digest, size = hashlib.sha256(), 0
@@ -113,7 +110,7 @@ def _download(file: Remote, path: Path, timeout: float, bar: tqdm) -> None:
                     size += len(block)
                     digest.update(block)
                     out.write(block)
-                    bar.update(len(block))
+                    done.count += len(block)
                 out.flush()
                 os.fsync(out.fileno())
         if size != file.size:

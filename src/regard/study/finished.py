@@ -20,6 +20,7 @@ from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.recipe import read_recipe
 from regard.settings import from_dict
+from regard.training.history import read_metrics
 
 SEED = "train.seed"
 # Metrics of scores.json: their names and formats
@@ -101,14 +102,8 @@ class FinishedRun:
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, except one that is incomplete."""
-        lines, path = [], self.folder / "metrics.jsonl"
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-            with suppress(ValueError):
-                line = json.loads(text)
-                if isinstance(line, dict) and {"step", "seconds"} <= line.keys():
-                    lines.append(line)
-        return lines
+        """The lines of metrics.jsonl."""
+        return read_metrics(self.folder)
 
     @property
     def seconds(self) -> float | None:

@@ -41,9 +41,10 @@ from regard.progress import duration
 from regard.settings import read_toml, to_dict, write_toml
 from regard.study.space import Space, check, make_space
 from regard.tasks.registry import task_of
+from regard.training.history import read_metrics
 from regard.training.lock import Locked, hold
 from regard.training.run import Run
-from regard.training.trainer import interruptible, read_metrics
+from regard.training.trainer import interruptible
 
 SEARCH, JOURNAL, BEST, TRIALS = "search.toml", "journal.log", "best.toml", "trials.json"
 STARTUP = 4  # completed trials before another one is compared with their median

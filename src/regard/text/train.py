@@ -120,7 +120,7 @@ def _train_words(
         show_progress=False,
     )
     raw.train_from_iterator(_spaced(_checked(lines)) if kind == "word" else _checked(lines), trainer)
-    _check_size(vocab_size, raw.get_vocab_size(), "one for every character; a higher min_count removes rare ones")
+    _check_size(vocab_size, raw.get_vocab_size(), "one for every character; without vocab_size there is no limit")
     if raw.get_vocab_size() == len(SPECIALS):
         raise UserError(f"min_count = {min_count}: no {kind} occurs that often; lower it")
     return raw

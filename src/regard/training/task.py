@@ -38,10 +38,11 @@ from regard.text.gpt2 import read_gpt2
 from regard.text.sentencepiece import load_tokenizer
 from regard.text.tokenizer import Tokenizer
 from regard.training.config import TrainConfig
+from regard.training.history import read_metrics
 from regard.training.initialize import complete_from
 from regard.training.parallel import HALF
 from regard.training.results import AttentionInput, Results, Section, Table
-from regard.training.trainer import LOSS, Metric, Objective, read_metrics
+from regard.training.trainer import LOSS, Metric, Objective
 
 Metrics = dict[str, Any]  # of one test set: plain numbers and texts, by name
 

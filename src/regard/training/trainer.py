@@ -41,6 +41,7 @@ from regard.progress import duration, rounded, running, stage
 from regard.training import checkpoint
 from regard.training.config import TrainConfig
 from regard.training.distributed import current
+from regard.training.history import METRICS, read_metrics
 from regard.training.lock import hold
 from regard.training.optimizer import make_optimizer, rate
 from regard.training.parallel import HALF, Engine, Graph, Objective, Sharded, Update, distribute, full
@@ -108,7 +109,7 @@ class Trainer:
         self.evaluate, self.metric, self.unit = evaluate, metric, unit
         self.best: dict[str, Any] = {"step": 0, "stale": 0}  # and "value", once there is one
         self.seconds = 0.0  # spent training, over all runs
-        self.metrics = folder / "metrics.jsonl"
+        self.metrics = folder / METRICS
         self.boards: list[Board | WeightsAndBiases] = []
         if self.workers.leads:
             self.boards += [Board(folder / "tensorboard")] if config.tensorboard else []
@@ -362,18 +363,6 @@ class Trainer:
                 f"{self.metrics}: cannot be written ({error.strerror}). Free some space and run the same command "
                 "again: it resumes from the last checkpoint"
             ) from error
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, except one that a crash has left incomplete."""
-    lines = []
-    path = folder / "metrics.jsonl"
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            line = json.loads(text)
-            if isinstance(line, dict) and {"step", "seconds"} <= line.keys():
-                lines.append(line)
-    return lines
 
 
 _blocks: list[Callable[[], bool]] = []  # the outermost `interruptible` of the main thread
