@@ -4,8 +4,8 @@
         -o benchmarks/results/serving-cpu.json
     python benchmarks/serving.py --parts soak --minutes 30 …
 
-    throughput   64 clients, one sentence at a time each, against the same engine offline (`regard translate --batch
-                 64`, all sentences at hand and sorted by length): sentences/s, in turns
+    throughput   64 clients, one sentence at a time each, while all are at work, against the same engine offline
+                 (`regard translate --batch 64`, all sentences at hand and sorted by length): sentences/s, in turns
     first_token  a generation on an idle server, and while 16 others run, in turns
     overload     twice the requests that the server can answer: latency of accepted requests against that at a full
                  queue without overload, and the time to a 429
@@ -211,23 +211,25 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
 
     def served(server: Server) -> Callable[[], float]:
         def go() -> float:
-            began, cpu = time.perf_counter(), time.process_time()
-            order = iter(list(enumerate(raw)))
-            outputs: list[str] = [""] * len(raw)
+            order, outputs, times, cpu = itertools.cycle(enumerate(raw)), [""] * len(raw), list[float](), [0.0]
 
             async def one() -> None:
                 async with connect(server.port) as client:
-                    for at, content in order:
+                    while len(times) <= CLIENTS + len(raw):
+                        at, content = next(order)
                         reply = await client.send(content)
                         assert reply.status == 200, reply.body
                         outputs[at] = json.loads(reply.body)["outputs"][0]["n_best"][0]["text"]
+                        times.append(time.perf_counter())
+                        if len(times) == CLIENTS:
+                            cpu[0] = time.process_time()
 
             async def all_of_them() -> None:
                 await asyncio.gather(*(one() for _ in range(CLIENTS)))
 
             asyncio.run(all_of_them())
-            seconds = time.perf_counter() - began
-            client_cpu.append((time.process_time() - cpu) / seconds)
+            seconds = times[CLIENTS + len(raw)] - times[CLIENTS]  # while all clients were at work
+            client_cpu.append((time.process_time() - cpu[0]) / seconds)
             texts["served"] = outputs
             return len(raw) / seconds
 

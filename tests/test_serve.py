@@ -334,6 +334,44 @@ def test_a_search_that_nobody_waits_for_ends(runs: dict[str, Path]) -> None:
         assert server.post("/v1/translate", {"input": "cat", "max_length": 2})[0] == 200
 
 
+def test_searches_in_processes(runs: dict[str, Path]) -> None:
+    """On several cores: outputs are those of the predictor, and a process that is killed or cancelled fails nothing."""
+    torch.set_num_threads(2)
+    with serving({"mt": runs["mt"]}) as server, ThreadPoolExecutor(8) as pool:
+        served = server.service.models.ready["mt"]
+        assert served.processes is not None
+        own = [served.processes.free.get() for _ in range(2)]
+        pids = [one.process.pid for one in own]
+        for one in own:
+            served.processes.free.put(one)
+
+        def translate(text: str) -> str:
+            status, content, _ = server.request("POST", "/v1/translate", {"input": text, "max_length": 20})
+            assert status == 200
+            return str(content["outputs"][0]["n_best"][0]["text"])
+
+        words = TEXT.split()
+        texts = [" ".join(words[: count % len(words) + 1]) for count in range(16)]
+        expected = regard.load(runs["mt"]).predictor.translate(texts, max_length=20)
+        assert list(pool.map(translate, texts)) == expected
+        for pid in pids:
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        assert list(pool.map(translate, texts)) == expected
+        served.processes.folder = Path("nowhere")  # a process could not be started again
+        server.service.timeout = 0.1
+        assert server.post("/v1/translate", {"input": [TEXT] * 64, "beam": 20, "max_length": 5000})[0] == 504
+        deadline = time.monotonic() + 5
+        while server.service.admission.tokens and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.service.admission.tokens == 0
+        server.service.timeout = 60
+        assert list(pool.map(translate, texts)) == expected
+    served.worker.join()
+    with pytest.raises(OSError, match="closed"):
+        own[0].pipe.poll()
+
+
 def test_loading_and_timeout(runs: dict[str, Path]) -> None:
     with serving({"lm": runs["lm"]}, loaded=False) as server:
         assert server.get("/ready")[0] == 503 and server.get("/health")[0] == 200

@@ -196,6 +196,6 @@ def test_reloads_of_several_processes(tmp_path: Path) -> None:
         one.reload("bad")
     (tmp_path / "77.json").write_text("{}")  # a process that never answers
     with pytest.raises(NotAll, match="1 other"):
-        one.reload("lm", seconds=1.5)
+        one.reload("lm", seconds=3)
     (tmp_path / "77.json").unlink()  # it has ended: the supervisor removes its file
     one.reload("lm")

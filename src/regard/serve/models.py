@@ -20,11 +20,12 @@ import torch
 from regard.errors import UserError, suggest
 from regard.predict.bundle import Bundle, Predictor, SearchPredictor
 from regard.predict.continuous import ContinuousBatch
-from regard.predict.ctranslate2 import CTranslate2Generator
+from regard.predict.ctranslate2 import CTranslate2Generator, CTranslate2Model
 from regard.predict.embedder import Embedder
 from regard.predict.generator import Generator, Token
 from regard.predict.onnx import Exported, ExportedDecoder
 from regard.predict.translator import Translator
+from regard.serve.processes import Processes
 from regard.serve.work import Batcher, Generations, Observe, Prompt, Streams, Worker
 from regard.tasks.registry import load
 
@@ -44,7 +45,7 @@ class Limits:
 
 
 class Served:
-    """A loaded model: its predictor, and the worker that computes in a thread of its own."""
+    """A loaded model: its predictor, and the worker that computes in threads or processes of its own."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Served:
             raise UserError(f"{bundle.name}: there is no predictor for this kind of model")
         self.kind = self.predictor.COMMAND if self.predictor is not None else "embed"
         self.worker: Worker
+        self.processes: Processes | None = None
         if isinstance(self.predictor, CTranslate2Generator) or isinstance(bundle.model, ExportedDecoder):
             self.worker = Streams(name, self._stream, most=cores, observe=observe)
         elif isinstance(self.predictor, Generator):
@@ -74,8 +76,11 @@ class Served:
             self.worker = Generations(name, batch, most=limits.rows, observe=observe, cores=own)
         else:
             # A search is many short steps: on a CPU, batches side by side on one core each (`predict.workers`).
-            is_split = isinstance(self.predictor, SearchPredictor) and bundle.device.type == "cpu"
-            sizes = {"threads": cores, "cores": 1} if is_split else {"cores": cores}
+            is_split = isinstance(self.predictor, SearchPredictor) and bundle.device.type == "cpu" and cores > 1
+            sizes: dict[str, Any] = {"threads": cores, "cores": 1} if is_split else {"cores": cores}
+            if is_split and bundle.path is not None and not isinstance(bundle.model, Exported | CTranslate2Model):
+                self.processes = Processes(bundle.path, cores)
+                sizes["ended"] = self.processes.end_one
             batcher = Batcher(name, self._predict, tokens=limits.tokens, most=limits.rows, observe=observe, **sizes)
             if isinstance(self.predictor, SearchPredictor):
                 self.predictor.interrupt = batcher.interrupt
@@ -89,6 +94,9 @@ class Served:
         if method == "embed":
             assert self.embedder is not None
             return self.embedder.predict(items, **options)
+        if self.processes is not None:
+            assert isinstance(self.worker, Batcher)
+            return self.processes.predict((items, method, options), self.worker.interrupt, self.worker.deliver)
         outputs: Sequence[Any] = getattr(self.predictor, method)(items, **options)
         return outputs
 
@@ -128,7 +136,7 @@ class Served:
         """A first prediction, of a text if the model reads text."""
         if isinstance(self.predictor, Generator):
             next(iter(self.predictor.stream(["a"], max_length=1, begin=False)), None)
-        elif self.bundle.config.input == "tokens" and self.bundle.tokenizers:
+        elif self.processes is None and self.bundle.config.input == "tokens" and self.bundle.tokenizers:
             self._predict(["a" if self.kind != "fill" else "<mask>"], "embed" if self.predictor is None else "predict")
 
 

@@ -88,13 +88,17 @@ class Job:
 
 
 class Worker(ABC):
-    """Threads with a queue; subclasses say what is done with it. `cores`: how many a matmul of a thread may use."""
+    """Threads with a queue; subclasses say what is done with it.
+
+    `cores`: how many a matmul of a thread may use. `ended` is called at the end of each thread.
+    """
 
     def __init__(
-        self, name: str, observe: Observe = lambda name, value: None, *, threads: int = 1, cores: int | None = None
-    ) -> None:
+        self, name: str, observe: Observe = lambda name, value: None, *, threads: int = 1, cores: int | None = None,
+        ended: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
         self.observe, self.waiting, self.changed = observe, deque[Any](), threading.Condition()
-        self.closing, self.cores = False, cores
+        self.closing, self.cores, self.ended = False, cores, ended
         self.threads = [threading.Thread(target=self._begin, name=name, daemon=True) for _ in range(threads)]
         for thread in self.threads:
             thread.start()
@@ -103,6 +107,7 @@ class Worker(ABC):
         if self.cores is not None:
             torch.set_num_threads(self.cores)
         self._run()
+        self.ended()
 
     def submit(self, jobs: Iterable[Any]) -> None:
         with self.changed:
@@ -189,7 +194,8 @@ class Batcher(Worker):
 
     def deliver(self, row: int, output: Any) -> None:
         """Called by a search when one input of the batch has its output, perhaps long before the others."""
-        if batch := self.batches.get(threading.get_ident()):
+        batch = self.batches.get(threading.get_ident())
+        if batch and not batch[row].future.done():
             batch[row].future.set_result(output)
 
     def _compute(self, batch: Sequence[Job]) -> None:
