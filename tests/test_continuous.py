@@ -42,7 +42,7 @@ def run(
             tokens += batch.join(number, BYTES.encode(prompt), config, stops)
         for number, token in tokens:
             results[number].setdefault(token.sample, Sample()).take(token)
-    assert not batch.cache._layers, "an empty batch keeps no memory"
+    assert not batch.cache._layers and not batch.cache.states, "an empty batch keeps no memory"
     return [[samples[index] for index in sorted(samples)] for samples in results]
 
 
@@ -64,7 +64,11 @@ def test_a_prompt_gets_the_tokens_that_it_gets_alone(position: str) -> None:
             )
 
 
-@pytest.mark.parametrize("changes", [{"window": 4}, {"kv_heads": 1}, {"experts": 2}, {"qk_norm": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"window": 4}, {"kv_heads": 1}, {"experts": 2}, {"qk_norm": True}, {"mixer": "linear, full"},
+     {"mixer": "performer, gated-linear"}],
+)  # fmt: skip
 def test_every_kind_of_attention(changes: dict[str, object]) -> None:
     generator = make(**changes)
     requests = [(prompt, SearchConfig(sample=True, top_k=1, max_length=20), ()) for prompt in PROMPTS]

@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> None:
 
     path = None if args.out is None else check_output(args.out)
     inside = Inside.open(args.run, args.device)
+    inside.anatomy.check_weights()
     aligns = "cross" in inside.anatomy.parts and inside.config.input == "tokens"
     known = read_examples(inside, args.data, max(args.limit, PAIRS) if aligns and args.limit > 0 else args.limit)
     batches = in_batches(known[: args.limit], inside.device)

@@ -16,8 +16,9 @@ link and compared. `edits` turns it into interventions of `regard.nn.trace`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -75,26 +76,44 @@ class Changes:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The attention of a model: for each part the path of every layer in a trace and its number of heads."""
+    """The attention of a model: for each part the path of every layer in a trace and its number of heads.
+
+    A layer whose mixer computes no attention weights has 0 heads, and a part of such layers alone is not in `parts`.
+    """
 
     parts: Mapping[PartName, tuple[tuple[str, int], ...]]  # part -> (trace path, heads) of each layer
     reads: str | None  # the stack whose positions can be shuffled
+    mixers: Mapping[str, str] = field(default_factory=dict)  # path -> mixer, of layers without attention weights
 
     @classmethod
     def of(cls, model: Model) -> Anatomy:
         """Where the attention of a model is, in the order of computation."""
         parts: dict[PartName, list[tuple[str, int]]] = {}
+        mixers: dict[str, str] = {}
         for name, module in model.named_modules():
             path = name.replace("blocks.", "")
             if isinstance(module, MultiHead):
                 part = "cross" if module.cross else cast(PartName, path.partition(".")[0])
                 parts.setdefault(part, []).append((path, module.heads))
+            elif re.fullmatch(r"\w+\.\d+\.attention", path):
+                parts.setdefault(cast(PartName, path.partition(".")[0]), []).append((path, 0))
+                mixers[path] = model.config.mixer_of(int(path.split(".")[1]))
             elif path == "decoder.cross":  # the recurrent model's
                 parts["cross"] = [(path, 1)]
         architecture = model.config.architecture
         positioned = architecture != "recurrent" and model.config.position != "none"
         reads = ("decoder" if architecture == "decoder" else "encoder") if positioned else None
-        return cls({name: tuple(parts[name]) for name in PARTS if name in parts}, reads)
+        weighted = {name: tuple(parts[name]) for name in PARTS if any(heads for _, heads in parts.get(name, ()))}
+        return cls(weighted, reads, mixers)
+
+    def check_weights(self) -> None:
+        """Raise for a model without any attention weights."""
+        if not self.parts:
+            kinds = " and ".join(dict.fromkeys(f"'{kind}'" for kind in self.mixers.values()))
+            raise UserError(
+                f"mixer = {kinds}: the layers of this model compute no attention weights, so there is nothing to show; "
+                "regard.trace reads its other activations, such as the output of each layer"
+            )
 
     @property
     def heads(self) -> list[Head]:
@@ -104,6 +123,10 @@ class Anatomy:
 
     def path(self, part: PartName, layer: int, head: int | None = None) -> str:
         """The path of that attention in a trace."""
+        if (kind := self.mixers.get(f"{part}.{layer}.attention")) is not None:
+            raise UserError(
+                f"layer = {layer}: this layer of the {part} has mixer = '{kind}', which computes no attention weights"
+            )
         if part not in self.parts:
             raise UserError(f"part = {part!r}: this model does not have it; {suggest(part, self.parts)}")
         layers = self.parts[part]
@@ -140,11 +163,14 @@ def edits(changes: Changes, anatomy: Anatomy) -> dict[str, Edit]:
         _skip(add, stack, layer, anatomy)
     for row in changes.rows:
         add(f"{anatomy.path(*row[:3])}.weights", _Rewrite(row))
+    if changes.future and (other := next((path for path in anatomy.mixers if path.startswith("decoder")), None)):
+        raise UserError(f"future: {other} has mixer = '{anatomy.mixers[other]}', which cannot see the future")
     if changes.future and "decoder" in anatomy.parts:
         add("decoder.*.attention.mask", drop(causal))
     if changes.temperature != 1.0:
         if not changes.temperature > 0:
             raise UserError(f"temperature = {changes.temperature}: must be greater than 0")
+        anatomy.check_weights()
         add("*.masked", lambda scores: scores / changes.temperature)
     if (seed := changes.shuffle) is not None:
         if anatomy.reads is None:
@@ -157,7 +183,8 @@ def _skip(add: Callable[[str, Edit], None], stack: PartName, layer: int, anatomy
     """Block `layer` returns its input x, kept from the stage before it."""
     if stack == "cross":
         raise UserError("layers: 'cross' is part of the decoder's layers; name 'decoder', or switch its heads off")
-    anatomy.path(stack, layer)  # raises for a layer that the model does not have
+    if f"{stack}.{layer}.attention" not in anatomy.mixers:
+        anatomy.path(stack, layer)  # raises for a layer that the model does not have
     kept: list[Tensor] = []
 
     def remember(value: Tensor) -> Tensor:

@@ -41,7 +41,8 @@ def main_part(look: Look, name: str | None = None) -> Part:
     """The part of that name; by default cross attention where there is some, else self attention."""
     if name is None:
         return look.parts[next(part for part in reversed(PARTS) if part in look.parts)]
-    look.inside.anatomy.path(name, 0)  # type: ignore[arg-type]  # raises for a part that the model does not have
+    if name not in look.parts:
+        look.inside.anatomy.path(name, 0)  # type: ignore[arg-type]  # raises
     return look.parts[name]  # type: ignore[index]
 
 
@@ -91,20 +92,25 @@ def over_image(look: Look, part: Part) -> bool:
 
 def _one_map(part: Part, layer: int | None, head: int | None) -> tuple[str, Tensor]:
     """The title and the weights of a head, or of the mean of a layer's heads: by default the last one's."""
-    layer = len(part.weights) - 1 if layer is None else layer
+    layer = _last(part) if layer is None else layer
     weights = part.weights[layer].mean(dim=0) if head is None else part.weights[layer][head]
     return map_title(part.name, layer, head), weights
+
+
+def _last(part: Part) -> int:
+    """The last layer that has attention weights."""
+    return max(layer for layer, weights in enumerate(part.weights) if len(weights))
 
 
 def _draw_image(look: Look, part: Part, layer: int | None, head: int | None, grid: bool, query: int | None) -> str:
     image, patches = look.input.image, look.input.grid
     assert image is not None and patches is not None
-    size, first, last = (patches.down, patches.across), patches.first, len(part.weights) - 1
+    size, first = (patches.down, patches.across), patches.first
     if part.name == "cross" and not grid and query is None:  # a panel for each word
         title, weights = _one_map(part, layer, head)
         return image_panels(image, *size, weights, part.rows, title=title)
     rows, names = [], []  # a panel for each head
-    for at in range(last + 1) if grid else [last if layer is None else layer]:
+    for at in range(len(part.weights)) if grid else [_last(part) if layer is None else layer]:
         maps = part.weights[at]  # [heads, queries, keys]
         weights = maps[:, query] if query is not None else maps[:, 0] if first else maps.mean(dim=1)
         for index in range(len(maps)) if head is None else [head]:

@@ -107,6 +107,7 @@ def measure(
 ) -> list[HeadMetrics]:
     """The metrics of every head. `known` are more pairs to learn alignment from; `loss_changes` and `gradients` are
     its importance, measured before."""
+    inside.anatomy.check_weights()
     parts, lexicon = inside.anatomy.parts, None
     if "cross" in parts and inside.config.input == "tokens":
         lexicon = learn_lexicon([pair for batch in known or batches for pair in _sequences(batch)])
@@ -117,7 +118,7 @@ def measure(
                 batch.output(inside.model)
             for part, layers in parts.items():
                 view = _view(inside, batch, part, lexicon)
-                for path, _ in layers:
+                for path in (path for path, heads in layers if heads):
                     visible = seen[f"{path}.masked"][:, 0] > float("-inf")  # [B, Q, K]
                     add_weights(sums[path], seen[f"{path}.weights"].float(), visible, view)
     changes, slopes, anatomy = loss_changes or {}, gradients or {}, inside.anatomy

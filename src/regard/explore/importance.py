@@ -66,7 +66,7 @@ def gradients(inside: Inside, batches: Sequence[Batch], *, off: Sequence[Head] =
     if batches[0].expected is None:
         return {}
     heads, like = inside.anatomy.heads, next(inside.model.parameters())
-    layers = [layer for layers in inside.anatomy.parts.values() for layer in layers]
+    layers = [layer for layers in inside.anatomy.parts.values() for layer in layers if layer[1]]
     is_on = like.new_tensor([head not in off for head in heads])
     total, rows = torch.zeros(len(heads), dtype=torch.float64), 0
     for batch in batches:
@@ -97,7 +97,8 @@ def least_important(
 
     Redundant heads would all be removed at once if importance were measured only once. Every layer keeps one.
     """
-    most = sum(heads - 1 for layers in inside.anatomy.parts.values() for _, heads in layers)
+    inside.anatomy.check_weights()
+    most = sum(heads - 1 for layers in inside.anatomy.parts.values() for _, heads in layers if heads)
     if not 0 < count <= most:
         total = len(inside.anatomy.heads)
         raise UserError(f"{count} heads of {total}: at most {most} can be removed, one stays in every layer")

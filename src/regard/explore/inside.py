@@ -251,7 +251,8 @@ class Inside:
         parts: dict[PartName, Part] = {}
         for name, layers in self.anatomy.parts.items():
             rows, columns = input.labels(name)
-            weights = tuple(seen[f"{path}.weights"][0].float().cpu() for path, _ in layers)
+            none = torch.zeros(0, len(rows), len(columns))  # of a layer that computes no weights
+            weights = tuple(seen[f"{path}.weights"][0].float().cpu() if heads else none for path, heads in layers)
             parts[name] = Part(name, rows, columns, weights)
         texts = [(self.reader.decode(one.tokens), one.score) for one in hypotheses]
         return Look(self, input, changes, parts, read_output(self.reader, input, logits[0], texts))
@@ -275,7 +276,8 @@ class Inside:
             return beam(cast(Any, self.model), input.source, None, search or self.search, bos, eos, watch)[0]
 
     def _check(self, input: Input, changes: Changes | None = None) -> None:
-        """Raise for an input that is too long, and for a row of weights that does not fit it."""
+        """Raise for a model without weights, an input that is too long, and a row of weights that does not fit it."""
+        self.anatomy.check_weights()
         sizes = {name: tuple(map(len, input.labels(name))) for name in self.anatomy.parts}
         layers = ((*sizes[name], heads) for name, layers in self.anatomy.parts.items() for _, heads in layers)
         if (cells := sum(map(math.prod, layers))) > LARGEST:

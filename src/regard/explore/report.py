@@ -81,6 +81,8 @@ def _part(part: plain.Part) -> str:
 
 def _attention(inside: Inside, inputs: Sequence[plain.AttentionInput]) -> Section:
     """The main map of every input; of the first one also all heads of all layers."""
+    if not inside.anatomy.parts:
+        return Section("Attention", paragraph(f"None: the layers have mixer = '{inside.config.mixer}'."))
     body = ""
     for index, one in enumerate(inputs):
         text, image = (one.input, None) if isinstance(one.input, str) else (None, one.input)

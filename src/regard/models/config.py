@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from regard.errors import UserError
-from regard.nn.config import Score, StackConfig
+from regard.nn.config import SOFTMAX, Score, StackConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +93,9 @@ class ModelConfig(StackConfig):
                 f"causal = false with architecture = {self.architecture!r}, output_head = {self.output_head!r}: remove "
                 "it, or use architecture = 'encoder-decoder' and output_head = 'tokens'"
             )
+        kinds = {kind for kind, _ in self.pattern}
+        if self.architecture != "recurrent" and kinds - {*SOFTMAX}:
+            self._check_kinds(sorted(kinds - {*SOFTMAX}))
         if not self.cross_attention and self.architecture != "recurrent":
             raise UserError(
                 f"cross_attention = false: architecture = {self.architecture!r} has no other way to its source; "
@@ -144,6 +147,26 @@ class ModelConfig(StackConfig):
         if self.pruned is not None:
             self._check_pruned(self.pruned)
 
+    def _check_kinds(self, kinds: list[str]) -> None:
+        """Check mixers that are not softmax attention."""
+        for kind in ("linformer", "fourier"):
+            if kind in kinds and self.architecture != "encoder":
+                raise UserError(
+                    f"mixer = {self.mixer!r}: {kind} mixes tokens with later ones, so a decoder cannot use it; "
+                    "use architecture = 'encoder', or another mixer such as 'window' or 'linear'"
+                )
+        if not self.causal:
+            raise UserError(f"causal = false: mixer = '{kinds[0]}' of a decoder is always causal; remove one of them")
+        if (
+            self.attention_dropout
+            and self.architecture != "encoder-decoder"
+            and not {"linformer", *SOFTMAX} & {kind for kind, _ in self.pattern}
+        ):
+            raise UserError(
+                f"attention_dropout = {self.attention_dropout}: mixer {self.mixer!r} has no attention weights; set it "
+                "to 0 (dropout is that of the output of each layer)"
+            )
+
     def _check_images(self) -> None:
         side = self.image_size // self.patch_size
         if self.image_size % self.patch_size:
@@ -184,6 +207,8 @@ class ModelConfig(StackConfig):
                 raise UserError(
                     f"pruned: this model has no {name}; it has architecture = {self.architecture!r}, layers = {counts}"
                 )
+            if part == "attention" and (kind := self.mixer_of(int(layer))) not in SOFTMAX:
+                raise UserError(f"pruned: {name} has mixer = '{kind}', whose heads cannot be pruned; remove it")
             if not all(0 <= head < self.heads for head in heads):
                 raise UserError(f"pruned: {name} = {list(heads)}: its heads are 0 to {self.heads - 1}")
             if not self.kept_heads(name):

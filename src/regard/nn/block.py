@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.errors import UserError
 from regard.nn.cache import Cache
-from regard.nn.config import StackConfig
+from regard.nn.config import SOFTMAX, StackConfig
 from regard.nn.dropout import dropout
 from regard.nn.feedforward import Experts, FeedForward
 from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, tiles
@@ -123,8 +123,8 @@ class Stack(Traceable):
         # under autocast to bfloat16 the residual stream is bfloat16 too: half the memory traffic
         x = self.mark("embedded", x.to(dtype) if dtype == torch.bfloat16 else x)
         if self.config.attention == "fused":  # compiled layers read these masks and must not write them
-            for shared in (part for context in contexts for part in (context.attention_mask, context.memory_mask)):
-                if shared is not None and shared.fused()[0] is not None and x.is_cuda:
+            for shared in self._shared_masks(contexts):
+                if shared.fused()[0] is not None and x.is_cuda:
                     shared.additive(dtype)
         # a trace records each activation once, so nothing is recomputed under it
         recompute = self.checkpoint and self.tap is None and torch.is_grad_enabled()
@@ -141,6 +141,12 @@ class Stack(Traceable):
         self, positions: Positions, pos: Tensor, memory: Memory | None, cache: Cache | None, mask: Mask
     ) -> tuple[Context, ...]:
         """One per layer; layers with the same mask share it."""
+        kinds = (self.config.mixer_of(layer) for layer in range(self.config.layers))
+        if mask is not everything and (other := next((kind for kind in kinds if kind not in SOFTMAX), None)):
+            raise UserError(
+                f"mask = {mask}: mixer = '{other}' knows no masks but those of padding and documents; remove it, or "
+                "use mixer = 'full'"
+            )
         first, keys = (0, positions) if cache is None else (cache.length, cache.add(positions))
         masks = [self._layer_mask(layer) for layer in range(self.config.layers)]
 
@@ -159,6 +165,12 @@ class Stack(Traceable):
         )
         contexts = {own: replace(context, attention_mask=each) for own, each in attention_masks.items()}
         return tuple(contexts[own] for own in masks)
+
+    def _shared_masks(self, contexts: tuple[Context, ...]) -> list[AttentionMask]:
+        """The masks that layers use; one that is used by no softmax attention is not computed."""
+        masks = [c.attention_mask for layer, c in enumerate(contexts) if self.config.mixer_of(layer) in SOFTMAX]
+        memory_mask = contexts[0].memory_mask
+        return masks if memory_mask is None else [*masks, memory_mask]
 
     def _layer_mask(self, layer: int) -> Mask:
         """The mask of one layer, apart from causality, padding and documents; equal ones are one object."""

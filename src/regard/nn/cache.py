@@ -7,7 +7,8 @@ token are computed: N steps cost O(N²) attention instead of O(N³). Memory of o
 
 The cache is separate from the model. It also stores the positions of the keys, so that the masks and positions of a
 cached step are those of the whole sequence. Keys are stored after rotation. The keys and values of the encoder output
-(cross-attention) are computed once and stored too.
+(cross-attention) are computed once and stored too. Linear attention stores one state per layer instead, whose size does
+not depend on the length (`regard.nn.linear_attention`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Cache:
         self.positions: Positions | None = None
         self._layers: dict[int, Pair] = {}  # buffers [B, Hkv, capacity, D]
         self.memory: dict[int, Pair] = {}  # cross-attention, [sources, Hkv, M, D]
+        self.states: dict[int, Pair] = {}  # linear attention: S, and the logarithm of its scale
 
     @property
     def length(self) -> int:
@@ -96,6 +98,7 @@ class Cache:
             return pair[0].index_select(0, rows), pair[1].index_select(0, rows)
 
         self._layers = {layer: pick(pair, rows) for layer, pair in self._layers.items()}
+        self.states = {layer: pick(pair, rows) for layer, pair in self.states.items()}
         kept = rows if sources is None else sources
         for layer, pair in self.memory.items():
             if sources is None or sources.shape[0] < pair[0].shape[0]:
@@ -104,8 +107,8 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the self-attention buffers, used or not."""
-        return sum(buffer.nbytes for pair in self._layers.values() for buffer in pair)
+        """Memory of the self-attention buffers, used or not, and of the states."""
+        return sum(buffer.nbytes for pair in (*self._layers.values(), *self.states.values()) for buffer in pair)
 
 
 def _is_real(positions: Positions, rows: int) -> Tensor:

@@ -181,9 +181,19 @@ class StackConfig:
                 f"attention_score = {self.attention_score!r}: mixer = '{other[0]}' computes no scores of pairs; "
                 "remove attention_score, or use mixer = 'full'"
             )
-        if "fourier" in kinds and self.position == "rope":
+        if other and self.position in ("relative", "t5", "alibi"):
+            raise UserError(
+                f"position = {self.position!r} is added to the scores of pairs, which mixer = '{other[0]}' does not "
+                "compute: use position = 'learned' or 'sinusoidal'"
+            )
+        if self.position == "rope" and kinds == {"fourier"}:
             raise UserError(
                 "position = 'rope' rotates queries and keys, and mixer = 'fourier' has none: use position = 'learned'"
+            )
+        if self.position == "rope" and "linformer" in kinds:
+            raise UserError(
+                "position = 'rope' rotates each key by its position, and mixer = 'linformer' adds the keys of all "
+                "positions: use position = 'learned'"
             )
 
     def _check_combinations(self) -> None:

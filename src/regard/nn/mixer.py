@@ -17,7 +17,10 @@ for any kind: a module called as mixer(x, context), x [B, N, dim] -> [B, N, dim]
 from __future__ import annotations
 
 from regard.errors import UserError
-from regard.nn.config import SOFTMAX, StackConfig
+from regard.nn.config import StackConfig
+from regard.nn.fourier import FourierMixing
+from regard.nn.linear_attention import GatedLinearAttention, LinearAttention
+from regard.nn.linformer import LinformerAttention
 from regard.nn.mask import Mask, everything, window
 from regard.nn.multihead import MultiHead
 from regard.nn.trace import Traceable
@@ -31,9 +34,17 @@ def make_mixer(config: StackConfig, layer: int, causal: bool) -> Traceable:
             f"mixer = {config.mixer!r}: {kind} mixes tokens with later ones, so a decoder cannot use it; "
             "use architecture = 'encoder', or another mixer such as 'window'"
         )
-    if kind in SOFTMAX:
-        return MultiHead(config, layer=layer)
-    raise UserError(f"mixer = {config.mixer!r}: {kind} is not available yet; use full or window")
+    match kind:
+        case "full" | "window" | "bigbird":
+            return MultiHead(config, layer=layer)
+        case "linformer":
+            return LinformerAttention(config, layer=layer)
+        case "linear" | "performer":
+            return LinearAttention(config, layer=layer, causal=causal, kind=kind)
+        case "gated-linear":
+            return GatedLinearAttention(config, layer=layer, causal=causal)
+        case "fourier":
+            return FourierMixing()
 
 
 def layer_mask(config: StackConfig, layer: int) -> Mask:

@@ -173,6 +173,11 @@ class RowCache(Cache):
             for slots, stored in zip(self._layers[layer], pair, strict=True):
                 slots[first : first + rows, :, :length] = stored[:, :, :length]
                 slots[first : first + rows, :, length:] = 0  # masked, but NaN times a weight of 0 would still be NaN
+        for layer, pair in read.states.items():
+            new = [part.expand(rows, *part.shape[1:]) for part in pair]
+            known = self.states.get(layer, ())
+            joined = [torch.cat(parts) for parts in zip(known, new, strict=True)] if known else new
+            self.states[layer] = (joined[0], joined[1])
 
     def leave(self, free: list[int], moved: list[int], count: int) -> None:
         """Move rows into the free ones, and keep the first `count`."""
@@ -181,9 +186,16 @@ class RowCache(Cache):
             for slots in (part for pair in self._layers.values() for part in pair):
                 slots[to, :, :length] = slots[origin, :, :length]
                 slots[to, :, length:] = 0
+        rows = list(range(count))
+        for to, origin in zip(free, moved, strict=True):
+            rows[to] = origin
+        if self.states and count < len(self.lengths):
+            kept = torch.tensor(rows, dtype=torch.long, device=self.device)
+            self.states = {layer: (pair[0][kept], pair[1][kept]) for layer, pair in self.states.items()}
         del self.lengths[count:]
         if not self.lengths:
             self._layers.clear()  # an idle server gives the memory back
+            self.states.clear()
 
     def _reserve(self, rows: int, length: int) -> None:
         """Make room for so many rows and slots; both grow by doubling."""

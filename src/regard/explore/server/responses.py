@@ -73,7 +73,7 @@ def look_response(run: str, plain: Look, changed: Look) -> bytes:
         own = "read" if name == "decoder" and input.target is not None else "source"
         rows, columns = ("written", "source") if name == "cross" else (own, own)
         sides = {"rows": rows, "columns": columns, "causal": name == "decoder", "whole": whole}
-        for layer, weights in enumerate(part.weights):
+        for layer, weights in ((layer, weights) for layer, weights in enumerate(part.weights) if len(weights)):
             parts.append({"part": name, "layer": layer, "heads": len(weights), **sides})
             if not whole:  # each cell the largest weight of its block
                 weights = F.adaptive_max_pool2d(weights, [min(side, SIDE) for side in weights.shape[1:]])

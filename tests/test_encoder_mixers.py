@@ -1,0 +1,108 @@
+"""Fourier mixing and Linformer against other implementations; padding, lengths and documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.errors import UserError
+from regard.nn.block import Stack
+from regard.nn.config import StackConfig
+from regard.nn.fourier import fourier
+from regard.nn.linformer import LinformerAttention
+from regard.nn.mask import AttentionMask, Positions, everything
+from regard.nn.multihead import Context
+
+CPU = torch.device("cpu")
+KINDS = ("linformer", "fourier")
+SMALL: dict[str, Any] = {"dim": 16, "heads": 4, "ff_dim": 16, "layers": 2, "dropout": 0.0, "embed_dropout": 0.0}
+
+
+def stack_of(kind: str, **fields: Any) -> Stack:
+    torch.manual_seed(0)
+    own = {"max_length": 30, "projected_length": 5} if kind == "linformer" else {}
+    return Stack(StackConfig(**(SMALL | own | fields), mixer=kind), causal=False).double().eval()
+
+
+def inputs(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def test_fourier_is_the_formula() -> None:
+    """Re(F_N x F_dim) with the matrices of the transform written out."""
+    x = inputs(2, 7, 6)
+
+    def matrix(n: int) -> Tensor:
+        index = torch.arange(n, dtype=torch.float64)
+        return torch.exp(-2j * torch.pi * torch.outer(index, index) / n)
+
+    torch.testing.assert_close(fourier(x), (matrix(7) @ x.to(torch.complex128) @ matrix(6)).real)
+    assert torch.autograd.gradcheck(fourier, x.requires_grad_())
+    assert fourier(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_fourier_agrees_with_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.fnet.modeling_fnet import FNetBasicFourierTransform
+
+    theirs = FNetBasicFourierTransform(transformers.FNetConfig(hidden_size=16))
+    x = inputs(2, 9, 16).float()
+    torch.testing.assert_close(fourier(x), theirs(x)[0])
+
+
+@pytest.mark.parametrize("length", [12, 30])
+def test_linformer_agrees_with_the_package(length: int) -> None:
+    package = pytest.importorskip("linformer")
+    theirs = package.LinformerSelfAttention(16, seq_len=30, k=5, heads=4)
+    ours = LinformerAttention(StackConfig(dim=16, heads=4, mixer="linformer", max_length=30, projected_length=5))
+    with torch.no_grad():
+        ours.qkv.weight.copy_(torch.cat([layer.weight for layer in (theirs.to_q, theirs.to_k, theirs.to_v)]))
+        ours.qkv.bias.zero_()
+        ours.key_projection.copy_(theirs.proj_k)
+        ours.value_projection.copy_(theirs.proj_v)
+    ours.out.load_state_dict(theirs.to_out.state_dict())
+    x, positions = torch.randn(2, length, 16, requires_grad=True), Positions.of(length, CPU)
+    one, other = ours(x, Context(AttentionMask(everything, positions, positions))), theirs(x)
+    torch.testing.assert_close(one, other)
+    first = torch.autograd.grad(one.square().sum(), [ours.key_projection, ours.value_projection, ours.out.weight, x])
+    second = torch.autograd.grad(other.square().sum(), [theirs.proj_k, theirs.proj_v, theirs.to_out.weight, x])
+    for gradient, expected in zip(first, second, strict=True):
+        torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_changes_nothing(kind: str, left: bool) -> None:
+    stack, x = stack_of(kind), inputs(3, 20, 16)
+    is_real = torch.ones(3, 20, dtype=torch.bool)
+    is_real[1, slice(0, 13) if left else slice(7, 20)] = False
+    is_real[2] = False
+    out = stack(x, Positions.of(20, CPU, is_real))
+    torch.testing.assert_close(out[1, is_real[1]], stack(x[1:2, is_real[1]], Positions.of(7, CPU))[0])
+    torch.testing.assert_close(out[:1], stack(x[:1], Positions.of(20, CPU)))
+    assert out.isfinite().all()
+
+
+def test_padding_may_be_longer_than_linformer_and_texts_may_not() -> None:
+    stack, x = stack_of("linformer"), inputs(1, 40, 16)
+    is_real = (torch.arange(40) < 30)[None]
+    out = stack(x, Positions.of(40, CPU, is_real))
+    torch.testing.assert_close(out[:, :30], stack(x[:, :30], Positions.of(30, CPU)))
+    for positions in (Positions.of(40, CPU), Positions.of(40, CPU, (torch.arange(40) < 31)[None])):
+        with pytest.raises(UserError, match=r"max_length = 30 of mixer = 'linformer'.*raise max_length"):
+            stack(x, positions)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_documents_are_refused(kind: str) -> None:
+    document = torch.tensor([[1] * 5 + [2] * 5])
+    with pytest.raises(UserError, match=r"packed documents would mix: set train.pack = false"):
+        stack_of(kind)(inputs(1, 10, 16), Positions.of(10, CPU, document=document))
+
+
+def test_linformer_with_shared_keys_and_normalised_queries() -> None:
+    stack, x = stack_of("linformer", kv_heads=2, qk_norm=True, value_dim=6), inputs(2, 9, 16)
+    assert stack(x, Positions.of(9, CPU)).shape == x.shape

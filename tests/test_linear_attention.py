@@ -1,0 +1,340 @@
+"""Linear attention against its definition, other implementations and itself: parallel, chunked and step by step."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.nn import linear_attention
+from regard.nn.block import Stack
+from regard.nn.cache import Cache
+from regard.nn.config import StackConfig
+from regard.nn.linear_attention import (
+    START,
+    GatedLinearAttention,
+    LinearAttention,
+    Recurrence,
+    causal_sum,
+    doubling_recurrence,
+    elu_features,
+    full_sum,
+    orthogonal_features,
+    random_exponents,
+)
+from regard.nn.mask import AttentionMask, Positions, causal, everything
+from regard.nn.multihead import Context
+
+CPU = torch.device("cpu")
+KINDS = ("linear", "performer", "gated-linear")
+SMALL: dict[str, Any] = {"dim": 16, "heads": 4, "ff_dim": 16, "layers": 2, "dropout": 0.0, "embed_dropout": 0.0}
+
+
+def stack_of(kind: str, *, is_causal: bool, **fields: Any) -> Stack:
+    torch.manual_seed(0)
+    return Stack(StackConfig(**(SMALL | fields), mixer=kind), causal=is_causal).double().eval()
+
+
+def inputs(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def context_of(length: int, is_causal: bool = False) -> Context:
+    positions = Positions.of(length, CPU)
+    return Context(AttentionMask(causal if is_causal else everything, positions, positions))
+
+
+def spread(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[B, H, N, D] as `causal_sum` reads it: one query head per key."""
+    return q[:, :, None], k[:, :, None], v[:, :, None]
+
+
+# --- the sums
+
+
+@pytest.mark.parametrize("length", [1, 5, 16, 17, 40, 64, 65, 150])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_chunks_compute_the_recurrence(length: int, gated: bool, packed: bool) -> None:
+    q, k, v = inputs(3, 2, 3, length, 4)[:, :, :, :, :]
+    log_gate = -inputs(2, 3, length, 4).abs() if gated else None
+    document = (torch.arange(length) // 13 + 1).expand(2, -1) if packed else None
+    state, rows = torch.zeros(2, 3, 4, 4, dtype=torch.float64), []
+    for t in range(length):
+        if packed and t % 13 == 0:
+            state = torch.zeros_like(state)
+        if log_gate is not None:
+            state = state * log_gate[:, :, t, :, None].exp()
+        state = state + k[:, :, t, :, None] * v[:, :, t, None, :]
+        rows.append((q[:, :, t, :, None] * state).sum(dim=-2))
+    gates = None if log_gate is None else log_gate[:, :, None]
+    out, (last, _) = causal_sum(*spread(q, k, v), log_gate=gates, document=document)
+    torch.testing.assert_close(out[:, :, 0], torch.stack(rows, dim=2))
+    if not packed:
+        torch.testing.assert_close(last[:, :, 0], state)
+
+
+def test_a_state_continues_the_sum() -> None:
+    q, k, v = spread(*inputs(3, 2, 3, 100, 4))
+    gate = -inputs(2, 3, 1, 100, 4).abs()
+    whole, last = causal_sum(q, k, v, log_gate=gate)
+    parts, state = [], None
+    for begin, end in ((0, 30), (30, 31), (31, 100)):
+        part, state = causal_sum(*(x[..., begin:end, :] for x in (q, k, v)), log_gate=gate[..., begin:end, :],
+                                 state=state)  # fmt: skip
+        parts.append(part)
+    torch.testing.assert_close(torch.cat(parts, dim=-2), whole)
+    assert state is not None
+    torch.testing.assert_close(state[0], last[0])
+
+
+def test_strong_gates_do_not_overflow_in_single_precision() -> None:
+    """64 gates of e^-4 are e^-256: a product of exp(sum) and exp(-sum) would be 0 · inf."""
+    q, k, v = spread(*inputs(3, 1, 1, 64, 4).float())
+    gate = torch.full((1, 1, 1, 64, 4), -4.0)
+    out, _ = causal_sum(q, k, v, log_gate=gate)
+    state, expected = torch.zeros(4, 4), []
+    for t in range(64):
+        state = state * math.exp(-4) + k[0, 0, 0, t, :, None] * v[0, 0, 0, t]
+        expected.append(q[0, 0, 0, t] @ state)
+    torch.testing.assert_close(out[0, 0, 0], torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_gradients_are_those_of_the_sums(gated: bool, packed: bool) -> None:
+    parts = [x.requires_grad_() for x in spread(*inputs(3, 1, 2, 20, 3).unbind())]
+    gate = (-inputs(1, 2, 1, 20, 3).abs()).requires_grad_() if gated else None
+    document = (torch.arange(20) // 7)[None] if packed else None
+    given = [*parts, gate] if gate is not None else parts
+
+    def run(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor | None = None) -> tuple[Tensor, ...]:
+        out, _ = causal_sum(q, k, v, log_gate=log_gate, document=document)
+        return out, full_sum(q, k, v, log_gate=log_gate, document=document)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear_attention, "PART", 4)
+        patch.setattr(linear_attention, "CHUNK", 8)
+        assert torch.autograd.gradcheck(run, given)
+
+
+def test_the_recurrence_in_log_steps_is_that_of_the_loop() -> None:
+    decay, update = inputs(2, 11, 3, 1).sigmoid().requires_grad_(), inputs(2, 11, 3, 4).requires_grad_()
+    looped, doubled = Recurrence.apply(decay, update), doubling_recurrence(decay, update)
+    torch.testing.assert_close(looped, doubled)
+    for one, other in zip(*(torch.autograd.grad(x.square().sum(), (decay, update)) for x in (looped, doubled)),
+                          strict=True):  # fmt: skip
+        torch.testing.assert_close(one, other)
+
+
+def test_a_logarithm_of_the_keys_is_as_good_and_never_overflows() -> None:
+    q, k, v = spread(*inputs(3, 2, 2, 150, 4))
+    q, v = q.abs(), torch.cat((v, torch.ones_like(v[..., :1])), dim=-1)
+    plain, _ = causal_sum(q, k.exp(), v)
+    scaled, _ = causal_sum(q, k, v, k_is_log=True)
+    torch.testing.assert_close(scaled[..., :-1] / scaled[..., -1:], plain[..., :-1] / plain[..., -1:])
+    high, state = causal_sum(q, k + 5000, v, k_is_log=True)
+    torch.testing.assert_close(high[..., :-1] / high[..., -1:], plain[..., :-1] / plain[..., -1:])
+    assert high.isfinite().all() and float(state[1].max()) > 5000 > START
+
+
+# --- other implementations
+
+
+def test_linear_attention_is_the_formula_of_katharopoulos() -> None:
+    """Weights φ(q) · φ(k), normalised over the keys, written out as a matrix."""
+    q, k, v = inputs(3, 2, 3, 70, 4)
+    weights = elu_features(q) @ elu_features(k).transpose(-2, -1)
+    for is_causal in (False, True):
+        layer = LinearAttention(StackConfig(dim=12, heads=3), causal=is_causal)
+        heads = layer.mix(q, *spread(q, k, v), context_of(70, is_causal))[:, :, 0]
+        visible = weights.tril() if is_causal else weights
+        torch.testing.assert_close(heads, visible / visible.sum(dim=-1, keepdim=True) @ v)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_performer_agrees_with_performer_pytorch(is_causal: bool) -> None:
+    package = pytest.importorskip("performer_pytorch.performer_pytorch")
+    q, k, v = (x.float().requires_grad_() for x in inputs(3, 2, 3, 130, 8))
+    layer = LinearAttention(StackConfig(dim=24, heads=3, mixer="performer", features=20), causal=is_causal,
+                            kind="performer")  # fmt: skip
+    options = {"projection_matrix": layer.features, "eps": 0.0}  # theirs adds 1e-4 to every feature, in no formula
+    features = (package.softmax_kernel(x, is_query=x is q, **options) for x in (q, k))
+    if is_causal:
+        expected = package.causal_linear_attention_noncuda(*features, v, eps=0.0)
+    else:
+        expected = package.linear_attention(*features, v)
+    ours = layer.mix(q, *spread(q, k, v), context_of(130, is_causal))[:, :, 0]
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
+    gradients = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (ours, expected))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-3)
+
+
+def naive(path: str) -> Any:
+    """A file of the package fla: importing the package itself needs Triton."""
+    found = importlib.util.find_spec("fla")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("fla is not installed")
+    file = Path(found.submodule_search_locations[0]) / "ops" / path / "naive.py"
+    spec = importlib.util.spec_from_file_location(f"fla_naive_{path}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_gated_linear_attention_agrees_with_fla() -> None:
+    q, k, v = (x.float() for x in inputs(3, 2, 3, 130, 8))
+    gate = torch.nn.functional.logsigmoid(inputs(2, 3, 130, 8).float()) / 16
+    given = [x.detach().requires_grad_() for x in (q, k, v, gate)]
+    theirs, state = naive("gla").naive_recurrent_gla(*(x.transpose(1, 2) for x in given), output_final_state=True)
+    ours, (last, _) = causal_sum(*spread(given[0] * 8**-0.5, *given[1:3]), log_gate=given[3][:, :, None])
+    torch.testing.assert_close(ours[:, :, 0], theirs.transpose(1, 2), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(last[:, :, 0], state, atol=1e-5, rtol=1e-5)
+    gradients = (torch.autograd.grad(x.square().sum(), given) for x in (ours, theirs))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=5e-4, rtol=1e-4)
+
+
+def test_linear_attention_agrees_with_fla() -> None:
+    q, k, v = inputs(3, 2, 3, 64, 8).float()
+    features = [elu_features(x) for x in (q, k)]
+    theirs, _ = naive("linear_attn").naive_recurrent_linear_attn(
+        *(x.transpose(1, 2) for x in (*features, v)), normalize=True
+    )
+    layer = LinearAttention(StackConfig(dim=24, heads=3), causal=True)
+    ours = layer.mix(q, *spread(q, k, v), context_of(64, True))[:, :, 0]
+    torch.testing.assert_close(ours, theirs.transpose(1, 2), atol=1e-5, rtol=1e-5)
+
+
+# --- random features
+
+
+def test_random_features_estimate_the_exponential_of_the_product() -> None:
+    """E[φ(q) · φ(k)] = exp(q · k), with independent and with orthogonal features (Choromanski et al. 2021, lemma 1)."""
+    q, k = inputs(2, 8) / 4
+    features = torch.cat([orthogonal_features(4096, 8, seed) for seed in range(8)]).double()
+    products = (random_exponents(q, features) + random_exponents(k, features)).exp()
+    error = float(products.std()) / len(features) ** 0.5
+    assert abs(float(products.mean()) - math.exp(float(q @ k))) < 4 * error
+
+
+def test_features_are_orthogonal_in_blocks_and_as_long_as_gaussian_vectors() -> None:
+    features = orthogonal_features(40, 16, seed=0)
+    for block in features.split(16):
+        products = block @ block.T
+        torch.testing.assert_close(products, products.diagonal().diag(), atol=1e-4, rtol=0)
+    assert float(orthogonal_features(4000, 16, seed=0).square().sum(dim=1).mean()) == pytest.approx(16, rel=0.03)
+    assert torch.equal(features, orthogonal_features(40, 16, seed=0))
+    assert not torch.equal(features, orthogonal_features(40, 16, seed=1))
+
+
+# --- in a stack
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fields", [{}, {"kv_heads": 2, "qk_norm": True, "position": "rope", "value_dim": 6}], ids=str)
+def test_cached_equals_uncached(kind: str, fields: dict[str, Any]) -> None:
+    stack, x = stack_of(kind, is_causal=True, **fields), inputs(2, 90, 16)
+    whole = stack(x, Positions.of(90, CPU))
+    cache, parts = Cache(), []
+    for begin, end in ((0, 70), (70, 71), (71, 72), (72, 90)):
+        positions = cache.next_positions(end - begin, CPU)
+        parts.append(stack(x[:, begin:end], positions, cache=cache))
+        if begin == 0:
+            size = cache.nbytes
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+    assert cache.nbytes == size  # whatever the length
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rows_of_a_cache_can_be_reordered(kind: str) -> None:
+    stack, x = stack_of(kind, is_causal=True), inputs(3, 12, 16)
+    rows, cache = torch.tensor([2, 0, 0, 1]), Cache()
+    stack(x[:, :10], cache.next_positions(10, CPU), cache=cache)
+    cache.reorder(rows)
+    after = stack(x[rows, 10:], cache.next_positions(2, CPU), cache=cache)
+    torch.testing.assert_close(after, stack(x[rows], Positions.of(12, CPU))[:, 10:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_changes_nothing(kind: str, is_causal: bool, left: bool) -> None:
+    stack, x = stack_of(kind, is_causal=is_causal), inputs(2, 80, 16)
+    is_real = torch.ones(2, 80, dtype=torch.bool)
+    is_real[1, : 70 if left else 0] = False
+    is_real[1, 80 if left else 10 :] = False
+    out = stack(x, Positions.of(80, CPU, is_real))
+    alone = stack(x[1:, is_real[1]], Positions.of(10, CPU))
+    torch.testing.assert_close(out[1, is_real[1]], alone[0])
+    torch.testing.assert_close(out[:1], stack(x[:1], Positions.of(80, CPU)))
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_padding_gives_finite_values_and_gradients(kind: str) -> None:
+    for is_causal in (False, True):
+        stack, x = stack_of(kind, is_causal=is_causal), inputs(2, 20, 16).requires_grad_()
+        is_real = torch.tensor([[True] * 20, [False] * 20])
+        stack(x, Positions.of(20, CPU, is_real))[0].sum().backward()
+        assert x.grad is not None and x.grad.isfinite().all()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in stack.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_packed_documents_are_separate(kind: str, is_causal: bool) -> None:
+    stack, x = stack_of(kind, is_causal=is_causal), inputs(1, 150, 16)
+    lengths = (3, 61, 1, 64, 13)
+    document = torch.cat([torch.full((n,), number + 1) for number, n in enumerate(lengths)] + [torch.zeros(8)])[None]
+    is_real = document > 0
+    out = stack(x, Positions.of(150, CPU, is_real, document.long()))
+    begin = 0
+    for n in lengths:
+        alone = stack(x[:, begin : begin + n], Positions.of(n, CPU))
+        torch.testing.assert_close(out[:, begin : begin + n], alone)
+        begin += n
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_changing_the_future_never_changes_the_past(kind: str) -> None:
+    stack, x = stack_of(kind, is_causal=True), inputs(1, 100, 16)
+    other = x.clone()
+    other[:, 50:] += 1
+    before, after = (stack(one, Positions.of(100, CPU)) for one in (x, other))
+    torch.testing.assert_close(before[:, :50], after[:, :50])
+    assert not torch.allclose(before[:, 50:], after[:, 50:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_encoder_form_is_symmetric_in_time(kind: str) -> None:
+    stack, x = stack_of(kind, is_causal=False, position="none"), inputs(1, 100, 16)
+    reversed_out = stack(x.flip(1), Positions.of(100, CPU)).flip(1)
+    torch.testing.assert_close(stack(x, Positions.of(100, CPU)), reversed_out)
+
+
+def test_shared_keys_equal_repeated_keys() -> None:
+    few, many = (LinearAttention(StackConfig(dim=16, heads=4, kv_heads=n), causal=True) for n in (2, 4))
+    q, k, v = (part.transpose(0, 1) for part in few.qkv.weight.detach().T.split(few.sizes, dim=1))
+    repeated = [part.unflatten(0, (2, 4)).repeat_interleave(2, dim=0).flatten(0, 1) for part in (k, v)]
+    with torch.no_grad():
+        many.qkv.weight.copy_(torch.cat((q, *repeated)))
+        many.qkv.bias.zero_(), few.qkv.bias.zero_()
+    many.out.load_state_dict(few.out.state_dict())
+    x = torch.randn(2, 9, 16)
+    torch.testing.assert_close(few(x, context_of(9, True)), many(x, context_of(9, True)))
+
+
+def test_gated_attention_normalises_heads_and_gates_the_output() -> None:
+    layer = GatedLinearAttention(StackConfig(dim=8, heads=2), causal=True)
+    x, heads = torch.randn(1, 3, 8), torch.randn(1, 3, 2, 4)
+    normal = heads / (heads.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+    gate = torch.nn.functional.silu(x @ layer.output_gate.weight.T)
+    torch.testing.assert_close(layer.project(x, heads), layer.out(normal.flatten(2) * gate))
