@@ -21,6 +21,7 @@ from regard.cli import main
 from regard.errors import UserError
 from regard.study.search import ATTEMPTS, Search, open_search
 from regard.study.space import Choice, Range, make_space, read_search
+from regard.tasks.translation import Translation
 from regard.training.history import read_metrics
 from regard.training.lock import hold
 from regard.training.trainer import Trainer
@@ -46,9 +47,12 @@ def trials(folder: Path) -> list[dict[str, Any]]:
 def whole(tmp_path_factory) -> Path:
     """A search of four trials that was never interrupted, beside its data."""
     folder = write_corpus(tmp_path_factory.mktemp("tune"))
+    make_tokenizers, made = Translation.make_tokenizers, []
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr(Translation, "make_tokenizers", lambda task: made.append(task) or make_tokenizers(task))
         assert main(command(Path("search"))) == 0
+    assert len(made) == 1  # the other trials copy them
     return folder / "search"
 
 
@@ -57,6 +61,12 @@ def here(whole, monkeypatch) -> Path:
     """The working directory with the data."""
     monkeypatch.chdir(whole.parent)
     return whole.parent
+
+
+def test_the_prepared_data_of_one_trial_is_kept_for_the_others(whole):
+    folders = [whole / "trials" / str(number) for number in (1, 2, 3, 4)]
+    assert len({(folder / "tokenizer.json").read_bytes() for folder in folders}) == 1
+    assert [(folder / "data").is_dir() for folder in folders] == [True, False, False, False]
 
 
 # --- what is searched

@@ -174,12 +174,12 @@ def export_note(task: Task) -> str:
 
 
 def train_run(
-    tables: Mapping[str, Any], folder: Path, workers: Workers, fresh: bool = False, like: Path | None = None
+    tables: Mapping[str, Any], folder: Path, workers: Workers, fresh: bool = False, like: Iterable[Path] = ()
 ) -> Outcome:
     """Prepare, train (from the last checkpoint, if there is one), evaluate, write the report.
 
-    `fresh` deletes an earlier run with the same task and data in that folder. `like` is the folder of a run with the
-    same data and tokenizers, which are then copied instead of made.
+    `fresh` deletes an earlier run with the same task and data in that folder. `like` are the folders of runs: data
+    and tokenizers of one with the same [data] and [text] are copied instead of made.
     """
     run = Run(task_of(tables)(tables, folder, workers.device))
     with workers.leading(hold(folder)):

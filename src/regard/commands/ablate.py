@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -46,7 +44,6 @@ SMOKE_BASE = [
     "train.save_every=1000",
 ]  # fmt: skip
 SMOKE_ROWS = {"heads-1": "model.heads=1", "no-positions": "model.position=none", "no-residual": "model.residual=false"}
-WORKER = "REGARD_WORKER"  # in the environment of a process that --jobs has started
 SMOKE_SEEDS = 3
 REFRESH = 20.0  # seconds between two updates of the report at least
 LINES = 60.0  # seconds between two lines about runs in progress
@@ -97,9 +94,11 @@ ARGUMENTS = {
 
 def run(args: argparse.Namespace) -> int:
     from regard.study.definition import STUDY, Study
+    from regard.study.processes import follow_parent, is_worker
     from regard.study.results import collect, progress
     from regard.study.worker import Interrupted
 
+    follow_parent()
     if args.png:
         check_output("figures.png")
     study = open_study(args)
@@ -122,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         reporter.refresh()
         print(f"\n{stop or 'interrupted'}. To continue:  {again(study)}", file=sys.stderr)
         return 130
-    if WORKER in os.environ:  # the process that has started this one shows the results
+    if is_worker():  # the process that has started this one shows the results
         return 0
     from regard.study.formats import lines, to_json
 
@@ -210,7 +209,7 @@ def train(args: argparse.Namespace, study: Study, reporter: Reporter) -> None:
     """Train what is left, in this process or in several."""
     from regard.models.folder import find_device
     from regard.study.results import progress
-    from regard.study.worker import start_workers, watch_workers, work
+    from regard.study.worker import work, work_in_processes
 
     left = len(progress(study, args.only).pending)
     jobs = min(args.jobs or 1, left)
@@ -222,8 +221,7 @@ def train(args: argparse.Namespace, study: Study, reporter: Reporter) -> None:
         return
     options = ["--no-wait"] * args.no_wait + ["--keep-checkpoints"] * args.keep_checkpoints
     options += ["--only", *args.only] if args.only else []
-    workers = start_workers(study, jobs, args.device, options)
-    watch_workers(study.folder, workers, reporter, args.only)
+    work_in_processes(study.folder, jobs, args.device, options, reporter, args.only)
 
 
 class Reporter:
@@ -243,18 +241,11 @@ class Reporter:
         self.thread.join()
 
     def _watch(self) -> None:
-        """Show runs in progress; end a worker whose parent has been killed."""
+        """Show runs in progress."""
         from regard.study.definition import Study
         from regard.study.results import progress
 
-        parent, due = os.environ.get(WORKER), time.monotonic() + LINES
-        while not self.stop.wait(1.0):
-            if parent is not None and os.getppid() != int(parent):
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-            if time.monotonic() < due:
-                continue
-            due = time.monotonic() + LINES
+        while not self.stop.wait(LINES):
             state = progress(Study.read(self.folder), self.only)
             runs = (f"{run.row}, seed {run.seed}: step {at:,} of {of:,}" for run, (at, of) in state.running.items())
             self._print("; ".join(runs), state)
@@ -299,10 +290,11 @@ class Reporter:
     def refresh(self) -> None:
         """Write table and report; at most every twenty seconds, and for a tenth of the time at most."""
         from regard.study.definition import Study
+        from regard.study.processes import is_worker
         from regard.study.report import write_all
         from regard.study.results import collect
 
-        if WORKER in os.environ:
+        if is_worker():
             return
         began = time.monotonic()
         write_all(self.folder, collect(Study.read(self.folder)))

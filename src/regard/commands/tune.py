@@ -51,14 +51,15 @@ ARGUMENTS = {
 
 def run(args: argparse.Namespace) -> int:
     from regard.commands.train import data_hint
-    from regard.study.processes import work_together
-    from regard.study.search import work
+    from regard.study.processes import follow_parent, is_worker
+    from regard.study.search import work, work_in_processes
     from regard.training.distributed import join
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError(
             "regard tune: several processes need no torchrun; use --jobs, or start the command several times"
         )
+    follow_parent()
     with join(args.device) as workers:
         with data_hint(args):
             search = open_folder(args)
@@ -70,13 +71,15 @@ def run(args: argparse.Namespace) -> int:
             print(search.line(number, args.trials, args.jobs), file=sys.stderr, flush=True)
 
         if args.jobs > 1:
-            finished = work_together(search, args.trials, workers.device, args.jobs, report)
+            finished = work_in_processes(search, args.trials, args.device, args.jobs, report)
         else:
             finished = work(search, args.trials, workers.device, report)
     if not finished:
         command = f"{program()} tune {shlex.quote(str(search.folder))} --trials {args.trials}"
         print(f"saved. To continue:  {command}", file=sys.stderr)
         return 130
+    if is_worker():
+        return 0
     search.write()
     show(args.json, search.summary(), table(search, args.trials))
     return 0 if search.ranked() else 1

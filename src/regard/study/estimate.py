@@ -16,7 +16,6 @@ from regard.progress import stage
 from regard.study.definition import BASE, Planned, Study
 from regard.study.finished import FinishedRun
 from regard.study.results import progress
-from regard.study.worker import SHARED
 from regard.tasks.registry import task_of
 from regard.training.run import Run
 
@@ -56,14 +55,12 @@ def estimate(study: Study, device: torch.device, only: list[str] | None = None) 
 
 def _measure(study: Study, name: str, count: int, folder: Path, device: torch.device) -> RowEstimate:
     tables, own = study.tables(Planned(name, study.seeds_of(name)[0])), folder / name
-    base = study.tables(Planned(BASE, study.seeds_of(BASE)[0]))
-    same = name != BASE and all(base.get(key) == tables.get(key) for key in SHARED)
     steps, messages = int(tables.get("train", {}).get("steps", 0)), StringIO()
     try:
         with redirect_stderr(messages):
             run = Run(task_of(tables)(tables, own, device))
             steps = run.config.steps
-            run.prepare(folder / BASE if same else None)
+            run.prepare([folder / BASE])
             seconds = run.trainer().measure()
     except (UserError, RuntimeError) as error:
         if name == BASE:

@@ -25,7 +25,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,11 +39,12 @@ from regard.models.folder import WEIGHTS
 from regard.models.recipe import RECIPE, override
 from regard.progress import duration
 from regard.settings import read_toml, to_dict, write_toml
+from regard.study.processes import work_together
 from regard.study.space import Space, check, make_space
 from regard.tasks.registry import task_of
 from regard.training.history import read_metrics
 from regard.training.lock import Locked, hold
-from regard.training.run import Run
+from regard.training.run import Run, same_data
 from regard.training.trainer import interruptible
 
 SEARCH, JOURNAL, BEST, TRIALS = "search.toml", "journal.log", "best.toml", "trials.json"
@@ -249,7 +250,7 @@ class Search:
 
         try:
             tables = override(self.base, self.assignments(trial))
-            value = train_trial(tables, folder, device, self.metric.key, watch)
+            value = train_trial(tables, folder, device, self.metric.key, watch, self._prepared())
         except self.optuna.TrialPruned:
             note()
             self._finish(trial, lambda: self.study.tell(trial, state=self.optuna.trial.TrialState.PRUNED))
@@ -274,15 +275,21 @@ class Search:
         trial.set_user_attr("reason", reason)
         self.study.tell(trial, state=self.optuna.trial.TrialState.PRUNED)
 
+    def _prepared(self) -> list[Path]:
+        """The folders of trials that have ended, with prepared data for others to copy: one for each [data], [text]."""
+        folders = [self.trial_folder(one.number) for one in self.results if one.status != "running"]
+        return [folder for folder in folders if (folder / "data").is_dir()]
+
     def _finish(self, trial: Any, tell: Callable[[], object]) -> None:
         """Record the end of a trial, write the results, and remove what only the trial needed."""
-        with hold(self.folder, wait=True):
-            tell()
-            self.write()
         number = trial.user_attrs["number"]
         folder = self.trial_folder(number)
+        with hold(self.folder, wait=True):
+            if any(same_data(read_toml(other / RECIPE), folder) for other in self._prepared()):
+                shutil.rmtree(folder / "data", ignore_errors=True)  # before others see that the trial has ended
+            tell()
+            self.write()
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        shutil.rmtree(folder / "data", ignore_errors=True)
         if self.results[number - 1].status != "done":
             (folder / WEIGHTS).unlink(missing_ok=True)
         ended = [one for one in self.results if one.status != "running"]
@@ -347,15 +354,17 @@ def train_trial(
     device: torch.device,
     metric: str,
     watch: Callable[[int, Mapping[str, float], bool], None],
+    like: Iterable[Path] = (),
 ) -> float | None:
     """The best validation metric of a run; None if it was interrupted.
 
-    `watch` sees the step and the metrics of every evaluation, and whether it is the last.
+    `watch` sees the step and the metrics of every evaluation, and whether it is the last. `like` are the folders of
+    runs, of which one with the same data and tokenizers is copied.
     """
     run = Run(task_of(tables)(tables, folder, device))
     steps = run.config.steps
     with hold(folder):
-        run.prepare()
+        run.prepare(like)
         trainer = run.trainer()
         if trainer.resume():
             for line in read_metrics(folder):
@@ -410,3 +419,18 @@ def work(search: Search, trials: int, device: torch.device, report: Callable[[in
                     return False
             report(trial.user_attrs["number"])
     return False
+
+
+def work_in_processes(
+    search: Search, trials: int, device: str | None, jobs: int, report: Callable[[int], None]
+) -> bool:
+    """The same in `jobs` processes that each do `regard tune FOLDER`."""
+    known = {one.number for one in search.results if one.status != "running"}
+
+    def report_new() -> None:
+        for one in search.results:
+            if one.status != "running" and one.number not in known:
+                known.add(one.number)
+                report(one.number)
+
+    return work_together(["tune", str(search.folder), "--trials", str(trials)], search.folder, jobs, device, report_new)

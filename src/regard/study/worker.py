@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import _thread
 import gc
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,11 +30,11 @@ from regard.errors import MissingExtra, MissingFiles, Unfinished, UserError
 from regard.files import make_folder
 from regard.study import claim
 from regard.study.definition import Planned, Study
+from regard.study.processes import work_together
 from regard.study.results import claims, done_file, failed_file, progress, write_done, write_failed
 from regard.training.distributed import Workers
 
 POLL = 2.0  # seconds between two looks for a run whose worker has died
-SHARED = ("task", "data", "text")  # tables that decide tokenizers and prepared data
 LOCKED = "another process is training in this folder"
 
 
@@ -98,9 +96,10 @@ def train_one(
     began, folder, tables = time.monotonic(), study.run_folder(run), study.tables(run)
     report(Event(run, "training"))
     reason = ""
+    like = (study.run_folder(other) for other in study.runs() if done_file(study, other).exists())
     try:
         with logged(study.folder / "logs" / f"{run.name}.log"):
-            outcome = train_run(tables, folder, Workers(device), like=_prepared(study, tables))
+            outcome = train_run(tables, folder, Workers(device), like=like)
         if outcome.metrics is None and not own.lost:
             raise Interrupted(f"{run.row}, seed {run.seed}: saved at step {outcome.step}")
         del outcome
@@ -128,15 +127,6 @@ def train_one(
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     write_done(study, run, seconds)
     report(Event(run, "done", seconds))
-
-
-def _prepared(study: Study, tables: dict[str, object]) -> Path | None:
-    """The folder of a finished run with the same data and tokenizers."""
-    for run in study.runs():
-        other = study.tables(run)
-        if done_file(study, run).exists() and all(other.get(name) == tables.get(name) for name in SHARED):
-            return study.run_folder(run)
-    return None
 
 
 def _forget() -> None:
@@ -173,67 +163,30 @@ def terminable() -> Iterator[None]:
 # --- several processes on one machine
 
 
-def start_workers(study: Study, jobs: int, device: str | None, options: Sequence[str]) -> list[subprocess.Popen[bytes]]:
-    """Processes that each do `regard ablate STUDY`; on several GPUs they take turns."""
-    make_folder(study.folder / "logs")
-    count = torch.cuda.device_count() if device in (None, "cuda") else 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ, "REGARD_WORKER": str(os.getpid())}
-    command = [sys.executable, "-m", "regard", "ablate", str(study.folder), "--jobs", "1", *options]
-    workers = []
-    for number in range(jobs):
-        own = f"cuda:{number % count}" if count else device
-        with (study.folder / "logs" / f"worker-{number}.log").open("ab") as log:
-            # a session of its own: a Ctrl-C in the terminal reaches only the parent, which passes it on once
-            workers.append(
-                subprocess.Popen(
-                    [*command, *(["--device", own] if own else [])], env=environment, stdin=subprocess.DEVNULL,
-                    stdout=log, stderr=log, start_new_session=True,
-                )
-            )  # fmt: skip
-    return workers
-
-
-def watch_workers(
-    folder: Path, workers: Sequence[subprocess.Popen[bytes]], report: Report, only: Sequence[str] = ()
+def work_in_processes(
+    folder: Path, jobs: int, device: str | None, options: Sequence[str], report: Report, only: Sequence[str] = ()
 ) -> None:
-    """Report what the workers do until they have ended; Ctrl-C asks them to save and to end."""
+    """Train with `jobs` processes that each do `regard ablate STUDY`, and report what they do."""
     before = progress(Study.read(folder), only)
     known = {*before.done, *before.failed}
     try:
-        with terminable():
-            while any(worker.poll() is None for worker in workers):
-                known |= _report_new(folder, known, report, only)
-                time.sleep(0.5)
-    except KeyboardInterrupt:
-        for worker in workers:
-            if worker.poll() is None:
-                worker.send_signal(signal.SIGTERM)
-        for worker in workers:
-            worker.wait()
-        raise Interrupted("the workers have saved what they were training") from None
-    finally:
-        for worker in workers:
-            if worker.poll() is None:  # after an error here
-                worker.terminate()
-    _report_new(folder, known, report, only)
-    codes = [worker.returncode for worker in workers]
-    if any(code not in (0, 3) for code in codes) and progress(Study.read(folder), only).pending:
-        number = next(at for at, code in enumerate(codes) if code not in (0, 3))
-        log = folder / "logs" / f"worker-{number}.log"
-        last = next((line for line in reversed(log.read_text(errors="replace").splitlines()) if line.strip()), "")
-        raise UserError(
-            f"worker {number} has ended with code {codes[number]}: {last.removeprefix('error: ')} (see {log})"
+        finished = work_together(
+            ["ablate", str(folder), *options], folder, jobs, device, lambda: _report_new(folder, known, report, only)
         )
+    except UserError:
+        if progress(Study.read(folder), only).pending:  # the others have not done its work
+            raise
+        return
+    if not finished:
+        raise Interrupted("the workers have saved what they were training")
 
 
-def _report_new(folder: Path, known: set[Planned], report: Report, only: Sequence[str]) -> set[Planned]:
+def _report_new(folder: Path, known: set[Planned], report: Report, only: Sequence[str]) -> None:
     study = Study.read(folder)
     now = progress(study, only)
-    new = {*now.done, *now.failed} - known
-    for run in new:
+    for run in {*now.done, *now.failed} - known:
+        known.add(run)
         if run in now.seconds:
             report(Event(run, "done", now.seconds[run]))
         else:
             report(Event(run, "failed", 0.0, failed_file(study, run).read_text(encoding="utf-8").strip()))
-    return new

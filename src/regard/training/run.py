@@ -22,10 +22,11 @@ import shlex
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -60,10 +61,10 @@ class Run:
         self.preloading: threading.Thread | None = None
         task.make_model_config(task.PLACEHOLDERS)  # a mistake in [model] shows before the data is read
 
-    def prepare(self, like: Path | None = None) -> None:
+    def prepare(self, like: Iterable[Path] = ()) -> None:
         """Check the data, make the tokenizers, save the recipe. A folder that holds another run stays untouched.
 
-        `like`: the folder of a run with the same [data] and [text], whose tokenizers and prepared data are copied.
+        `like`: folders of runs; tokenizers and prepared data of the first with the same [data] and [text] are copied.
         """
         task = self.task
         self._refuse_foreign_folder()
@@ -75,13 +76,14 @@ class Run:
             task.check_data()
         self.preloading = threading.Thread(target=preload, args=(task.device,))
         self.preloading.start()
-        names = task.tokenizer_names()
+        names, own = task.tokenizer_names(), {"task": task.NAME, **task.own_tables()}
+        other = next((folder for folder in like if same_data(own, folder)), None)
         saved = {} if self.is_new else load_tokenizers(self.folder)
         if saved.keys() >= {*names}:
             task.tokenizers = {name: saved[name] for name in names}
         elif self.config.init_from is not None:
             task.tokenizers = initialize_tokenizers(self.config.init_from, names)
-        elif like is not None and (others := load_tokenizers(like)).keys() >= {*names}:
+        elif other is not None and (others := load_tokenizers(other)).keys() >= {*names}:
             task.tokenizers = {name: others[name] for name in names}
         else:
             task.tokenizers = task.make_tokenizers()
@@ -98,8 +100,8 @@ class Run:
             for name, tokenizer in task.tokenizers.items():
                 tokenizer.save(self.folder / f"{name}.json")
             with stage("preparing the data"):
-                if like is not None:
-                    self._copy_data(like / "data")
+                if other is not None:
+                    self._copy_data(other / "data")
                 task.prepare_data()  # uses what was copied, if it fits
 
     def _copy_data(self, source: Path) -> None:
@@ -210,6 +212,13 @@ class Run:
             return read_weights(self.folder / WEIGHTS)  # the best
         with trainer.engine.evaluation_model(trainer.mean) as model:
             return {name: tensor.clone() for name, tensor in weights_of(model).items()}
+
+
+def same_data(tables: Mapping[str, Any], folder: Path) -> bool:
+    """Whether the run in `folder` has prepared its data and made its tokenizers with these settings."""
+    path = folder / RECIPE
+    saved = read_toml(path) if path.is_file() else {}
+    return all(saved.get(name) == tables.get(name) for name in ("task", "data", "text"))
 
 
 def preload(device: torch.device) -> None:
