@@ -195,7 +195,7 @@ def test_pairs_from_everywhere_give_the_same_lines(translator: str, tmp_path: Pa
     (tmp_path / "named.tsv").write_text("en\tde\n" + table)
     rows = (json.dumps({"source": a, "target": b}, ensure_ascii=False) + "\n" for a, b in pairs)
     (tmp_path / "pairs.jsonl").write_text("".join(rows))
-    monkeypatch.setattr("regard.commands.prediction.ROWS", 3)
+    monkeypatch.setattr("regard.commands.inputs.ROWS", 3)
     monkeypatch.chdir(tmp_path)
     ways = (["a.en", "a.de"], ["plain.tsv"], ["pairs.jsonl"], ["named.tsv", "--column", "en", "de"])
     for files in ways:

@@ -103,7 +103,7 @@ def test_json_lines(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_line_for_a_line(
     content: bytes, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("regard.commands.prediction.PIECE", 100)
+    monkeypatch.setattr("regard.commands.inputs.PIECE", 100)
     feed(monkeypatch, content)
     assert main(["translate", str(run), "--max-length", "3"]) == 0
     out, err = capsys.readouterr()
@@ -115,7 +115,7 @@ def test_a_sample_does_not_depend_on_how_the_input_arrives(
 ) -> None:
     outputs = []
     for piece in (5, 2**18):
-        monkeypatch.setattr("regard.commands.prediction.PIECE", piece)
+        monkeypatch.setattr("regard.commands.inputs.PIECE", piece)
         feed(monkeypatch, "\n".join(LINES).encode())
         assert main(["translate", str(run), "--sample", "--seed", "5", "--batch", "2"]) == 0
         outputs.append(capsys.readouterr().out)

@@ -19,12 +19,11 @@ import argparse
 from typing import TYPE_CHECKING
 
 from regard.commands import RUNS
+from regard.commands.inputs import check_inputs, file_inputs
 from regard.commands.prediction import (
     DECODING,
     SEARCH,
     Chunk,
-    check_inputs,
-    file_inputs,
     input_options,
     open_predictor,
     predict_inputs,
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from regard.predict.captioner import Captioner
 
     take_runs(args)
-    check_inputs(args)
+    check_inputs(args, texts=False)
     captioner = open_predictor(args, Captioner)
 
     def predict(chunk: Chunk) -> list[TextPrediction]:

@@ -17,19 +17,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from regard.commands.prediction import (
-    Chunk,
-    Inputs,
-    Item,
-    Shown,
-    check_inputs,
-    check_texts,
-    file_inputs,
-    input_options,
-    note,
-    open_predictor,
-    predict_inputs,
-)
+from regard.commands.inputs import Inputs, Item, check_inputs, check_texts, file_inputs, note
+from regard.commands.prediction import Chunk, Shown, input_options, open_predictor, predict_inputs
 
 if TYPE_CHECKING:
     from regard.predict.classifier import ClassPrediction
@@ -42,7 +31,7 @@ ARGUMENTS = input_options(
 def run(args: argparse.Namespace) -> int:
     from regard.predict.classifier import ImageClassifier, TextClassifier
 
-    check_inputs(args)
+    check_inputs(args, texts=False)
     classifier = open_predictor(args, TextClassifier, ImageClassifier)
     inputs, truncated = file_inputs("image", "image"), list[str]()
     if isinstance(classifier, TextClassifier):

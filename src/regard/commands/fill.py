@@ -13,20 +13,11 @@ examples:
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from regard.commands import positive
-from regard.commands.prediction import (
-    Chunk,
-    Inputs,
-    Item,
-    Shown,
-    check_inputs,
-    check_texts,
-    input_options,
-    open_predictor,
-    predict_inputs,
-)
+from regard.commands.inputs import Inputs, Item, check_inputs
+from regard.commands.prediction import Shown, input_options, open_predictor, predict_inputs
 
 if TYPE_CHECKING:
     from regard.predict.mask_predictor import MaskPrediction
@@ -42,11 +33,10 @@ def run(args: argparse.Namespace) -> int:
     from regard.predict.mask_predictor import MaskPredictor
 
     check_inputs(args)
-    check_texts(args)
     predictor = open_predictor(args, MaskPredictor)
 
-    def predict(chunk: Chunk) -> list[Any]:
-        return chunk.each(lambda item: predictor.predict([item.text], top=args.top)[0])
+    def predict(item: Item) -> MaskPrediction:
+        return predictor.predict([item.text], top=args.top)[0]
 
     def show(item: Item, prediction: MaskPrediction) -> Shown:
         masks = enumerate(prediction.masks, 1)
@@ -55,4 +45,7 @@ def run(args: argparse.Namespace) -> int:
         yield {"text": item.text, **prediction.to_dict(), **item.origin}, rows
 
     inputs = Inputs("text", "a text with <mask>", column=str(predictor.bundle.tables["data"].get("column", "text")))
-    return predict_inputs(args, inputs, predict, show, header=HEADER, empty=lambda item: (item.number, "", "", "", ""))
+    return predict_inputs(
+        args, inputs, lambda chunk: chunk.each(predict), show, header=HEADER,
+        empty=lambda item: (item.number, "", "", "", ""),
+    )  # fmt: skip

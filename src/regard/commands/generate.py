@@ -20,24 +20,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from regard.commands import REPEATABLE, positive
-from regard.commands.prediction import (
-    DECODING,
-    SEARCH,
-    Chunk,
-    Inputs,
-    Item,
-    Shown,
-    check_inputs,
-    check_texts,
-    input_options,
-    is_prompt,
-    note,
-    open_predictor,
-    predict_inputs,
-)
+from regard.commands.inputs import Inputs, Item, check_inputs, is_prompt, note
+from regard.commands.prediction import DECODING, SEARCH, Shown, input_options, open_predictor, predict_inputs
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,7 +54,6 @@ def run(args: argparse.Namespace) -> int:
     if "" in args.stop:
         raise UserError("--stop '': every text contains the empty text; pass at least one character")
     check_inputs(args)
-    check_texts(args)
     if args.prompt_file is not None:
         args.inputs = [read_prompt(args)]
     elif args.begin and not args.inputs and not args.files:
@@ -78,10 +64,7 @@ def run(args: argparse.Namespace) -> int:
     options = {"stops": args.stop, "overflow": args.overflow, "begin": args.begin, "context": args.context}
     watched = not args.json and (len(args.inputs) == 1 or is_prompt(args))
 
-    def predict(chunk: Chunk) -> list[Any]:
-        return chunk.each(lambda item: continued(item, chunk.out))
-
-    def continued(item: Item, out: TextIO) -> list[Sample]:
+    def predict(item: Item, out: TextIO) -> list[Sample]:
         nonlocal full
         stream = generator.stream([item.text], **options)
         if tokenizer.unk is not None and (unknown := tokenizer.encode(item.text).count(tokenizer.unk)):
@@ -114,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
     inputs = Inputs("prompt", argument="PROMPT", column=str(generator.bundle.tables["data"].get("column", "text")))
     return predict_inputs(
-        args, inputs, predict, show, after=after,
+        args, inputs, lambda chunk: chunk.each(lambda item: predict(item, chunk.out)), show, after=after,
         empty=lambda item: ("",) if samples == 1 or watched else (item.number, "", ""),
     )  # fmt: skip
 

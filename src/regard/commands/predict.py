@@ -21,18 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.commands import positive
-from regard.commands.prediction import (
-    Chunk,
-    Inputs,
-    Item,
-    Shown,
-    check_inputs,
-    check_texts,
-    input_options,
-    note,
-    open_predictor,
-    predict_inputs,
-)
+from regard.commands.inputs import Inputs, Item, check_inputs, note
+from regard.commands.prediction import Shown, input_options, open_predictor, predict_inputs
 from regard.errors import UserError
 from regard.files import name_some
 
@@ -53,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
     from regard.predict.regressor import Regressor
 
     check_inputs(args)
-    check_texts(args)
     regressor = open_predictor(args, Regressor)
     if args.files and regressor.data.context:
         return predict_series(args, regressor)
@@ -61,10 +50,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{args.run}: reads {regressor.channels} channels; pass them as a table, with --files")
     outside, longest = list[float](), 0
 
-    def predict(chunk: Chunk) -> list[Any]:
-        return chunk.each(predicted)
-
-    def predicted(item: Item) -> tuple[list[float], list[float]]:
+    def predict(item: Item) -> tuple[list[float], list[float]]:
         nonlocal longest
         if not item.text.strip() and not args.inputs:
             return [], []  # each line of input gives one line of output
@@ -86,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         outside.clear()
 
     inputs = Inputs("source", "a sequence of numbers", "NUMBERS", "source", cell=as_text)
-    return predict_inputs(args, inputs, predict, show, after=after)
+    return predict_inputs(args, inputs, lambda chunk: chunk.each(predict), show, after=after)
 
 
 def as_text(cell: Any) -> str:
@@ -133,9 +119,6 @@ def predict_series(args: argparse.Namespace, regressor: Regressor) -> int:
     encoding = {} if args.encoding == "utf-8" else {"encoding": args.encoding}
     first, timed, several = True, False, len(find_files(args.files)) > 1
 
-    def predict(chunk: Chunk) -> list[Any]:
-        return chunk.each(forecast)
-
     def forecast(item: Item) -> tuple[Series, list[list[float]]]:
         file = item.text
         data = regressor.data
@@ -168,4 +151,4 @@ def predict_series(args: argparse.Namespace, regressor: Regressor) -> int:
         return (file,) if several else ()
 
     inputs = Inputs("file", argument="", is_list=lambda path: False)
-    return predict_inputs(args, inputs, predict, show, empty=lambda item: ())
+    return predict_inputs(args, inputs, lambda chunk: chunk.each(forecast), show, empty=lambda item: ())

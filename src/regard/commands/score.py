@@ -21,19 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.commands import RUNS
-from regard.commands.prediction import (
-    ROWS,
-    Chunk,
-    Inputs,
-    Item,
-    Shown,
-    check_inputs,
-    check_texts,
-    input_options,
-    open_predictor,
-    predict_inputs,
-    take_runs,
-)
+from regard.commands.inputs import ROWS, Inputs, Item, check_inputs, check_texts
+from regard.commands.prediction import Chunk, Shown, input_options, open_predictor, predict_inputs, take_runs
 from regard.errors import UserError, listed
 
 if TYPE_CHECKING:
@@ -59,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     take_runs(args)
     columns, args.column = tuple(args.column or ()), " ".join(args.column or ()) or None
-    check_inputs(args)
+    check_inputs(args, texts=False)
     predictor: Any = open_predictor(args, Generator, MaskPredictor, Translator, Captioner)
     data, names = predictor.bundle.tables["data"], tuple[str, ...](("text",))
     if isinstance(predictor, Captioner):

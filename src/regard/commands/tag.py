@@ -16,18 +16,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from regard.commands.prediction import (
-    Chunk,
-    Inputs,
-    Item,
-    Shown,
-    check_inputs,
-    check_texts,
-    input_options,
-    note,
-    open_predictor,
-    predict_inputs,
-)
+from regard.commands.inputs import Inputs, Item, check_inputs, note
+from regard.commands.prediction import Chunk, Shown, input_options, open_predictor, predict_inputs
 
 if TYPE_CHECKING:
     from regard.predict.tagger import TagPrediction
@@ -41,7 +31,6 @@ def run(args: argparse.Namespace) -> int:
     from regard.predict.tagger import Tagger
 
     check_inputs(args)
-    check_texts(args)
     tagger = open_predictor(args, Tagger)
 
     def predict(chunk: Chunk) -> list[TagPrediction]:

@@ -17,17 +17,8 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.commands.prediction import (
-    ROWS,
-    Chunk,
-    Inputs,
-    Item,
-    Shown,
-    check_inputs,
-    check_texts,
-    input_options,
-    predict_inputs,
-)
+from regard.commands.inputs import ROWS, Inputs, Item, check_inputs
+from regard.commands.prediction import Chunk, Shown, input_options, predict_inputs
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,7 +38,6 @@ ARGUMENTS = {
 
 def run(args: argparse.Namespace) -> int:
     check_inputs(args)
-    check_texts(args)
     if args.ids and args.decode:
         raise UserError("--ids prints ids, --decode reads them: pass one of them")
     tokenizer = open_tokenizer(args.tokenizer, args.side)

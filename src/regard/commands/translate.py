@@ -25,16 +25,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from regard.commands import REPEATABLE, RUNS, positive
+from regard.commands.inputs import ROWS, Inputs, Item, check_inputs
 from regard.commands.prediction import (
     DECODING,
-    ROWS,
     SEARCH,
     Chunk,
-    Inputs,
-    Item,
     Shown,
-    check_inputs,
-    check_texts,
     input_options,
     is_ensemble,
     open_predictor,
@@ -127,7 +123,6 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--alignment-layer {args.alignment_layer}: there are no --alignments; add them, or remove it")
     take_runs(args)
     check_inputs(args)
-    check_texts(args)
     translator: Any = open_translator(args)  # with alignments and constraints, a Translator
 
     source = str(translator.bundle.tables["data"].get("source", "source"))
