@@ -21,6 +21,7 @@ def table(path: Path) -> str:
     tables = {
         "training": training, "language": training, "lengths": lengths, "decoding": decoding, "generation": generation,
         "classes": classes, "tasks": tasks, "exported": exported, "recall": recall,
+        "long-inputs": long_inputs,
     }  # fmt: skip
     return tables.get(result.get("kind"), blocks)(result)
 
@@ -92,6 +93,34 @@ def recall(result: Json) -> str:
 def _spread(row: Json) -> str:
     low, high = min(row["accuracies"]), max(row["accuracies"])
     return f"{row['accuracy']:.2f}" + (f" ({low:.2f} to {high:.2f})" if high - low >= 0.01 else "")
+
+
+def long_inputs(result: Json) -> str:
+    """One row per mixer: the metric over seeds, and what it costs; then the baselines."""
+    higher = result["higher_is_better"]
+    lines = [
+        f"| mixer | {result['metric']} on {result['test']} | lowest to highest | parameters | training FLOPs | "
+        "seconds | difference | p | verdict |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    form = ".2%" if higher else ".4f"
+    for row in sorted(result["rows"], key=lambda row: (row["mean"] is None, (row["mean"] or 0.0) * (-1) ** higher)):
+        if row["mean"] is None:
+            lines.append(f"| {row['name']} | {next(iter(row['failed'].values()), 'not trained')} | | | | | | | |")
+            continue
+        scores = row["scores"].values()
+        cells = [
+            row["name"], f"{row['mean']:{form}}", f"{min(scores):{form}} to {max(scores):{form}}",
+            _cell(row["parameters"], ","), _cell(row["flops"], ".3g"), _cell(row["seconds"], ".0f"),
+            _cell(row["difference"], f"+{form}"), _cell(row["p"], ".3f"), row["verdict"],
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [f"| {name} | {value:{form}} | | | | | | | |" for name, value in result["baselines"].items()]
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"
 
 
 def decoding(result: Json) -> str:

@@ -183,7 +183,12 @@ def test_a_store_holds_framed_texts_cut_to_length(tmp_path):
     (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
     data = LabelData(train=("a.tsv",), folder=str(tmp_path), max_length=12, classes=("x", "y"))
     tokenizer = Tokenizer.train([text for text, _ in rows], "char")
-    store = store_labelled(data.train, data, tmp_path / "store", tokenizer)
+
+    def stored(data: LabelData) -> Store:
+        state = lambda: data.fingerprint(data.train)  # noqa: E731
+        return store_labelled([data.read(data.train)], data, tmp_path / "store", tokenizer, state)
+
+    store = stored(data)
     texts = Labelled.of(store)
     for (text, label), ids, number in zip(
         rows, texts.texts.joined().split(texts.sizes.tolist()), texts.labels.tolist(), strict=True
@@ -193,8 +198,8 @@ def test_a_store_holds_framed_texts_cut_to_length(tmp_path):
         assert ("x", "y")[number] == label
     assert store.index["truncated"] == sum(len(tokenizer.encode(text)) + 2 > 12 for text, _ in rows) > 0
     made = (tmp_path / "store" / "index.json").stat().st_mtime_ns
-    store_labelled(data.train, data, tmp_path / "store", tokenizer)
+    stored(data)
     assert (tmp_path / "store" / "index.json").stat().st_mtime_ns == made  # used again
-    store_labelled(data.train, replace(data, classes=("y", "x")), tmp_path / "store", tokenizer)
+    stored(replace(data, classes=("y", "x")))
     assert (tmp_path / "store" / "index.json").stat().st_mtime_ns != made  # other classes, other numbers
     assert Labelled.of(Store.open(tmp_path / "store")).labels.tolist() == [1 - n for n in texts.labels.tolist()]

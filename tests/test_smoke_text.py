@@ -39,7 +39,10 @@ TRANSLATIONS = [
     "multi30k-en-de", "tatoeba-en-ko",
     *slow("multi30k-en-de-best", "multi30k-en-de-fast", "multi30k-en-fr", "multi30k-raw-en-de"),
 ]  # fmt: skip
-LANGUAGE = ["shakespeare-char", *slow("shakespeare-char-best", "shakespeare-char-fast", "shakespeare-bpe", "gpt2-124m")]
+LANGUAGE = [
+    "shakespeare-char",
+    *slow("shakespeare-16k", "shakespeare-char-best", "shakespeare-char-fast", "shakespeare-bpe", "gpt2-124m"),
+]
 
 
 @pytest.mark.parametrize("name", ["nsmc", *slow("naver-sentiment")])

@@ -24,9 +24,9 @@ from torch import Tensor
 from regard.data.batch import Labels
 from regard.data.columns import Column, Store, Writer, prepare, token_type
 from regard.data.documents import Piece, utf8
-from regard.data.labels import LabelData
+from regard.data.labels import Example, LabelData
 from regard.data.pairs import Pair
-from regard.data.sets import Sources, file_groups, fingerprint
+from regard.data.sets import fingerprint
 from regard.data.tags import Sentence, TagData
 from regard.errors import UserError
 from regard.progress import stage
@@ -112,14 +112,20 @@ def store_pairs(
     return prepare(folder, columns, lambda: fingerprint((), state(), *how), write)
 
 
-def store_labelled(files: Sources, config: LabelData, folder: str | Path, tokenizer: Tokenizer) -> Store:
-    """The labelled texts of `files`; `index["truncated"]` is how many were longer than `data.max_length`."""
+def store_labelled(
+    groups: Iterable[Iterable[Example]], config: LabelData, folder: str | Path, tokenizer: Tokenizer,
+    state: Callable[[], str],
+) -> Store:  # fmt: skip
+    """Labelled texts; `index["truncated"]` is how many were longer than `data.max_length`.
+
+    `state` is the fingerprint of what decides the texts.
+    """
     numbers = {name: number for number, name in enumerate(config.classes)}
 
     def write(writer: Writer) -> None:
         most = config.max_length
         writer.notes["truncated"] = 0
-        parts = _count_groups(writer, (config.read(group.files) for group in file_groups(files)))
+        parts = _count_groups(writer, groups)
         for chunk in chain.from_iterable(_chunks(part, lambda one: len(one.text), "texts") for part in parts):
             texts = tokenizer.encode_batch([one.text for one in chunk], add_bos=True, add_eos=True)
             writer.notes["truncated"] += sum(len(ids) > most for ids in texts)
@@ -127,7 +133,7 @@ def store_labelled(files: Sources, config: LabelData, folder: str | Path, tokeni
             writer.append(text=texts, label=np.array([numbers[one.label] for one in chunk]))
 
     columns = {"text": Column(token_type(len(tokenizer)), None), "label": Column("<i4")}
-    return prepare(folder, columns, lambda: fingerprint((), config.fingerprint(files), digest_of(tokenizer)), write)
+    return prepare(folder, columns, lambda: fingerprint((), state(), digest_of(tokenizer)), write)
 
 
 def store_tagged(

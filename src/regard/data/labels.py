@@ -8,17 +8,22 @@
 A label is text, a whole number, or true or false; `names` gives it a better name. The classes are those of `classes`,
 in that order, or all that occur in `train`. An empty text is kept: some data sets have a few, and their published
 results count them.
+
+    [data.join]                           the texts of the files, joined to long documents (`regard.data.joined`)
+    [data.listops]                        no files: generated expressions and their values (`regard.data.listops`)
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple
 
+from regard.data.joined import Join
 from regard.data.lines import Notes
-from regard.data.sets import Group, TextFiles, file_names
+from regard.data.listops import DIGITS, ListOps, Split
+from regard.data.sets import Group, TextFiles, file_groups, file_names
 from regard.data.tables import Report, Row, Rows, label, read_rows
 from regard.errors import UserError, suggest
 from regard.settings import check_fields
@@ -41,7 +46,10 @@ class LabelData(TextFiles):
     fraction: float = 1.0  # of the training labels that is used, the same of every class; sampled by train.seed
     max_length: int = 256  # tokens of a text, its two ends included; longer ones are truncated
     word_dropout: float = 0.0  # probability that a token of a training text is masked
+    join: Join | None = None  # the texts to long documents
+    listops: ListOps | None = None  # instead of files
 
+    GENERATORS: ClassVar[tuple[str, ...]] = ("listops",)
     WEIGHTED: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -63,6 +71,36 @@ class LabelData(TextFiles):
             raise UserError(f"names: {min(extra)!r} is not one of classes; {suggest(min(extra), self.classes)}")
         if isinstance(self.class_weights, dict) and not all(weight > 0 for weight in self.class_weights.values()):
             raise UserError(f"class_weights = {self.class_weights}: a weight must be above 0")
+        self._check_made()
+
+    def _check_made(self) -> None:
+        """What generated and joined texts cannot be combined with."""
+        if self.join is not None and (self.fraction < 1 or len(file_groups(self.train)) > 1):
+            what = f"fraction = {self.fraction}" if self.fraction < 1 else "train in groups with weights"
+            raise UserError(f"{what}: is not possible with [data.join]; remove it, or set join.copies")
+        if self.listops is None:
+            return
+        object.__setattr__(self, "folder", ".")  # so that the recipe does not depend on where it was read
+        object.__setattr__(self, "classes", tuple(map(str, range(DIGITS))))
+        others = {"valid_fraction": self.valid_fraction, "fraction < 1": self.fraction < 1, "[data.join]": self.join}
+        if wrong := [name for name, given in others.items() if given]:
+            raise UserError(f"{wrong[0]}: is for files, but [data.listops] generates its sets; remove it")
+        if self.max_length < self.listops.below + 1:  # the longest has below - 1 tokens, and the two ends
+            raise UserError(
+                f"max_length = {self.max_length}: a truncated expression has another value; set it to listops.below "
+                f"+ 1 = {self.listops.below + 1} or more"
+            )
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the sets are generated or joined, and not rows of files."""
+        return self.listops is not None or self.join is not None
+
+    def expressions(self, split: Split) -> Iterator[Example]:
+        """The generated texts of a set."""
+        assert self.listops is not None
+        for row, (text, value) in enumerate(self.listops.expressions(split), 1):
+            yield Example(text, value, f"data.listops, {split}", row)
 
     @property
     def columns(self) -> tuple[str, str]:

@@ -59,7 +59,10 @@ NOISE = ("density", "span")
 KINDS = {  # of tasks: the class of their data, and keys that they do not have
     "pairs": (PairData, ("max_length", *NOISE)),
     "labels": (
-        LabelData, ("classes", "class_weights", "fraction", "max_length", "word_dropout", "header", *NOISE)
+        LabelData,
+        (
+            "classes", "class_weights", "fraction", "max_length", "word_dropout", "header", "join", "listops", *NOISE
+        ),
     ),
     "denoise": (TextData, ()),
 }  # fmt: skip

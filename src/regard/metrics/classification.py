@@ -67,9 +67,10 @@ def _bins(confidence: Tensor, hit: Tensor) -> list[dict[str, Any]]:
 
 def format_classes(metrics: dict[str, Any]) -> list[str]:
     """Metrics as text: the first line has the most important ones."""
+    root = f"; by the first operator alone: {metrics['root_operator']:.2%}" if "root_operator" in metrics else ""
     return [
         f"accuracy {metrics['accuracy']:.2%}  macro-F1 {metrics['macro_f1']:.4f}  loss {metrics['loss']:.4f}  "
         f"calibration error {metrics['calibration_error']:.4f}",
-        f"{metrics['examples']:,} examples; always the most frequent class: {metrics['majority']:.2%}",
+        f"{metrics['examples']:,} examples; always the most frequent class: {metrics['majority']:.2%}{root}",
         "F1: " + ", ".join(f"{name} {f1:.4f}" for name, f1 in zip(metrics["classes"], metrics["f1"], strict=True)),
     ]

@@ -9,13 +9,18 @@ The encoder reads  <s> text </s>.  `model.pooling` says how its states become on
 (Devlin et al. 2018), "mean" their mean. Class weights w_y have a mean of 1 over the training texts; "balanced" gives
 every class the same part of the loss. Batches are padded texts of similar length, or packed rows of one shape
 (`train.pack`).
+
+The texts are rows of files, or long documents that are joined from them (`regard.data.joined`), or generated
+(`regard.data.listops`). For the latter, what the first operator alone tells is printed beside the accuracy.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -24,8 +29,9 @@ from torch import Tensor
 from regard.data.columns import Store
 from regard.data.encode import group_weights, store_labelled
 from regard.data.labels import Example, LabelData, balanced_weights
+from regard.data.listops import root_baseline
 from regard.data.pack import ClassBatch, ClassPacks, Labelled
-from regard.data.sets import Group, file_names
+from regard.data.sets import Group, file_groups, file_names, fingerprint
 from regard.data.streams import Batches, Stream, sample_rows
 from regard.errors import UserError, suggest
 from regard.metrics.classification import evaluate_classes, format_classes
@@ -43,6 +49,7 @@ HOLD_OUT = 0  # seed of what `data.valid_fraction` holds out: the same for every
 LISTED = 20  # errors in the report
 MATRIX = 40  # classes of a confusion matrix; more cannot be read
 DRAWN = (4, 80)  # characters of a text whose attention is drawn
+WORDED, SOME = 1_000, 10_000  # generated texts from which the vocabulary, and the baseline, are taken
 
 
 def class_logits(model: Encoder, batch: ClassBatch) -> Tensor:
@@ -161,6 +168,10 @@ class TextClassification(ClassificationTask):
 
     # --- data
 
+    @property
+    def sets(self) -> Sequence[str]:
+        return super().sets if self.data.listops is None else ["valid", "test"]
+
     def check_data(self) -> None:
         """A label that does not occur in training is a mistake in another set."""
         for name, files in self.files.items():
@@ -179,7 +190,22 @@ class TextClassification(ClassificationTask):
                 raise UserError(f"data.class_weights: {label!r} is not a class; {suggest(label, self.data.classes)}")
 
     def _store(self, name: str) -> Store:
-        return store_labelled(self.files[name], self.data, self.folder / "data" / name, self.tokenizer)
+        files, data = self.files.get(name, self.data.train), self.data
+        groups = [self._made(name)] if data.is_made else (data.read(group.files) for group in file_groups(files))
+
+        def state() -> str:
+            return fingerprint((), data.fingerprint(files), name) if data.is_made else data.fingerprint(files)
+
+        return store_labelled(groups, data, self.folder / "data" / name, self.tokenizer, state)
+
+    def _made(self, name: str) -> Iterator[Example]:
+        """The texts of a set that is generated, or joined from those of files."""
+        if self.data.join is None:
+            yield from self.data.expressions(name)  # type: ignore[arg-type]
+            return
+        rows = ((one.text, one.label) for one in self._texts(name))
+        for number, (text, label) in enumerate(self.data.join.documents(rows, name), 1):
+            yield Example(text, label, f"data.join, {name}", number)
 
     def prepare_data(self) -> None:
         store = self._store("train")
@@ -188,6 +214,10 @@ class TextClassification(ClassificationTask):
             print(f"truncated: {texts} longer than data.max_length = {self.data.max_length}", file=sys.stderr)
         everything = Labelled.of(store)
         everything.weights = group_weights(store, self.data.weights)
+        if self.data.is_made:
+            valid = Labelled.of(self._store("valid")) if "valid" in self.sets else None
+            self.train_texts, self.valid_texts = everything, valid
+            return
         chosen, held_out = self._split(everything.labels)
         self.train_texts, self.valid_texts = everything.choose(chosen), None
         if self.data.valid:
@@ -208,6 +238,9 @@ class TextClassification(ClassificationTask):
         return torch.tensor([self.data.classes.index(one.label) for one in rows])
 
     def examples(self, name: str) -> list[Example]:
+        return list(self._made(name)) if self.data.is_made else self._texts(name)
+
+    def _texts(self, name: str) -> list[Example]:
         """Of the training files: "train", the rows that are trained on, and "valid", those held out."""
         if name in self.data.sets:
             return self.read_files(self.data.sets[name])
@@ -230,7 +263,10 @@ class TextClassification(ClassificationTask):
     # --- tokenizer and model
 
     def training_texts(self) -> Iterable[str]:
-        return (one.text for one in self.data.read(self.data.train))
+        if self.data.listops is not None:
+            return (one.text for one in islice(self._made("train"), WORDED))
+        end = "" if self.data.join is None else self.data.join.separator
+        return (one.text + end for one in self.data.read(self.data.train))
 
     def model_sizes(self) -> dict[str, int | None]:
         return {"vocab_size": len(self.tokenizer), "classes": len(self.data.classes)}
@@ -271,7 +307,15 @@ class TextClassification(ClassificationTask):
 
     def score(self, predictor: Any, examples: Any, **options: Any) -> tuple[Metrics, Any]:
         probabilities = predictor.probabilities([one.text for one in examples])
-        return evaluate_classes(probabilities, self._numbers(examples), self.data.classes), probabilities
+        metrics = evaluate_classes(probabilities, self._numbers(examples), self.data.classes)
+        if self.data.listops is not None:
+            metrics["root_operator"] = root_baseline(self._known, [one[:2] for one in examples])
+        return metrics, probabilities
+
+    @cached_property
+    def _known(self) -> list[tuple[str, str]]:
+        """Training expressions, from which the baseline takes the most frequent value of each operator."""
+        return [one[:2] for one in islice(self._made("train"), SOME)]
 
     def records(self, evaluation: Evaluation) -> list[dict[str, Any]]:
         rows = self.class_records(self._numbers(evaluation.examples), evaluation.predictions)
