@@ -12,13 +12,22 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
 import startup
+import torch
+
+from regard.models.config import ModelConfig
+from regard.models.folder import WithoutRandomWeights
+from regard.models.transformer import build
+from regard.start import TESTED, torch_version
+from regard.tasks.registry import PREDICTORS, TASKS, predictor_of, task_of
 
 # what takes long to import, and what a prediction has no use for
 UNUSED = (
-    "torch._dynamo", "torch._inductor", "torch._decomp.decompositions", "torch._export",
-    "torch.distributed.tensor", "torch.distributed.checkpoint", "torch.onnx",
-    "torch.utils.tensorboard", "sympy", "sacrebleu", "pandas", "pyarrow", "matplotlib", "PIL", "onnx", "transformers",
-    "sentencepiece", "tensorboard", "wandb", "regard.explore.report", "regard.explore.server", "regard.interop",
+    "torch._dynamo", "torch._inductor", "torch._decomp.decompositions", "torch._export", "torch.distributed.tensor",
+    "torch.distributed.checkpoint", "torch.onnx", "torch.optim.optimizer", "torch.utils.data.dataloader",
+    "torch.utils.tensorboard", "torch.profiler.profiler", "torch.distributions.distribution", "torch.ao.quantization",
+    "torch.ao.nn.quantized", "torch.masked.maskedtensor", "sympy", "sacrebleu", "pandas", "pyarrow", "matplotlib",
+    "PIL", "onnx", "transformers", "sentencepiece", "tensorboard", "wandb", "regard.training", "regard.metrics",
+    "regard.data.encode", "regard.explore.report", "regard.explore.server", "regard.interop",
 )  # fmt: skip
 CODE = """
 import json, sys, gc
@@ -77,6 +86,40 @@ def test_a_folder_for_ctranslate2_needs_no_pytorch(tmp_path, capsys):
     assert main(["translate", str(tmp_path / "lm-ct2"), "cat"]) == 2 and "regard generate" in capsys.readouterr().err
 
 
+PLUGIN = """
+import atexit, sys
+from regard import cli
+main = cli.main
+cli.main = lambda arguments: atexit.register(print, "called at exit") and main(arguments)
+cli.start()
+"""
+
+
+@pytest.mark.parametrize(("inputs", "code"), [(["a small model"], 0), (["a small model", "--beam", "0"], 2)])
+def test_a_prediction_ends_at_once_but_not_before_its_work_is_done(folders, tmp_path, inputs, code):
+    """What was printed arrives, functions registered with `atexit` are called, and the exit code is that of `main`."""
+    arguments = ["translate", folders["translate"], *inputs, "--device", "cpu", "-o", str(tmp_path / "out.txt")]
+    done = subprocess.run([sys.executable, "-c", PLUGIN, *arguments], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (code, "called at exit\n"), done.stderr
+    assert ("error" in done.stderr) == bool(code) and (tmp_path / "out.txt").exists() == (code == 0)
+
+
+def test_predictors_are_those_of_the_tasks():
+    assert PREDICTORS.keys() == TASKS.keys()
+    for name in TASKS:
+        assert predictor_of(name) is task_of({"task": name}).predictor
+
+
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder", "encoder", "recurrent"])
+def test_a_model_to_be_loaded_draws_no_random_weights(architecture):
+    config = ModelConfig(**startup.SIZES, architecture=architecture, vocab_size=9)
+    before = torch.get_rng_state()
+    with WithoutRandomWeights():
+        build(config)
+        assert torch.equal(before, torch.get_rng_state()) or architecture == "recurrent"  # orthogonal matrices
+        assert torch.zeros(9).normal_().abs().min() > 0  # what is not a parameter
+
+
 COMPILE = """
 import sys
 from regard.start import import_torch
@@ -87,7 +130,17 @@ with torch.device("meta"):
     layer = torch.nn.Linear(3, 4)
 assert layer(torch.ones(2, 3, device="meta")).shape == (2, 4)
 if sys.argv[1] == "read":
+    from torch.optim import *
+    import torch.utils.data.sampler
     assert torch.export.Dim and not hasattr(torch.export, "nothing")
+    assert AdamW is torch.optim.AdamW and torch.utils.data.sampler.Sampler is torch.utils.data.Sampler
+    assert torch.distributions.Normal(0, 1).sample().shape == () and torch.nn.quantized.Linear
+elif sys.argv[1] == "names":
+    import json
+    from regard.start import DEFERRED
+    for name in DEFERRED:
+        hasattr(sys.modules[name], "anything")
+    print(json.dumps({name: sorted(set(dir(sys.modules[name])) - {"__warningregistry__"}) for name in DEFERRED}))
 else:
     x = torch.randn(3, 3, requires_grad=True)
     compiled = torch.compile(lambda x: torch.nn.functional.gelu(x @ x.T).softmax(-1)[0, 0], backend="aot_eager")
@@ -100,6 +153,18 @@ else:
 def test_deferred_modules_are_there_when_they_are_needed(how):
     done = subprocess.run([sys.executable, "-c", COMPILE, how], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_deferred_module_has_all_of_its_names():
+    """Those that it has where PyTorch is imported as usual; only names of submodules, imported later, may be more."""
+    done = subprocess.run([sys.executable, "-c", COMPILE, "names"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for name, names in json.loads(done.stdout).items():
+        assert set(names) <= set(dir(sys.modules[name])), name
+
+
+def test_modules_are_deferred_where_that_was_tested():
+    assert torch.__version__.startswith(torch_version()) and torch_version() in TESTED
 
 
 def test_the_phases_of_a_command_are_measured(folders):

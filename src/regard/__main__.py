@@ -1,7 +1,5 @@
 """`python -m regard` is `regard`."""
 
-import sys
+from regard.cli import start
 
-from regard.cli import main
-
-sys.exit(main())
+start()

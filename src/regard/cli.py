@@ -6,11 +6,12 @@ This module finds the command, parses its arguments and turns errors into one re
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import cast
+from typing import NoReturn, cast
 
 import regard
 from regard.commands import COMMANDS, Command, Parser
@@ -103,10 +104,17 @@ def overview() -> Parser:
     return parser
 
 
+def find_command(arguments: Sequence[str]) -> int:
+    """Its place in `arguments`, or their number if there is none.
+
+    Options before the command take no value, so the first argument without a dash is the command.
+    """
+    return next((i for i, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
+
+
 def dispatch(arguments: Sequence[str]) -> int:
     """Find the command in `arguments`, parse what follows it, run it."""
-    # Options before the command take no value, so the first argument without a dash is the command.
-    at = next((i for i, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
+    at = find_command(arguments)
     if at > 0 or not arguments:
         parser = overview()
         parser.parse_all(arguments[:at])
@@ -178,3 +186,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         close_output()
         return report(error, debug)
+
+
+def start() -> NoReturn:
+    """The process `regard`: `main`, and for a prediction an end that does not take PyTorch apart."""
+    arguments, exit_code = sys.argv[1:], list[int]()
+    if {*arguments[find_command(arguments) :][:1]} & GROUPS["predict"].keys():
+        atexit.register(end_process, exit_code)
+    exit_code.append(main(arguments))
+    sys.exit(exit_code[0])
+
+
+def end_process(exit_code: Sequence[int]) -> None:
+    """End a process that has done its work: Python would delete every object first, which takes a tenth of a second.
+
+    `atexit` calls this last, because it is registered first: threads have ended, and what others registered is done.
+    """
+    if exit_code and "coverage" not in sys.modules:  # registered before, and to be called after this
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code[0])

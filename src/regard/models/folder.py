@@ -5,13 +5,13 @@
     tokenizer.json      text <-> ids; or source.json and target.json if the two sides differ
 
 `save` writes each file atomically and the weights last: a folder with weights is complete. `load` builds the model
-that [model] describes and copies the weights into it; every name and shape must match. Pickles (pytorch_model.bin) are
-never read, because they can run code.
+that [model] describes, without its random weights, and copies the saved ones into it; every name and shape must match.
+Pickles (pytorch_model.bin) are never read, because they can run code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import UserError, suggest
 from regard.files import make_folder, name_some, write_atomically
@@ -66,13 +67,29 @@ def load(folder: str | Path, device: str | torch.device = "cpu", recipe: Mapping
             f"convert it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), {WEIGHTS!r})"
         )
     tensors = read_weights(path)
-    with torch.random.fork_rng(devices=[]):  # random initialisation must not change the caller's random state
+    with torch.random.fork_rng(devices=[]), WithoutRandomWeights():  # the caller's random state stays as it is
         model = build(config)
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     if len(dtypes) == 1:
         model = model.to(dtypes.pop())
     fill(model, tensors, str(path))
     return model.to(find_device(str(device))).eval()
+
+
+class WithoutRandomWeights(TorchFunctionMode):
+    """New parameters keep what their memory contains: `fill` replaces every one of them."""
+
+    RANDOM = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in self.RANDOM:
+            tensor: Tensor = args[0] if args else kwargs["tensor"]
+            if tensor.requires_grad:  # a parameter, and no buffer
+                return tensor
+        return func(*args, **kwargs)
 
 
 def find_device(name: str | None) -> torch.device:

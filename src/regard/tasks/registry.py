@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from regard.models.config import ModelConfig
-    from regard.predict.bundle import Bundle
+    from regard.predict.bundle import Bundle, Predictor
     from regard.training.task import Task
 
 # name: (module, class)
@@ -31,6 +31,18 @@ TASKS = {
     "image-captioning": ("regard.tasks.image_captioning", "ImageCaptioning"),
     "regression": ("regard.tasks.regression", "Regression"),
 }
+# name: the `predictor` of the task, which a prediction imports without what only training needs; a test compares them
+PREDICTORS = {
+    "translation": ("regard.predict.translator", "Translator"),
+    "text-to-text": ("regard.predict.translator", "Translator"),
+    "language-modeling": ("regard.predict.generator", "Generator"),
+    "masked-language-modeling": ("regard.predict.mask_predictor", "MaskPredictor"),
+    "token-classification": ("regard.predict.tagger", "Tagger"),
+    "text-classification": ("regard.predict.classifier", "TextClassifier"),
+    "image-classification": ("regard.predict.classifier", "ImageClassifier"),
+    "image-captioning": ("regard.predict.captioner", "Captioner"),
+    "regression": ("regard.predict.regressor", "Regressor"),
+}
 DEFAULT = "translation"  # of a recipe that names none
 VERIFICATION = "export.json"  # in the folder of an export: how it compares with the run
 NOT_A_RUN = "is an export, which computes outputs only; use the run that it was exported from"
@@ -43,6 +55,14 @@ def task_of(tables: Mapping[str, Any]) -> type[Task]:
         raise UserError(f"task = {name!r}: unknown task; {suggest(str(name), TASKS)}")
     module, kind = TASKS[name]
     return cast("type[Task]", getattr(importlib.import_module(module), kind))
+
+
+def predictor_of(task: str) -> type[Predictor[Any, Any]]:
+    """What predicts with a model of this task."""
+    if task not in PREDICTORS:  # a task of one's own
+        return task_of({"task": task}).predictor
+    module, kind = PREDICTORS[task]
+    return cast("type[Predictor[Any, Any]]", getattr(importlib.import_module(module), kind))
 
 
 def load(
@@ -76,7 +96,7 @@ def load(
     bundle = Bundle(model, tokenizers, recipe, path, others=[load(other, device) for other in ensemble])
     bundle.own = True
     if name := bundle.recipe.get("task") or task_for(bundle.config):
-        bundle.predictor_class = task_of({"task": name}).predictor
+        bundle.predictor_class = predictor_of(name)
     return bundle
 
 
