@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
@@ -83,7 +83,6 @@ def make_app(
     reload: Callable[[str], None] | None = None,
 ) -> FastAPI:
     """`reload` loads a model again; by default, in this process."""
-    load = reload or service.models.reload
     api = Application(title="Regard", version=regard.__version__, docs_url=None, redoc_url=None)
     for kind in (ApiError, RequestValidationError, HTTPException, Exception):
         api.add_exception_handler(kind, respond)
@@ -91,44 +90,11 @@ def make_app(
     auth = [Depends(HTTPBearer(auto_error=False, description="a key of this server"))] if guard.keys else []
     for router in (openai.router(service), tasks.router(service), libretranslate.router(service, guard)):
         api.include_router(router, dependencies=auth)
-    refused: dict[int | str, Any] = {status: {"description": MEANINGS[status]} for status in (401, 429)}
-
-    @api.get("/health", tags=["state"])
-    def health() -> Health:
-        """The process runs."""
-        return Health(status="ok")
-
-    @api.get("/ready", tags=["state"], response_model=Readiness, responses={503: {"model": Readiness}})
-    def ready() -> Response:
-        """All models are loaded and requests are accepted: 200, otherwise 503."""
-        states = {name: openai.describe(service, name).status for name in service.models.folders}
-        is_ready = not service.draining and all(state == "ready" for state in states.values())
-        return JSONResponse({"ready": is_ready, "models": states}, 200 if is_ready else 503)
-
-    @api.get("/metrics", tags=["state"], response_class=PlainTextResponse, responses=refused, dependencies=auth)
-    def prometheus() -> Response:
-        """Metrics in the text format of Prometheus."""
-        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
-
+    api.include_router(state_router(service))
+    api.include_router(metrics_router(metrics), dependencies=auth)
     if admin_key is not None:
-        failures = documented(PlainError, 400, 401, 404, 409, 429)
-
-        @api.post("/admin/reload", tags=["state"], responses=failures, dependencies=auth)
-        async def reload_model(request: Request, model: str) -> Reloaded:
-            """Load a model again from its folder; the old one serves until the new one is ready."""
-            given = request.headers.get("x-admin-key", "")
-            if not hmac.compare_digest(given.encode(), admin_key.encode()):
-                guard.count(f"admin {guard.address(request.scope, request.headers)}")
-                raise ApiError(401, "send the admin key as  X-Admin-Key")
-            if model not in service.models.folders:
-                raise ApiError(404, f"there is no model {model!r}")
-            try:
-                await asyncio.to_thread(load, model)
-            except Exception as error:
-                log.exception("model not replaced", extra={"fields": {"model": model}})
-                shared = f": {error}" if isinstance(error, NotAll) else ""
-                raise ApiError(409, f"the model was not replaced{shared}; the log has the details") from None
-            return Reloaded(model=model, status="ready")
+        load = reload or service.models.reload
+        api.include_router(admin_router(service, guard, admin_key, load), dependencies=auth)
 
     for path, name in {"/": "playground.html", "/docs": "playground.html", "/icon.svg": "icon.svg"}.items():
         api.add_api_route(path, partial(send_page, name), include_in_schema=False, response_model=None)
@@ -144,6 +110,59 @@ def make_app(
             expose_headers=["Retry-After"],
         )
     api.add_middleware(Observed, metrics=metrics)
+    return api
+
+
+def state_router(service: Service) -> APIRouter:
+    api = APIRouter(tags=["state"])
+
+    @api.get("/health")
+    def health() -> Health:
+        """The process runs."""
+        return Health(status="ok")
+
+    @api.get("/ready", response_model=Readiness, responses={503: {"model": Readiness}})
+    def ready() -> Response:
+        """All models are loaded and requests are accepted: 200, otherwise 503."""
+        states = {name: openai.describe(service, name).status for name in service.models.folders}
+        is_ready = not service.draining and all(state == "ready" for state in states.values())
+        return JSONResponse({"ready": is_ready, "models": states}, 200 if is_ready else 503)
+
+    return api
+
+
+def metrics_router(metrics: Metrics) -> APIRouter:
+    refused: dict[int | str, Any] = {status: {"description": MEANINGS[status]} for status in (401, 429)}
+    api = APIRouter(tags=["state"], responses=refused)
+
+    @api.get("/metrics", response_class=PlainTextResponse)
+    def prometheus() -> Response:
+        """Metrics in the text format of Prometheus."""
+        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    return api
+
+
+def admin_router(service: Service, guard: Guard, key: str, load: Callable[[str], None]) -> APIRouter:
+    api = APIRouter(tags=["state"], responses=documented(PlainError, 400, 401, 404, 409, 429))
+
+    @api.post("/admin/reload")
+    async def reload_model(request: Request, model: str) -> Reloaded:
+        """Load a model again from its folder; the old one serves until the new one is ready."""
+        given = request.headers.get("x-admin-key", "")
+        if not hmac.compare_digest(given.encode(), key.encode()):
+            guard.count(f"admin {guard.address(request.scope, request.headers)}")
+            raise ApiError(401, "send the admin key as  X-Admin-Key")
+        if model not in service.models.folders:
+            raise ApiError(404, f"there is no model {model!r}")
+        try:
+            await asyncio.to_thread(load, model)
+        except Exception as error:
+            log.exception("model not replaced", extra={"fields": {"model": model}})
+            shared = f": {error}" if isinstance(error, NotAll) else ""
+            raise ApiError(409, f"the model was not replaced{shared}; the log has the details") from None
+        return Reloaded(model=model, status="ready")
+
     return api
 
 

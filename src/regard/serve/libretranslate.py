@@ -79,26 +79,39 @@ async def read_fields(request: Request) -> dict[str, Any]:
     return fields
 
 
+def translators(service: Service) -> list[Served]:
+    """The models whose languages are known."""
+    return [served for served in service.models.ready.values() if served.kind == "translate" and served.languages]
+
+
+def detected(service: Service, text: str) -> Detection:
+    candidates = {code for served in translators(service) for code in served.languages or ()}
+    if not candidates:
+        service.model(None, "translate")  # 503 while models are loading
+        raise ApiError(400, "no model here has languages: name them with  regard serve NAME:en-de=RUN")
+    language, confidence = detect(text, candidates)[0]
+    return Detection(confidence=round(confidence, 1), language=language)
+
+
+def choose(service: Service, source: str, target: str) -> Served:
+    """The model for a pair of languages."""
+    pairs = {served.languages: served.name for served in translators(service) if served.languages is not None}
+    if (source, target) not in pairs:
+        service.model(None, "translate")  # 503 while models are loading
+        known = ", ".join(f"{one} to {other}" for one, other in pairs)
+        raise ApiError(400, f"{source} to {target} is not available; there are: {known or 'none'}")
+    return service.model(pairs[source, target], "translate")
+
+
 def router(service: Service, guard: Guard) -> APIRouter:
     errors = documented(PlainError, 400, 401, 404, 413, 429, 503)
     api = APIRouter(tags=["LibreTranslate"], responses=errors)
-
-    def translators() -> list[Served]:
-        return [served for served in service.models.ready.values() if served.kind == "translate" and served.languages]
-
-    def detected(text: str) -> Detection:
-        candidates = {code for served in translators() for code in served.languages or ()}
-        if not candidates:
-            service.model(None, "translate")  # 503 while models are loading
-            raise ApiError(400, "no model here has languages: name them with  regard serve NAME:en-de=RUN")
-        language, confidence = detect(text, candidates)[0]
-        return Detection(confidence=round(confidence, 1), language=language)
 
     @api.get("/languages")
     def languages() -> list[Language]:
         """The languages that can be translated, and into which."""
         targets: dict[str, set[str]] = {}
-        for served in translators():
+        for served in translators(service):
             source, target = served.languages or ("", "")
             targets.setdefault(source, set()).add(target)
         return [
@@ -110,8 +123,7 @@ def router(service: Service, guard: Guard) -> APIRouter:
         """The language of a text, among those of this server."""
         fields = await read_fields(request)
         guard.check_field(request.scope, fields.get("api_key"))
-        texts = read_texts(fields)
-        return [detected(text) for text in texts]
+        return [detected(service, text) for text in read_texts(fields)]
 
     @api.post(
         "/translate",
@@ -127,27 +139,14 @@ def router(service: Service, guard: Guard) -> APIRouter:
         source, target = fields.get("source"), fields.get("target")
         if not isinstance(source, str) or not isinstance(target, str):
             raise ApiError(400, "source and target: pass the codes of two languages; /languages lists them")
-        found = None
-        if source == "auto":
-            found = detected(" ".join(texts))
-            source = found.language
-        pairs = {served.languages: served.name for served in translators() if served.languages is not None}
-        if (source, target) not in pairs:
-            service.model(None, "translate")  # 503 while models are loading
-            known = ", ".join(f"{one} to {other}" for one, other in pairs)
-            raise ApiError(400, f"{source} to {target} is not available; there are: {known or 'none'}")
-        served = service.model(pairs[source, target], "translate")
-        count = fields.get("alternatives") or 0
-        if isinstance(count, str) and count.isascii() and count.isdigit():  # of a form
-            count = int(count[:3])
-        if type(count) is not int or not 0 <= count <= 10:
-            raise ApiError(400, "alternatives: must be an integer from 0 to 10")
+        found = detected(service, " ".join(texts)) if source == "auto" else None
+        served = choose(service, source if found is None else found.language, target)
+        count = read_alternatives(fields)
         options: dict[str, Any] = {"beam": max(5, count + 1), "n_best": count + 1} if count else {}
         outputs = await service.predict(request, served, texts, **options)
-        single = isinstance(fields["q"], str)
 
         def as_asked(values: list[Any]) -> Any:
-            return values[0] if single else values
+            return values[0] if isinstance(fields["q"], str) else values
 
         others = [[other.text for other in one.n_best[1:]] for one in outputs]
         return TranslationResponse(
@@ -167,3 +166,12 @@ def read_texts(fields: dict[str, Any]) -> list[str]:
     if len(texts) > MOST:
         raise ApiError(400, f"q: {len(texts)} texts; pass at most {MOST}")
     return texts
+
+
+def read_alternatives(fields: dict[str, Any]) -> int:
+    count = fields.get("alternatives") or 0
+    if isinstance(count, str) and count.isascii() and count.isdigit():  # of a form
+        count = int(count[:3])
+    if type(count) is not int or not 0 <= count <= 10:
+        raise ApiError(400, "alternatives: must be an integer from 0 to 10")
+    return count

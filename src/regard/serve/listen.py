@@ -31,10 +31,13 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
 from regard.start import import_torch
+
+if TYPE_CHECKING:
+    from regard.serve.service import Service
 
 SOON = 60.0  # seconds: a process that ends earlier is started again after a pause
 PAUSES = (1.0, 64.0)  # the first pause, and the longest
@@ -105,10 +108,8 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def run(settings: Settings, sock: socket.socket, ready: Event | None = None) -> int:
-    """Serve in this process. A worker waits for `ready`, which is set when the first has loaded its models."""
-    import_torch()
-    import torch
+def make_server(settings: Settings) -> tuple[Any, Service]:
+    """uvicorn's server with our application, and its service; the models are not loaded yet."""
     import uvicorn
 
     from regard.models.folder import find_device
@@ -121,19 +122,9 @@ def run(settings: Settings, sock: socket.socket, ready: Event | None = None) -> 
     from regard.serve.shared import Reloads
     from regard.serve.work import Admission
 
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    if settings.workers > 1:
-        torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
     metrics = Metrics(shared=settings.shared is not None)
-    models = Models(
-        settings.folders,
-        settings.languages,
-        find_device(settings.device),
-        Limits(settings.batch_tokens, settings.batch_rows),
-        metrics.observer,
-    )
+    limits = Limits(settings.batch_tokens, settings.batch_rows)
+    models = Models(settings.folders, settings.languages, find_device(settings.device), limits, metrics.observer)
     admission = Admission(max(1, settings.queue_tokens // settings.workers), metrics.queue.set)
     service = Service(models, admission, settings.timeout, count=metrics.count)
     keys = Keys(settings.keys)
@@ -152,7 +143,20 @@ def run(settings: Settings, sock: socket.socket, ready: Event | None = None) -> 
         app, http=Connection, log_config=None, access_log=False, lifespan="off", server_header=False, ws="none",
         timeout_keep_alive=75,
     )  # fmt: skip
-    server = uvicorn.Server(config)
+    return uvicorn.Server(config), service
+
+
+def run(settings: Settings, sock: socket.socket, ready: Event | None = None) -> int:
+    """Serve in this process. A worker waits for `ready`, which is set when the first has loaded its models."""
+    import_torch()
+    import torch
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    if settings.workers > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
+    server, service = make_server(settings)
 
     def drain(number: int | None = None, frame: FrameType | None = None) -> None:
         server.force_exit = service.draining and number == signal.SIGINT
@@ -160,7 +164,7 @@ def run(settings: Settings, sock: socket.socket, ready: Event | None = None) -> 
         server.should_exit = True  # connections that wait are closed, requests in progress are finished
 
     def load() -> None:
-        models.load_all()
+        service.models.load_all()
         if ready is not None:
             ready.set()
 
@@ -173,13 +177,13 @@ def run(settings: Settings, sock: socket.socket, ready: Event | None = None) -> 
         if ready is None or settings.first:
             threading.Thread(target=load, daemon=True).start()
         else:
-            models.load_all()
+            service.models.load_all()
             while not (service.draining or ready.wait(0.1)):
                 pass
-        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+        server.capture_signals = contextlib.nullcontext
         server.run(sockets=[sock])
         if not server.force_exit:
-            models.close()
+            service.models.close()
     return 0
 
 
