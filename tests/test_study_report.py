@@ -14,9 +14,13 @@ import pytest
 
 from regard.explore.html import text_width
 from regard.metrics.significance import Difference
-from regard.study.figures import NARROW, WIDE, against, averaged, curves, differences, figures, reach
+from regard.study.curves import averaged, curves
+from regard.study.figures import figures
+from regard.study.forest import differences
 from regard.study.labels import label_boxes, spread
+from regard.study.marks import NARROW, WIDE, reach
 from regard.study.report import page, write_all
+from regard.study.scatter import against
 from regard.study.table import Disagreement, RowResult, StudyTable
 
 NS = "{http://www.w3.org/2000/svg}"

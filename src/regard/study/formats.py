@@ -70,6 +70,10 @@ def one_line(text: object) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
 
 
+def capital(text: str) -> str:
+    return text[:1].upper() + one_line(text[1:])
+
+
 def setting(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else one_line(value)
 

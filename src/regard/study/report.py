@@ -19,8 +19,9 @@ from regard.explore import html, svg
 from regard.explore.html import Section, escape, figure, paragraph
 from regard.files import make_folder, write_atomically
 from regard.study import formats
-from regard.study.figures import NARROW, figures
+from regard.study.figures import figures
 from regard.study.latex import latex
+from regard.study.marks import NARROW
 from regard.study.table import Disagreement, RowResult, StudyTable
 
 MOST_EXAMPLES = 20
