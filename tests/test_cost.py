@@ -57,9 +57,8 @@ def test_parameters_of_each_part(name):
             blocks = getattr(model, stack).blocks
             assert count == sum(p.numel() for block in blocks for p in getattr(block, kind).parameters()), part
     every = model.named_modules()  # those of queries and keys are part of their attention
-    norms = [
-        m for name, m in every if isinstance(m, nn.LayerNorm | nn.RMSNorm) and not name.endswith(("q_norm", "k_norm"))
-    ]
+    own = ("q_norm", "k_norm", "heads_norm")
+    norms = [m for name, m in every if isinstance(m, nn.LayerNorm | nn.RMSNorm) and not name.endswith(own)]
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     head_norm = 2 * config.dim if config.head_layer and config.output_head == "tokens" else 0
     count = sum(found.parameters.get(f"{stack}.norms", 0) for stack in ("encoder", "decoder"))

@@ -25,7 +25,7 @@ for each of the T·vocab_size logits (with label smoothing; a little less withou
 
 from __future__ import annotations
 
-from regard.cost import recurrent
+from regard.cost import mixers, recurrent
 from regard.cost.operations import output_size
 from regard.cost.recurrent import INDEX
 from regard.cost.shapes import StackShape, patch_matmuls
@@ -44,7 +44,10 @@ def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, 
         norms = layers * stack.sublayers + config.ends_with_norm
         kept["norms"] += tokens * (norms * _norm(config, size) + config.embed_norm * _norm(config, wide))
         rope = config.position == "rope"
-        kept["attention"] += layers * _attention(config, batch, stack.length, stack.length, size, rope)
+        softmax, others = mixers.softmax_layers(config, layers), mixers.other_layers(config, layers)
+        kept["attention"] += len(softmax) * _attention(config, batch, stack.length, stack.length, size, rope)
+        causal, length = stack.causal and config.causal, stack.length
+        kept["attention"] += sum(mixers.activation_bytes(config, one, batch, length, causal, size) for one in others)
         kept["attention"] += layers * rope * 4 * stack.length * config.key_dim * size  # cos and sin, for q and for k
         kept["scores"] += _scores(config, stack, batch, size)
         kept["feedforward"] += layers * tokens * _feedforward(config, size)
@@ -120,20 +123,22 @@ def _attention(config: ModelConfig, batch: int, queries: int, keys: int, size: i
 def _scores(config: ModelConfig, stack: StackShape, batch: int, size: int) -> int:
     """All layers: what grows with N²."""
     tiles = config.shifted_window is not None and not stack.causal
-    pairs, masked = stack.length**2, (stack.causal and config.causal) or config.window is not None or tiles
-    kept = stack.layers * _bias(config, stack, batch, size, masked)
+    layers = mixers.softmax_layers(config, stack.layers)
+    windows = sum(tiles or config.window_of(layer) is not None for layer in layers)
+    pairs, masked = stack.length**2, (stack.causal and config.causal) or windows > 0
+    kept = len(layers) * _bias(config, stack, batch, size, masked)
     if config.position == "t5" and config.attention != "flex":
         kept += INDEX * pairs  # the bucket of each distance, once
     if config.attention == "fused":
         if config.position in ("t5", "alibi"):
             # one bias for all layers, unless each layer masks it or converts its dtype
-            copies = stack.layers if masked or size != 4 else 1
+            copies = len(layers) if masked or size != 4 else 1
             kept += copies * config.heads * pairs * size
-        elif (config.window is not None or tiles) and config.position != "relative":
-            kept += stack.layers * pairs * size  # the additive mask
+        elif config.position != "relative":
+            kept += windows * pairs * size  # the additive mask
     if config.attention == "reference":
-        kept += stack.layers * (_weights(config, batch, pairs, size) + batch * config.heads * stack.length)
-        kept += stack.layers * (pairs if masked else stack.length)
+        kept += len(layers) * (_weights(config, batch, pairs, size) + batch * config.heads * stack.length)
+        kept += len(layers) * (pairs if masked else stack.length)
         if cross := stack.length * stack.memory:
             masks = batch * config.heads * stack.length + stack.memory
             kept += stack.layers * (_weights(config, batch, cross, size) + masks)

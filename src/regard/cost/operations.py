@@ -25,6 +25,8 @@ of the pairs (`masked_operations`). "flex" skips masked pairs, so only the other
 
     causal  N·(N + 1) / 2        window w, causal  w·(w + 1) / 2 + (N - w)·w        (blocks of 128: a little more)
 
+Layers with another mixer than softmax attention have a part of their own, "mixing" (`regard.cost.mixers`).
+
 Backward. The gradients of y = x W are two matmuls of the same size, one for x and one for W, so training is
 3 · forward. The input of the model needs no gradient. Fused and flex attention recompute the scores instead of
 storing them (Dao et al. 2022). Each parameter of a matmul costs 2 FLOPs forward and 4 backward per token: the rule of
@@ -33,7 +35,7 @@ thumb 6·parameters (Kaplan et al. 2020), which leaves out the N² part.
 
 from __future__ import annotations
 
-from regard.cost import recurrent
+from regard.cost import mixers, recurrent
 from regard.cost.shapes import StackShape, patch_matmuls, stack_shapes, tile_pairs
 from regard.models.config import ModelConfig
 
@@ -54,8 +56,9 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
     for stack in stack_shapes(config):
         parts["positions"] += _positions(config)
         for part in ("attention", "cross") if stack.memory else ("attention",):
-            names = (f"{stack.name}.{layer}.{part}" for layer in range(stack.layers))
-            parts[f"{stack.name}.{part}"] = sum(_attention(config, config.kept_heads(name)) for name in names)
+            parts[f"{stack.name}.{part}"] = sum(
+                _layer_parameters(config, f"{stack.name}.{layer}.{part}", layer) for layer in range(stack.layers)
+            )
         experts = config.experts * (feedforward_parameters(config) + config.dim)  # the router: dim per expert
         parts[f"{stack.name}.feedforward"] = stack.layers * (experts or feedforward_parameters(config))
         norms = stack.layers * stack.sublayers + config.embed_norm + config.ends_with_norm
@@ -110,6 +113,14 @@ def _positions(config: ModelConfig) -> int:
     return sizes.get(config.position, 0)
 
 
+def _layer_parameters(config: ModelConfig, name: str, layer: int) -> int:
+    """Of the mixer of a layer, or of its cross-attention."""
+    kind = "full" if name.endswith("cross") else config.mixer_of(layer)
+    if kind == "fourier":
+        return 0
+    return _attention(config, config.kept_heads(name)) + mixers.extra_parameters(config, kind)
+
+
 def _attention(config: ModelConfig, kept: tuple[int, ...]) -> int:
     heads, size = len(kept), config.key_dim
     key_heads = len({head * config.key_heads // config.heads for head in kept})
@@ -139,9 +150,13 @@ def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int
         parts["target"] = 2 * batch * stacks[-1].length * config.feature_dim * config.dim
     for stack in stacks:
         name, layers, n, m = stack.name, stack.layers, stack.length, stack.memory
-        parts[f"{name}.attention"] = layers * _projections(config, batch, n, n)
+        softmax, others = mixers.softmax_layers(config, layers), mixers.other_layers(config, layers)
+        parts[f"{name}.attention"] = (layers - others.count("fourier")) * _projections(config, batch, n, n)
         learned = _score_projections(config, batch, n, n) + _relative(config, batch, n)
-        parts[f"{name}.scores"] = computed_pairs(config, stack) * _per_pair(config, batch) + layers * learned
+        parts[f"{name}.scores"] = computed_pairs(config, stack) * _per_pair(config, batch) + len(softmax) * learned
+        causal = stack.causal and config.causal
+        mixing = sum(mixers.mixing_operations(config, kind, batch, n, causal) for kind in others)
+        parts[f"{name}.mixing"] = mixing
         if m:
             parts[f"{name}.cross"] = layers * _projections(config, batch, n, m)
             cross = n * m * _per_pair(config, batch) + _score_projections(config, batch, n, m)
@@ -164,7 +179,14 @@ def recomputed_operations(config: ModelConfig, stacks: list[StackShape], batch: 
     if config.attention == "reference" or config.architecture == "recurrent":
         return 0
     pairs = sum(computed_pairs(config, stack) + stack.layers * stack.length * stack.memory for stack in stacks)
-    return 2 * batch * config.heads * pairs * config.key_dim
+    shortened = sum(mixers.other_layers(config, stack.layers).count("linformer") * stack.length for stack in stacks)
+    return 2 * batch * config.heads * (pairs + shortened * config.projected_length) * config.key_dim
+
+
+def constant_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> int:
+    """Matmuls in layers with a factor that needs no gradient."""
+    kinds = [(kind, stack.length) for stack in stacks for kind in mixers.other_layers(config, stack.layers)]
+    return sum(mixers.feature_operations(config, kind, batch, length) for kind, length in kinds)
 
 
 def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:
@@ -174,17 +196,23 @@ def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:
     if config.architecture == "recurrent":
         return recurrent.step_operations(config, stack, batch)
     keys, m = stack.length, stack.memory
-    pairs = min(keys, config.window or keys) if config.attention == "flex" else keys
-    block = _projections(config, batch, 1, 1) + _score_projections(config, batch, 1, keys) + _relative(config, batch, 1)
+    softmax, others = mixers.softmax_layers(config, stack.layers), mixers.other_layers(config, stack.layers)
+    scores = _score_projections(config, batch, 1, keys) + _relative(config, batch, 1)
+    reached = (min(keys, config.window_of(layer) or keys) if config.attention == "flex" else keys for layer in softmax)
+    total = len(softmax) * scores + sum(reached) * _per_pair(config, batch)
+    total += sum(mixers.mixing_operations(config, kind, batch, 1, True) for kind in others)
+    block = _projections(config, batch, 1, 1) + _feedforward(config, batch)
     if m:  # the keys and values of the memory are cached
         block += _projections(config, batch, 1, 0) + _score_projections(config, batch, 1, m)
-    block += (pairs + m) * _per_pair(config, batch) + _feedforward(config, batch)
-    return stack.layers * block + _head(config, batch, 1)
+        block += m * _per_pair(config, batch)
+    return total + stack.layers * block + _head(config, batch, 1)
 
 
 def computed_pairs(config: ModelConfig, stack: StackShape) -> int:
     """Query-key pairs of all layers whose scores are computed."""
-    return visible_pairs(config, stack) if config.attention == "flex" else stack.layers * stack.length**2
+    if config.attention == "flex":
+        return visible_pairs(config, stack)
+    return len(mixers.softmax_layers(config, stack.layers)) * stack.length**2
 
 
 def visible_pairs(config: ModelConfig, stack: StackShape) -> int:
@@ -192,9 +220,24 @@ def visible_pairs(config: ModelConfig, stack: StackShape) -> int:
     n = stack.length
     if config.shifted_window is not None and not stack.causal:
         return tile_pairs(config, stack.layers)
-    reach = min(n, config.window or n)
-    past = reach * (reach + 1) // 2 + (n - reach) * reach  # a query attends to itself and reach - 1 before it
-    return stack.layers * (past if stack.causal and config.causal else 2 * past - n)
+    causal = stack.causal and config.causal
+    return sum(_layer_pairs(config, layer, n, causal) for layer in mixers.softmax_layers(config, stack.layers))
+
+
+def _layer_pairs(config: ModelConfig, layer: int, n: int, causal: bool) -> int:
+    """Of one layer; random blocks are counted as if they did not overlap with the rest."""
+    window, step = config.window_of(layer), 1
+    first = min(n, config.global_tokens) if window is not None else 0  # global tokens
+    if config.mixer_of(layer) == "window":
+        step = config.dilation
+    rest = n - first
+    count = -(-rest // step) if window is None else min(window, -(-rest // step))
+    past = count * rest - step * count * (count - 1) // 2  # a query attends to itself and count - 1 before it
+    pairs = past if causal else 2 * past - rest
+    pairs += first * n - first * (first - 1) // 2 if causal else n * n - rest * rest
+    if config.mixer_of(layer) == "bigbird":
+        pairs = min(pairs + n * config.random_blocks * config.block_size, n * (n + 1) // 2 if causal else n * n)
+    return pairs
 
 
 def _projections(config: ModelConfig, batch: int, queries: int, keys: int) -> int:

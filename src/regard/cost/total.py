@@ -5,6 +5,7 @@
     activations     see `activations`; and at the peak, the start of the backward pass, the gradients of the loss
     KV cache        layers · B · G · N · (D + Dv) · s     self-attention (Shazeer 2019); N: tokens so far
                     layers · B · G · M · (D + Dv) · s     cross-attention over M source tokens
+                    layers · B · G · (F·E + 1) · s        linear attention: a state, whatever N (`mixers`)
 
 With two sequences, "per token" means per target token; the cost of the source is included.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from regard.cost import operations, recurrent
+from regard.cost import mixers, operations, recurrent
 from regard.cost.activations import activation_bytes, loss_gradient_bytes
 from regard.cost.shapes import StackShape, lengths, stack_shapes
 from regard.errors import UserError, suggest
@@ -125,6 +126,7 @@ def cost(
     half = {"half_weights": size * (total - tables + tied)} if size < 4 else {}
     # matmuls whose input needs no gradient
     constant = operations.source_operations(config, batch, source)[0] + forward.get("target", 0)
+    constant += operations.constant_operations(config, stacks, batch)
     if config.architecture == "recurrent":
         constant = recurrent.constant_operations(config, stacks, batch)
     written_out = replace(config, attention="reference")
@@ -154,5 +156,7 @@ def cost(
 def _kv_cache(config: ModelConfig, stack: StackShape, batch: int, size: int) -> dict[str, int]:
     if config.architecture == "recurrent":
         return recurrent.state_bytes(config, stack, batch, size)
-    token = stack.layers * batch * config.key_heads * (config.key_dim + config.val_dim) * size
-    return {"self": token * stack.length * stack.causal, "cross": token * stack.memory}
+    token = batch * config.key_heads * (config.key_dim + config.val_dim) * size
+    own = token * stack.length * len(mixers.softmax_layers(config, stack.layers))
+    own += sum(mixers.state_bytes(config, kind, batch, size) for kind in mixers.other_layers(config, stack.layers))
+    return {"self": own * stack.causal, "cross": stack.layers * token * stack.memory}

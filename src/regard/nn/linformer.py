@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import UserError
+from regard.nn.attention import attention_stages
 from regard.nn.config import StackConfig
 from regard.nn.mask import Positions
 from regard.nn.multihead import Context
@@ -52,10 +53,13 @@ class LinformerAttention(Traceable):
         v = self._shorten(v, self.value_projection, positions)
         k = self.mark("k", _heads(k, self.key_heads).transpose(1, 2))  # [B, Hkv, length, D]
         v = self.mark("v", _heads(v, self.key_heads).transpose(1, 2))
-        dropout = self.config.attention_dropout if self.training else 0.0
-        heads = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, scale=self.config.scale, enable_gqa=self.heads != self.key_heads
-        )
+        dropout, scale = self.config.attention_dropout if self.training else 0.0, self.config.scale
+        if self.config.attention == "reference":
+            heads = attention_stages(q, k, v, scale=scale, dropout=dropout).output
+        else:
+            heads = F.scaled_dot_product_attention(
+                q, k, v, dropout_p=dropout, scale=scale, enable_gqa=self.heads != self.key_heads
+            )
         heads = self.mark("heads", heads)
         return self.mark("output", self.out(heads.transpose(1, 2).flatten(2)))
 

@@ -1,0 +1,147 @@
+"""Layers that are not softmax attention: parameters, FLOPs and memory of each mixer.
+
+With B rows of N tokens, width d, H heads of size D (Dv for values), G key/value heads, F features per head (linear and
+gated-linear: D; performer: M) and E = Dv + 1 columns of the sums (gated-linear: Dv), a layer takes, besides the
+projections Q, K, V and O,
+
+    linear         2·B·N·(G + H)·F·E                        an encoder: S = Σ φ(k) vᵀ, and φ(q)ᵀ S
+                   2·B·N'·(G·F·E + H·F·E + H·C·(F + E))     a decoder: chunks of C = 64 tokens, N' = N in whole chunks
+    performer      + 2·B·N·(H + G)·D·M                      the random features, which are not learned
+    gated-linear   + 2·B·N·(d·16 + 16·G·D + d·H·Dv)         the gates; an encoder: both directions, twice the sums
+    linformer      2·B·N·L·G·(D + Dv) + 2·B·H·N·L·(D + Dv)  keys and values of length L, and attention to them
+    fourier        0                                        no matmuls; the FFT takes about 5·N·d·log₂(N·d) FLOPs
+
+and one more token of a decoder what N = 1 takes, whatever was read before: the state has B·G·(F·E + 1) elements of 32
+bits or more. Gates add 16·(d + G·D) + G·D + d·H·Dv + Dv parameters, Linformer 2·L·max_length; Fourier has none.
+
+For the backward pass a decoder stores, per token, the weights of a chunk (H·C), the features of queries and keys as
+the matmuls read them, and the state before each chunk (H·F·E / C): in 32 bits, like all sums. Gates store ten times
+the keys besides, because exp(sum - sum) is stored for each of the four parts of a chunk.
+"""
+
+from __future__ import annotations
+
+from regard.models.config import ModelConfig
+from regard.nn.config import SOFTMAX
+from regard.nn.linear_attention import CHUNK, PART, RANK, feature_count
+
+
+def softmax_layers(config: ModelConfig, layers: int) -> list[int]:
+    """The layers that are softmax attention."""
+    return [layer for layer in range(layers) if config.mixer_of(layer) in SOFTMAX]
+
+
+def other_layers(config: ModelConfig, layers: int) -> list[str]:
+    """The kind of each layer that is not."""
+    kinds = (config.mixer_of(layer) for layer in range(layers))
+    return [kind for kind in kinds if kind not in SOFTMAX]
+
+
+def features_of(config: ModelConfig, kind: str) -> int:
+    return feature_count(config) if kind == "performer" else config.key_dim
+
+
+def columns_of(config: ModelConfig, kind: str) -> int:
+    return config.val_dim + (kind != "gated-linear")
+
+
+def chunk_sizes(length: int) -> tuple[int, int]:
+    """(tokens of a chunk, tokens of all chunks)."""
+    size = length if length <= PART else min(CHUNK, -(-length // PART) * PART)
+    return size, -(-length // size) * size
+
+
+def extra_parameters(config: ModelConfig, kind: str) -> int:
+    """What a layer has besides the projections Q, K, V and O."""
+    match kind:
+        case "gated-linear":
+            keys, values = config.key_heads * config.key_dim, config.heads * config.val_dim
+            return RANK * (config.dim + keys) + keys + config.dim * values + config.val_dim
+        case "linformer":
+            return 2 * config.projected_length * config.max_length
+    return 0
+
+
+def feature_operations(config: ModelConfig, kind: str, batch: int, length: int) -> int:
+    """The random features of a Performer: matmuls with a matrix that has no gradient."""
+    heads = config.heads + config.key_heads
+    return 2 * batch * length * heads * config.key_dim * features_of(config, kind) * (kind == "performer")
+
+
+def mixing_operations(config: ModelConfig, kind: str, batch: int, length: int, causal: bool) -> int:
+    """FLOPs of one layer besides its projections Q, K, V and O."""
+    heads, key_heads, dim = config.heads, config.key_heads, config.dim
+    both = config.key_dim + config.val_dim
+    if kind == "fourier":
+        return 0
+    if kind == "linformer":
+        return 2 * batch * length * config.projected_length * (key_heads + heads) * both
+    features, columns = features_of(config, kind), columns_of(config, kind)
+    gated = kind == "gated-linear"
+    size, tokens = chunk_sizes(length)
+    chunked = tokens * ((key_heads + heads) * features * columns + heads * size * (features + columns))
+    sums = chunked * (1 if causal else 2) if causal or gated else length * (key_heads + heads) * features * columns
+    gates = length * (RANK * (dim + key_heads * config.key_dim) + dim * heads * config.val_dim) * gated
+    return 2 * batch * (sums + gates) + feature_operations(config, kind, batch, length)
+
+
+def activation_bytes(config: ModelConfig, kind: str, batch: int, length: int, causal: bool, size: int) -> int:
+    """What one layer stores for the backward pass, its input included."""
+    tokens, wide = batch * length, max(4, size)
+    q, k = config.heads * config.key_dim, config.key_heads * config.key_dim
+    v, out = config.key_heads * config.val_dim, config.heads * config.val_dim
+    kept = tokens * (config.dim + out) * size  # the inputs of the projections
+    if kind == "fourier":
+        return 0
+    if kind == "linformer":
+        return kept + _linformer_bytes(config, batch, length, size)
+    separate = size < 4 or config.position == "rope"  # q and k are new tensors, not views of one projection
+    projected = (q + k) * wide if separate else (q + k + v) * size
+    if kind == "gated-linear":
+        kept += tokens * (RANK * wide + 2 * k * wide + (4 * out + config.heads) * wide + out * size)
+        core = _chunked_bytes(config, kind, batch, length, wide)
+        return kept + (core if causal else 2 * core + tokens * (projected + (q + config.heads) * wide))
+    features, columns = features_of(config, kind), columns_of(config, kind)
+    queries, keys, values = config.heads * features, config.key_heads * features, config.key_heads * columns
+    kept += tokens * ((q + k) * wide if kind == "performer" else projected)
+    kept += tokens * wide * config.heads * (columns + 1)  # the sums and the denominators
+    if causal:
+        return kept + _chunked_bytes(config, kind, batch, length, wide)
+    states = batch * config.heads * features * columns
+    return kept + wide * (tokens * (queries + keys + values) + states)
+
+
+def _chunked_bytes(config: ModelConfig, kind: str, batch: int, length: int, wide: int) -> int:
+    """The sums of a decoder: what the matmuls of chunks and states read."""
+    size, padded = chunk_sizes(length)
+    tokens, shared = batch * padded, config.key_heads < config.heads
+    features, columns = features_of(config, kind), columns_of(config, kind)
+    q, k = config.heads * features, config.key_heads * features
+    values, repeated = config.key_heads * columns, config.heads * columns
+    states = tokens // size * features * columns
+    weights = config.heads * size
+    decays = kind != "linear" and padded > size  # a recurrence over chunks stores its states
+    copies = config.heads + config.key_heads * decays
+    if kind == "gated-linear":
+        parts = size // min(PART, size)
+        elements = 4 * q + 6 * k + parts * (2 * k + q) + values + repeated + weights
+        return wide * (tokens * elements + states * copies) + size * size
+    own = (k + q * shared) if kind == "performer" else (k + q)
+    elements = 2 * q + own + values + repeated * shared + weights
+    return wide * (tokens * elements + states * copies) + size * size
+
+
+def _linformer_bytes(config: ModelConfig, batch: int, length: int, size: int) -> int:
+    tokens, wide, shorter = batch * length, max(4, size), batch * config.projected_length
+    q, keys = config.heads * config.key_dim, config.key_heads * (config.key_dim + config.val_dim)
+    kept = tokens * (q + 2 * keys) * size
+    if config.attention == "reference":
+        both = config.heads * (config.key_dim + config.val_dim)
+        pairs = tokens * config.heads * config.projected_length
+        return tokens * (q + keys) * size + shorter * both * size + pairs * (wide + size) + tokens * config.heads
+    return kept + shorter * keys * size + tokens * config.heads * wide
+
+
+def state_bytes(config: ModelConfig, kind: str, batch: int, size: int) -> int:
+    """The state of one layer of a decoder."""
+    return batch * config.key_heads * (features_of(config, kind) * columns_of(config, kind) + 1) * max(4, size)
