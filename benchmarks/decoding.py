@@ -58,7 +58,7 @@ ENGINES = ("regard-ct2", "regard-ct2-int8", "ctranslate2-int8")  # only if named
 BATCHES = {"cpu": (64, 128), "cuda": (128, 1)}
 BEAM = 5
 EVERY = {"joeynmt": 5}  # one of so many sentences
-EVERY_ALONE = 20  # the same in batches of one
+EVERY_ALONE = 10  # the same in batches of one
 REFERENCE = "huggingface"
 
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,10 +65,13 @@ def test_every_batch_size_gives_the_same_lines_in_order(run: Path) -> None:
 
 def test_long_lines_come_in_small_batches(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     translator, seen = regard.load(run).predictor, []
-    encode = translator.model.encode
-    monkeypatch.setattr(
-        translator.model, "encode", lambda source, is_real: seen.append(source.shape) or encode(source, is_real)
-    )
+    search = translator.search
+
+    def spy(config: SearchConfig, first: int, batch: Any, constraints: Any = None) -> Any:
+        seen.append(batch[1].shape)
+        return search(config, first, batch, constraints)
+
+    monkeypatch.setattr(translator, "search", spy)
     translator.translate(["one " * 5000, *["two"] * 9, "two " * 4000], config=SearchConfig(beam=4, max_length=2))
     assert sorted(seen) == [(1, 4001), (1, 5001), (9, 2)]
 

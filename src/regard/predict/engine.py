@@ -78,7 +78,28 @@ def known(model: nn.Module) -> bool:
     )
 
 
-_lean = WeakKeyDictionary[nn.Module, tuple[list[float], Any]]()  # engines, and the weights they are made of
+class Weights:
+    """Where the weights of a model are, how often each was changed, and up to 1,024 numbers of each.
+
+    PyTorch counts changes of a tensor, but not those of a fused optimizer, through `.data` or in inference mode. An
+    optimizer changes all numbers of a weight, which a sample shows; to read all of them takes as long as a step.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.places = self._places(model)
+        weights = (weight.detach().reshape(-1) for weight in model.parameters())
+        self.views = [weight[:: max(1, len(weight) // 1024)] for weight in weights]
+        self.sample = torch.cat(self.views)
+
+    def changed(self, model: nn.Module) -> bool:
+        return self.places != self._places(model) or not torch.equal(torch.cat(self.views), self.sample)
+
+    @staticmethod
+    def _places(model: nn.Module) -> list[tuple[int, int]]:
+        return [(weight.data_ptr(), -1 if weight.is_inference() else weight._version) for weight in model.parameters()]
+
+
+_lean = WeakKeyDictionary[nn.Module, tuple[Weights, Any]]()  # engines, and the weights they are made of
 
 
 def lean(model: Any) -> Any:
@@ -105,21 +126,21 @@ def lean(model: Any) -> Any:
     )
     if not is_known:
         return model
-    weights, kept = fingerprint(model), _lean.get(model)
-    if kept is None or kept[0] != weights:
-        _lean[model] = kept = weights, LeanDecoder(model) if is_decoder else Lean(model)
+    kept = _lean.get(model)
+    if kept is None or kept[0].changed(model):
+        engine = LeanDecoder(model) if is_decoder else Lean(model, encodes=_encodes(model))
+        _lean[model] = kept = Weights(model), engine
     return kept[1]
 
 
-@torch.no_grad()
-def fingerprint(model: nn.Module) -> list[float]:
-    """The sum of each weight of the decoder and the output head, where it is, and how often it was changed.
-
-    PyTorch counts changes of a tensor, but not those of a fused optimizer, through `.data` or in inference mode, which
-    the sum shows. To add up all weights takes a third of a step; to make an engine of them takes several steps.
-    """
-    found = list[float]()
-    for weight in (*model.decoder.parameters(), *model.output_head.parameters()):  # type: ignore[union-attr, operator]
-        version = -1 if weight.is_inference() else weight._version
-        found += (float(weight.sum()), float(weight.data_ptr()), float(version))
-    return found
+def _encodes(model: EncoderDecoder) -> bool:
+    """Whether the encoder, too, is one that a lean engine knows."""
+    config, parts = model.encoder.config, list(model.encoder.modules())
+    return (
+        config.all_full
+        and config.shifted_window is None
+        and config.experts == 0
+        and isinstance(model.source_embedding, Tokens)
+        and not any(part.uneven for part in parts if isinstance(part, PrunedMultiHead))
+        and known(model.encoder)
+    )

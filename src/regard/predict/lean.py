@@ -37,20 +37,38 @@ LANE = 16  # float32 numbers of a vector register: a softmax over a multiple of 
 
 
 class Lean:
-    """An encoder-decoder whose `step` is lean; its encoder, embeddings and head are the model's.
+    """An encoder-decoder whose `step` is lean, and its encoder too if `encodes`; embeddings are the model's.
 
     The model is not kept alive, so that an engine can be kept for as long as its model lives.
     """
 
-    def __init__(self, model: EncoderDecoder) -> None:
+    def __init__(self, model: EncoderDecoder, *, encodes: bool = True) -> None:
         self.model: Any = weakref.proxy(model)
+        self.encoder = [Layer(block) for block in model.encoder.blocks] if encodes else None
+        self.embed_norm, self.norm = norm_of(model.encoder.embed_norm), norm_of(model.encoder.norm)
         self.layers = [Layer(block) for block in model.decoder.blocks]
         self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
         self.positions = torch.empty(0)  # position embeddings, [positions, dim]; the table grows by doubling
         self.project = linear(model.output_head.project.weight, model.output_head.bias)
 
     def start(self, source: Tensor, is_real: Tensor | None = None) -> LeanState:
-        return LeanState(self.model, source, is_real)
+        return LeanState(self.model, self.encode(source, is_real), is_real)
+
+    def encode(self, source: Tensor, is_real: Tensor | None) -> Tensor:
+        """The states of the encoder [sources, length, dim]."""
+        if self.encoder is None or not source.numel():
+            states: Tensor = self.model.encode(source, is_real).states
+            return states
+        x, position = self.model.source_embedding(source), self.model.encoder.position
+        positions = Positions.of(x.shape[1], x.device, is_real)
+        if isinstance(position, Learned):
+            position.check_length(positions, 0)
+        table, shape = position.embed(positions.pos), x.shape
+        x = self.embed_norm(x if table is None else x + table.to(x.dtype)).flatten(0, 1)
+        mask = None if is_real is None else is_real[:, None, None]
+        for layer in self.encoder:
+            x = layer.step(x, partial(attend_all, layer.attention, mask, shape[:2]))
+        return self.norm(x).view(shape)
 
     def step(self, tokens: Tensor, state: LeanState) -> Tensor:
         """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of the next one."""
@@ -66,14 +84,14 @@ class Lean:
         x = self.first(x + positions[slot])
         if state.within[0][0].shape[2] == slot:
             state.within = [(F.pad(k, (0, 0, 0, LANE)), F.pad(v, (0, 0, 0, LANE))) for k, v in state.within]
-        mask = x.new_zeros(1, 1, 1, -(-(slot + 1) // LANE) * LANE)
+        mask = x.new_zeros(1, 1, state.within[0][0].shape[2])
         mask[..., slot + 1 :] = float("-inf")
         for layer, (k, v), (memory_k, memory_v, memory_mask) in zip(
             self.layers, state.within, state.across, strict=True
         ):
-            attend_self = partial(attend, layer.attention, k, v, mask, slot)
-            attend_memory = partial(attend, layer.cross, memory_k, memory_v, memory_mask, None)
-            x = layer.step(x, attend_self, attend_memory)
+            within = partial(attend_self, layer.attention, k, v, mask, slot)
+            across = partial(attend_memory, layer.cross, memory_k, memory_v, memory_mask)
+            x = layer.step(x, within, across)
         state.length += 1
         return self.project(self.model.output_head.transform(self.last(x)))[:, None]
 
@@ -81,8 +99,8 @@ class Lean:
 class LeanState:
     """Keys and values by layer, of the tokens so far and of the memory, the latter with their mask."""
 
-    def __init__(self, model: EncoderDecoder, source: Tensor, is_real: Tensor | None = None) -> None:
-        states = model.encode(source, is_real).states
+    def __init__(self, model: EncoderDecoder, states: Tensor, is_real: Tensor | None = None) -> None:
+        """`states` [sources, length, dim] are those of the encoder."""
         sources, length = states.shape[:2]
         more = -length % LANE if length else LANE
         masked = (torch.arange(length + more) >= length).repeat(sources, 1)
@@ -111,27 +129,36 @@ class LeanState:
             self.across = [tuple(x.index_select(0, kept) for x in parts) for parts in self.across]
 
 
-def attend(lean: LeanMultiHead, keys: Tensor, values: Tensor, mask: Tensor, slot: int | None, x: Tensor) -> Tensor:
-    """x [rows, dim]; keys, values [sources, Hkv, M, D]; mask [1 | sources, 1 | Hkv, 1, M], added.
+def attend_self(lean: LeanMultiHead, keys: Tensor, values: Tensor, mask: Tensor, slot: int, x: Tensor) -> Tensor:
+    """x [rows, dim]; keys, values [rows, Hkv, M, D], where those of x are stored in `slot`; mask [1, 1, M], added."""
+    rows, key_heads = len(x), lean.key_heads
+    q, k, v = lean.project(x).split(lean.sizes, dim=-1)
+    keys.select(2, slot).copy_(k.view(rows, key_heads, lean.key_dim))
+    values.select(2, slot).copy_(v.view(rows, key_heads, lean.val_dim))
+    # heads that share keys are queries of one small matmul
+    queries = q.reshape(rows * key_heads, lean.group, lean.key_dim)
+    weights = torch.baddbmm(mask, queries, keys.flatten(0, 1).mT, alpha=lean.scale).softmax(dim=-1)
+    return lean.out(torch.bmm(weights, values.flatten(0, 1)).view(rows, -1))
 
-    In self-attention the key and the value of x are stored in `slot`, and the mask may be shorter than the buffers.
-    """
-    part, config = lean.part, lean.part.config
-    sources, beams, key_heads = len(keys), len(x) // len(keys), part.key_heads
-    group = part.heads // key_heads
-    if slot is None:
-        q = lean.project(x)
-    else:
-        q, k, v = lean.project(x).split(part.sizes, dim=-1)
-        keys.select(2, slot).copy_(k.view(len(x), key_heads, -1))
-        values.select(2, slot).copy_(v.view(len(x), key_heads, -1))
-        keys, values = keys[:, :, : mask.shape[-1]], values[:, :, : mask.shape[-1]]
-    # heads that share keys and beams that share a source are queries of one small matmul
-    queries = q.view(sources, beams, key_heads, group, config.key_dim).transpose(1, 2)
-    queries = queries.reshape(sources * key_heads, beams * group, config.key_dim)
-    keys, values, mask = keys.flatten(0, 1), values.flatten(0, 1), mask.flatten(0, 1)
-    weights = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=config.scale).softmax(dim=-1)
-    heads = torch.bmm(weights, values).view(sources, key_heads, beams, group, config.val_dim)
+
+def attend_all(lean: LeanMultiHead, mask: Tensor | None, shape: tuple[int, int], x: Tensor) -> Tensor:
+    """x [B · N, dim], shape (B, N); mask [B, 1, 1, N]: which tokens are real."""
+    q, k, v = lean.project(x).split(lean.sizes, dim=-1)
+    q, k = (part.view(*shape, -1, lean.key_dim).transpose(1, 2) for part in (q, k))
+    v = v.view(*shape, -1, lean.val_dim).transpose(1, 2)
+    heads = F.scaled_dot_product_attention(q, k, v, mask, scale=lean.scale, enable_gqa=lean.group > 1)
+    return lean.out(heads.transpose(1, 2).reshape(len(x), -1))
+
+
+def attend_memory(lean: LeanMultiHead, keys: Tensor, values: Tensor, mask: Tensor, x: Tensor) -> Tensor:
+    """x [rows, dim]; keys, values [sources, Hkv, M, D]; mask [sources, Hkv, 1, M], added."""
+    sources, key_heads, group = len(keys), lean.key_heads, lean.group
+    beams = len(x) // sources
+    # so are beams that share a source
+    queries = lean.project(x).view(sources, beams, key_heads, group, lean.key_dim).transpose(1, 2)
+    queries = queries.reshape(sources * key_heads, beams * group, lean.key_dim)
+    weights = torch.baddbmm(mask.flatten(0, 1), queries, keys.flatten(0, 1).mT, alpha=lean.scale).softmax(dim=-1)
+    heads = torch.bmm(weights, values.flatten(0, 1)).view(sources, key_heads, beams, group, lean.val_dim)
     return lean.out(heads.transpose(1, 2).reshape(len(x), -1))
 
 
@@ -190,9 +217,11 @@ class LeanMultiHead:
     """The projections of a `MultiHead`: queries, keys and values of x, or the queries alone, and the output."""
 
     def __init__(self, part: MultiHead, is_cross: bool = False) -> None:
-        project = part.q if is_cross else part.qkv
+        project, config = part.q if is_cross else part.qkv, part.config
         self.part, self.project = part, linear(project.weight, project.bias)
         self.out = linear(part.out.weight, part.out.bias)
+        self.key_heads, self.group, self.sizes = part.key_heads, part.heads // part.key_heads, part.sizes
+        self.key_dim, self.val_dim, self.scale = config.key_dim, config.val_dim, config.scale
 
 
 class Layer:
