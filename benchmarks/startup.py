@@ -2,7 +2,8 @@
 
     python benchmarks/startup.py --out benchmarks/results/startup-cpu.json
 
-    python benchmarks/startup.py --runs runs/multi30k-en-de --out startup-multi30k.json
+    git worktree add --detach ../before 6203aaf
+    python benchmarks/startup.py --runs runs/multi30k-en-de --before ../before --out startup-multi30k.json
 
 Every command runs on a tiny model, or on those of `--runs`, in a process of its own, several times. The phases are
 milliseconds of CPU time, which other processes on the machine do not change:
@@ -16,6 +17,10 @@ milliseconds of CPU time, which other processes on the machine do not change:
 `ours` is the sum of the last three, to be compared with `torch`. The command line imports torch without garbage
 collection and defers what only tracing needs (`regard.start`); the row `translate (plain import)` shows what that
 saves. `translate (ctranslate2)` is the same model in a folder for CTranslate2, which needs no torch at all.
+
+The second table is the whole process `regard translate RUN "a small model"` from its start to its end, in milliseconds
+of wall-clock and CPU time; `--before` adds the same command of another checkout, such as one of an earlier commit. All
+processes use cached bytecode, as an installed package does.
 """
 
 from __future__ import annotations
@@ -24,10 +29,12 @@ import argparse
 import importlib.util
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,10 +66,10 @@ from regard.start import import_torch
 """
 PREDICT = """
 from regard.models.recipe import read_recipe
-from regard.tasks.registry import load, task_of
+from regard.tasks.registry import load, predictor_of
 import regard.commands.{command}
 tables = read_recipe({folder!r}, saved=True)
-task_of(tables); mark()
+predictor_of(tables["task"]); mark()
 predictor = load({folder!r}, "cpu", tables).predictor; mark()
 predictor.predict(["a small model"]); mark()
 """
@@ -117,6 +124,11 @@ def make_folders(folder: Path) -> dict[str, str]:
     return {**{command: str(folder / command) for command in MODELS}, "train": str(folder / "recipe.toml")}
 
 
+def environment(**values: str) -> dict[str, str]:
+    """Python writes and reads bytecode, as it does where the variables of this machine do not forbid it."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | values
+
+
 def phases(command: str, folder: str, torch: str | None = None, code: str = "") -> list[float]:
     """Milliseconds of CPU time of each phase, in a process of its own."""
     torch = torch or f"import_torch(defer={command != 'train'})"
@@ -124,10 +136,19 @@ def phases(command: str, folder: str, torch: str | None = None, code: str = "") 
     code = BEGIN.format(torch=torch) + code.format(command=command, folder=folder)
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nprint(json.dumps(marks))"], stdout=subprocess.PIPE, text=True,
-        check=True, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=True, stderr=subprocess.DEVNULL, env=environment(OMP_NUM_THREADS="1"),
     )  # fmt: skip
     marks = json.loads(done.stdout.splitlines()[-1])
     return [1000 * (after - before) for before, after in zip([0.0, *marks], marks, strict=False)]
+
+
+def whole(folder: str, source: Path) -> list[float]:
+    """Milliseconds of wall-clock and CPU time of a process that translates a line, with the package in `source`."""
+    command = [sys.executable, "-m", "regard", "translate", folder, "a small model", "--device", "cpu"]
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, env=environment(PYTHONPATH=str(source)))
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return [1000 * wall, 1000 * (after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)]
 
 
 def export(folder: str, to: Path) -> str:
@@ -140,26 +161,39 @@ def export(folder: str, to: Path) -> str:
     return str(to)
 
 
-def run(rounds: int, runs: list[str]) -> dict[str, Any]:
+def run(rounds: int, runs: list[str], before: Path | None) -> dict[str, Any]:
     result: dict[str, Any] = {"kind": "startup", "machine": measure.machine("cpu"), "rows": []}
+    own = Path(__file__).resolve().parent.parent / "src"
     with tempfile.TemporaryDirectory() as name:
         folders = {"translate": runs[0]} if runs else make_folders(Path(name))
         calls = {command: partial(phases, command, folder) for command, folder in folders.items()}
         calls["translate (plain import)"] = partial(phases, "translate", folders["translate"], "import torch")
+        processes = {"translate (before)": partial(whole, folders["translate"], before / "src")} if before else {}
+        processes["translate"] = partial(whole, folders["translate"], own)
         if importlib.util.find_spec("ctranslate2") is not None:
             exported = export(folders["translate"], Path(name, "exported"))
             calls["translate (ctranslate2)"] = partial(phases, "translate", exported, "pass", PLAIN)
-        times = measure.take_turns(calls, rounds + 1)
-    print(f"| command | {' | '.join(PHASES)} | ours | all |\n|---|{'--:|' * (len(PHASES) + 2)}")
-    for command, values in times.items():
-        columns = zip(*values[1:], strict=True)  # the first round may compile modules and read files from disk
-        row = {phase: round(statistics.median(column), 1) for phase, column in zip(PHASES, columns, strict=True)}
-        ours = sum(row[phase] for phase in PHASES[2:])
-        row |= {"ours": round(ours, 1), "all": round(sum(row.values()), 1)}
-        result["rows"].append({"command": command, **row})
-        cells = [f"{row[phase]:.0f}" for phase in (*PHASES, "ours", "all")]
-        print(f"| `{command}` | {' | '.join(cells)} |")
+            processes["translate (ctranslate2)"] = partial(whole, exported, own)
+        times = measure.take_turns(processes, rounds + 1)  # the first round may write bytecode and read files from disk
+        result["processes"] = table(times, ("wall", "cpu"))
+        print()
+        result["rows"] = table(measure.take_turns(calls, rounds + 1), PHASES, sums=True)
     return result
+
+
+def table(times: dict[str, list[list[float]]], columns: tuple[str, ...], sums: bool = False) -> list[dict[str, Any]]:
+    """Prints and returns the medians of all rounds but the first."""
+    names = (*columns, "ours", "all") if sums else columns
+    print(f"| command | {' | '.join(names)} |\n|---|{'--:|' * len(names)}")
+    rows = []
+    for command, values in times.items():
+        medians = [statistics.median(column) for column in zip(*values[1:], strict=True)]
+        row = {name: round(value, 1) for name, value in zip(columns, medians, strict=True)}
+        if sums:
+            row |= {"ours": round(sum(row[phase] for phase in PHASES[2:]), 1), "all": round(sum(row.values()), 1)}
+        rows.append({"command": command, **row})
+        print(f"| `{command}` | {' | '.join(f'{row[name]:.0f}' for name in names)} |")
+    return rows
 
 
 if __name__ == "__main__":
@@ -167,5 +201,6 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/startup-cpu.json"))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--runs", nargs=1, default=[], metavar="RUN", help="a translation model instead of tiny ones")
+    parser.add_argument("--before", type=Path, help="another checkout of this repository to compare with")
     given = parser.parse_args()
-    measure.write(given.out, run(given.rounds, given.runs))
+    measure.write(given.out, run(given.rounds, given.runs, given.before))

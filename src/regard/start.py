@@ -31,6 +31,7 @@ DEFERRED = (
     "torch.quantization", "torch.nn.intrinsic", "torch.nn.qat", "torch.nn.quantizable", "torch.nn.quantized",
 )  # fmt: skip
 COMPILER = "torch._dynamo"
+THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def import_torch(defer: bool = False) -> None:
@@ -40,9 +41,23 @@ def import_torch(defer: bool = False) -> None:
     if defer and torch_version() in TESTED:
         sys.meta_path.insert(0, Deferring())
     gc.disable()
+    if defer:
+        import_numpy()
     importlib.import_module("torch")
     gc.freeze()  # later collections do not visit them either
     gc.enable()
+
+
+def import_numpy() -> None:
+    """Import numpy, as PyTorch does, without a pool of threads for matrix products: no prediction computes any in it.
+
+    The threads of OpenBLAS, one per core, would wait in a loop for 0.1 s.
+    """
+    threads = os.environ.get(THREADS)
+    os.environ[THREADS] = threads or "1"
+    importlib.import_module("numpy")
+    if threads is None:
+        del os.environ[THREADS]  # other libraries, and processes that are started, have their own
 
 
 def torch_version() -> str:
