@@ -164,6 +164,9 @@ def export(folder: str, to: Path) -> str:
 def run(rounds: int, runs: list[str], before: Path | None) -> dict[str, Any]:
     result: dict[str, Any] = {"kind": "startup", "machine": measure.machine("cpu"), "rows": []}
     own = Path(__file__).resolve().parent.parent / "src"
+    if before is not None:
+        described = subprocess.run(["git", "-C", before, "describe", "--always"], capture_output=True, text=True)
+        result["before"] = described.stdout.strip()
     with tempfile.TemporaryDirectory() as name:
         folders = {"translate": runs[0]} if runs else make_folders(Path(name))
         calls = {command: partial(phases, command, folder) for command, folder in folders.items()}
