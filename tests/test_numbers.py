@@ -302,10 +302,12 @@ def test_the_forecast_beats_both_baselines(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
-def test_a_recorded_step_learns_what_a_plain_one_does(here: Path) -> None:
+@pytest.mark.parametrize("position", ["sinusoidal", "alibi"])
+def test_a_recorded_step_learns_what_a_plain_one_does(here: Path, position: str) -> None:
     for recipe in ("pairs", "series"):
         for graph in ("false", "true"):
             options = [f"--set=train.cuda_graph={graph}", "--set=train.steps=12", "-o", f"{recipe}-{graph}"]
+            options.append(f"--set=model.position={position}")
             assert main(["train", f"{recipe}.toml", *SMALL, *options, "--device", "cuda"]) == 0
         plain, recorded = (
             Path(f"{recipe}-{graph}/metrics.jsonl").read_text().splitlines() for graph in ("false", "true")

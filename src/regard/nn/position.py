@@ -198,7 +198,7 @@ class T5(Position):
 class ALiBi(Position):
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Bias:
         # not a buffer: a model on the meta device would lose it, and one in half precision would round it
-        slopes = torch.tensor(alibi_slopes(self.config.heads), device=q_pos.device)
+        slopes = alibi_slopes(self.config.heads, q_pos.device).float()
 
         def value(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return -slopes[h] * (_at(k_pos, b, j) - _at(q_pos, b, i)).abs()
@@ -206,11 +206,15 @@ class ALiBi(Position):
         return Bias(lambda q: value, self.config.heads, q_pos, k_pos, content=False)
 
 
-def alibi_slopes(heads: int) -> list[float]:
-    """2^(-8/n), 2^(-16/n), … for n heads; other counts take every second slope of the next power of two."""
+def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
+    """2^(-8/n), 2^(-16/n), … for n heads; other counts take every second slope of the next power of two.
+
+    Computed on the device: the recording of a CUDA graph allows no copy from the CPU.
+    """
     power = 2 ** math.floor(math.log2(heads))
-    slopes = [2 ** (-8 * (index + 1) / power) for index in range(power)]
-    return slopes + [2 ** (-4 * (index + 1) / power) for index in range(0, 2 * (heads - power), 2)]
+    dtype = torch.float32 if device is not None and device.type == "mps" else torch.float64
+    head = torch.arange(heads, device=device, dtype=dtype)
+    return torch.exp2(torch.where(head < power, -8 * (head + 1), -4 * (2 * (head - power) + 1)) / power)
 
 
 def _at(pos: Tensor, b: Tensor, i: Tensor) -> Tensor:
