@@ -16,8 +16,9 @@ from regard.models.config import ModelConfig
 from regard.models.transformer import build
 from regard.nn.block import Block
 from regard.nn.config import StackConfig
-from regard.nn.mask import AttentionMask, Positions, tiles
+from regard.nn.mask import AttentionMask, Positions
 from regard.nn.multihead import Context
+from regard.nn.patterns import tiles
 from regard.nn.trace import trace
 
 CPU = torch.device("cpu")

@@ -256,7 +256,7 @@ def test_blocks_are_the_dense_mask(situation: tuple[AttentionMask, int]) -> None
         create_mask(blocks.mask_mod, batch, 1, attention_mask.q.length, attention_mask.k.length, "cpu"), expected
     )
     kept = blocks.to_dense().bool().expand(batch, 1, -1, -1)  # one block of 128 x 128 holds all of it
-    assert torch.equal(kept[:, 0, 0, 0], expected.flatten(1).any(dim=1))
+    assert bool((kept[:, 0, 0, 0] | ~expected.flatten(1).any(dim=1)).all())
 
 
 @settings(max_examples=80, deadline=None)

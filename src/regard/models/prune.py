@@ -105,7 +105,7 @@ def _bias_of_heads(bias: Bias, heads: tuple[int, ...]) -> Bias:
         value = bias.at(q)
         return lambda b, h, i, j: value(b, numbers[h], i, j)
 
-    return Bias(at, len(heads), bias.q_pos, bias.k_pos, content=False)
+    return Bias(at, len(heads), bias.q_pos, bias.k_pos, content=False, relative=bias.relative)
 
 
 def _output_rows(linear: nn.Linear, rows: Tensor) -> nn.Linear:

@@ -11,6 +11,10 @@ Read in this order, from the formula to a stack of blocks:
 
 then the parts they use:
 
+    tokens       positions, padding and documents of a batch
+    blocks       which blocks of the attention matrix a mask leaves visible
+    banded       attention that skips the others
+    patterns     masks of sparse attention: prefixes, global tokens, random blocks
     config       every variant of the architecture as a setting
     embedding    tokens, image patches and features as vectors
     feedforward  the layer that transforms each token by itself

@@ -6,8 +6,9 @@
 
 `attention_stages` writes the formula out and returns every stage. `attend` computes the same output by one of three
 implementations: "reference" (the formula), "fused" (scaled_dot_product_attention: flash, memory-efficient or cuDNN)
-or "flex" (FlexAttention, which skips masked blocks). With Hkv < H, each key/value head serves H / Hkv query heads
-(grouped-query attention, Ainslie et al. 2023). A query whose keys are all masked gets zeros.
+or "flex" (FlexAttention, which skips masked blocks). Where a mask leaves few of the pairs of a long sequence, "fused"
+also skips masked blocks: by `regard.nn.banded`, or by FlexAttention on a GPU. With Hkv < H, each key/value head serves
+H / Hkv query heads (grouped-query attention, Ainslie et al. 2023). A query whose keys are all masked gets zeros.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from regard.errors import UserError
+from regard.nn.banded import Plan, attend_banded, flex_can, prepare
 from regard.nn.config import Path
 from regard.nn.mask import AttentionMask
 from regard.nn.position import Bias
@@ -97,15 +99,21 @@ def attend(
             f"attention_mask is a {type(attention_mask).__name__}: pass an AttentionMask; "
             "AttentionMask(from_tensor(mask), queries, keys) makes one of a boolean tensor"
         )
-    grouped = q.shape[1] != k.shape[1]
-    match path:
+    grouped, route = q.shape[1] != k.shape[1], str(path)
+    if path == "fused":
+        allow_flex = flex_can(q.dtype, q.shape[-1], v.shape[-1])
+        route = prepare(attention_mask, q.device, dropout, allow_flex=allow_flex)
+    match route:
         case "reference":
             added, visible = None if bias is None else bias.dense(q), attention_mask.dense()
             stages = attention_stages(
                 q, k, v, visible, scale=scale, bias=added, dropout=dropout, score=score, mark=mark
             )
             return stages.output
-        case "fused":
+        case "banded":
+            assert isinstance(attention_mask.plan, Plan)
+            return attend_banded(q, k, v, attention_mask.plan, bias=bias, scale=scale, dropout=dropout)
+        case "dense":
             mask, is_causal = attention_mask.fused()
             if bias is not None:
                 mask, is_causal = bias.dense(q), False
@@ -116,7 +124,7 @@ def attend(
             return F.scaled_dot_product_attention(
                 q, k, v, mask, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped
             )
-        case "flex":
+        case _:
             _check_flex(q, k, v, dropout)
             score_mod = None if bias is None else bias.score_mod(q)
             block_mask = attention_mask.blocks(q.shape[0], q.shape[2])
@@ -129,7 +137,7 @@ def attend(
 def _check_flex(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
     if dropout:
         raise UserError(f"dropout = {dropout}: attention = 'flex' has no attention dropout; use 'fused' or 'reference'")
-    if q.device.type == "cpu" and any(x.requires_grad for x in (q, k, v)):
+    if q.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise UserError("attention = 'flex' has no gradients on a CPU: train with 'fused', or use torch.no_grad()")
 
 

@@ -23,14 +23,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.errors import UserError
+from regard.nn.banded import flex_can, prepare
 from regard.nn.cache import Cache
 from regard.nn.config import SOFTMAX, StackConfig
 from regard.nn.dropout import dropout
 from regard.nn.feedforward import Experts, FeedForward
-from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, tiles
+from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything
 from regard.nn.mixer import layer_mask, make_mixer
 from regard.nn.multihead import Context, MultiHead
 from regard.nn.norm import make_norm
+from regard.nn.patterns import tiles
 from regard.nn.position import KINDS, Learned
 from regard.nn.trace import Traceable
 
@@ -122,20 +124,38 @@ class Stack(Traceable):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         # under autocast to bfloat16 the residual stream is bfloat16 too: half the memory traffic
         x = self.mark("embedded", x.to(dtype) if dtype == torch.bfloat16 else x)
-        if self.config.attention == "fused":  # compiled layers read these masks and must not write them
-            for shared in self._shared_masks(contexts):
-                if shared.fused()[0] is not None and x.is_cuda:
-                    shared.additive(dtype)
+        routes = self._prepare(contexts, x, dtype)
         # a trace records each activation once, so nothing is recomputed under it
         recompute = self.checkpoint and self.tap is None and torch.is_grad_enabled()
         bias = contexts[0].bias
-        if recompute and bias is not None and not bias.content and self.config.attention != "flex":
+        if recompute and bias is not None and not bias.content and routes & {"dense", "reference"}:
             bias.dense(x)  # all layers share it, so it is not part of a layer that is recomputed
         for layer, block in enumerate(self.blocks):
             context = contexts[layer]
             run = partial(self.compute, block) if self.compute is not None and self.training else block
             x = checkpoint(run, x, context, use_reentrant=False) if recompute else run(x, context)
         return self.mark("output", self.norm(x))
+
+    def _prepare(self, contexts: tuple[Context, ...], x: Tensor, dtype: torch.dtype) -> set[str]:
+        """Compute what the layers share of masks: compiled layers read them and must not write them.
+
+        Returns the implementations of self-attention that are used.
+        """
+        config, routes = self.config, set[str]()
+        if self.tap is not None or config.attention == "reference":
+            return {"reference"}
+        dropout, allow_flex = config.attention_dropout * self.training, flex_can(dtype, config.key_dim, config.val_dim)
+        for shared in self._shared_masks(contexts):
+            route: str = config.attention
+            if route == "fused":
+                route = prepare(shared, x.device, dropout, allow_flex=allow_flex)
+                if route == "dense" and shared.fused()[0] is not None and x.is_cuda:
+                    shared.additive(dtype)
+            if shared is not contexts[0].memory_mask:
+                routes.add(route)
+                if route == "flex":
+                    shared.blocks(x.shape[0])
+        return routes
 
     def _contexts(
         self, positions: Positions, pos: Tensor, memory: Memory | None, cache: Cache | None, mask: Mask

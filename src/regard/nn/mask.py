@@ -6,7 +6,6 @@ A mask is a predicate over two tokens, the query and the key: True means that th
     window(n)         |q.pos - k.pos| < n                only near tokens (Longformer, Beltagy et al. 2020)
     padding           k.is_real                          no padding
     same_document     q.document == k.document           packed texts stay separate
-    tiles(n, grid)    both in one window of n x n        image patches (Swin: Liu et al. 2021)
     everything        True
 
 Predicates combine with `&`, `|` and `~`:
@@ -19,6 +18,10 @@ KV cache, left padding and packed rows. By broadcasting, one predicate gives thr
     AttentionMask.dense()   bool [B|1, 1, Nq|1, Nk]      for the reference implementation
     AttentionMask.fused()   (tensor or None, is_causal)  for scaled_dot_product_attention
     AttentionMask.blocks()  BlockMask                    for FlexAttention
+
+A mask also knows its blocks (`regard.nn.blocks`), so that the last form, and the banded attention of
+`regard.nn.banded`, never look at all pairs. `regard.nn.patterns` has prefixes, global tokens, random blocks
+and the windows of images.
 """
 
 from __future__ import annotations
@@ -29,98 +32,29 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import BlockMask
 
 from regard.errors import UserError
-
-
-@dataclass(frozen=True)
-class Positions:
-    """The positions of the tokens of a batch.
-
-    pos       [B|1, N]  position of each token in its own text
-    is_real   [B, N]    True for real tokens, False for padding; None: all are real
-    document  [B, N]    number of the text that a token of a packed row belongs to; None: one text per row
-    start               not None: pos is start, start + 1, … in every row, so that `fused` can omit the mask
-                        without reading a tensor
-    """
-
-    pos: Tensor
-    is_real: Tensor | None = None
-    document: Tensor | None = None
-    start: int | None = None
-
-    @property
-    def length(self) -> int:
-        return self.pos.shape[-1]  # not `__len__`: torch.compile and torch.export keep this dynamic
-
-    @property
-    def rows(self) -> int:
-        return max(x.shape[0] for x in (self.pos, self.is_real, self.document) if x is not None)
-
-    def apply(self, f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """`f` of pos, is_real and document."""
-        is_real = None if self.is_real is None else f(self.is_real)
-        return f(self.pos), is_real, None if self.document is None else f(self.document)
-
-    def reorder(self, rows: Tensor) -> Positions:
-        """Keep these rows in this order; a tensor with one row for the whole batch stays as it is."""
-        return Positions(*self.apply(lambda x: x if x.shape[0] == 1 else x.index_select(0, rows)), self.start)
-
-    @classmethod
-    def of(
-        cls,
-        length: int,
-        device: torch.device,
-        is_real: Tensor | None = None,
-        document: Tensor | None = None,
-        start: int = 0,
-    ) -> Positions:
-        """Positions that count the real tokens (of each document) from `start`."""
-        if is_real is None and document is None:
-            return cls(torch.arange(start, start + length, device=device)[None], start=start)
-        _check_shapes(length, is_real, document)
-        real = torch.ones_like(document) if is_real is None else is_real.long()  # type: ignore[arg-type]
-        before = real.cumsum(dim=1) - real  # [B, N] real tokens before each one
-        if document is not None:
-            is_first = torch.ones_like(document, dtype=torch.bool)
-            is_first[:, 1:] = document[:, 1:] != document[:, :-1]
-            before = before - torch.where(is_first, before, 0).cummax(dim=1).values
-        return cls(before + start, is_real, document)
-
-
-def _check_shapes(length: int, is_real: Tensor | None, document: Tensor | None) -> None:
-    if is_real is not None and (is_real.dtype != torch.bool or is_real.dim() != 2 or is_real.shape[1] != length):
-        raise UserError(
-            f"is_real has dtype {is_real.dtype} and shape {tuple(is_real.shape)}: "
-            f"pass booleans (True = real token) of shape [batch, {length}]"
-        )
-    if document is not None and (document.is_floating_point() or document.dim() != 2 or document.shape[1] != length):
-        raise UserError(
-            f"document has dtype {document.dtype} and shape {tuple(document.shape)}: "
-            f"pass integers of shape [batch, {length}]"
-        )
-
-
-@dataclass(frozen=True)
-class Token:
-    """The query or the key of a predicate. Every field broadcasts against the other token's."""
-
-    batch: Tensor
-    index: Tensor
-    pos: Tensor
-    is_real: Tensor | None
-    document: Tensor | None
-
+from regard.nn import blocks
+from regard.nn.blocks import Bounds, Span
+from regard.nn.tokens import Positions as Positions
+from regard.nn.tokens import Token as Token
 
 Predicate = Callable[[Token, Token], Tensor]
+BLOCK = 128  # tokens per block of FlexAttention
 
 
 @dataclass(frozen=True, eq=False)
 class Mask:
     """A named predicate; `parts` are the masks that `&` or `|` combined, so that one can be removed again.
 
-    `rows` is the number of batch rows that the predicate distinguishes (1: the same for all).
+    `rows` is the number of batch rows that the predicate distinguishes (1: the same for all). What follows it is for
+    speed alone, and may be left out in a mask of your own:
+
+    bounds     which blocks are visible
+    reach      an estimate of how many keys a query attends to; None: any number
+    relative   whether the predicate depends on q.pos - k.pos alone
+    dilation   > 1: tokens that are this far apart attend to each other, and their neighbours do not
     """
 
     name: str
@@ -128,10 +62,26 @@ class Mask:
     operator: str = ""
     parts: tuple[Mask, ...] = ()
     rows: int = 1
+    bounds: Callable[[Span, Span], Bounds] = blocks.unknown
+    reach: int | None = None
+    relative: bool = False
+    dilation: int = 1
 
     def _combine(self, operator: str, other: Mask, predicate: Predicate) -> Mask:
         name = f"({self.name} {operator} {other.name})"
-        return Mask(name, predicate, operator, (self, other), max(self.rows, other.rows))
+        known = [reach for reach in (self.reach, other.reach) if reach is not None]
+        reach = min(known, default=None) if operator == "&" else sum(known) if len(known) == 2 else None
+
+        def bounds(q: Span, k: Span) -> Bounds:
+            (some, every), (other_some, other_every) = self.bounds(q, k), other.bounds(q, k)
+            if operator == "&":
+                return some & other_some, every & other_every
+            return some | other_some, every | other_every
+
+        return Mask(
+            name, predicate, operator, (self, other), max(self.rows, other.rows),
+            bounds, reach, self.relative and other.relative, max(self.dilation, other.dilation),
+        )  # fmt: skip
 
     def __and__(self, other: Mask) -> Mask:
         if not isinstance(other, Mask):
@@ -148,7 +98,13 @@ class Mask:
         return self._combine("|", other, lambda q, k: self.predicate(q, k) | other.predicate(q, k))
 
     def __invert__(self) -> Mask:
-        return Mask(f"~{self.name}", lambda q, k: ~self.predicate(q, k), rows=self.rows)
+        def bounds(q: Span, k: Span) -> Bounds:
+            some, every = self.bounds(q, k)
+            return ~every, ~some
+
+        return Mask(
+            f"~{self.name}", lambda q, k: ~self.predicate(q, k), rows=self.rows, bounds=bounds, relative=self.relative
+        )
 
     def __contains__(self, part: Mask) -> bool:
         return self is part or any(part in own for own in self.parts)
@@ -193,44 +149,35 @@ def _same_document(q: Token, k: Token) -> Tensor:
     return q.document == k.document
 
 
-everything = Mask("everything", lambda q, k: torch.ones_like(k.pos, dtype=torch.bool))
-causal = Mask("causal", lambda q, k: q.pos >= k.pos)
-padding = Mask("padding", _padding)
-same_document = Mask("same_document", _same_document)
+everything = Mask(
+    "everything", lambda q, k: torch.ones_like(k.pos, dtype=torch.bool), bounds=blocks.always, relative=True
+)
+causal = Mask("causal", lambda q, k: q.pos >= k.pos, bounds=blocks.not_later, relative=True)
+padding = Mask("padding", _padding, bounds=blocks.real)
+same_document = Mask("same_document", _same_document, bounds=blocks.one_document)
 
 
 @cache
-def window(size: int) -> Mask:
-    """Only tokens less than `size` away: with `causal`, the token itself and `size - 1` before it."""
-    if size < 1:
-        raise UserError(f"window = {size}: must be 1 or more, so that a token can attend to itself")
-    return Mask(f"window({size})", lambda q, k: (q.pos - k.pos).abs() < size)
+def window(size: int, dilation: int = 1) -> Mask:
+    """Only tokens less than `size` away: with `causal`, the token itself and `size - 1` before it.
 
-
-def rows_and_columns(pos: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Row and column of each patch; grid: (patches per row, positions before them, such as [CLS])."""
-    columns, first = grid
-    patch = (pos - first).clamp_min(0)
-    return patch // columns, patch % columns
-
-
-@cache
-def tiles(size: int, grid: tuple[int, int], shift: int = 0) -> Mask:
-    """Only patches of the same window of `size` x `size`; the windows begin at row and column `shift`.
-
-    Swin rolls the image by `shift`, partitions it, and masks what was rolled over the edge: the same windows, cut off
-    at the edges. Positions before the patches, such as [CLS], are global: they attend to all patches, and all patches
-    attend to them (as in Longformer).
+    With a dilation, as many tokens, but only every `dilation`-th: the window is `dilation` times as wide.
     """
+    for name, value in (("window", size), ("dilation", dilation)):
+        if value < 1:
+            raise UserError(f"{name} = {value}: must be 1 or more, so that a token can attend to itself")
+    bounds = blocks.near(size, dilation)
+    if dilation == 1:
+        return Mask(
+            f"window({size})", lambda q, k: (q.pos - k.pos).abs() < size, bounds=bounds, reach=2 * size, relative=True
+        )
 
-    def same_tile(q: Token, k: Token) -> Tensor:
-        (q_row, q_column), (k_row, k_column) = rows_and_columns(q.pos, grid), rows_and_columns(k.pos, grid)
-        offset = size - shift  # added rather than subtracted, so that no negative number is divided
-        same_row = (q_row + offset) // size == (k_row + offset) // size
-        same_column = (q_column + offset) // size == (k_column + offset) // size
-        return (same_row & same_column) | (q.pos < grid[1]) | (k.pos < grid[1])
+    def near(q: Token, k: Token) -> Tensor:
+        distance = q.pos - k.pos
+        return (distance.abs() < size * dilation) & (distance % dilation == 0)
 
-    return Mask(f"tiles({size}, shift {shift})", same_tile)
+    name = f"window({size}, dilation {dilation})"
+    return Mask(name, near, bounds=bounds, reach=2 * size, relative=True, dilation=dilation)
 
 
 def from_tensor(mask: Tensor) -> Mask:
@@ -245,7 +192,7 @@ def from_tensor(mask: Tensor) -> Mask:
 
     def read(q: Token, k: Token) -> Tensor:
         sizes = (1 if rows == 1 else q.batch.numel(), q.index.numel(), k.index.numel())
-        if any(size > own for size, own in zip(sizes, values.shape, strict=True)):
+        if not q.in_blocks and any(size > own for size, own in zip(sizes, values.shape, strict=True)):
             raise UserError(
                 f"mask tensor has shape {tuple(mask.shape)}: too small for {sizes[1]} queries "
                 f"and {sizes[2]} keys in {q.batch.numel()} rows"
@@ -258,29 +205,58 @@ def from_tensor(mask: Tensor) -> Mask:
 class AttentionMask:
     """A mask for the positions of a batch; each form is computed once and shared by all layers of a forward pass."""
 
-    def __init__(self, mask: Mask, q: Positions, k: Positions, first: int = 0) -> None:
-        """`first` is the index of the first query among the keys: the number of cached tokens before it."""
+    def __init__(self, mask: Mask, q: Positions, k: Positions, first: int = 0, order: Tensor | None = None) -> None:
+        """`first` is the index of the first query among the keys: the number of cached tokens before it.
+
+        `order` are the indices of the tokens where they are not in the order of the text.
+        """
         mask = everything & mask  # which refuses anything else
         for part, field in ((padding, k.is_real), (same_document, k.document)):
             if field is not None and not mask.implies(part):
                 mask = mask & part
-        self.mask, self.q, self.k, self.first = mask, q, k, first
+        self.mask, self.q, self.k, self.first, self.order = mask, q, k, first, order
         # a string, because torch.compile guards on its value, but not on which mask `mask` is
         self.kind = "everything" if mask is everything else "causal" if mask is causal else "other"
         self._dense: Tensor | None = None
         self._additive: Tensor | None = None
         self._blocks: BlockMask | None = None
+        self.plan: object = None  # of `regard.nn.banded`
 
     def with_mask(self, mask: Mask) -> AttentionMask:
-        return self if mask is self.mask else AttentionMask(mask, self.q, self.k, self.first)
+        return self if mask is self.mask else AttentionMask(mask, self.q, self.k, self.first, self.order)
+
+    def index(self, side: Positions) -> Tensor:
+        """[N], the indices of the queries or keys."""
+        if self.order is not None:
+            return self.order
+        start = self.first if side is self.q else 0
+        return torch.arange(start, start + side.length, device=side.pos.device)
+
+    def rearranged(self) -> AttentionMask | None:
+        """The same for tokens in an order in which those that attend to each other are neighbours; None: they are.
+
+        A window with the dilation d consists of d plain windows: of the tokens 0, d, 2d …, of 1, d + 1 …
+        """
+        step, length = self.mask.dilation, self.q.length
+        if step == 1 or self.q is not self.k or self.first or self.order is not None:
+            return None
+        order = torch.cat([torch.arange(at, length, step, device=self.q.pos.device) for at in range(step)])
+        tokens = Positions(*self.q.apply(lambda x: x[:, order]))
+        return AttentionMask(self.mask, tokens, tokens, order=order)
 
     def dense(self) -> Tensor:
         """bool [B|1, 1, Nq|1, Nk]: the predicate over all pairs at once, by broadcasting."""
         if self._dense is None:
-            q = _spread(self.q, self.mask.rows, 2, self.first)  # [B|1, 1, Nq, 1]
-            k = _spread(self.k, self.mask.rows, 3)  # [B|1, 1, 1, Nk]
+            q = _spread(self.q, self.mask.rows, 2, self.index(self.q))  # [B|1, 1, Nq, 1]
+            k = _spread(self.k, self.mask.rows, 3, self.index(self.k))  # [B|1, 1, 1, Nk]
             self._dense = self.mask.predicate(q, k)
         return self._dense
+
+    def bounds(self, size: int, times: int = 1) -> Bounds:
+        """Which blocks of `size` queries and keys are visible; the queries `times` times in a row."""
+        q = self.q.apply(lambda x: blocks.cut(x.repeat(1, times), size))
+        k = self.k.apply(lambda x: blocks.cut(x, size))
+        return self.mask.bounds(Span(*q, axis=1), Span(*k, axis=2))
 
     def additive(self, dtype: torch.dtype) -> Tensor:
         """0 where `dense` is True, -inf where it is False."""
@@ -308,19 +284,21 @@ class AttentionMask:
         if self.kind == "everything":
             return None
         if self._blocks is None:
-            rows, length = max(self.mask.rows, self.q.rows, self.k.rows), self.q.length
-            self._blocks = create_block_mask(
-                lambda b, h, i, j: self.mask.predicate(_pick(self.q, b, i % length, self.first), _pick(self.k, b, j)),
-                B=None if rows == 1 else batch,
-                H=None,
-                Q_LEN=queries or length,
-                KV_LEN=self.k.length,
-                device=self.q.pos.device,
-            )
+            length = self.q.length
+            queries = queries or length
+            q_index, k_index = self.index(self.q), self.index(self.k)
+
+            def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                return self.mask.predicate(_pick(self.q, b, i % length, q_index), _pick(self.k, b, j, k_index))
+
+            some, every = self.bounds(BLOCK, queries // length)
+            if max(self.mask.rows, self.q.rows, self.k.rows) > 1:
+                some = some.expand(batch, -1, -1)
+            self._blocks = blocks.block_mask((some, every), (queries, self.k.length), BLOCK, mask_mod)
         return self._blocks
 
 
-def _spread(positions: Positions, rows: int, axis: int, first: int = 0) -> Token:
+def _spread(positions: Positions, rows: int, axis: int, index: Tensor) -> Token:
     """All tokens at once, along `axis` of [B, H, Nq, Nk]."""
 
     def along(x: Tensor) -> Tensor:
@@ -328,10 +306,9 @@ def _spread(positions: Positions, rows: int, axis: int, first: int = 0) -> Token
 
     device = positions.pos.device
     batch = torch.arange(max(rows, positions.rows), device=device).view(-1, 1, 1, 1)
-    index = along(torch.arange(first, first + positions.length, device=device)[None])
-    return Token(batch, index, *positions.apply(along))
+    return Token(batch, along(index[None]), *positions.apply(along))
 
 
-def _pick(positions: Positions, b: Tensor, i: Tensor, first: int = 0) -> Token:
+def _pick(positions: Positions, b: Tensor, i: Tensor, index: Tensor) -> Token:
     """Token `i` of row `b`, as FlexAttention reads it."""
-    return Token(b, i + first, *positions.apply(lambda x: x[b, i] if x.shape[0] > 1 else x[0, i]))
+    return Token(b, index[i], *positions.apply(lambda x: x[b, i] if x.shape[0] > 1 else x[0, i]))

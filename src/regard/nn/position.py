@@ -31,17 +31,31 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.nn.config import StackConfig
-from regard.nn.mask import Positions, rows_and_columns
+from regard.nn.mask import Positions
+from regard.nn.patterns import rows_and_columns
 
 At = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (row, head, query, key) -> bias, elementwise
 Rotation = tuple[Tensor, Tensor]  # cos, and sin with the sign of its term in `rotate`, [B|1, 1, N, head_dim]
 
 
 class Bias:
-    """A score bias for these positions; `content`: it also depends on the query vectors."""
+    """A score bias for these positions; `content`: it also depends on the query vectors.
 
-    def __init__(self, at: Callable[[Tensor], At], heads: int, q_pos: Tensor, k_pos: Tensor, content: bool) -> None:
+    `relative`: it depends on the difference of the positions (and the head) alone, so that it may be computed once for
+    many blocks of tokens.
+    """
+
+    def __init__(
+        self,
+        at: Callable[[Tensor], At],
+        heads: int,
+        q_pos: Tensor,
+        k_pos: Tensor,
+        content: bool,
+        relative: bool = False,
+    ) -> None:
         self.at, self.heads, self.q_pos, self.k_pos, self.content = at, heads, q_pos, k_pos, content
+        self.relative = relative
         self._dense: Tensor | None = None
 
     def dense(self, q: Tensor) -> Tensor:
@@ -192,7 +206,7 @@ class T5(Position):
         def value(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return self.embedding.weight[self.bucket(_at(k_pos, b, j) - _at(q_pos, b, i)), h]
 
-        return Bias(lambda q: value, self.config.heads, q_pos, k_pos, content=False)
+        return Bias(lambda q: value, self.config.heads, q_pos, k_pos, content=False, relative=True)
 
 
 class ALiBi(Position):
@@ -203,7 +217,7 @@ class ALiBi(Position):
         def value(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return -slopes[h] * (_at(k_pos, b, j) - _at(q_pos, b, i)).abs()
 
-        return Bias(lambda q: value, self.config.heads, q_pos, k_pos, content=False)
+        return Bias(lambda q: value, self.config.heads, q_pos, k_pos, content=False, relative=True)
 
 
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:

@@ -1,0 +1,197 @@
+"""Blocks: bounds of a mask are safe for any combination, and skipping masked blocks changes no value or gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_mask
+
+from regard.nn.attention import attend
+from regard.nn.banded import Plan, attend_banded, make_plan, prepare
+from regard.nn.block import Stack
+from regard.nn.config import StackConfig
+from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, from_tensor, padding, window
+from regard.nn.patterns import global_tokens, prefix, random_blocks, tiles
+from regard.nn.position import KINDS
+
+CPU = torch.device("cpu")
+even = Mask("even", lambda q, k: (q.pos + k.pos) % 2 == 0)  # one that knows nothing of blocks
+table = from_tensor(torch.rand(60, 60, generator=torch.Generator().manual_seed(0)) < 0.3)
+leaves = st.one_of(
+    st.sampled_from([causal, everything, padding, even, table, tiles(3, (6, 1)), tiles(2, (5, 0), 1)]),
+    st.builds(window, st.integers(1, 20), st.integers(1, 4)),
+    st.builds(prefix, st.integers(0, 9)),
+    st.builds(global_tokens, st.integers(0, 9)),
+    st.builds(random_blocks, st.integers(0, 2), st.integers(1, 9), st.integers(0, 3)),
+)
+masks = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.builds(lambda a, b: a & b, inner, inner),
+        st.builds(lambda a, b: a | b, inner, inner),
+        st.builds(lambda a: ~a, inner),
+    ),
+    max_leaves=5,
+)
+
+
+@st.composite
+def tokens(draw: st.DrawFn, longest: int = 60) -> Positions:
+    """A sequence, perhaps with padding anywhere, perhaps several documents in a row."""
+    length, rows = draw(st.integers(1, longest)), draw(st.integers(1, 2))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    is_real = torch.rand(rows, length, generator=random) < 0.8 if draw(st.booleans()) else None
+    document = None
+    if draw(st.booleans()):
+        document = (torch.rand(rows, length, generator=random) < 0.1).long().cumsum(dim=1)
+    return Positions.of(length, CPU, is_real, document)
+
+
+def in_blocks(dense: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Whether any and all pairs of each block are visible, from all pairs: [B, Nq, Nk] -> [B, Nq / size, Nk / size]."""
+    parts = [[part for part in row.split(size, 2)] for row in dense.split(size, 1)]
+    some = [torch.stack([part.flatten(1).any(1) for part in row], 1) for row in parts]
+    every = [torch.stack([part.flatten(1).all(1) for part in row], 1) for row in parts]
+    return torch.stack(some, 1), torch.stack(every, 1)
+
+
+@settings(max_examples=120, deadline=None)
+@given(masks, tokens(), st.sampled_from([3, 8, 16]))
+def test_bounds_are_safe(mask: Mask, positions: Positions, size: int) -> None:
+    attention_mask, length = AttentionMask(mask, positions, positions), positions.length
+    dense = attention_mask.dense()[:, 0].expand(-1, length, length)
+    some, every = in_blocks(dense, size)
+    low, high = attention_mask.bounds(size)
+    assert bool((low.expand_as(some) | ~some).all()), "a visible block would be skipped"
+    assert bool((every | ~high.expand_as(every)).all()), "a masked pair would be attended to"
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [causal, window(5), causal & window(17), window(3) | prefix(6), global_tokens(4), causal & random_blocks(2, 8)],
+    ids=str,
+)
+def test_bounds_of_a_plain_sequence_are_exact(mask: Mask) -> None:
+    positions = Positions.of(64, CPU)
+    attention_mask = AttentionMask(mask, positions, positions)
+    some, every = in_blocks(attention_mask.dense()[:, 0].expand(-1, 64, 64), 8)
+    low, high = attention_mask.bounds(8)
+    assert torch.equal(low.expand_as(some), some) and torch.equal(high.expand_as(every), every)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    masks,
+    tokens(),
+    st.sampled_from([4, 8, 16]),
+    st.sampled_from([None, "alibi", "t5", "relative"]),
+    st.sampled_from([1, 2]),
+)
+def test_banded_attention_is_the_reference(
+    mask: Mask, positions: Positions, size: int, kind: str | None, key_heads: int
+) -> None:
+    config = StackConfig(dim=8, heads=2, position_distance=9, position_buckets=8)
+    assume(positions.length > 1)
+    batch = max(2, positions.rows) if positions.rows > 1 else 2
+    q, k, v = (torch.randn(batch, heads, positions.length, 4).double() for heads in (2, key_heads, key_heads))
+    bias, attention_mask = None, AttentionMask(mask, positions, positions)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    if kind is not None:
+        position = KINDS[kind](config).double()
+        bias = position.bias(positions.pos, positions.pos)
+        inputs += [*position.parameters()]
+    ours = attend_banded(q, k, v, make_plan(attention_mask, size), bias=bias, scale=None, dropout=0.0)
+    theirs = attend(q, k, v, attention_mask, bias=bias, path="reference")
+    torch.testing.assert_close(ours, theirs)
+    weight = torch.randn_like(ours)
+    for own, other in zip(*(torch.autograd.grad(out, inputs, weight) for out in (ours, theirs)), strict=True):
+        torch.testing.assert_close(own, other)
+
+
+LONG_MASKS = [
+    causal & window(60), window(60), window(20, 3), causal & window(20, 3), window(30) | global_tokens(3),
+    causal & (window(30) | global_tokens(70)), window(20) | global_tokens(2) | random_blocks(2, 32),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("mask", LONG_MASKS, ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+def test_long_sequences_skip_blocks(mask: Mask, padded: bool) -> None:
+    length = 600
+    is_real = torch.arange(length) < torch.tensor([[600], [555]]) if padded else None
+    positions = Positions.of(length, CPU, is_real)
+    attention_mask = AttentionMask(mask, positions, positions)
+    inputs = [torch.randn(2, 1, length, 16, requires_grad=True) for _ in range(3)]
+    ours, theirs = (attend(*inputs, attention_mask, path=path) for path in ("fused", "reference"))
+    assert isinstance(attention_mask.plan, Plan)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    weight = torch.randn_like(ours)
+    for own, other in zip(*(torch.autograd.grad(out, inputs, weight) for out in (ours, theirs)), strict=True):
+        torch.testing.assert_close(own, other, atol=2e-5, rtol=1e-4)
+    with torch.no_grad():
+        flex = attend(*(x.detach() for x in inputs), attention_mask, path="flex")
+    torch.testing.assert_close(flex, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mask", LONG_MASKS, ids=str)
+def test_block_masks_contain_every_visible_pair_and_few_others(mask: Mask) -> None:
+    length = 700
+    positions = Positions.of(length, CPU)
+    attention_mask = AttentionMask(mask, positions, positions)
+    block_mask = attention_mask.blocks(1)
+    assert block_mask is not None and block_mask.seq_lengths == (length, length)
+    dense = create_mask(block_mask.mask_mod, 1, 1, length, length, device="cpu")[0, 0]
+    assert torch.equal(dense, attention_mask.dense()[0, 0])
+    some, _ = in_blocks(dense[None], 128)
+    listed = block_mask.to_dense()[0, 0].bool()  # partial and full blocks
+    assert bool((listed | ~some[0]).all()) and int(listed.sum()) <= int(some.sum()) + 2
+
+
+def test_a_window_takes_no_memory_for_all_pairs() -> None:
+    positions = Positions.of(1 << 17, CPU)
+    attention_mask = AttentionMask(causal & window(256), positions, positions)
+    assert prepare(attention_mask, CPU, 0.0, allow_flex=True) == "banded"
+    plan = attention_mask.plan
+    assert isinstance(plan, Plan) and sum(group.visible.numel() for group in plan.groups) < 1 << 22
+    block_mask = attention_mask.blocks(1)
+    assert block_mask is not None and block_mask.kv_num_blocks.max() <= 3
+
+
+def test_attention_dropout_of_a_window_keeps_the_mean() -> None:
+    positions = Positions.of(640, CPU)
+    attention_mask = AttentionMask(window(40), positions, positions)
+    q, k = torch.randn(2, 2, 4, 640, 16)
+    v = torch.ones(2, 4, 640, 1)
+    out = attend(q, k, v, attention_mask, dropout=0.25)
+    assert attention_mask.plan is not None and out.std() > 0.01
+    assert out.mean().item() == pytest.approx(1.0, abs=0.02)
+
+
+def test_what_has_no_use_for_blocks_stays_dense() -> None:
+    long, short = Positions.of(600, CPU), Positions.of(100, CPU)
+    for mask, positions in ((everything, long), (causal, long), (window(20), short), (window(400), long), (even, long)):
+        assert prepare(AttentionMask(mask, positions, positions), CPU, 0.0, allow_flex=True) == "dense"
+    one = AttentionMask(causal & window(20), Positions.of(1, CPU, start=599), long)
+    assert prepare(one, CPU, 0.0, allow_flex=True) == "dense"
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "t5", "alibi", "relative", "rope"])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_stack_with_windows_is_the_reference(kind: Any, checkpoint: bool) -> None:
+    shape: dict[str, Any] = {"dim": 16, "heads": 2, "ff_dim": 16, "layers": 3, "dropout": 0.0, "embed_dropout": 0.0}
+    x, grads = torch.randn(1, 600, 16, dtype=torch.double), []
+    for path in ("fused", "reference"):
+        torch.manual_seed(1)
+        config = StackConfig(**shape, position=kind, attention=path, mixer="window(40), full, window(9)")  # type: ignore[arg-type]
+        stack = Stack(config, causal=True).double()
+        stack.checkpoint = checkpoint
+        out = stack(x, Positions.of(600, CPU))
+        grads.append([out, *torch.autograd.grad(out.square().sum(), [*stack.parameters()])])
+    for own, other in zip(*grads, strict=True):
+        torch.testing.assert_close(own, other)
