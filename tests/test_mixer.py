@@ -11,6 +11,7 @@ from regard.errors import UserError
 from regard.nn.block import Stack
 from regard.nn.config import StackConfig
 from regard.nn.mask import Positions, from_tensor
+from regard.nn.patterns import random_blocks
 from regard.nn.trace import trace
 
 CPU = torch.device("cpu")
@@ -51,6 +52,29 @@ def test_a_pattern_of_windows_computes_what_the_windows_do() -> None:
     x, positions = torch.randn(2, 6, 16), Positions.of(6, CPU)
     near = (torch.arange(6)[:, None] - torch.arange(6)).abs() < 2
     torch.testing.assert_close(one(x, positions), other(x, positions, mask=from_tensor(near)))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_longformer_and_bigbird_layers_see_what_the_papers_say(causal: bool) -> None:
+    fields: dict[str, Any] = {"mixer": "window(3), bigbird(2)", "dilation": 2, "global_tokens": 1, "random_blocks": 1}
+    stack = Stack(StackConfig(**{**SMALL, "layers": 4}, **fields, block_size=4), causal=causal).eval()
+    with trace(stack) as t:
+        stack(torch.randn(1, 24, 16), Positions.of(24, CPU))
+    row, column = torch.arange(24)[:, None], torch.arange(24)
+    past = (row >= column) | (not causal)
+    near = ((row - column).abs() < 6) & ((row - column) % 2 == 0)
+    weights = [t[f"{layer}.attention.weights"][0, 0] > 0 for layer in range(4)]
+    assert torch.equal(weights[0], (near | (row < 1) | (column < 1)) & past) and torch.equal(weights[0], weights[2])
+    plain = (((row - column).abs() < 2) | (row < 1) | (column < 1)) & past
+    assert bool((weights[1] | ~plain).all()) and not torch.equal(weights[1], weights[3])
+    others = (weights[1] & ~plain).view(6, 4, 6, 4).any(3).any(1).tril(-1)  # random earlier blocks of each block
+    assert 3 <= int(others.sum()) <= 5 and int(others.sum(1).max()) == 1
+
+
+def test_random_blocks_do_not_depend_on_the_length() -> None:
+    long, short = (random_blocks(2, 4, seed=3).draw(length).split("\n") for length in (40, 24))
+    assert [line[:47] for line in long[:24]] == short
+    assert random_blocks(2, 4, seed=4).draw(40).split("\n") != long
 
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [

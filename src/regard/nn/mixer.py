@@ -16,6 +16,8 @@ for any kind: a module called as mixer(x, context), x [B, N, dim] -> [B, N, dim]
 
 from __future__ import annotations
 
+from functools import cache
+
 from regard.errors import UserError
 from regard.nn.config import StackConfig
 from regard.nn.fourier import FourierMixing
@@ -23,6 +25,7 @@ from regard.nn.linear_attention import GatedLinearAttention, LinearAttention
 from regard.nn.linformer import LinformerAttention
 from regard.nn.mask import Mask, everything, window
 from regard.nn.multihead import MultiHead
+from regard.nn.patterns import global_tokens, random_blocks
 from regard.nn.trace import Traceable
 
 
@@ -49,7 +52,19 @@ def make_mixer(config: StackConfig, layer: int, causal: bool) -> Traceable:
 
 def layer_mask(config: StackConfig, layer: int) -> Mask:
     """The mask of self-attention in layer `layer`, apart from causality, padding and documents."""
-    if config.mixer_of(layer) == "bigbird":
-        raise UserError(f"mixer = {config.mixer!r}: bigbird is not available yet; use full or window")
     size = config.window_of(layer)
-    return everything if size is None else window(size)
+    if size is None:
+        return everything
+    if config.mixer_of(layer) == "window":
+        return sparse_mask(size, config.dilation, config.global_tokens)
+    chosen = (config.random_blocks, config.block_size, config.mixer_seed * config.layers + layer)
+    return sparse_mask(size, 1, config.global_tokens, chosen)
+
+
+@cache
+def sparse_mask(size: int, dilation: int, first: int, chosen: tuple[int, int, int] | None = None) -> Mask:
+    """A window, global tokens and random blocks: (number, block size, seed). The same settings give the same object."""
+    mask = window(size, dilation)
+    if first:
+        mask = mask | global_tokens(first)
+    return mask if chosen is None or not chosen[0] else mask | random_blocks(*chosen)
