@@ -240,7 +240,7 @@ class AttentionMask:
         step, length = self.mask.dilation, self.q.length
         if step == 1 or self.q is not self.k or self.first or self.order is not None:
             return None
-        order = torch.cat([torch.arange(at, length, step, device=self.q.pos.device) for at in range(step)])
+        order = torch.cat([torch.arange(at, length, step, device=self.q.pos.device) for at in range(min(step, length))])
         tokens = Positions(*self.q.apply(lambda x: x[:, order]))
         return AttentionMask(self.mask, tokens, tokens, order=order)
 

@@ -64,7 +64,7 @@ def layer_mask(config: StackConfig, layer: int) -> Mask:
 @cache
 def sparse_mask(size: int, dilation: int, first: int, chosen: tuple[int, int, int] | None = None) -> Mask:
     """A window, global tokens and random blocks: (number, block size, seed). The same settings give the same object."""
-    mask = window(size, dilation)
+    mask = window(size) if dilation == 1 else window(size, dilation)  # one object: that of window(size)
     if first:
         mask = mask | global_tokens(first)
     return mask if chosen is None or not chosen[0] else mask | random_blocks(*chosen)
