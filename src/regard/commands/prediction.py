@@ -139,6 +139,17 @@ class Chunk:
                 outputs.append(None)
         return outputs
 
+    def together(self, rows: Sequence[int], predict: Callable[[list[Item]], Sequence[Any]]) -> dict[int, Any]:
+        """`predict` of the items in these rows at once, by row; one that cannot be used is found by halving them."""
+        try:
+            return dict(zip(rows, predict([self.items[row] for row in rows]), strict=True))
+        except UserError as error:
+            if len(rows) < 2:
+                self.failed |= dict.fromkeys(rows, str(error))
+                return {}
+        middle = len(rows) // 2
+        return self.together(rows[:middle], predict) | self.together(rows[middle:], predict)
+
 
 Shown = Iterable[tuple[dict[str, Any], Iterable[Sequence[object]]]]  # objects of JSON, each with its rows of text
 

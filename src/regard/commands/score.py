@@ -75,29 +75,20 @@ def run(args: argparse.Namespace) -> int:
         return (item.text, *item.more) if item.more or len(names) == 1 else tuple(item.text.split("\t"))
 
     def predict(chunk: Chunk) -> list[Any]:
-        rows, outputs = list[int](), list[Any]([None] * len(chunk.items))
+        rows = list[int]()
         for row, item in enumerate(chunk.items):
             if item.error is None and (count := len(cells(item))) != len(names):
                 chunk.failed[row] = f"has {count} column{'s' * (count != 1)}; write  {inputs.what}"
             elif item.error is None:
                 rows.append(row)
-        score(chunk, rows, outputs)
-        return outputs
+        outputs = chunk.together(rows, score)
+        return [outputs.get(row) for row in range(len(chunk.items))]
 
-    def score(chunk: Chunk, rows: list[int], outputs: list[Any]) -> None:
-        """The scores of these rows; one that cannot be scored is found by halving them."""
-        given = [cells(chunk.items[row]) for row in rows]
-        try:
-            scores = predictor.score(given if len(names) == 2 else [text for (text,) in given], **options)
-        except UserError as error:
-            if len(rows) < 2:
-                chunk.failed |= dict.fromkeys(rows, str(error))
-                return
-            for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
-                score(chunk, part, outputs)
-            return
-        for row, one in zip(rows, scores, strict=True):
-            outputs[row] = one
+    def score(items: list[Item]) -> list[SequenceScore]:
+        scores: list[SequenceScore] = predictor.score(
+            [cells(item) if len(names) == 2 else item.text for item in items], **options
+        )
+        return scores
 
     def show(item: Item, one: SequenceScore) -> Shown:
         means = {name: getattr(one, name) for name in ("log_probability", "per_token", "perplexity")}

@@ -7,7 +7,7 @@
 
 A sweep to long sequences would sooner or later take hours or more memory than there is. A `Budget` bounds it: a pass
 that is expected to exceed the time or the memory left is not started. The time of a pass is expected from the one
-one and the ratio of the FLOPs; that of the first from the speed of one large matmul, which no model exceeds.
+before and the ratio of the FLOPs; that of the first from the speed of one large matmul, which no model exceeds.
 """
 
 from __future__ import annotations
