@@ -14,6 +14,7 @@ second SIGINT does not wait for them.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import multiprocessing
@@ -141,7 +142,7 @@ def make_server(settings: Settings) -> tuple[Any, Service]:
     app = make_app(service, guard, metrics, cors=settings.cors, admin_key=settings.admin_key, reload=reloads.reload)
     config = uvicorn.Config(
         app, http=Connection, log_config=None, access_log=False, lifespan="off", server_header=False, ws="none",
-        timeout_keep_alive=75,
+        timeout_keep_alive=75, proxy_headers=False,  # X-Forwarded-For is the guard's
     )  # fmt: skip
     return uvicorn.Server(config), service
 
@@ -165,6 +166,8 @@ def run(settings: Settings, sock: socket.socket, ready: Event | None = None) -> 
 
     def load() -> None:
         service.models.load_all()
+        gc.collect()
+        gc.freeze()  # libraries and models stay: the garbage collector need not look at them again
         if ready is not None:
             ready.set()
 

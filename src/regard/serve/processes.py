@@ -5,7 +5,7 @@ event loop. On two cores this costs a fifth of the throughput. A process has an 
 sends it a batch through a pipe and gets every output when its search ends:
 
     server ─→ process    (items, method, options)          None: nobody waits for the outputs any more
-    process ─→ server    (row, output) … ("end", outputs)   or ("error", exception)
+    process ─→ server    ("some", [(row, output), …]) … ("end", outputs)   or ("error", exception)
 
 A process that ends unexpectedly is started again, and computes its batch again. The processes share the memory of the
 libraries, and end with the server.
@@ -17,6 +17,7 @@ import multiprocessing
 import pickle
 import queue
 import signal
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -33,6 +34,7 @@ from regard.tasks.registry import load
 Work = tuple[Sequence[Any], str, dict[str, Any]]  # items, the method of the predictor, its options
 
 POLL = 0.05  # seconds between two looks whether a client still waits
+TOGETHER = 0.05  # seconds: outputs are sent at most so often, since each time other processes are interrupted
 
 
 class Processes:
@@ -101,7 +103,8 @@ class Process:
                 raise value
             if kind == "end":
                 return value  # type: ignore[no-any-return]
-            deliver(kind, value)
+            for row, output in value:
+                deliver(row, output)
 
     def end(self) -> int | None:
         self.pipe.close()
@@ -118,38 +121,46 @@ def compute(pipe: Connection, folder: Path) -> None:
     torch.set_num_threads(1)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
-            predictor = _load(pipe, folder)
+            predictor = load(folder, torch.device("cpu")).predictor
+            assert isinstance(predictor, SearchPredictor)
         except Exception as error:
             pipe.send(("error", _portable(error)))
             return
+        sender = Sender(pipe)
+        predictor.interrupt = sender.interrupt
+        if isinstance(predictor, Translator):
+            decode = predictor.decode
+            predictor.finished = lambda row, found: sender.done.append((row, decode(found))) if found else None
         pipe.send(("end", None))
         while True:
             work = pipe.recv()
             if work is None:  # a cancellation that came too late
                 continue
             items, method, options = work
+            sender.done.clear()
             try:
-                pipe.send(("end", getattr(predictor, method)(items, **options)))
-            except (EOFError, BrokenPipeError, ConnectionResetError):
-                return
+                outputs = getattr(predictor, method)(items, **options)
             except Exception as error:
                 pipe.send(("error", _portable(error)))
+            else:
+                pipe.send(("end", outputs))
 
 
-def _load(pipe: Connection, folder: Path) -> SearchPredictor[Any, Any]:
-    predictor = load(folder, torch.device("cpu")).predictor
-    assert isinstance(predictor, SearchPredictor)
+class Sender:
+    """Sends outputs while others are still being searched."""
 
-    def interrupt() -> None:
-        if pipe.poll():
-            pipe.recv()
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe, self.done, self.sent = pipe, list[tuple[int, Any]](), 0.0
+
+    def interrupt(self) -> None:
+        """Called before every step of a search."""
+        if self.pipe.poll():
+            self.pipe.recv()
             raise Cancelled
-
-    predictor.interrupt = interrupt
-    if isinstance(predictor, Translator):
-        decode = predictor.decode
-        predictor.finished = lambda row, found: pipe.send((row, decode(found))) if found else None
-    return predictor
+        if self.done and time.monotonic() - self.sent > TOGETHER:
+            self.pipe.send(("some", self.done))
+            self.done.clear()
+            self.sent = time.monotonic()
 
 
 def _portable(error: Exception) -> Exception:
