@@ -175,6 +175,8 @@ class StackConfig:
             raise UserError(
                 "global_projections = true: there are no global tokens; set global_tokens = 1, or remove it"
             )
+        if self.global_projections:
+            raise UserError("global_projections = true: not available yet; remove it, and all tokens share projections")
         other = sorted(kinds - {*SOFTMAX})
         if other and self.attention_score != "dot":
             raise UserError(
