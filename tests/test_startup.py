@@ -105,8 +105,8 @@ def test_a_prediction_ends_at_once_but_not_before_its_work_is_done(folders, tmp_
 
 
 def test_predictors_are_those_of_the_tasks():
-    assert PREDICTORS.keys() == TASKS.keys()
-    for name in TASKS:
+    assert PREDICTORS.keys() <= TASKS.keys()
+    for name in PREDICTORS:
         assert predictor_of(name) is task_of({"task": name}).predictor
 
 

@@ -198,7 +198,7 @@ def start() -> NoReturn:
 
 
 def end_process(exit_code: Sequence[int]) -> None:
-    """End a process that has done its work: Python would delete every object first, which takes a tenth of a second.
+    """End a process that has done its work: Python would delete every object first, which takes 0.1 s or more.
 
     `atexit` calls this last, because it is registered first: threads have ended, and what others registered is done.
     """

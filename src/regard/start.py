@@ -1,6 +1,6 @@
 """The import of PyTorch, which is most of the time that a short command takes.
 
-Of the 1.4 s that a plain `import torch` takes, 0.2 s load the libraries in C++; the rest are 1,500 modules in Python. A
+Of the 1.1 s that a plain `import torch` takes, 0.2 s load the libraries in C++; the rest are 766 modules in Python. A
 prediction uses a part of them, so its command defers the others: they are there, and run when a name in one of them is
 read, when one of their submodules is imported, or before `torch.compile` imports its compiler, which relies on what
 they register. The deferred modules are packages that PyTorch imports for the convenience of its users (optimizers,
