@@ -108,8 +108,8 @@ def test_strong_gates_do_not_overflow_in_single_precision() -> None:
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_gradients_are_those_of_the_sums(gated: bool, packed: bool) -> None:
-    parts = [x.requires_grad_() for x in spread(*inputs(3, 1, 2, 20, 3).unbind())]
-    gate = (-inputs(1, 2, 1, 20, 3).abs()).requires_grad_() if gated else None
+    parts = [x.requires_grad_() for x in spread(*inputs(3, 1, 1, 20, 2).unbind())]
+    gate = (-inputs(1, 1, 1, 20, 2).abs()).requires_grad_() if gated else None
     document = (torch.arange(20) // 7)[None] if packed else None
     given = [*parts, gate] if gate is not None else parts
 

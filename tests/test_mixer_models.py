@@ -15,6 +15,7 @@ import regard
 from commanded import training
 from inside_models import given, opened
 from prediction_models import KINDS, make_run
+from regard.cli import main
 from regard.errors import UserError
 from regard.explore.changes import Changes
 from regard.explore.figures import draw
@@ -141,6 +142,16 @@ def test_a_mask_that_a_sum_cannot_have_is_refused(mixer: str) -> None:
         model(tokens, mask=from_tensor(torch.ones(4, 4, dtype=torch.bool)))
 
 
+@pytest.mark.parametrize(
+    ("kind", "mixer"), [("generate", "linear"), ("translate", "gated-linear"), ("classify", "fourier")]
+)
+def test_what_cannot_be_exported_is_refused_by_name(kind: str, mixer: str, empty_folder: Path, capsys: Any) -> None:
+    make_run(kind, mixer=mixer)
+    for option in ("--onnx", "--web", "--ctranslate2", "--hf"):
+        assert main(["export", "run", option, "out"]) == 2
+        assert f"mixer = '{mixer}'" in capsys.readouterr().err
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mixer": "fourier"}, "fourier mixes tokens with later ones.*architecture = 'encoder'"),
     ({"mixer": "linformer", "architecture": "decoder"}, "linformer mixes tokens with later ones"),
@@ -194,7 +205,9 @@ lr = 0.02
 """
 
 
-@pytest.mark.parametrize("mixer", CAUSAL)
+@pytest.mark.parametrize(
+    "mixer", [mixer if mixer == "linear" else pytest.param(mixer, marks=pytest.mark.slow) for mixer in CAUSAL]
+)
 def test_it_learns(mixer: str, empty_folder: Path) -> None:
     """Alternating letters: after a few steps the next one is known."""
     Path("input.txt").write_text("abcdefgh\n" * 300)

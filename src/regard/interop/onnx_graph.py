@@ -28,10 +28,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import MissingExtra, UserError
+from regard.models.config import ModelConfig
 from regard.models.folder import fill, weights_of
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model, build
 from regard.nn.block import Block, Memory, Stack
 from regard.nn.cache import Cache, Pair
+from regard.nn.config import SOFTMAX
 from regard.nn.mask import Positions
 from regard.nn.multihead import MultiHead
 from regard.nn.trace import trace
@@ -132,6 +134,16 @@ class TargetGraph(GraphOf):
         return self.model.output_head(x), *(seen[name] for name in seen), *cache.outputs()
 
 
+def _check_mixers(config: ModelConfig, attention: bool) -> None:
+    """Raise for layers that a graph cannot record: states of decoders, loops over lengths, missing weights."""
+    kinds = {config.mixer_of(layer) for layer in range(config.layers)} - {*SOFTMAX}
+    if config.architecture == "encoder" and not attention:
+        kinds &= {"fourier"}
+    if kinds:
+        why = "has no attention weights to show" if attention else "is computed by PyTorch only"
+        raise UserError(f"mixer = {config.mixer!r}: {min(kinds)} {why}; it cannot be exported, use the run with Regard")
+
+
 def write_graphs(model: Model, folder: Path, *, attention: bool = False) -> list[Path]:
     """The graphs of `model` as files in `folder`; `attention`: with attention weights as outputs."""
     config = model.config
@@ -142,6 +154,7 @@ def write_graphs(model: Model, folder: Path, *, attention: bool = False) -> list
         )
     if not config.causal:
         raise UserError("causal = false: a model that sees the tokens it has to predict is no use to other programs")
+    _check_mixers(config, attention)
     size = 4 * sum(weight.numel() for weight in weights_of(model).values())
     if size >= LARGEST:
         raise UserError(f"the weights have {size / 2**30:.1f} GiB, but an ONNX file holds at most 2: export with --hf")
