@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from regard.errors import UserError
 from regard.nn.block import Stack
+from regard.nn.cache import Cache
 from regard.nn.config import StackConfig
 from regard.nn.mask import Positions, from_tensor
 from regard.nn.patterns import random_blocks
@@ -103,3 +105,32 @@ def test_impossible_combinations_are_refused(fields: dict[str, Any], words: list
 def test_a_causal_stack_refuses_mixers_that_see_the_future(kind: str) -> None:
     with pytest.raises(UserError, match="later ones"):
         Stack(StackConfig(**SMALL, mixer=kind), causal=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "alibi", "learned", "relative"])
+@pytest.mark.parametrize("mixer", ["window(5)", "window(5), window(3)", "window(4), full", "window(3), bigbird(2)"])
+def test_a_cache_of_windows_rolls(mixer: str, position: Any) -> None:
+    """Pieces of any size give the logits of the whole sequence, and the keys of a window take constant memory."""
+    fields: dict[str, Any] = {"mixer": mixer, "position": position, "position_distance": 5, "dilation": 2}
+    if "bigbird" in mixer:
+        fields |= {"block_size": 4, "random_blocks": 1}
+    stack = Stack(StackConfig(**SMALL, **fields), causal=True).double().eval()
+    x = torch.randn(2, 60, 16, dtype=torch.double)
+    whole, cache, outputs, sizes = stack(x, Positions.of(60, CPU)), Cache(), list[Tensor](), list[int]()
+    for piece in x.split((7, 1, 1, 12, *[1] * 39), dim=1):
+        outputs.append(stack(piece, cache.next_positions(piece.shape[1], CPU), cache=cache))
+        sizes.append(cache.nbytes)
+        if len(outputs) == 20:
+            cache.reorder(torch.tensor([1, 0]))
+            x, whole = x.flip(0), whole.flip(0)
+            outputs = [output.flip(0) for output in outputs]
+            break
+    rest = x[:, sum(output.shape[1] for output in outputs) :]
+    for piece in rest.split(1, dim=1):
+        outputs.append(stack(piece, cache.next_positions(1, CPU), cache=cache))
+        sizes.append(cache.nbytes)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), whole)
+    assert cache.length == 60
+    if "full" not in mixer and "bigbird" not in mixer:
+        assert sizes[-1] == sizes[10] and cache.positions is not None and cache.positions.length < 12

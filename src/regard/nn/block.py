@@ -15,7 +15,7 @@ self-attention is causal. Two flags give the three kinds of stack:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -29,7 +29,7 @@ from regard.nn.config import SOFTMAX, StackConfig
 from regard.nn.dropout import dropout
 from regard.nn.feedforward import Experts, FeedForward
 from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything
-from regard.nn.mixer import layer_mask, make_mixer
+from regard.nn.mixer import layer_mask, make_mixer, reaches
 from regard.nn.multihead import Context, MultiHead
 from regard.nn.norm import make_norm
 from regard.nn.patterns import tiles
@@ -167,23 +167,26 @@ class Stack(Traceable):
                 f"mask = {mask}: mixer = '{other}' knows no masks but those of padding and documents; remove it, or "
                 "use mixer = 'full'"
             )
+        if cache is not None and self.causal:
+            cache.reaches, cache.longest = reaches(self.config)
         first, keys = (0, positions) if cache is None else (cache.length, cache.add(positions))
+        rotation = self.position.rotation(pos)
+        memory_mask = None if memory is None else AttentionMask(everything, positions, memory.positions)
+        contexts = dict[Mask, Context]()
         masks = [self._layer_mask(layer) for layer in range(self.config.layers)]
-
-        def attention_mask(own: Mask) -> AttentionMask:
+        for layer, own in enumerate(masks):
+            if own in contexts:
+                continue
             whole = causal & (own & mask) if self.causal else own & mask
-            return AttentionMask(whole, positions, keys, first=first)
-
-        attention_masks = {own: attention_mask(own) for own in dict.fromkeys(masks)}
-        context = Context(
-            attention_mask=attention_masks[masks[0]],
-            rotation=self.position.rotation(pos),
-            bias=self.position.bias(pos, pos if cache is None else keys.pos),
-            cache=cache,
-            memory=None if memory is None else memory.states,
-            memory_mask=None if memory is None else AttentionMask(everything, positions, memory.positions),
-        )
-        contexts = {own: replace(context, attention_mask=each) for own, each in attention_masks.items()}
+            own_keys, k_first = (keys, 0) if cache is None else cache.keys_of(cache.reaches.get(layer), keys)
+            contexts[own] = Context(
+                attention_mask=AttentionMask(whole, positions, own_keys, first=first, k_first=k_first),
+                rotation=rotation,
+                bias=self.position.bias(pos, pos if cache is None else own_keys.pos),
+                cache=cache,
+                memory=None if memory is None else memory.states,
+                memory_mask=memory_mask,
+            )
         return tuple(contexts[own] for own in masks)
 
     def _shared_masks(self, contexts: tuple[Context, ...]) -> list[AttentionMask]:

@@ -6,7 +6,9 @@ token are computed: N steps cost O(N²) attention instead of O(N³). Memory of o
     2 · layers · batch · kv_heads · length · head_dim · bytes per element        (Shazeer 2019)
 
 The cache is separate from the model. It also stores the positions of the keys, so that the masks and positions of a
-cached step are those of the whole sequence. Keys are stored after rotation. The keys and values of the encoder output
+cached step are those of the whole sequence. Keys are stored after rotation. A causal layer with a window of w tokens
+needs the last w - 1 keys alone: its buffer rolls, and its memory does not grow with the length (Mistral 7B, Jiang et
+al. 2023). The keys and values of the encoder output
 (cross-attention) are computed once and stored too. Linear attention stores one state per layer instead, whose size does
 not depend on the length (`regard.nn.linear_attention`).
 """
@@ -29,11 +31,16 @@ class Cache:
         self.positions: Positions | None = None
         self._layers: dict[int, Pair] = {}  # buffers [B, Hkv, capacity, D]
         self.memory: dict[int, Pair] = {}  # cross-attention, [sources, Hkv, M, D]
+        self.reaches: dict[int, int] = {}  # layers that attend to the last n tokens alone
+        self.longest: int | None = None  # of these numbers; None: there are layers that attend to all tokens
+        self.dropped: dict[int, int] = {}  # how many of the first tokens are no longer stored, by reach
+        self.skipped = 0  # how many of the first positions are no longer stored
+        self._first: dict[int, int] = {}  # the token in the first slot of the buffers of a layer
         self.states: dict[int, Pair] = {}  # linear attention: S, and the logarithm of its scale
 
     @property
     def length(self) -> int:
-        return 0 if self.positions is None else self.positions.length  # not `__len__`, as in `Positions`
+        return 0 if self.positions is None else self.skipped + self.positions.length  # not `__len__`, as in `Positions`
 
     def next_positions(self, count: int, device: torch.device, is_real: Tensor | None = None) -> Positions:
         """Positions of `count` new tokens after those in the cache."""
@@ -41,40 +48,68 @@ class Cache:
         if known is None:
             return Positions.of(count, device, is_real)
         if known.start is not None and is_real is None:
-            return Positions.of(count, device, start=known.length)
+            return Positions.of(count, device, start=known.start + known.length)
         ends = known.pos + 1 if known.is_real is None else torch.where(known.is_real, known.pos + 1, 0)
         new = Positions.of(count, device, is_real)
         return Positions(ends.amax(dim=1, keepdim=True) + new.pos, is_real)
 
     def add(self, new: Positions) -> Positions:
-        """Append the positions of new tokens, once per forward pass; returns those of all keys."""
-        known = self.positions
+        """Append the positions of new tokens, once per forward pass; returns those of all keys that are stored."""
+        known, before = self.positions, self.length
+        if new.start is not None and (known is None or known.start is not None):  # index and position are the same
+            for reach in self.reaches.values():
+                self.dropped[reach] = max(0, before - reach + 1)
         if known is None:
             self.positions = new
         elif known.start is not None and new.start == known.start + known.length:
-            self.positions = Positions.of(known.length + new.length, new.pos.device, start=known.start)
+            kept = known.length if self.longest is None else min(known.length, self.longest - 1)
+            self.skipped += known.length - kept
+            self.positions = Positions.of(kept + new.length, new.pos.device, start=new.start - kept)
         else:
             rows = max(known.rows, new.rows)
             pos = torch.cat((known.pos.expand(rows, -1), new.pos.expand(rows, -1)), dim=1)
             self.positions = Positions(pos, torch.cat((_is_real(known, rows), _is_real(new, rows)), dim=1))
         return self.positions
 
+    def keys_of(self, reach: int | None, keys: Positions) -> tuple[Positions, int]:
+        """Of `keys`, which `add` returned, those of layers with this reach, and the index of the first of them."""
+        first = self.skipped if reach is None else self.dropped.get(reach, self.skipped)
+        missing = first - self.skipped
+        if not missing:
+            return keys, first
+        start = None if keys.start is None else keys.start + missing
+        return Positions(*keys.apply(lambda x: x[:, missing:]), start), first
+
     def extend(self, layer: int, k: Tensor, v: Tensor) -> Pair:
-        """Append the new keys and values [B, Hkv, n, D] of one layer; returns views of all of them."""
-        end, count = self.length, k.shape[2]
+        """Append the new keys and values [B, Hkv, n, D] of one layer; returns views of all that it attends to."""
+        end, count, reach = self.length, k.shape[2], self.reaches.get(layer)
         start = end - count
+        needed = 0 if reach is None else self.dropped.get(reach, 0)  # the first token that is still attended to
+        first = self._first.get(layer, 0)
         buffers = self._layers.get(layer)
-        if buffers is None or buffers[0].shape[2] < end:
+        if buffers is None or buffers[0].shape[2] < end - first:
             size = max(end, self.capacity, 2 * start)
-            grown = k.new_empty(*k.shape[:2], size, k.shape[3]), v.new_empty(*v.shape[:2], size, v.shape[3])
-            if buffers is not None:
-                for old, new in zip(buffers, grown, strict=True):
-                    new[:, :, :start] = old[:, :, :start]
-            buffers = self._layers[layer] = grown
+            if reach is not None:
+                size = max(end - needed, min(size, 2 * reach))
+            old, kept = buffers, start - needed
+            if old is None or old[0].shape[2] < size:
+                buffers = k.new_empty(*k.shape[:2], size, k.shape[3]), v.new_empty(*v.shape[:2], size, v.shape[3])
+            if old is not None and buffers is not None:
+                for source, new in zip(old, buffers, strict=True):
+                    part = source[:, :, needed - first : start - first]
+                    new[:, :, :kept] = part.clone() if source is new else part
+            assert buffers is not None
+            self._layers[layer], first = buffers, needed
+            self._first[layer] = first
         keys, values = buffers
-        keys.narrow(2, start, count).copy_(k)
-        values.narrow(2, start, count).copy_(v)
-        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+        keys.narrow(2, start - first, count).copy_(k)
+        values.narrow(2, start - first, count).copy_(v)
+        return keys.narrow(2, needed - first, end - needed), values.narrow(2, needed - first, end - needed)
+
+    def stored(self, layer: int) -> tuple[int, Pair]:
+        """The first token of one layer that is stored, and the keys and values from it on."""
+        first, (keys, values) = self._first.get(layer, 0), self._layers[layer]
+        return first, (keys[:, :, : self.length - first], values[:, :, : self.length - first])
 
     def attend_memory(self, layer: int, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of cross-attention over a stored memory.

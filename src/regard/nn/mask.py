@@ -205,8 +205,10 @@ def from_tensor(mask: Tensor) -> Mask:
 class AttentionMask:
     """A mask for the positions of a batch; each form is computed once and shared by all layers of a forward pass."""
 
-    def __init__(self, mask: Mask, q: Positions, k: Positions, first: int = 0, order: Tensor | None = None) -> None:
-        """`first` is the index of the first query among the keys: the number of cached tokens before it.
+    def __init__(
+        self, mask: Mask, q: Positions, k: Positions, first: int = 0, order: Tensor | None = None, k_first: int = 0
+    ) -> None:
+        """`first` is the index of the first query: the number of cached tokens before it; `k_first` of the first key.
 
         `order` are the indices of the tokens where they are not in the order of the text.
         """
@@ -214,7 +216,7 @@ class AttentionMask:
         for part, field in ((padding, k.is_real), (same_document, k.document)):
             if field is not None and not mask.implies(part):
                 mask = mask & part
-        self.mask, self.q, self.k, self.first, self.order = mask, q, k, first, order
+        self.mask, self.q, self.k, self.first, self.order, self.k_first = mask, q, k, first, order, k_first
         # a string, because torch.compile guards on its value, but not on which mask `mask` is
         self.kind = "everything" if mask is everything else "causal" if mask is causal else "other"
         self._dense: Tensor | None = None
@@ -223,13 +225,13 @@ class AttentionMask:
         self.plan: object = None  # of `regard.nn.banded`
 
     def with_mask(self, mask: Mask) -> AttentionMask:
-        return self if mask is self.mask else AttentionMask(mask, self.q, self.k, self.first, self.order)
+        return self if mask is self.mask else AttentionMask(mask, self.q, self.k, self.first, self.order, self.k_first)
 
     def index(self, side: Positions) -> Tensor:
         """[N], the indices of the queries or keys."""
         if self.order is not None:
             return self.order
-        start = self.first if side is self.q else 0
+        start = self.first if side is self.q else self.k_first
         return torch.arange(start, start + side.length, device=side.pos.device)
 
     def rearranged(self) -> AttentionMask | None:

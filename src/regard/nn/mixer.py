@@ -19,7 +19,7 @@ from __future__ import annotations
 from functools import cache
 
 from regard.errors import UserError
-from regard.nn.config import StackConfig
+from regard.nn.config import SOFTMAX, StackConfig
 from regard.nn.fourier import FourierMixing
 from regard.nn.linear_attention import GatedLinearAttention, LinearAttention
 from regard.nn.linformer import LinformerAttention
@@ -68,3 +68,14 @@ def sparse_mask(size: int, dilation: int, first: int, chosen: tuple[int, int, in
     if first:
         mask = mask | global_tokens(first)
     return mask if chosen is None or not chosen[0] else mask | random_blocks(*chosen)
+
+
+def reaches(config: StackConfig) -> tuple[dict[int, int], int | None]:
+    """How far back each causal layer with a window attends, and the farthest; None: a layer attends to all tokens."""
+    found = dict[int, int]()
+    for layer in range(config.layers):
+        size = config.window_of(layer)
+        if config.mixer_of(layer) == "window" and size is not None and not config.global_tokens:
+            found[layer] = (size - 1) * config.dilation + 1
+    softmax = [layer for layer in range(config.layers) if config.mixer_of(layer) in SOFTMAX]
+    return found, max(found.values()) if found and len(found) == len(softmax) else None

@@ -169,10 +169,12 @@ class RowCache(Cache):
                 self._layers[layer] = (empty[0], empty[1])
         self.lengths += [length] * rows
         self._reserve(first + rows, length)
-        for layer, pair in read._layers.items():
+        for layer in read._layers:
+            begin, pair = read.stored(layer)
             for slots, stored in zip(self._layers[layer], pair, strict=True):
-                slots[first : first + rows, :, :length] = stored[:, :, :length]
-                slots[first : first + rows, :, length:] = 0  # masked, but NaN times a weight of 0 would still be NaN
+                own = slots[first : first + rows]
+                own[:, :, begin:length] = stored
+                own[:, :, :begin] = own[:, :, length:] = 0  # masked, but NaN times a weight of 0 would still be NaN
         for layer, pair in read.states.items():
             new = [part.expand(rows, *part.shape[1:]) for part in pair]
             known = self.states.get(layer, ())

@@ -112,12 +112,13 @@ class FixedCache(Cache):
     def take(self, read: Cache, rows: int) -> None:
         """Restart with the contents of a growing cache; if that has one row, all `rows` get a copy."""
         length = read.length
-        for layer, pair in read._layers.items():
+        for layer in read._layers:
+            first, pair = read.stored(layer)
             if layer not in self._layers:
                 self._layers[layer] = self._allocate(*pair, rows)
             for slots, stored in zip(self._layers[layer], pair, strict=True):
-                slots[:, :, :length] = stored[:, :, :length]
-                slots[:, :, length:] = 0  # masked, but NaN times a weight of 0 would still be NaN
+                slots[:, :, first:length] = stored
+                slots[:, :, :first] = slots[:, :, length:] = 0  # masked, but NaN times a weight of 0 would still be NaN
         self.read.fill_(length)
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
