@@ -145,9 +145,15 @@ class EmbeddingResponse(BaseModel):
     usage: EmbeddingUsage
 
 
-STREAM = {
+STREAM = {  # the schema of one event
     "text/event-stream": {
-        "schema": {"type": "string", "description": "with `stream`: `data: {…}` for each token, then `data: [DONE]`"}
+        "schema": {
+            "type": "object",
+            "properties": {
+                "data": {"type": "string", "description": "with `stream`: `{…}` for each token, then `[DONE]`"}
+            },
+            "required": ["data"],
+        }
     }
 }
 
