@@ -45,7 +45,7 @@ Ids = Annotated[list[int], Field(max_length=100_000, fail_fast=True)]
 class CompletionRequest(BaseModel):
     """A prompt, or several, as text or as token ids."""
 
-    model_config = ConfigDict(extra="allow")  # clients send fields that have no meaning here, such as `user`
+    model_config = ConfigDict(extra="allow", strict=True)  # clients send more fields, without a meaning here: `user`
 
     model: str
     prompt: str | Ids | Strings | Annotated[list[Ids], Field(max_length=2048, fail_fast=True)]
@@ -69,7 +69,7 @@ class CompletionRequest(BaseModel):
 class EmbeddingRequest(BaseModel):
     """A text, or several, as text or as token ids."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str
     input: str | Strings

@@ -35,7 +35,7 @@ Numbers = Annotated[list[Number | Channels], Field(min_length=1, max_length=100_
 
 
 class TaskRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = Field(None, description="by default the first that can do it")
 
