@@ -170,7 +170,7 @@ class Stack(Traceable):
         if cache is not None and self.causal:
             cache.reaches, cache.longest = reaches(self.config)
         first, keys = (0, positions) if cache is None else (cache.length, cache.add(positions))
-        rotation = self.position.rotation(pos)
+        rotation, bias = self.position.rotation(pos), self.position.bias(pos, pos) if cache is None else None
         memory_mask = None if memory is None else AttentionMask(everything, positions, memory.positions)
         contexts = dict[Mask, Context]()
         masks = [self._layer_mask(layer) for layer in range(self.config.layers)]
@@ -182,7 +182,7 @@ class Stack(Traceable):
             contexts[own] = Context(
                 attention_mask=AttentionMask(whole, positions, own_keys, first=first, k_first=k_first),
                 rotation=rotation,
-                bias=self.position.bias(pos, pos if cache is None else own_keys.pos),
+                bias=bias if cache is None else self.position.bias(pos, own_keys.pos),
                 cache=cache,
                 memory=None if memory is None else memory.states,
                 memory_mask=memory_mask,
