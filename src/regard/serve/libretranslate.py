@@ -29,7 +29,7 @@ NAMES = {
     "tr": "Turkish", "vi": "Vietnamese", "zh": "Chinese",
 }  # fmt: skip
 FIELDS = {"q": "text, or a list of texts", "source": "language, or auto", "target": "language", "api_key": "key"}
-ALTERNATIVES = {"type": "integer", "minimum": 0, "maximum": 10, "description": "other outputs of each text"}
+ALTERNATIVES = {"type": ["integer", "null"], "minimum": 0, "maximum": 10, "description": "other outputs of each text"}
 
 
 class Language(BaseModel):
@@ -56,6 +56,7 @@ def openapi(*names: str) -> dict[str, Any]:
     properties = {name: {"type": "string", "description": FIELDS[name]} for name in names}
     if "q" in properties:
         properties["q"] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}  # type: ignore[dict-item]
+    properties["api_key"]["type"] = ["string", "null"]  # type: ignore[assignment]
     if "target" in properties:
         properties["alternatives"] = ALTERNATIVES  # type: ignore[assignment]
     schema = {"schema": {"type": "object", "properties": properties, "required": [n for n in names if n != "api_key"]}}
@@ -76,6 +77,8 @@ async def read_fields(request: Request) -> dict[str, Any]:
         raise ApiError(400, "the body is neither JSON nor a form") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "the body must be a JSON object")
+    if not isinstance(fields.get("api_key", ""), str | None):
+        raise ApiError(400, "api_key: must be a string")
     return fields
 
 
