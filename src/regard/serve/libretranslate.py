@@ -70,7 +70,9 @@ async def read_fields(request: Request) -> dict[str, Any]:
     try:
         if request.headers.get("content-type", "").split(";")[0].strip().lower() == "application/x-www-form-urlencoded":
             form = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=64)
-            return {name: values[0] for name, values in form.items()}
+            fields: dict[str, Any] = {name: values[0] for name, values in form.items()}
+            count = fields.pop("alternatives", "")
+            return {**fields, "alternatives": int(count[:3]) if count.isascii() and count.isdigit() else count or None}
         fields = json.loads(raw)
         json.dumps(fields, ensure_ascii=False).encode()  # "\ud800" is JSON, but not text
     except (ValueError, RecursionError):
@@ -172,9 +174,9 @@ def read_texts(fields: dict[str, Any]) -> list[str]:
 
 
 def read_alternatives(fields: dict[str, Any]) -> int:
-    count = fields.get("alternatives") or 0
-    if isinstance(count, str) and count.isascii() and count.isdigit():  # of a form
-        count = int(count[:3])
+    count = fields.get("alternatives")
+    if count is None:
+        return 0
     if type(count) is not int or not 0 <= count <= 10:
         raise ApiError(400, "alternatives: must be an integer from 0 to 10")
     return count
