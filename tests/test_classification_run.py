@@ -272,11 +272,11 @@ def test_classify_reads_files_and_writes_one(run, capsys, monkeypatch):
 
 @pytest.mark.parametrize("place", [0, 20, 39])
 def test_classify_predicts_the_texts_beside_a_mistake(run, capsys, monkeypatch, place):
-    from regard.commands import prediction
+    from regard.commands import inputs
     from regard.predict.classifier import TextClassifier
 
     monkeypatch.setattr(TextClassifier, "BATCH", 4)
-    monkeypatch.setattr(prediction, "PIECE", 64)
+    monkeypatch.setattr(inputs, "PIECE", 64)
     rows = [json.dumps({"text": f"영화 {number}"}).encode() for number in range(40)]
     Path("good.jsonl").write_bytes(b"\n".join(rows))
     rows[place] = b'{"text": "\xff"}'

@@ -113,9 +113,9 @@ def test_fill(masked, capsys):
 
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
 def test_fill_predicts_the_texts_beside_a_mistake(masked, capsys, monkeypatch, options):
-    from regard.commands import prediction
+    from regard.commands import inputs
 
-    monkeypatch.setattr(prediction, "PIECE", 64)
+    monkeypatch.setattr(inputs, "PIECE", 64)
     capsys.readouterr()
     good = ["<mask> green bottles"] * 20
     for lines, said in (

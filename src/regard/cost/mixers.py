@@ -22,8 +22,7 @@ the keys besides, because exp(sum - sum) is stored for each of the four parts of
 from __future__ import annotations
 
 from regard.models.config import ModelConfig
-from regard.nn.config import SOFTMAX
-from regard.nn.linear_attention import CHUNK, PART, RANK, feature_count
+from regard.nn.config import CHUNK, PART, RANK, SOFTMAX
 
 
 def softmax_layers(config: ModelConfig, layers: int) -> list[int]:
@@ -38,7 +37,7 @@ def other_layers(config: ModelConfig, layers: int) -> list[str]:
 
 
 def features_of(config: ModelConfig, kind: str) -> int:
-    return feature_count(config) if kind == "performer" else config.key_dim
+    return config.feature_count if kind == "performer" else config.key_dim
 
 
 def columns_of(config: ModelConfig, kind: str) -> int:

@@ -172,7 +172,7 @@ class Stack(Traceable):
         first, keys = (0, positions) if cache is None else (cache.length, cache.add(positions))
         rotation, bias = self.position.rotation(pos), self.position.bias(pos, pos) if cache is None else None
         memory_mask = None if memory is None else AttentionMask(everything, positions, memory.positions)
-        contexts = dict[Mask, Context]()
+        contexts: dict[Mask, Context] = {}
         masks = [self._layer_mask(layer) for layer in range(self.config.layers)]
         for layer, own in enumerate(masks):
             if own in contexts:

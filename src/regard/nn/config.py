@@ -11,6 +11,7 @@ when it is created; its errors name the field, the value and the remedy.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
@@ -25,6 +26,10 @@ Score = Literal["dot", "multiplicative", "additive", "concat"]
 Path = Literal["fused", "reference", "flex"]
 Mixer = Literal["full", "window", "bigbird", "linformer", "linear", "performer", "gated-linear", "fourier"]
 SOFTMAX = ("full", "window", "bigbird")  # the mixers that are softmax attention with a mask
+# of linear attention (`regard.nn.linear_attention`); here because costs are computed without PyTorch
+CHUNK = 64  # tokens that are computed in parallel
+PART = 16  # tokens whose gates are multiplied out from one reference point
+RANK = 16  # of the matrix W₂ W₁ of the gates; also the root that is taken of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +124,11 @@ class StackConfig:
     def all_full(self) -> bool:
         """Whether every layer is full attention."""
         return all(kind == "full" for kind, _ in self.pattern)
+
+    @property
+    def feature_count(self) -> int:
+        """The number of random features of a Performer: d ln d by default."""
+        return max(1, int(self.key_dim * math.log(self.key_dim))) if self.features is None else self.features
 
     def mixer_of(self, layer: int) -> Mixer:
         """How layer `layer` mixes tokens."""

@@ -28,17 +28,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.nn.config import StackConfig
+from regard.nn.config import CHUNK, PART, RANK, StackConfig
 from regard.nn.multihead import Context
 from regard.nn.norm import RMSNorm
 from regard.nn.position import rotate
 from regard.nn.trace import Traceable
 
-CHUNK = 64  # tokens that are computed in parallel
-PART = 16  # tokens whose gates are multiplied out from one reference point
 STRONGEST = -4.0  # log α: at most 8 gates lie between a token and its reference, and exp(2 · 8 · 4) is finite
 START = -1e4  # the logarithm of the scale of an empty state
-RANK = 16  # of the matrix W₂ W₁ of the gates; also the root that is taken of them
 State = tuple[Tensor, Tensor]  # S [B, Hkv, 1, F, Dv], and the logarithm of its scale [B, Hkv, 1, 1, 1]
 
 
@@ -61,12 +58,6 @@ def orthogonal_features(count: int, dim: int, seed: int) -> Tensor:
     # the signs of R make Q uniformly distributed (Mezzadri 2007); without them the estimate would be biased
     directions = torch.cat([(q * r.diagonal().sign()).T for q, r in pairs])[:count]
     return directions * lengths
-
-
-def feature_count(config: StackConfig) -> int:
-    """The number of random features of a Performer: d ln d by default."""
-    dim = config.key_dim
-    return config.features if config.features is not None else max(1, int(dim * math.log(dim)))
 
 
 def causal_sum(
@@ -228,7 +219,7 @@ class LinearAttention(Traceable):
         self.q_norm = RMSNorm(config.key_dim, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.key_dim, eps=config.norm_eps) if config.qk_norm else None
         if kind == "performer":  # saved with the weights, because these are trained for them
-            features = orthogonal_features(feature_count(config), config.key_dim, config.mixer_seed + layer)
+            features = orthogonal_features(config.feature_count, config.key_dim, config.mixer_seed + layer)
             self.features = nn.Buffer(features.to(self.qkv.weight.device))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
