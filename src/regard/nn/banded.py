@@ -73,7 +73,7 @@ def make_plan(attention_mask: AttentionMask, size: int) -> Plan:
     some = own.bounds(size)[0].any(dim=0).expand(rows, columns).cpu()  # for any row of the batch
     seen = [row.nonzero().flatten().tolist() for row in some]
     offsets = _offsets(own, size)
-    groups = list[Group]()
+    groups: list[Group] = []
     alike: dict[tuple[int, ...], list[int]] = {}
     if offsets is not None:
         q_first, k_first = offsets

@@ -141,7 +141,8 @@ class Stack(Traceable):
 
         Returns the implementations of self-attention that are used.
         """
-        config, routes = self.config, set[str]()
+        config = self.config
+        routes: set[str] = set()
         if self.tap is not None or config.attention == "reference":
             return {"reference"}
         dropout, allow_flex = config.attention_dropout * self.training, flex_can(dtype, config.key_dim, config.val_dim)

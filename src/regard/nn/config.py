@@ -142,7 +142,7 @@ class StackConfig:
         """Kind and window of each layer of the pattern `mixer`."""
         if not self.mixer:
             return (("full" if self.window is None else "window", self.window),)
-        pattern = list[tuple[Mixer, int | None]]()
+        pattern: list[tuple[Mixer, int | None]] = []
         for part in self.mixer.split(","):
             match = re.fullmatch(r"\s*([\w-]*)\s*(?:\(\s*(\d+)\s*\))?\s*", part)
             kind = next((kind for kind in get_args(Mixer) if match is not None and kind == match[1]), None)

@@ -72,7 +72,7 @@ def sparse_mask(size: int, dilation: int, first: int, chosen: tuple[int, int, in
 
 def reaches(config: StackConfig) -> tuple[dict[int, int], int | None]:
     """How far back each causal layer with a window attends, and the farthest; None: a layer attends to all tokens."""
-    found = dict[int, int]()
+    found: dict[int, int] = {}
     for layer in range(config.layers):
         size = config.window_of(layer)
         if config.mixer_of(layer) == "window" and size is not None and not config.global_tokens:
