@@ -79,8 +79,6 @@ async def read_fields(request: Request) -> dict[str, Any]:
         raise ApiError(400, "the body is neither JSON nor a form") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "the body must be a JSON object")
-    if not isinstance(fields.get("api_key", ""), str | None):
-        raise ApiError(400, "api_key: must be a string")
     return fields
 
 
@@ -164,6 +162,8 @@ def router(service: Service, guard: Guard) -> APIRouter:
 
 
 def read_texts(fields: dict[str, Any]) -> list[str]:
+    if not isinstance(fields.get("api_key", ""), str | None):
+        raise ApiError(400, "api_key: must be a string")
     texts = fields.get("q")
     texts = [texts] if isinstance(texts, str) else texts
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
