@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
+from mask_strategies import combined
 from regard.nn.attention import attend
 from regard.nn.banded import Plan, attend_banded, make_plan, prepare
 from regard.nn.block import Stack
@@ -29,15 +30,7 @@ leaves = st.one_of(
     st.builds(global_tokens, st.integers(0, 9)),
     st.builds(random_blocks, st.integers(0, 2), st.integers(1, 9), st.integers(0, 3)),
 )
-masks = st.recursive(
-    leaves,
-    lambda inner: st.one_of(
-        st.builds(lambda a, b: a & b, inner, inner),
-        st.builds(lambda a, b: a | b, inner, inner),
-        st.builds(lambda a: ~a, inner),
-    ),
-    max_leaves=5,
-)
+masks = combined(leaves, 5)
 
 
 @st.composite

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard.nn.mask
+from mask_strategies import combined
 from regard.errors import UserError
 from regard.nn.mask import (
     AttentionMask,
@@ -58,15 +59,7 @@ def by_loop(mask: Mask, q: Positions, k: Positions, batch: int) -> Tensor:
 
 
 leaves = st.sampled_from([causal, window(1), window(2), window(3), first, even, everything, nothing])
-masks = st.recursive(
-    leaves,
-    lambda inner: st.one_of(
-        st.builds(lambda a, b: a & b, inner, inner),
-        st.builds(lambda a, b: a | b, inner, inner),
-        st.builds(lambda a: ~a, inner),
-    ),
-    max_leaves=6,
-)
+masks = combined(leaves, 6)
 
 
 @pytest.mark.parametrize(

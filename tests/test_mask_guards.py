@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from mask_strategies import combined
 from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Recurrent, build
 from regard.nn.mask import (
@@ -58,15 +59,7 @@ def model(architecture: str, **changes: object) -> Encoder | Decoder | EncoderDe
 
 
 leaves = st.sampled_from([causal, window(1), window(3), first, padding, same_document, everything])
-masks = st.recursive(
-    leaves,
-    lambda inner: st.one_of(
-        st.builds(lambda a, b: a & b, inner, inner),
-        st.builds(lambda a, b: a | b, inner, inner),
-        st.builds(lambda a: ~a, inner),
-    ),
-    max_leaves=6,
-)
+masks = combined(leaves, 6)
 
 
 @settings(max_examples=80, deadline=None)
