@@ -96,6 +96,7 @@ def test_in_a_terminal_one_line_that_is_removed(quick, monkeypatch):
     assert text.startswith("\rreading: 0 s") and "\n" not in text and text.endswith(" " * 12 + "\r")
 
 
+@pytest.mark.slow
 def test_the_first_sign_of_a_command_comes_within_five_seconds_of_work(tmp_path):
     """A reader so slow that nothing else is printed: the line comes through a pipe while it reads."""
     (tmp_path / "a.txt").write_text("a dog runs\n" * 50)

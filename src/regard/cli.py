@@ -11,16 +11,19 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NoReturn, cast
 
 import regard
-from regard.commands import COMMANDS, Command, Parser
+from regard.commands import COMMANDS, Command, Parser, find_command
 from regard.errors import UserError, suggest
+from regard.messages import LANGUAGES, VARIABLE, check_language, description, localize, using
 from regard.start import import_torch
 
 # purpose: {command: one-line help}, in the order of `regard --help`; the module is regard.commands.NAME
 GROUPS = {
     "start here": {
+        "lesson": "read the course, in English or Korean, and check your solutions",
         "demo": "train a small Transformer on this machine and inspect it",
     },
     "train and evaluate": {
@@ -71,6 +74,7 @@ COMMANDS.update(
 # commands that import PyTorch before anything else
 HEAVY = COMMANDS.keys() - {"runs", "compare", "data", "tokenize", "tokenizer", "cost", "serve", "completion"}
 
+LANG = "language of messages and reports: en or ko (default: that of the locale)"
 HELP = """Transformers from the formula up: build, train, inspect and deploy them.
 
 examples:
@@ -84,7 +88,7 @@ EXIT_CODES = """exit codes:
   0    success
   1    system error (missing file, full disk) or a bug in Regard
   2    invalid argument, setting or input, or a missing package
-  3    some inputs of a prediction or runs of a study failed; the others are done
+  3    some inputs of a prediction, runs of a study or exercises failed; the others are done
   130  interrupted with Ctrl-C
   141  the output pipe was closed
 
@@ -94,30 +98,34 @@ EXIT_CODES = """exit codes:
 def overview() -> Parser:
     """The parser for the options before the command; its help lists all commands."""
     width = max(map(len, COMMANDS))
-    listing = "".join(
-        f"{purpose}:\n" + "".join(f"  {name:<{width}}  {summary}\n" for name, summary in commands.items()) + "\n"
-        for purpose, commands in GROUPS.items()
-    )
+    listing = ""
+    for purpose, commands in GROUPS.items():
+        lines = (f"  {name:<{width}}  {localize(summary)}\n" for name, summary in commands.items())
+        listing += f"{localize(purpose)}:\n{''.join(lines)}\n"
+    listing += description("exit_codes", EXIT_CODES).strip() + "\n\n"
     version = {"action": "version", "version": f"regard {regard.__version__}"}
-    parser = Parser("regard", HELP, {"--version": ("show the version and exit", version)}, listing + EXIT_CODES)
-    parser.usage = "regard [--version] [--debug] COMMAND ..."
+    options = {"--version": ("show the version and exit", version), "--lang LANG": LANG}
+    parser = Parser("regard", HELP, options, listing)
+    parser.usage = "regard [--version] [--debug] [--lang LANG] COMMAND ..."
     return parser
 
 
-def find_command(arguments: Sequence[str]) -> int:
-    """Its place in `arguments`, or their number if there is none.
-
-    Options before the command take no value, so the first argument without a dash is the command.
-    """
-    return next((i for i, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
+def chosen_language(arguments: Sequence[str]) -> str | None:
+    """The value of --lang among the options before the command, if it has a valid one."""
+    words = [part for word in arguments[: find_command(arguments)] for part in word.split("=", 1)]
+    values = [value for option, value in pairwise(words) if option == "--lang" and value in LANGUAGES]
+    return values[-1] if values else None
 
 
 def dispatch(arguments: Sequence[str]) -> int:
     """Find the command in `arguments`, parse what follows it, run it."""
+    if chosen := os.environ.get(VARIABLE):
+        check_language(chosen, VARIABLE)
     at = find_command(arguments)
     if at > 0 or not arguments:
         parser = overview()
-        parser.parse_all(arguments[:at])
+        if (chosen := parser.parse_all(arguments[:at]).lang) is not None:
+            check_language(chosen, "--lang")
         if at == len(arguments):
             parser.print_help()
             return 0
@@ -153,7 +161,7 @@ def report(error: BaseException, debug: bool) -> int:
             line = f"error: {reason}: {' -> '.join(names)}" if names else f"error: {reason}"
         case OSError():
             line = f"error: {first_line or type(error).__name__}"
-    print(line, file=sys.stderr)
+    print(localize(line), file=sys.stderr)
     return code
 
 
@@ -168,6 +176,12 @@ def close_output() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `regard` with `arguments` (default: those of the process) and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    with using(chosen_language(arguments)):
+        return run(arguments)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """`dispatch`, with errors as one line and an exit code."""
     debug = "--debug" in arguments or os.environ.get("REGARD_DEBUG", "0") not in ("", "0")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # an unprintable character becomes ?, not a traceback

@@ -17,6 +17,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
+from regard.messages import localize
+from regard.terminal import screen_width
+
 T = TypeVar("T")
 FIRST, LONGEST = 2.0, 60.0  # seconds before the first line, and between two lines at most
 POLL = 0.5  # seconds between two looks of the thread, and between two updates in a terminal
@@ -56,10 +59,11 @@ class Stage:
 
     def text(self, now: float) -> str:
         """The line to show, or nothing."""
-        of = f" of {self.total:,}" if self.total else ""
-        done = f" {self.count:,}{of} {self.unit}," if self.unit else ""
-        what = self.what if len(self.what) <= WIDTH else f"{self.what[: WIDTH - 1]}…"
-        return f"{what}:{done} {duration(now - self.began)}"
+        of = localize(f" of {self.total:,}") if self.total else ""
+        done = f" {self.count:,}{of} {localize(self.unit)}," if self.unit else ""
+        what = localize(self.what)
+        what = what if len(what) <= WIDTH else f"{what[: WIDTH - 1]}…"
+        return f"{what}:{done} {localize(duration(now - self.began))}"
 
     def each(self, items: Iterable[T]) -> Iterator[T]:
         """The items, counted."""
@@ -72,8 +76,9 @@ class Stage:
         if now < self.due or not (text := self.text(now)):
             return
         if sys.stderr.isatty():
-            print(f"\r{text:<{self.width}}", end="", file=sys.stderr, flush=True)
-            self.width = len(text)
+            width = screen_width(text)
+            print(f"\r{text}{' ' * (self.width - width)}", end="", file=sys.stderr, flush=True)
+            self.width = width
             return
         print(text, file=sys.stderr, flush=True)
         self.wait = min(2 * self.wait if self.wait > FIRST else 3.0, LONGEST)

@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 from regard.commands import positive
+from regard.messages import localize
 
 ARGUMENTS = {
     "RUN": "folder of the run",
@@ -25,4 +26,4 @@ def run(args: argparse.Namespace) -> None:
     folder = Path(args.run)
     model_config(read_recipe(folder, saved=True), folder)
     write_weights(folder / WEIGHTS, average(folder, args.last))
-    print(f"{folder / WEIGHTS} is now the mean of the last {args.last} checkpoints")
+    print(localize(f"{folder / WEIGHTS} is now the mean of the last {args.last} checkpoints"))

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from regard.commands import COMMANDS, Parser
+from regard.commands import COMMANDS, Parser, find_command
 from regard.errors import UserError, suggest
+from regard.messages import LANGUAGES, localize
 
 # Each calls  regard completion SHELL -- WORD…  with the words up to the cursor, the last perhaps empty, and gets one
 # candidate per line, with its description after a tab. No space follows a folder, which ends with a slash.
@@ -64,7 +65,7 @@ end
 complete -c regard -f -a '(__regard_complete)'
 """,
 }
-OPTIONS = ("--help", "--version", "--debug")  # before the command
+OPTIONS = ("--help", "--version", "--debug", "--lang")  # before the command
 ARGUMENTS = {
     "SHELL": "bash, zsh or fish",
     "WORD": ("words typed so far: print candidates for the last one", {"nargs": "*"}),
@@ -85,9 +86,12 @@ def candidates(words: list[str]) -> list[tuple[str, str]]:
     """(candidate, description) for the last of the words after `regard`."""
     *before, word = map(_unquoted, words)
     before, word = [one for one in before if one != "="], "" if word == "=" else word  # bash: --kind = bpe
-    at = next((i for i, one in enumerate(before) if not one.startswith("-")), None)
-    if at is None:
-        known = {name: summary for name, (_, summary) in COMMANDS.items()} | dict.fromkeys(OPTIONS if word else (), "")
+    at = find_command(before)
+    if at == len(before):
+        known = {name: localize(summary) for name, (_, summary) in COMMANDS.items()}
+        known |= dict.fromkeys(OPTIONS if word else (), "")
+        if before[-1:] == ["--lang"]:
+            known = dict.fromkeys(LANGUAGES, "")
         return [one for one in known.items() if one[0].startswith(word)]
     if before[at] not in COMMANDS:
         return []

@@ -24,6 +24,7 @@ import argparse
 
 from regard.commands import DEVICE, show
 from regard.errors import UserError
+from regard.messages import localize
 
 ARGUMENTS = {
     "RUN": (
@@ -72,4 +73,5 @@ def run(args: argparse.Namespace) -> None:
     if args.files and args.test is not None:
         raise UserError(f"--test {args.test}: is a set of the recipe, but --files names others; remove one of them")
     metrics = evaluate_bundle(task, bundle, options)
-    show(args.json, metrics, ("\n  ".join([f"{name}:", *task.format_metrics(one)]) for name, one in metrics.items()))
+    lines = ("\n  ".join([f"{name}:", *map(localize, task.format_metrics(one))]) for name, one in metrics.items())
+    show(args.json, metrics, lines)

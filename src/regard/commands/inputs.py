@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from regard.errors import UserError
 from regard.files import name_some
+from regard.messages import localize
 
 if TYPE_CHECKING:
     from regard.data.lines import Problem
@@ -143,7 +144,7 @@ def _decoded(number: int, raw: bytes, where: str, first: bool = False, encoding:
 
 def ask(what: str) -> Iterator[Item]:
     """What a person enters at a prompt, with line editing where Python has it; blank lines are ignored."""
-    print(f"Enter {what} per line; Ctrl-D ends", file=sys.stderr)
+    print(localize(f"Enter {what} per line; Ctrl-D ends"), file=sys.stderr)
     shown = sys.stdout.isatty()
     if shown:
         with suppress(ImportError):
@@ -239,4 +240,4 @@ def report(line: str) -> None:
     """A line on standard error, above a progress bar."""
     from tqdm import tqdm
 
-    tqdm.write(line, file=sys.stderr)
+    tqdm.write(localize(line), file=sys.stderr)

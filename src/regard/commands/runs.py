@@ -16,6 +16,7 @@ from typing import Any
 
 from regard.commands import aligned, show
 from regard.errors import UserError
+from regard.messages import localize
 from regard.training.history import METRICS, lines_with, parse
 
 TAIL = 2**13  # bytes of metrics.jsonl with its last lines
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     if runs or args.json:
         show(args.json, runs, aligned([HEADERS, *map(row, runs)], right=range(2, 6)))
     else:
-        print(f"{folder}: no runs yet; start with  regard train RECIPE", file=sys.stderr)
+        print(localize(f"{folder}: no runs yet; start with  regard train RECIPE"), file=sys.stderr)
 
 
 def read(folder: Path) -> dict[str, Any] | None:

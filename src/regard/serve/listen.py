@@ -35,6 +35,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
+from regard.messages import localize
 from regard.start import import_torch
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def serve(settings: Settings) -> int:
     Keys(settings.keys)  # a mistake shows before anything is started
     sock = bind(settings.host, settings.port)
     host, port = sock.getsockname()[:2]
-    print(f"http://{f'[{host}]' if ':' in host else host}:{port}\nCtrl-C stops it", flush=True)
+    print(f"http://{f'[{host}]' if ':' in host else host}:{port}\n{localize('Ctrl-C stops it')}", flush=True)
     return run(settings, sock) if settings.workers == 1 else supervise(settings, sock)
 
 

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from regard.errors import MissingExtra, UserError
 from regard.files import make_folder, write_atomically
+from regard.messages import localize
 from regard.models.recipe import RECIPE
 from regard.progress import Stage, duration
 from regard.settings import read_toml, to_dict
@@ -67,14 +68,21 @@ class Progress(Stage):
         self.first, self.metrics, self.last, self.visible = done, "", "", show
         hidden = not (show and sys.stderr.isatty() and done < steps)
         tqdm.monitor_interval = 0  # no thread of its own: see `regard.predict.workers`
-        self.bar = tqdm(total=steps, initial=done, desc="training", unit="step", dynamic_ncols=True, disable=hidden)
+        self.bar = tqdm(
+            total=steps,
+            initial=done,
+            desc=localize("training"),
+            unit=localize("step"),
+            dynamic_ncols=True,
+            disable=hidden,
+        )
 
     def text(self, now: float) -> str:
         if not (self.visible and self.bar.disable):
             return ""
         done = self.count - self.first
-        left = f", {duration((now - self.began) / done * (self.total - self.count))} left" if done else ""
-        return f"training: step {self.count}/{self.total}{self.last}{left}"
+        left = localize(f"{duration((now - self.began) / done * (self.total - self.count))} left") if done else ""
+        return ", ".join([localize(f"training: step {self.count}/{self.total}") + self.last, *[left] * bool(left)])
 
     def advance(self, step: int) -> None:
         """`step` steps are done."""
@@ -83,7 +91,8 @@ class Progress(Stage):
 
     def update(self, loss: float, rate: float, speed: float) -> None:
         """Show these values of the last steps from now on."""
-        self.last = f", loss {loss:.4f}, lr {rate:.1e}, {speed:,.0f} {self.unit}/s{self.metrics}"
+        values = (f"loss {loss:.4f}", f"lr {rate:.1e}", f"{speed:,.0f} {self.unit}/s")
+        self.last = "".join(f", {localize(value)}" for value in values) + self.metrics
         self.bar.set_postfix_str(self.last[2:], refresh=False)
         if self.count == self.total:
             self.due = 0.0
@@ -91,12 +100,12 @@ class Progress(Stage):
 
     def show_metrics(self, metrics: Mapping[str, float]) -> None:
         """Show the metrics of the last evaluation from now on."""
-        self.metrics = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
+        self.metrics = "".join(f", {localize(name.replace('_', ' '))} {value:.4g}" for name, value in metrics.items())
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
         if self.visible:
-            tqdm.write(text, file=sys.stderr)
+            tqdm.write(localize(text), file=sys.stderr)
             sys.stderr.flush()
 
     def close(self) -> None:

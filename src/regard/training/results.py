@@ -23,6 +23,7 @@ from torch import Tensor
 class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]  # text, numbers, booleans, or None for a missing value
+    fixed: int | None = None  # the first columns have names of ours, the others names from the data; None: all are ours
     preformatted: bool = False  # text cells keep their blanks and use a fixed-width font
 
 
