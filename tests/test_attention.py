@@ -16,6 +16,8 @@ from regard.nn.attention import attend, attention_stages, softmax
 from regard.nn.mask import AttentionMask, Positions, causal, everything, from_tensor
 from regard.nn.position import Bias
 
+pytestmark = pytest.mark.grid
+
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 

@@ -20,6 +20,8 @@ from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, f
 from regard.nn.patterns import global_tokens, prefix, random_blocks, tiles
 from regard.nn.position import KINDS
 
+pytestmark = pytest.mark.grid
+
 CPU = torch.device("cpu")
 even = Mask("even", lambda q, k: (q.pos + k.pos) % 2 == 0)  # one that knows nothing of blocks
 table = from_tensor(torch.rand(60, 60, generator=torch.Generator().manual_seed(0)) < 0.3)

@@ -14,6 +14,8 @@ from regard.models.transformer import Decoder, EncoderDecoder, State, build
 from regard.nn.cache import Cache
 from regard.nn.mask import Mask, everything, from_tensor, window
 
+pytestmark = pytest.mark.grid
+
 CPU = torch.device("cpu")
 KINDS = ("sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none")
 WINDOWS = (None, 3)

@@ -22,6 +22,8 @@ from regard.models.recipe import PRESETS, preset
 from regard.models.transformer import build
 from regard.nn.mask import AttentionMask, Positions, causal, everything, window
 
+pytestmark = pytest.mark.grid
+
 
 def counted(run: Callable[[], Any]) -> int:
     with FlopCounterMode(display=False) as counter:

@@ -19,6 +19,8 @@ from regard.models.config import ModelConfig
 from regard.models.recipe import preset
 from regard.models.transformer import Model, build
 
+pytestmark = pytest.mark.grid
+
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "fp64"])
 @pytest.mark.parametrize("name", ["decoder", "grouped queries", "own head sizes", "multi-query cross"])

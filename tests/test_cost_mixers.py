@@ -18,6 +18,8 @@ from regard.models.transformer import build
 from test_cost import counted
 from test_cost_memory import kept_bytes
 
+pytestmark = pytest.mark.grid
+
 SMALL: dict[str, Any] = {"dim": 48, "heads": 4, "layers": 2, "ff_dim": 24, "vocab_size": 20, "max_length": 200,
                          "dropout": 0.0, "embed_dropout": 0.0}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
@@ -31,6 +33,14 @@ ENCODERS = {
     "linformer": {"mixer": "linformer", "projected_length": 16},
     "linformer, shared keys": {"mixer": "linformer", "projected_length": 8, "kv_heads": 2},
     "fourier": {"mixer": "fourier, full"},
+    "fourier, projected": {"mixer": "fourier", "embed_projection": True},
+    "longformer": {"window": 9, "global_tokens": 2, "global_projections": True},
+    "longformer, shared keys": {
+        "mixer": "window(5), full",
+        "global_tokens": 1,
+        "global_projections": True,
+        "kv_heads": 2,
+    },
 }
 EVERY = [(name, architecture) for name in CASES for architecture in ("decoder", "encoder")]
 EVERY += [(name, "encoder") for name in ENCODERS]

@@ -21,6 +21,8 @@ from regard.models.transformer import build
 from regard.predict.bundle import Bundle
 from regard.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.grid
+
 ctranslate2 = pytest.importorskip("ctranslate2", reason="install it with  pip install 'regard[ctranslate2]'")
 
 ENGLISH = "the animal did not cross the street because it was too tired . a cat sat on the mat in the sun"

@@ -10,6 +10,7 @@ from torch.export import Dim
 from regard.models.config import ModelConfig
 from regard.models.transformer import build
 from regard.nn.position import KINDS
+from variants import mostly_slow
 
 
 def inputs(rows: int, source: int, target: int) -> tuple[Tensor, ...]:
@@ -19,7 +20,7 @@ def inputs(rows: int, source: int, target: int) -> tuple[Tensor, ...]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", KINDS)
+@pytest.mark.parametrize("position", mostly_slow(KINDS, ["relative"]))
 def test_batch_and_lengths_stay_dynamic(position: str) -> None:
     sizes = {"dim": 8, "layers": 1, "heads": 2, "ff_dim": 12, "vocab_size": 11, "max_length": 32}
     model = build(ModelConfig(**sizes, position=position)).eval()

@@ -9,6 +9,8 @@ from regard.interop import compare, export_folder, read_folder
 from regard.models.recipe import preset
 from regard.models.transformer import build
 
+pytestmark = pytest.mark.grid
+
 transformers = pytest.importorskip("transformers", reason="install it with  pip install 'regard[hf]'")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -26,6 +26,8 @@ from regard.predict.lean import Lean
 from regard.predict.workers import side_by_side
 from regard.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.grid
+
 KINDS: dict[str, dict[str, object]] = {
     "paper": {},
     "pre": {"norm_order": "pre", "norm": "rms", "activation": "swiglu", "bias": False},

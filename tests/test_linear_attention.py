@@ -30,6 +30,8 @@ from regard.nn.linear_attention import (
 from regard.nn.mask import AttentionMask, Positions, causal, everything
 from regard.nn.multihead import Context
 
+pytestmark = pytest.mark.grid
+
 CPU = torch.device("cpu")
 KINDS = ("linear", "performer", "gated-linear")
 SMALL: dict[str, Any] = {"dim": 16, "heads": 4, "ff_dim": 16, "layers": 2, "dropout": 0.0, "embed_dropout": 0.0}

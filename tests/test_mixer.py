@@ -89,6 +89,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"dilation": 2}, ["dilation = 2", "no layer uses it", "mixer = 'window'"]),
     ({"features": 64}, ["features = 64", "mixer = 'performer'"]),
     ({"window": 4, "global_projections": True}, ["global_tokens = 1"]),
+    ({"window": 4, "global_tokens": 1, "global_projections": True, "position": "t5"}, ["'t5'", "'learned'"]),
     ({"mixer": "full, linear", "attention_score": "additive", "attention": "reference"}, ["'linear'", "remove"]),
     ({"mixer": "fourier", "position": "rope"}, ["'rope'", "'learned'"]),
 ]

@@ -17,6 +17,7 @@ from regard.models.recipe import preset
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, build
 from regard.nn.mask import from_tensor
 from regard.nn.trace import trace
+from variants import slow
 
 KINDS = ("sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none")
 VOCAB = 13
@@ -202,7 +203,7 @@ def test_initial_spreads_are_those_of_the_papers() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"position": "alibi"}, {"position": "t5", "architecture": "encoder-decoder"}], ids=str
+    "changes", [{"position": "alibi"}, *slow({"position": "t5", "architecture": "encoder-decoder"})], ids=str
 )
 def test_compiles_without_graph_breaks(changes: dict) -> None:
     model = make(**changes).eval()
@@ -216,6 +217,7 @@ def test_compiles_without_graph_breaks(changes: dict) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
 def test_one_compiled_graph_serves_every_length(architecture: str) -> None:
     """Compiled for the first length, once more with the length left open, then never again."""

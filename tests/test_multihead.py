@@ -30,6 +30,8 @@ from regard.nn.multihead import Context, HeadList, MultiHead
 from regard.nn.position import Rotary
 from regard.nn.trace import trace
 
+pytestmark = pytest.mark.grid
+
 CPU = torch.device("cpu")
 SHAPES = shapes(24)
 

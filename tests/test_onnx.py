@@ -33,6 +33,7 @@ from regard.predict.onnx import ExportedDecoder, ExportedEncoder, ExportedEncode
 from regard.tasks.registry import task_of
 from regard.text.tokenizer import Tokenizer
 from regard.training.task import run_inputs
+from variants import mostly_slow
 
 SIZE: dict[str, Any] = {"dim": 16, "heads": 4, "layers": 1, "ff_dim": 24, "max_length": 200}
 IMAGE = {"input": "patches", "image_size": 8, "patch_size": 4, "channels": 1, "pixel_mean": (0.3,), "pixel_std": (0.2,)}
@@ -156,7 +157,7 @@ def same_values(model: Any, graph: Any) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "task", [task if task != "text-to-text" else pytest.param(task, marks=pytest.mark.slow) for task in TASKS]
+    "task", mostly_slow(TASKS, ["language-modeling", "text-classification", "image-classification"])
 )
 def test_every_task(task: str, exported: Any) -> None:
     run, other = exported(task)
@@ -270,6 +271,7 @@ def test_the_command_reads_the_folder(exported: Any, capsys: pytest.CaptureFixtu
     assert outputs[0] == outputs[1] and outputs[0]
 
 
+@pytest.mark.slow
 def test_weights_in_8_bits(exported: Any) -> None:
     run, other = exported("language-modeling", "--int8")
     (path,) = (other.path / "onnx").iterdir()

@@ -25,6 +25,8 @@ from regard.nn.config import StackConfig
 from regard.nn.mask import AttentionMask, Positions
 from regard.nn.multihead import Context
 
+pytestmark = pytest.mark.grid
+
 CPU = torch.device("cpu")
 SHAPES = shapes(24, seed=1)
 

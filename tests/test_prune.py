@@ -21,6 +21,8 @@ from regard.nn.trace import trace, zero_heads
 from regard.predict.beam import beam
 from regard.predict.config import SearchConfig
 
+pytestmark = pytest.mark.grid
+
 POSITIONS = ("sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none")
 OFF = {
     "encoder": {"encoder.0.attention": [1], "encoder.1.attention": [0, 1, 2]},

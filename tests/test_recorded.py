@@ -18,6 +18,8 @@ from regard.predict.beam import beam, largest
 from regard.predict.recorded import LANES, SHAPES, TURN, FixedCache, RecordedSearch, RecordedSearches
 from test_beam import BOS, EOS, padded, transformer
 
+pytestmark = pytest.mark.grid
+
 CONFIGS = [
     {},
     {"beam": 5},

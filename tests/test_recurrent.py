@@ -294,6 +294,7 @@ def right(model: Recurrent, batch: PairBatch) -> float:
     return hits / sum(map(len, wanted))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
 def test_it_learns_to_reverse_because_of_attention(cell: str) -> None:
     torch.set_num_threads(1)

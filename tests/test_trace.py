@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, build
 from regard.nn.block import Stack
 from regard.nn.mask import Mask, Positions, causal, everything, padding, window
-from regard.nn.trace import Traceable, drop, replace, trace, zero_heads
+from regard.nn.trace import Trace, Traceable, drop, replace, trace, zero_heads
 
 KINDS = ("sinusoidal", "learned", "relative", "t5", "rope", "alibi", "none")
 ATTENTION = ("q", "k", "v", "mask", "scores", "scaled", "masked", "weights", "heads", "output")
@@ -46,18 +47,23 @@ def padded() -> Tensor:
 # Names
 
 
+def sublayer(name: str, *stages: str) -> list[str]:
+    """The names of one sub-layer: the residual stream around its own stages."""
+    return [f"{name}.{stage}" for stage in ("before", "norm", *stages, "sum", "after")]
+
+
 def test_names_are_complete_and_ordered() -> None:
     """What is promised is what is seen, for every shape and kind of layer."""
-    block = [f"attention.{stage}" for stage in ATTENTION]
-    cross = [f"cross.{stage}" for stage in ATTENTION]
+    block = [*sublayer("attention", *ATTENTION), *sublayer("feedforward", "up", "hidden", "output"), "output"]
+    cross = sublayer("cross", *ATTENTION)
     expected = {
         f"{stack}.{layer}.{name}"
         for stack, inner in (("encoder", block), ("decoder", block + cross))
         for layer in (0, 1)
-        for name in [*inner, "feedforward.hidden", "feedforward.output", "output"]
+        for name in inner
     }
-    stages = ("positions", "embedded", "output")
-    expected |= {f"{stack}.{stage}" for stack in ("encoder", "decoder") for stage in stages}
+    stages = ("embedding", "positions", "position_encoding", "embedded", "output")
+    expected |= {f"{stack}.{stage}" for stack in ("encoder", "decoder") for stage in stages} | {"logits"}
     model = make(architecture="encoder-decoder")
     with trace(model) as t:
         model(tokens(2, 5), tokens(2, 3))
@@ -65,12 +71,109 @@ def test_names_are_complete_and_ordered() -> None:
     assert len(t.names) == len(expected)
 
 
-@pytest.mark.parametrize("changes", [{"architecture": "encoder"}, {"experts": 3}, {"kv_heads": 2}, {"position": "t5"}])
-def test_every_promised_name_is_seen(changes: dict) -> None:
-    model = make(**changes)
-    with trace(model) as t:
-        model(tokens())
-    assert set(t) == set(t.names)
+ARCHITECTURES = {
+    "gpt": {"norm_order": "pre", "position": "learned"},
+    "llama": {"norm_order": "pre", "norm": "rms", "position": "rope", "activation": "swiglu", "kv_heads": 2},
+    "experts": {"experts": 3, "norm_order": "pre"},
+    "no residual": {"residual": False},
+    "bert": {"architecture": "encoder", "embed_norm": True, "token_types": 2, "head_layer": True},
+    "classifier": {"architecture": "encoder", "output_head": "classes", "classes": 3, "pooler": True, "position": "t5"},
+    "tagger": {"architecture": "encoder", "output_head": "classes", "classes": 3, "pooling": "none"},
+    "sentence": {"architecture": "encoder", "output_head": "pooled", "pooling": "mean"},
+    "states": {"architecture": "encoder", "output_head": "none"},
+    "mixers": {"architecture": "encoder", "mixer": "linear, fourier", "embed_dropout": 0.0},
+    "translator": {"architecture": "encoder-decoder", "norm_order": "pre"},
+    "vit": {
+        "architecture": "encoder",
+        "input": "patches",
+        "output_head": "classes",
+        "classes": 3,
+        "position": "learned",
+    },
+    "captioner": {"architecture": "encoder-decoder", "input": "patches"},
+    "recurrent": {"architecture": "recurrent", "cell": "lstm"},
+    "regression": {"architecture": "encoder-decoder", "input": "features", "output_head": "values", "feature_dim": 3},
+}
+
+
+def run(model: Any) -> Tensor:
+    """The output for random inputs of the kind that the model reads."""
+    config = model.config
+    match config.input:
+        case "tokens":
+            source = tokens()
+        case "patches":
+            source = torch.rand(2, 3, 8, 8).double()
+        case _:
+            source = torch.randn(2, 6, 3).double()
+    if config.architecture in ("decoder", "encoder"):
+        return model(source)
+    return model(source, torch.randn(2, 4, 3).double() if config.output_head == "values" else tokens(2, 4))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_stage_of_a_pass_follows_from_those_before(name: str) -> None:
+    """Names, residual stream, norms, feed-forward and output of every architecture, against PyTorch's functions."""
+    model = make(**{"image_size": 8, "patch_size": 4, **ARCHITECTURES[name]})
+    torch.manual_seed(1)
+    with torch.no_grad():
+        plain = run(model)
+        torch.manual_seed(1)
+        with trace(model) as t:
+            output = run(model)
+    torch.testing.assert_close(output, plain, atol=1e-12, rtol=0)
+    assert set(t) == set(t.names) or name == "experts"  # a token may choose no expert
+    last = next((stage for stage in ("logits", "values", "pooled") if stage in t), "encoder.output")
+    assert torch.equal(t[last], output)
+    for stack in (module for module in model.modules() if isinstance(module, Stack)):
+        check_stack(t, "decoder" if stack is getattr(model, "decoder", None) else "encoder", stack)
+    states = t["decoder.output" if hasattr(model, "decoder") else "encoder.output"]
+    if getattr(model, "output_head", None) is not None:
+        head = model.output_head
+        torch.testing.assert_close(
+            t[last], head.transform(states) @ head.project.weight.T + (0 if head.bias is None else head.bias)
+        )
+    if "pooled" in t:
+        one = states.mean(dim=1) if model.config.pooling == "mean" else states[:, 0]
+        torch.testing.assert_close(t["pooled"], model.pooler(one).tanh() if model.pooler else one)
+
+
+def check_stack(t: Trace, name: str, stack: Stack) -> None:
+    """Embedding + position = stream; after = before + output, normalised before or after; hidden = act(up)."""
+    config, adds = stack.config, f"{name}.position_encoding" in t
+    assert adds == (config.position in ("sinusoidal", "learned"))
+    stream = t[f"{name}.embedding"] + (t[f"{name}.position_encoding"] if adds else 0)
+    torch.testing.assert_close(t[f"{name}.embedded"], norm(stream, stack.embed_norm))
+    stream = t[f"{name}.embedded"]
+    for layer, block in enumerate(stack.blocks):
+        for part in ("attention", "cross", "feedforward") if block.cross is not None else ("attention", "feedforward"):
+            at, own = f"{name}.{layer}.{part}", getattr(block, f"{part}_norm")
+            before, total, after = (t[f"{at}.{stage}"] for stage in ("before", "sum", "after"))
+            assert torch.equal(before, stream)
+            torch.testing.assert_close(total, t[f"{at}.output"] + (before if config.residual else 0))
+            is_pre = config.norm_order == "pre"
+            torch.testing.assert_close(t[f"{at}.norm"], norm(before if is_pre else total, own))
+            assert torch.equal(after, total if is_pre else t[f"{at}.norm"])
+            stream = after
+        assert torch.equal(t[f"{name}.{layer}.output"], stream)
+        if not config.experts:
+            up, hidden = t[f"{name}.{layer}.feedforward.up"], t[f"{name}.{layer}.feedforward.hidden"]
+            assert up.shape[-1] == config.ff_dim * (2 if config.activation == "swiglu" else 1)
+            gate, value = up.chunk(2, dim=-1) if config.activation == "swiglu" else (up, 1)
+            expected = gate * gate.sigmoid() * value if config.activation == "swiglu" else gate.clamp_min(0)
+            torch.testing.assert_close(hidden, expected)
+    torch.testing.assert_close(t[f"{name}.output"], norm(stream, stack.norm))
+
+
+def norm(x: Tensor, module: nn.Module) -> Tensor:
+    """The formula of the module's norm."""
+    match module:
+        case nn.LayerNorm():
+            return torch.layer_norm(x, x.shape[-1:], module.weight, module.bias, module.eps)
+        case nn.RMSNorm():
+            return x / (x.square().mean(dim=-1, keepdim=True) + module.eps).sqrt() * module.weight
+        case _:
+            return x
 
 
 def test_shapes() -> None:

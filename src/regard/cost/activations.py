@@ -46,6 +46,10 @@ def activation_bytes(config: ModelConfig, stacks: list[StackShape], batch: int, 
         rope = config.position == "rope"
         softmax, others = mixers.softmax_layers(config, layers), mixers.other_layers(config, layers)
         kept["attention"] += len(softmax) * _attention(config, batch, stack.length, stack.length, size, rope)
+        kept["source"] += tokens * config.dim * wide * config.embed_projection
+        # q, k and v of the global tokens, and the output with their rows
+        projections = tokens * (mixers.projected_size(config) + config.heads * config.val_dim) * size
+        kept["attention"] += mixers.global_layers(config, layers) * projections
         causal, length = stack.causal and config.causal, stack.length
         kept["attention"] += sum(mixers.activation_bytes(config, one, batch, length, causal, size) for one in others)
         kept["attention"] += layers * rope * 4 * stack.length * config.key_dim * size  # cos and sin, for q and for k

@@ -10,6 +10,7 @@ projections Q, K, V and O,
     gated-linear   + 2·B·N·(d·16 + 16·G·D + d·H·Dv)         the gates; an encoder: both directions, twice the sums
     linformer      2·B·N·L·G·(D + Dv) + 2·B·H·N·L·(D + Dv)  keys and values of length L, and attention to them
     fourier        0                                        no matmuls; the FFT takes about 5·N·d·log₂(N·d) FLOPs
+    window         2·B·N·d·(H·D + G·(D + Dv)) + 2·B·H·n·N·(D + Dv)  with projections of its n global tokens
 
 and one more token of a decoder what N = 1 takes, whatever was read before: the state has B·G·(F·E + 1) elements of 32
 bits or more. Gates add 16·(d + G·D) + G·D + d·H·Dv + Dv parameters, Linformer 2·L·max_length; Fourier has none.
@@ -58,7 +59,19 @@ def extra_parameters(config: ModelConfig, kind: str) -> int:
             return RANK * (config.dim + keys) + keys + config.dim * values + config.val_dim
         case "linformer":
             return 2 * config.projected_length * config.max_length
+        case "window" if config.global_projections:
+            return (config.dim + config.bias) * projected_size(config)
     return 0
+
+
+def projected_size(config: ModelConfig) -> int:
+    """Of the queries, keys and values of a token, all heads."""
+    return config.heads * config.key_dim + config.key_heads * (config.key_dim + config.val_dim)
+
+
+def global_layers(config: ModelConfig, layers: int) -> int:
+    """How many layers have projections for global tokens."""
+    return sum(config.mixer_of(layer) == "window" for layer in range(layers)) * config.global_projections
 
 
 def feature_operations(config: ModelConfig, kind: str, batch: int, length: int) -> int:

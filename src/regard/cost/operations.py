@@ -63,6 +63,7 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
         parts[f"{stack.name}.feedforward"] = stack.layers * (experts or feedforward_parameters(config))
         norms = stack.layers * stack.sublayers + config.embed_norm + config.ends_with_norm
         parts[f"{stack.name}.norms"] = norms * config.dim * {"layer": 2, "rms": 1, "none": 0}[config.norm]
+        parts[f"{stack.name}.embedding"] = _linear(config.dim, config.dim) * config.embed_projection
     parts["head"] = _head_parameters(config)
     return {name: count for name, count in parts.items() if count}
 
@@ -154,9 +155,14 @@ def forward_operations(config: ModelConfig, stacks: list[StackShape], batch: int
         parts[f"{name}.attention"] = (layers - others.count("fourier")) * _projections(config, batch, n, n)
         learned = _score_projections(config, batch, n, n) + _relative(config, batch, n)
         parts[f"{name}.scores"] = computed_pairs(config, stack) * _per_pair(config, batch) + len(softmax) * learned
+        if layered := mixers.global_layers(config, layers):  # once more for the global tokens
+            first = min(n, config.global_tokens)
+            parts[f"{name}.attention"] += layered * 2 * batch * n * config.dim * mixers.projected_size(config)
+            parts[f"{name}.scores"] += layered * first * n * _per_pair(config, batch)
         causal = stack.causal and config.causal
         mixing = sum(mixers.mixing_operations(config, kind, batch, n, causal) for kind in others)
         parts[f"{name}.mixing"] = mixing
+        parts[f"{name}.embedding"] = 2 * batch * n * config.dim**2 * config.embed_projection
         if m:
             parts[f"{name}.cross"] = layers * _projections(config, batch, n, m)
             cross = n * m * _per_pair(config, batch) + _score_projections(config, batch, n, m)

@@ -118,6 +118,8 @@ def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | str:
     if not texts:
         return f"each has more tokens than fit into max_length = {config.max_length}"
     peer, tokenizer, predictor = load_peer(folder), load(Path(folder)), bundle.predictor
+    if peer.config.model_type == "fnet":
+        return "transformers mixes the padding of a batch into the outputs of an FNet"
     with torch.inference_mode():
         match config.architecture, config.output_head:
             case "encoder-decoder", _:
@@ -141,7 +143,7 @@ def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | str:
                     " ".join(f"{one.tag} {one.probability:.3f}" for one in p.words) for p in predictor.predict(words)
                 ]
                 batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
-                probabilities, theirs = peer(**batch).logits.softmax(dim=-1), []
+                probabilities, theirs = peer(**_real(peer, batch)).logits.softmax(dim=-1), []
                 for part in encode_words(bundle.tokenizer, words, config.max_length):
                     values, numbers = (one.tolist() for one in probabilities[part.sentence, part.first].max(dim=-1))
                     tagged = zip(numbers, values, strict=True)
@@ -150,7 +152,7 @@ def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | str:
                 batch = tokenizer(
                     texts, padding=True, truncation=True, return_tensors="pt", return_token_type_ids=False
                 )
-                best = peer(**batch).logits.softmax(dim=-1).max(dim=-1)
+                best = peer(**_real(peer, batch)).logits.softmax(dim=-1).max(dim=-1)
                 names = [peer.config.id2label[number] for number in best.indices.tolist()]
                 theirs = [f"{name} {value:.3f}" for name, value in zip(names, best.values.tolist(), strict=True)]
                 ours = [f"{one.label} {one.probabilities[one.label]:.3f}" for one in predictor.predict(texts)]
@@ -158,11 +160,17 @@ def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | str:
                 texts = [f"{text} {tokenizer.mask_token}" for text in texts]
                 batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
                 masked = batch.input_ids == tokenizer.mask_token_id
-                theirs = [*map(bundle.tokenizer.token, peer(**batch).logits[masked].argmax(dim=-1).tolist())]
+                theirs = [
+                    *map(bundle.tokenizer.token, peer(**_real(peer, batch)).logits[masked].argmax(dim=-1).tolist())
+                ]
                 ours = [one.masks[0][0].token for one in predictor.predict(texts, top=1)]
             case _:
                 return "its tokenizer has no mask token"
     return Agreement.of(texts, ours, theirs)
+
+
+def _real(peer: Any, batch: Any) -> dict[str, Tensor]:
+    return encoder_inputs(peer, batch["input_ids"], batch["attention_mask"])
 
 
 def load_peer(folder: str | Path) -> Any:
@@ -183,6 +191,18 @@ def load_peer(folder: str | Path) -> Any:
     finally:
         log.set_verbosity(loud)
         log.enable_progress_bar()
+
+
+def encoder_inputs(peer: Any, ids: Tensor, is_real: Tensor) -> dict[str, Tensor]:
+    """The arguments of an encoder of transformers; the first token of a Longformer is global, as it is in Regard."""
+    match peer.config.model_type:
+        case "fnet":
+            return {"input_ids": ids}
+        case "longformer":
+            first = torch.zeros_like(ids)
+            first[:, 0] = 1
+            return {"input_ids": ids, "attention_mask": is_real.long(), "global_attention_mask": first}
+    return {"input_ids": ids, "attention_mask": is_real.long()}
 
 
 def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
@@ -215,8 +235,12 @@ def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[
         case Encoder():
             ids, is_real = tokens(config.vocab_size or 0)
             types = torch.randint(max(1, config.token_types), ids.shape, generator=generator)
+            if peer.config.model_type == "fnet":  # whose transform in transformers includes padding
+                is_real = torch.ones_like(is_real)
+            if peer.config.model_type == "longformer":  # which takes this id for padding wherever it is
+                ids = ids.masked_fill(ids == peer.config.pad_token_id, 0)
             inputs = (ids, is_real, types if config.token_types else None)
-            out = peer(input_ids=ids, attention_mask=is_real.long(), token_type_ids=types)
+            out = peer(**encoder_inputs(peer, ids, is_real), token_type_ids=types)
     logits = out.get("logits", out.get("prediction_logits"))  # the second in BertForPreTraining
     if logits is not None:
         keep = is_real if config.per_token else slice(None)

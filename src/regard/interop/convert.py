@@ -22,12 +22,16 @@ from regard.interop.encoder_decoders import BART, T5, Marian
 from regard.interop.encoders import BERT, ViT
 from regard.interop.family import Family, Json, actual_value, unsupported
 from regard.interop.gpt2 import GPT2
+from regard.interop.long_encoders import BigBird, FNet, Longformer
 from regard.interop.rules import Tensors
 from regard.models.config import ModelConfig
 from regard.models.folder import weights_of
 from regard.models.transformer import build
 
-FAMILIES: dict[str, Family] = {kind.model_type: kind() for kind in (GPT2, BERT, ViT, Marian, BART, T5)}
+FAMILIES: dict[str, Family] = {
+    kind.model_type: kind() for kind in (GPT2, BERT, ViT, Marian, BART, T5, Longformer, FNet)
+}
+IMPORTED: dict[str, Family] = {**FAMILIES, BigBird.model_type: BigBird()}  # exported as the family that it is then
 
 # Keys of config.json beyond the architecture that prediction needs: kept in the recipe's table [hf] and exported again
 METADATA = (
@@ -39,9 +43,9 @@ METADATA = (
 def family_in(hf: Json) -> Family:
     """The family that config.json names."""
     name = hf.get("model_type")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise UserError(f"config.json: model_type = {name!r} is not supported yet; supported are {', '.join(FAMILIES)}")
-    return FAMILIES[name]
+    if not isinstance(name, str) or name not in IMPORTED:
+        raise UserError(f"config.json: model_type = {name!r} is not supported yet; supported are {', '.join(IMPORTED)}")
+    return IMPORTED[name]
 
 
 def family_of(config: ModelConfig) -> Family:
@@ -95,9 +99,11 @@ def config_from_hf(hf: Json, tensors: Mapping[str, Tensor] | None = None) -> Mod
         raise UserError(f"config.json describes an invalid {family.name}: {error}") from None
 
 
-def weights_from_hf(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[Tensors, list[str]]:
+def weights_from_hf(
+    config: ModelConfig, tensors: Mapping[str, Tensor], family: Family | None = None
+) -> tuple[Tensors, list[str]]:
     """The tensors of our model, each once, and the names of theirs that it does not use."""
-    family = family_of(config)
+    family = family or family_of(config)
     theirs = family.prepare(config, _without_prefix(family, tensors))
     with torch.device("meta"):
         shapes = weights_of(build(config))

@@ -50,6 +50,7 @@ def refuse(config: ModelConfig) -> str:
         f"input = {config.input!r}": config.input != "tokens",
         f"output_head = {config.output_head!r}": config.output_head != "tokens",
         "head_layer = true": config.head_layer,
+        "embed_projection = true": config.embed_projection,
         f"attention_score = {config.attention_score!r}": config.attention_score != "dot",
         f"experts = {config.experts}": config.experts > 0,
         f"mixer = {config.mixer!r}": config.mixer != "" and not config.all_full,

@@ -43,7 +43,7 @@ class EncoderFamily(Family):
         count = len(labels) if isinstance(labels, dict) and labels else hf.get("num_labels", 2)
         if not isinstance(count, int) or count < 2:
             raise unsupported("num_labels", count, "a classifier has 2 or more classes")
-        per_token = architecture == "BertForTokenClassification"
+        per_token = architecture.endswith("ForTokenClassification")
         return {"output_head": "classes", "classes": count, **({"pooling": "none"} if per_token else {})}
 
     def to_config(self, config: ModelConfig) -> Json:
@@ -57,6 +57,7 @@ class EncoderFamily(Family):
         }
 
 
+GELU = ("gelu", "gelu-tanh")
 EMBEDDING, OUTPUT = "embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
 BIAS, OUTPUT_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"  # equal if tied; otherwise the second counts
 
@@ -64,11 +65,11 @@ BIAS, OUTPUT_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"  # eq
 class BERT(EncoderFamily):
     model_type = "bert"
     name = "BERT"
-    architectures = (
+    architectures: ClassVar[tuple[str, ...]] = (
         "BertModel", "BertForSequenceClassification", "BertForMaskedLM", "BertForPreTraining",
         "BertForTokenClassification",
     )  # fmt: skip
-    keys = (
+    keys: ClassVar[tuple[tuple[str, str, Any], ...]] = (
         *EncoderFamily.encoder_keys,
         ("vocab_size", "vocab_size", 30522),
         ("max_length", "max_position_embeddings", 512),
@@ -112,26 +113,28 @@ class BERT(EncoderFamily):
                 yield same("output_head.project.weight", OUTPUT)
 
     def infer(self, hf: Json, tensors: Tensors | None, architecture: str) -> Json:
-        if architecture == "BertForSequenceClassification":
+        if architecture.endswith("ForSequenceClassification"):
             return {**super().infer(hf, tensors, architecture), "pooler": True}
-        if architecture in ("BertModel", "BertForTokenClassification"):
+        if architecture == self.architectures[0] or architecture.endswith("ForTokenClassification"):
             return super().infer(hf, tensors, architecture)
-        if hf.get("hidden_act") not in (None, "gelu", "gelu_python"):
-            only = "only 'gelu' is for a masked language model, whose output head has a GELU"
+        if self.activations.get(hf.get("hidden_act") or "gelu") not in GELU:
+            only = "only 'gelu' and 'gelu_new' are for a masked language model, whose output head has a GELU"
             raise unsupported("hidden_act", hf["hidden_act"], only)
         tied = is_tied(hf, tensors, OUTPUT, EMBEDDING)
         return {"output_head": "tokens", "head_layer": True, "logit_bias": True, "tie_embeddings": tied}
 
     def implied(self, config: ModelConfig) -> Json:
         if config.output_head == "tokens":
-            return {"head_layer": True, "activation": "gelu", "pooler": False, "logit_scale": 1.0}
+            activation = config.activation if config.activation in GELU else "gelu"
+            return {"head_layer": True, "activation": activation, "pooler": False, "logit_scale": 1.0}
         if config.output_head == "none" or config.per_token:
             return {}
         return {"pooling": "cls", "pooler": True}
 
     def to_config(self, config: ModelConfig) -> Json:
         hf: Json = {"type_vocab_size": max(1, config.token_types), "tie_word_embeddings": config.tie_embeddings}
-        named = {"tokens": "BertForMaskedLM", "classes": "BertForTokenClassification"} if config.per_token else {}
+        kind = self.architectures[0].removesuffix("Model")
+        named = {"tokens": f"{kind}ForMaskedLM", "classes": f"{kind}ForTokenClassification"} if config.per_token else {}
         per_token = {"architectures": [named[config.output_head]]} if named else {}
         return {**hf, **super().to_config(config), **per_token}
 

@@ -37,7 +37,8 @@ ACTIVATIONS = {
 # Our fields that have this value in every family
 COMMON: Json = {
     "attention_score": "dot", "window": None, "experts": 0, "residual": True, "pruned": None, "position_axes": 1,
-    "mixer": "", "qk_norm": False, "shifted_window": None, "stem": "linear", "causal": True,
+    "mixer": "", "global_projections": False, "embed_projection": False, "qk_norm": False, "shifted_window": None,
+    "stem": "linear", "causal": True,
 }  # fmt: skip
 
 

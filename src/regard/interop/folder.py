@@ -66,7 +66,7 @@ def read_folder(folder: str | Path) -> Imported:
     tensors = _read_tensors(folder, hf)
     try:
         config = replace(convert.config_from_hf(hf, tensors), **_pixel_statistics(folder / PREPROCESSOR))
-        ours, unused = convert.weights_from_hf(config, tensors)
+        ours, unused = convert.weights_from_hf(config, tensors, family)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
     with torch.random.fork_rng(devices=[]):

@@ -27,6 +27,7 @@ class OutputHead(nn.Module):
             self.project.weight = tied.weight
         self.bias = nn.Parameter(torch.zeros(size)) if config.logit_bias or config.output_head == "values" else None
         self.scale = config.logit_scale
+        self.gelu = "tanh" if config.activation == "gelu-tanh" else "none"  # the form of GELU that the layers have
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(self.transform(x), self.project.weight, self.bias)
@@ -34,5 +35,5 @@ class OutputHead(nn.Module):
     def transform(self, x: Tensor) -> Tensor:
         """The input of the last matmul."""
         if self.layer is not None:
-            x = self.norm(F.gelu(self.layer(x)))
+            x = self.norm(F.gelu(self.layer(x), approximate=self.gelu))
         return x if self.scale == 1.0 else x * self.scale

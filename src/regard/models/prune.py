@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError
+from regard.nn.longformer import GlobalMultiHead
 from regard.nn.multihead import Context, MultiHead
 from regard.nn.position import At, Bias
 
@@ -70,6 +71,8 @@ def prune(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
         if name not in parts:
             raise UserError(f"heads: this model has no {name}; it has {', '.join(parts)}")
         part = parts[name]
+        if isinstance(part, GlobalMultiHead):
+            raise UserError(f"heads: {name} has projections for global tokens (global_projections), and is not pruned")
         if unknown := sorted(removed - set(range(part.heads))):
             raise UserError(f"heads: {name} has no head {unknown[0]}; its heads are 0 to {part.heads - 1}")
         if len(removed) == part.heads:

@@ -27,6 +27,7 @@ from regard.models.config import ModelConfig
 from regard.settings import field_types, from_dict, read_toml
 
 RECIPE = "recipe.toml"  # its name in the folder of a saved model
+EXAMPLES = "examples.json"  # a few test inputs of a run, beside it
 _tables = tomllib.loads((resources.files("regard.models") / "presets.toml").read_text(encoding="utf-8"))
 _likes = {name: _tables.get(table.pop("like", None), {}) for name, table in _tables.items()}
 PRESETS: dict[str, dict[str, Any]] = {name: {**_likes[name], **table} for name, table in _tables.items()}

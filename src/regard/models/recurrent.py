@@ -48,7 +48,7 @@ Layer = tuple[Tensor, ...]  # one layer's state: (h,) of a GRU, (h, memory cell)
 class RecurrentEncoder(Traceable):
     """A bidirectional RNN over the source: [B, S, embed_dim] -> [B, S, 2 dim]."""
 
-    stages = ("embedded", "output")
+    stages = ("embedding", "embedded", "output")
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class RecurrentEncoder(Traceable):
         self.layers = kind(*sizes, bias=config.bias, dropout=between, **options)
 
     def forward(self, x: Tensor, is_real: Tensor | None = None) -> Tensor:
-        x = self.mark("embedded", _dropout(self, x, self.config.embed_dropout))
+        x = self.mark("embedded", _dropout(self, self.mark("embedding", x), self.config.embed_dropout))
         states = self.layers(x)[0] if is_real is None else self._real(x, is_real)
         return self.mark("output", _dropout(self, states, self.config.dropout))
 
@@ -145,7 +145,7 @@ class Alignment(Traceable):
 class RecurrentDecoder(Traceable):
     """Attention, one cell per layer, and a readout."""
 
-    stages = ("embedded", "states", "output")
+    stages = ("embedding", "embedded", "states", "output")
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class RecurrentDecoder(Traceable):
 
     def forward(self, x: Tensor, state: RecurrentState, is_real: Tensor | None = None) -> Tensor:
         """Embeddings x [B, T, embed_dim] -> t [B, T, embed_dim]; updates `state`."""
-        x = self.mark("embedded", _dropout(self, x, self.config.embed_dropout))
+        x = self.mark("embedded", _dropout(self, self.mark("embedding", x), self.config.embed_dropout))
         mask = self.cross.mask(Positions.of(x.shape[1], x.device, start=state.length), state.positions)
         states, contexts = [], []
         with self.cross.joined(dim=2):
@@ -202,8 +202,10 @@ class RecurrentDecoder(Traceable):
         return advanced
 
 
-class Recurrent(nn.Module):
+class Recurrent(Traceable):
     """The interface of EncoderDecoder, so that training, search and explore treat both alike."""
+
+    stages = ("logits",)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -234,7 +236,8 @@ class Recurrent(nn.Module):
         self, source: Tensor, target: Tensor, source_is_real: Tensor | None = None, target_is_real: Tensor | None = None
     ) -> Tensor:
         """Teacher forcing: logits of the token after each token of `target`."""
-        return self.output_head(self.states(target, self.encode(source, source_is_real), target_is_real))
+        states = self.states(target, self.encode(source, source_is_real), target_is_real)
+        return self.mark("logits", self.output_head(states))
 
     def start(self, source: Tensor, is_real: Tensor | None = None, capacity: int = 0) -> RecurrentState:
         """Encode the source. The state never grows, so `capacity` has no effect."""
@@ -243,7 +246,7 @@ class Recurrent(nn.Module):
     def step(self, tokens: Tensor, state: RecurrentState, is_real: Tensor | None = None) -> Tensor:
         """Process `tokens` [B, n] after those in `state`; logits [B, n, vocab_size] of the token after each."""
         x = _embed("target", self.target_embedding, tokens)
-        return self.output_head(self.decoder(x, state, is_real))
+        return self.mark("logits", self.output_head(self.decoder(x, state, is_real)))
 
 
 def _dropout(module: nn.Module, x: Tensor, p: float) -> Tensor:

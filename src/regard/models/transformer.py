@@ -27,6 +27,7 @@ from regard.nn.block import Memory, Stack
 from regard.nn.cache import Cache
 from regard.nn.embedding import Features, Patches, Tokens
 from regard.nn.mask import Mask, Positions, everything
+from regard.nn.trace import Traceable
 
 
 def make_embedding(config: ModelConfig) -> Tokens | Patches | Features:
@@ -56,10 +57,11 @@ class State:
             self.memory = Memory(self.memory.states.index_select(0, kept), self.memory.positions.reorder(kept))
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Traceable):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, values = config, config.output_head == "values"
+        self.stages = ("values",) if values else ("logits",)
         self.source_embedding = source = make_embedding(config)
         size, dim = config.feature_dim if values else config.target_size, config.dim
         target = Features(size, dim) if values else Tokens(size, dim, scaled=config.embed_scale)
@@ -98,7 +100,10 @@ class EncoderDecoder(nn.Module):
 
         With output_head = "values", target and output are [B, T, feature_dim]; zeros take the place of <s>.
         """
-        return self.output_head(self.states(target, self.encode(source, source_is_real), target_is_real))
+        return self._output(self.states(target, self.encode(source, source_is_real), target_is_real))
+
+    def _output(self, states: Tensor) -> Tensor:
+        return self.mark(self.stages[0], self.output_head(states))
 
     def start(self, source: Tensor, is_real: Tensor | None = None, capacity: int = 0) -> State:
         return State(Cache(capacity), self.encode(source, is_real))
@@ -107,10 +112,12 @@ class EncoderDecoder(nn.Module):
         """Process `tokens` [B, n] after those in `state`; logits [B, n, vocab_size] of the token after each."""
         x = self.target_embedding(tokens)
         positions = state.cache.next_positions(x.shape[1], x.device, is_real)
-        return self.output_head(self.decoder(x, positions, memory=state.memory, cache=state.cache, mask=mask))
+        return self._output(self.decoder(x, positions, memory=state.memory, cache=state.cache, mask=mask))
 
 
-class Decoder(nn.Module):
+class Decoder(Traceable):
+    stages = ("logits",)
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, size = config, config.vocab_size or 0
@@ -122,7 +129,7 @@ class Decoder(nn.Module):
     def forward(
         self, tokens: Tensor, is_real: Tensor | None = None, document: Tensor | None = None, mask: Mask = everything
     ) -> Tensor:
-        return self.output_head(self.states(tokens, is_real, document, mask))
+        return self.mark("logits", self.output_head(self.states(tokens, is_real, document, mask)))
 
     def states(
         self, tokens: Tensor, is_real: Tensor | None = None, document: Tensor | None = None, mask: Mask = everything
@@ -141,13 +148,15 @@ class Decoder(nn.Module):
         x = self.embedding(tokens)
         positions = state.cache.next_positions(x.shape[1], x.device, is_real)
         x = self.decoder(x, positions, cache=state.cache, mask=mask)
-        return self.output_head(x[:, -1:] if last else x)
+        return self.mark("logits", self.output_head(x[:, -1:] if last else x))
 
 
-class Encoder(nn.Module):
+class Encoder(Traceable):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, head = config, config.output_head
+        is_pooled = head == "pooled" or (head == "classes" and config.pooling != "none")
+        self.stages = ("pooled",) * is_pooled + ("logits",) * (head in ("classes", "tokens"))
         self.embedding = embedding = make_embedding(config)
         self.encoder = Stack(config, causal=False)
         self.pooler = nn.Linear(config.dim, config.dim) if config.pooler else None
@@ -200,9 +209,9 @@ class Encoder(nn.Module):
     ) -> Tensor:
         states = self.encode(source, is_real, types, mask)
         if self.output_head is not None:
-            return self.output_head(states)
-        x = states if "none" in (self.config.output_head, self.config.pooling) else self.pooled(states, is_real)
-        return x if self.classifier is None else self.classifier(x)
+            return self.mark("logits", self.output_head(states))
+        x = self.mark("pooled", self.pooled(states, is_real)) if "pooled" in self.stages else states
+        return x if self.classifier is None else self.mark("logits", self.classifier(x))
 
 
 SequenceToSequence = EncoderDecoder | Recurrent  # models with a source and a target

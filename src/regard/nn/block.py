@@ -33,17 +33,17 @@ from regard.nn.mixer import layer_mask, make_mixer, reaches
 from regard.nn.multihead import Context, MultiHead
 from regard.nn.norm import make_norm
 from regard.nn.patterns import tiles
-from regard.nn.position import KINDS, Learned
+from regard.nn.position import KINDS, Learned, Position
 from regard.nn.trace import Traceable
 
 
 class Block(Traceable):
     """Self-attention, optionally cross-attention, and feed-forward, each with norm, dropout and residual connection."""
 
-    stages = ("output",)
-
     def __init__(self, config: StackConfig, *, layer: int = 0, memory: bool = False, causal: bool = False) -> None:
         super().__init__()
+        parts = ("attention.", "cross.", "feedforward.") if memory else ("attention.", "feedforward.")
+        self.stages = (*(part + stage for part in parts for stage in ("before", "norm", "sum", "after")), "output")
         self.pre_norm, self.residual, self.dropout = config.norm_order == "pre", config.residual, config.dropout
         self.attention = make_mixer(config, layer, causal)
         self.attention_norm = make_norm(config)
@@ -53,19 +53,19 @@ class Block(Traceable):
         self.feedforward_norm = make_norm(config)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        x = self._add(x, self.attention, self.attention_norm, context)
+        x = self._add(x, "attention.", self.attention, self.attention_norm, context)
         if self.cross is not None and self.cross_norm is not None:
-            x = self._add(x, self.cross, self.cross_norm, context)
-        return self.mark("output", self._add(x, self.feedforward, self.feedforward_norm))
+            x = self._add(x, "cross.", self.cross, self.cross_norm, context)
+        return self.mark("output", self._add(x, "feedforward.", self.feedforward, self.feedforward_norm))
 
-    def _add(self, x: Tensor, layer: nn.Module, norm: nn.Module, *context: Context) -> Tensor:
+    def _add(self, x: Tensor, part: str, layer: nn.Module, norm: nn.Module, *context: Context) -> Tensor:
         """x + f(x) for a sub-layer f, with its norm before it or at the end, and dropout on its output."""
-        out: Tensor = layer(norm(x) if self.pre_norm else x, *context)
+        x = self.mark("before", x, part)
+        out: Tensor = layer(self.mark("norm", norm(x), part) if self.pre_norm else x, *context)
         if self.training and self.dropout:
             out = dropout(out, self.dropout)
-        if self.residual:
-            out = x + out
-        return out if self.pre_norm else norm(out)
+        out = self.mark("sum", x + out if self.residual else out, part)
+        return self.mark("after", out if self.pre_norm else self.mark("norm", norm(out), part), part)
 
 
 def run_block(block: nn.Module, x: Tensor, context: Context) -> Tensor:
@@ -82,8 +82,6 @@ class Memory:
 
 
 class Stack(Traceable):
-    stages = ("positions", "embedded", "output")
-
     def __init__(self, config: StackConfig, *, causal: bool, memory: bool = False) -> None:
         super().__init__()
         if (config.position_axes == 2 or config.shifted_window is not None) and config.grid is None:
@@ -95,7 +93,10 @@ class Stack(Traceable):
         self.checkpoint = False  # recompute activations in the backward pass instead of storing them
         self.compute: Callable[[nn.Module, Tensor, Context], Tensor] | None = None  # of training: `run_block` compiled
         self.position = KINDS[config.position](config, causal)
+        added = ("position_encoding",) if type(self.position).embed is not Position.embed else ()
+        self.stages = ("embedding", "positions", *added, "embedded", "output")
         self.embed_norm = make_norm(config) if config.embed_norm else nn.Identity()
+        self.embed_projection = nn.Linear(config.dim, config.dim) if config.embed_projection else nn.Identity()
         layers = range(config.layers)
         self.blocks = nn.ModuleList(Block(config, layer=layer, memory=memory, causal=causal) for layer in layers)
         self.norm = make_norm(config) if config.ends_with_norm else nn.Identity()
@@ -112,12 +113,13 @@ class Stack(Traceable):
         """x: embeddings [B, N, dim]; `mask` further restricts self-attention."""
         if isinstance(self.position, Learned):
             self.position.check_length(positions, 0 if cache is None else cache.length)
+        x = self.mark("embedding", x)
         pos = self.mark("positions", positions.pos)  # a trace may change what is encoded; masks keep the real positions
         contexts = self._contexts(positions, pos, memory, cache, mask)
         embedded = self.position.embed(pos)
         if embedded is not None:
-            x = x + embedded.to(x.dtype)
-        x = self.embed_norm(x)
+            x = x + self.mark("position_encoding", embedded.to(x.dtype))
+        x = self.embed_projection(self.embed_norm(x))
         if self.training and self.config.embed_dropout:
             x = dropout(x, self.config.embed_dropout)
         device = x.device.type

@@ -106,6 +106,11 @@ class Cache:
         values.narrow(2, start - first, count).copy_(v)
         return keys.narrow(2, needed - first, end - needed), values.narrow(2, needed - first, end - needed)
 
+    @property
+    def stored_layers(self) -> tuple[int, ...]:
+        """The layers whose keys and values are stored."""
+        return tuple(self._layers)
+
     def stored(self, layer: int) -> tuple[int, Pair]:
         """The first token of one layer that is stored, and the keys and values from it on."""
         first, (keys, values) = self._first.get(layer, 0), self._layers[layer]

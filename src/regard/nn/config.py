@@ -71,6 +71,7 @@ class StackConfig:
     norm_eps: float = 1e-5
     final_norm: bool | None = None  # a norm after the last block; None: if norm_order is "pre"
     embed_norm: bool = False  # a norm before the first block
+    embed_projection: bool = False  # a linear layer after it (FNet)
     residual: bool = True
     bias: bool = True  # in the linear layers
     dropout: float = 0.1  # on the output of each sub-layer
@@ -185,8 +186,15 @@ class StackConfig:
             raise UserError(
                 "global_projections = true: there are no global tokens; set global_tokens = 1, or remove it"
             )
-        if self.global_projections:
-            raise UserError("global_projections = true: not available yet; remove it, and all tokens share projections")
+        if self.global_projections and self.position in ("relative", "t5", "alibi"):
+            raise UserError(
+                f"position = {self.position!r} is added to scores, but not to those of global tokens with "
+                "global_projections = true: use position = 'learned' or 'rope', or remove global_projections"
+            )
+        if self.global_projections and self.attention_score != "dot":
+            raise UserError(
+                f"attention_score = {self.attention_score!r}: global projections have dot-product scores; remove one"
+            )
         other = sorted(kinds - {*SOFTMAX})
         if other and self.attention_score != "dot":
             raise UserError(

@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(Traceable):
-    stages = ("hidden", "output")
+    stages = ("up", "hidden", "output")
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class FeedForward(Traceable):
         self.down = nn.Linear(config.ff_dim, config.dim, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.mark("hidden", ACTIVATIONS[self.activation](self.up(x)))
+        hidden = self.mark("hidden", ACTIVATIONS[self.activation](self.mark("up", self.up(x))))
         return self.mark("output", self.down(hidden))
 
 

@@ -23,6 +23,7 @@ from regard.nn.config import SOFTMAX, StackConfig
 from regard.nn.fourier import FourierMixing
 from regard.nn.linear_attention import GatedLinearAttention, LinearAttention
 from regard.nn.linformer import LinformerAttention
+from regard.nn.longformer import GlobalMultiHead
 from regard.nn.mask import Mask, everything, window
 from regard.nn.multihead import MultiHead
 from regard.nn.patterns import global_tokens, random_blocks
@@ -37,7 +38,14 @@ def make_mixer(config: StackConfig, layer: int, causal: bool) -> Traceable:
             f"mixer = {config.mixer!r}: {kind} mixes tokens with later ones, so a decoder cannot use it; "
             "use architecture = 'encoder', or another mixer such as 'window'"
         )
+    if config.global_projections and causal:
+        raise UserError(
+            "global_projections = true: the global tokens of a decoder cannot attend to later tokens; remove it, or "
+            "use architecture = 'encoder'"
+        )
     match kind:
+        case "window" if config.global_projections:
+            return GlobalMultiHead(config, layer=layer)
         case "full" | "window" | "bigbird":
             return MultiHead(config, layer=layer)
         case "linformer":

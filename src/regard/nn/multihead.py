@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.nn.attention import attend, attention_stages, dot
+from regard.nn.attention import Mark, attend, attention_stages, dot
 from regard.nn.cache import Cache
 from regard.nn.config import StackConfig
 from regard.nn.mask import AttentionMask
@@ -66,31 +66,51 @@ class MultiHead(Traceable):
         self.k_norm = RMSNorm(config.key_dim, eps=config.norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        attention_mask, bias, path = context.attention_mask, context.bias, self.config.attention
+        attention_mask = context.attention_mask
         if self.cross:
             assert context.memory_mask is not None
             q, k, v = self._project_cross(x, context)
-            attention_mask, bias = context.memory_mask, None
+            attention_mask = context.memory_mask
         else:
-            q, k, v = self.qkv(x).split(self.sizes, dim=-1)
-            q, k = self._split(q, self.heads, self.q_norm), self._split(k, self.key_heads, self.k_norm)
-            v = self._split(v, self.key_heads)
-            if context.rotation is not None:
-                q, k = (rotate(part, context.rotation, self.config.pairs) for part in (q, k))
+            q, k, v = self._project(self.qkv, x, context)
             if context.cache is not None:
                 k, v = context.cache.extend(self.layer, k, v)
-        if self.tap is not None:  # a trace needs every stage
-            path = "reference"
+        if self.tap is not None:
             q, k, v = self.mark("q", q), self.mark("k", k), self.mark("v", v)
             attention_mask = attention_mask.with_mask(self.tap.see(self.path + "mask", attention_mask.mask))
         if self.uneven:
             k, v = k[:, self.key_of], v[:, self.key_of]
-        dropout = self.config.attention_dropout if self.training else 0.0
-        score, scale = dot if self.score is None else self.score, self.config.scale
-        heads = attend(
-            q, k, v, attention_mask, bias=bias, scale=scale, dropout=dropout, path=path, score=score, mark=self.mark
-        )
+        heads = self._heads(x, (q, k, v), attention_mask, context)
         return self.mark("output", self.out(heads.transpose(1, 2).flatten(2)).view(x.shape))
+
+    def _heads(
+        self,
+        x: Tensor,
+        parts: tuple[Tensor, Tensor, Tensor],
+        attention_mask: AttentionMask,
+        context: Context,
+        mark: Mark | None = None,
+    ) -> Tensor:
+        """The output of each head [B, H, Nq, Dv]; `parts` are q, k and v."""
+        path = self.config.attention if self.tap is None else "reference"  # a trace needs every stage
+        return attend(
+            *parts,
+            attention_mask,
+            bias=None if self.cross else context.bias,
+            scale=self.config.scale,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            path=path,
+            score=dot if self.score is None else self.score,
+            mark=mark or self.mark,
+        )
+
+    def _project(self, qkv: nn.Linear, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of x: [B, H, N, D]."""
+        q, k, v = qkv(x).split(self.sizes, dim=-1)
+        q, k = self._split(q, self.heads, self.q_norm), self._split(k, self.key_heads, self.k_norm)
+        if context.rotation is not None:
+            q, k = (rotate(part, context.rotation, self.config.pairs) for part in (q, k))
+        return q, k, self._split(v, self.key_heads)
 
     def _project_cross(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, cache = self._split(self.q(x), self.heads, self.q_norm), context.cache

@@ -81,8 +81,8 @@ def random_blocks(count: int, size: int, seed: int = 0) -> Mask:
 
 
 def _hash(number: Tensor, seed: int) -> Tensor:
-    """A pseudo-random integer below 2³¹ for each number; products stay below 2⁶³."""
-    x = (number + ((seed + 1) * 0x9E3779B1 & 0x7FFFFFFF)) & 0x7FFFFFFF
+    """A pseudo-random integer below 2³¹ for each number and seed below 2³¹; products stay below 2⁶³."""
+    x = (number + seed) & 0x7FFFFFFF
     for factor in (0x45D9F3B, 0x119DE1F3):
         x = ((x ^ (x >> 16)) * factor) & 0x7FFFFFFF
     return x ^ (x >> 15)

@@ -5,7 +5,25 @@
     t["decoder.0.attention.weights"]        # [B, H, Nq, Nk]
 
 A name is a module and a stage: `encoder.0.attention.weights`, `decoder.3.cross.scores`,
-`decoder.3.feedforward.hidden`, `decoder.3.output`. The stages of attention:
+`decoder.3.feedforward.hidden`, `decoder.3.output`. In the order of computation:
+
+    encoder.embedding           tokens, patches or features as vectors      [B, N, dim]
+    encoder.positions           the position of each token                  [B|1, N]
+    encoder.position_encoding   the vectors added for them, if any          [B|1, N, dim]
+    encoder.embedded            their sum, the first residual stream        [B, N, dim]
+    encoder.0                   a block: attention, cross, feedforward, each with
+
+        before   the residual stream that enters it                         [B, N, dim]
+        norm     the output of its norm
+        …        its own stages, up to `output`
+        sum      before + output
+        after    the residual stream that leaves it: `sum` (pre-LN), or `norm` of it (post-LN)
+
+    encoder.0.output            of the block: `after` of its feedforward
+    encoder.output              of the stack, after the final norm
+    logits                      of tokens or classes; `pooled` before it, `values` of a model of numbers
+
+The stages of attention:
 
     q k v      projected (normalised, rotated) queries, keys, values   [B, H, N, D]
     mask       the Mask, before it is applied
@@ -15,6 +33,8 @@ A name is a module and a stage: `encoder.0.attention.weights`, `decoder.3.cross.
     weights    after softmax
     heads      the weighted sum of values of each head             [B, H, Nq, Dv]
     output     after the output projection                         [B, Nq, dim]
+
+and of the feed-forward layer: `up` [B, N, ff_dim] before the activation, `hidden` after it, `output` [B, N, dim].
 
 An intervention uses the same names (with * and ?) and is a function from the value to its replacement.
 
@@ -51,8 +71,9 @@ class Traceable(nn.Module):
     path = ""  # the name of the module in it
     stages: tuple[str, ...] = ()
 
-    def mark(self, stage: str, value: Tensor) -> Tensor:
-        return value if self.tap is None else self.tap.see(self.path + stage, value)
+    def mark(self, stage: str, value: Tensor, part: str = "") -> Tensor:
+        """`part` names a part of the module that the stage belongs to, such as "attention." of a block."""
+        return value if self.tap is None else self.tap.see(self.path + part + stage, value)
 
     def joined(self, dim: int) -> AbstractContextManager[None]:
         """In this context, the values of a stage that is marked repeatedly (a loop over time) are joined along `dim`.
@@ -115,8 +136,12 @@ class Trace:
                 if kind(value) != kind(old):
                     raise UserError(f"trace: the edit of {name!r} returned {kind(value)} instead of {kind(old)}")
         if fnmatchcase(name, self._only):
-            self._seen.setdefault(name, []).append(value)
+            self.record(name, value)
         return value
+
+    def record(self, name: str, value: Any) -> None:
+        """Keep a value. A subclass may keep less of it, such as one position."""
+        self._seen.setdefault(name, []).append(value)
 
     @contextmanager
     def joined(self, names: list[str], dim: int) -> Iterator[None]:

@@ -113,6 +113,7 @@ def lean(model: Any) -> Any:
         (config.attention_score, config.attention) == ("dot", "fused")
         and config.all_full
         and config.experts == 0
+        and not config.embed_projection
         and (is_decoder or model.config.causal)
         and config.position in ("sinusoidal", "learned", "none", "rope")
         and (is_decoder or not (config.position == "rope" or config.qk_norm))
@@ -138,6 +139,7 @@ def _encodes(model: EncoderDecoder) -> bool:
     config, parts = model.encoder.config, list(model.encoder.modules())
     return (
         config.all_full
+        and not config.embed_projection
         and config.shifted_window is None
         and config.experts == 0
         and isinstance(model.source_embedding, Tokens)
