@@ -286,6 +286,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on the size of files")
 def test_writing_that_really_fails_half_way(folder):
     """The operating system cuts every file at 20 kB: the weights fit, the optimizer's moments do not."""

@@ -177,6 +177,7 @@ def test_data_can_be_checked_before_training(here: Path, capsys: pytest.CaptureF
 # --- the recipe, in its small form
 
 
+@pytest.mark.slow
 def test_fashion_is_learned(tmp_path: Path) -> None:
     """On 1,000 pictures: five times as often right as by naming one class always."""
     scores = smoke_run("recipes/fashion-mnist-vit.toml", tmp_path / "run")["test"]

@@ -19,7 +19,6 @@ from commanded import training
 from regard.cli import main
 from regard.data import documents, encode
 from regard.data.columns import Store
-from regard.data.documents import TextData
 from regard.data.streams import BlockBatch
 from regard.metrics.perplexity import perplexity
 from regard.models.config import ModelConfig
@@ -27,7 +26,7 @@ from regard.models.folder import load_tokenizers
 from regard.models.recipe import preset, read_recipe
 from regard.models.transformer import build
 from regard.settings import read_toml
-from regard.tasks.language_modeling import LanguageModeling, next_token
+from regard.tasks.language_modeling import LanguageData, LanguageModeling, next_token
 from regard.training.history import read_metrics
 from regard.training.run import Run
 from stopping import assert_same_weights, interrupt_at
@@ -343,7 +342,7 @@ def test_the_page_has_a_row_for_every_setting_of_the_data():
     page = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
     table = page.split("| `[data]` |")[1].split("\n\n")[0]
     shown = [line.split("|")[1].strip(" `") for line in table.splitlines()[2:]]
-    assert sorted(shown) == sorted(field.name for field in dataclasses.fields(TextData))
+    assert sorted(shown) == sorted(field.name for field in dataclasses.fields(LanguageData))
 
 
 def test_data_check_reads_text_too(here, capsys):

@@ -137,6 +137,7 @@ def test_what_generated_texts_cannot_be_combined_with(settings, message):
         LabelData(listops=SMALL, **settings)
 
 
+@pytest.mark.slow
 def test_the_small_form_beats_its_baselines_which_are_printed(tmp_path, capsys):
     from regard.cli import main
 

@@ -288,6 +288,7 @@ def test_predict_tells_once_what_it_was_not_trained_for(here: Path, capsys: pyte
 # --- the recipes, in their small form
 
 
+@pytest.mark.slow
 def test_the_rule_is_learned(tmp_path: Path) -> None:
     """Never seen, free-running: the error is a quarter of that of saying the source again, or less."""
     scores = smoke_run("recipes/number-sequences.toml", tmp_path / "run")["test"]
@@ -296,6 +297,7 @@ def test_the_rule_is_learned(tmp_path: Path) -> None:
     assert example == pytest.approx([12, 22, 32, 42, 52], abs=1.0)
 
 
+@pytest.mark.slow
 def test_the_forecast_beats_both_baselines(tmp_path: Path) -> None:
     scores = smoke_run("recipes/seasonal-forecast.toml", tmp_path / "run")["test"]
     assert scores["mse"] < 0.9 * min(scores["last_mse"], scores["seasonal_mse"])

@@ -84,6 +84,7 @@ def test_all_tasks_in_one_run(here, capsys):
     assert json.loads(capsys.readouterr().out)["holes.valid"] == pytest.approx(scores["holes.valid"])
 
 
+@pytest.mark.slow
 def test_the_prefix_decides(here):
     """The same text, two prefixes, two correct outputs."""
     settings = ["train.steps=300", "train.schedule=cosine", "train.label_smoothing=0", "model.dim=32"]

@@ -176,6 +176,22 @@ def test_an_epoch_reads_every_token_once_but_for_the_ends(size, length, rows, ep
     assert torch.equal(found, torch.stack([text[s : s + length + 1] for s in starts.tolist()]))
 
 
+def test_repeated_rows_have_one_passage_again_and_again():
+    """Half of the rows: a passage of 8 tokens to half a row, then itself; the others are the text as it is."""
+    text = torch.arange(4000)
+    plain, stream = (Blocks(text, 6, 64, seed=3, repeat=repeat) for repeat in (0.0, 0.5))
+    periods = set()
+    for a, b in islice(zip(plain, stream, strict=False), 12):
+        assert torch.equal(a.ids[3:], b.ids[3:]) and torch.equal(a.ids[:, 0], b.ids[:, 0])
+        for row in b.ids[:3]:
+            period = int((row[1:] == row[0]).nonzero()[0]) + 1
+            assert 8 <= period <= 32 and torch.equal(row, row[0] + torch.arange(65) % period)
+            periods.add(period)
+    assert len(periods) > 8
+    with pytest.raises(UserError, match=r"data\.repeat = 0.5: needs rows of train\.pack >= 16 tokens, not 15"):
+        Blocks(text, 6, 15, seed=3, repeat=0.5)
+
+
 def test_blocks_are_the_same_from_memory_and_from_disk(tmp_path, monkeypatch):
     text = make(tmp_path / "train").columns["ids"]
     stream = Blocks(text, 4, 16, seed=1)

@@ -21,6 +21,7 @@ from regard.training.config import TrainConfig
 from regard.training.history import read_metrics
 from regard.training.objective import target_states, translation
 from regard.training.optimizer import rate
+from regard.training.snapshots import read_snapshot, saved_steps
 from regard.training.trainer import LOSS, Metric, Trainer
 from reversal import MODEL, TRAIN, assert_same, reversal_pairs, train
 from stopping import interrupt_at
@@ -262,6 +263,7 @@ def test_patience_runs_on_over_a_stop(tmp_path, monkeypatch):
         ({"ema": -0.1}, r"ema = -0.1"),
         ({"ema": 0.9, "average": 2}, r"average = 2: ema = 0.9 .* choose one"),
         ({"average": 5}, r"average = 5: .* keep >= 5"),
+        ({"snapshots": 1}, r"snapshots = 1: at least 2"),
         ({"pack": 5000}, r"pack = 5000: .* batch_tokens = 4096"),
         ({"patience": 2, "evaluate_every": 0}, r"patience = 2: .* evaluate_every"),
         ({"cuda_graph": True}, r"cuda_graph = true .* pack > 0"),
@@ -309,3 +311,35 @@ def test_settings_that_spoil_a_run_are_reported(fields, message):
     (line,) = TrainConfig(steps=100, **fields).warnings()
     assert re.match(message, line)
     assert not [*TrainConfig(steps=100).warnings()] and not [*TrainConfig(steps=1).warnings()]
+
+
+# --- snapshots
+
+
+def test_snapshots_are_the_weights_along_the_way_and_change_nothing(tmp_path, monkeypatch):
+    """At S (i / (n - 1))², from the initial weights to the last, also where training was interrupted."""
+    config = replace(TRAIN, steps=16, snapshots=5, save_every=1, keep=16)
+    interrupt_at(monkeypatch, 7)
+    trainer = make(tmp_path, config)
+    first = weights(trainer)
+    assert not trainer.run()
+    again = make(tmp_path, config)
+    assert again.resume() and again.run()
+    assert_same(weights(again), weights(train(tmp_path / "plain", replace(config, snapshots=0))))
+    assert saved_steps(tmp_path) == [0, 1, 4, 9, 16]
+    for step in saved_steps(tmp_path):
+        path = tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors"
+        expected = read_weights(path) if step else first
+        for name, tensor in read_snapshot(tmp_path, step).items():  # half precision: 11 bits, subnormal below 6e-5
+            torch.testing.assert_close(tensor, expected[name], rtol=2**-11, atol=2**-25)
+    with pytest.raises(UserError, match=r"step = 3: .* steps 0, 1, 4, 9, 16"):
+        read_snapshot(tmp_path, 3)
+
+
+def test_snapshots_of_a_mean_are_the_mean(tmp_path):
+    trainer = make(tmp_path, replace(TRAIN, steps=4, snapshots=2, ema=0.7))
+    trainer.run()
+    names = [name for name, _ in trainer.model.named_parameters()]
+    snapshot = read_snapshot(tmp_path, 4)
+    for name, running in zip(names, trainer.mean, strict=True):
+        torch.testing.assert_close(snapshot[name], running, rtol=2**-11, atol=2**-25)

@@ -22,6 +22,7 @@ from regard.cost.smaller import smaller
 from regard.errors import UserError
 from regard.explore.report import write_report
 from regard.interop.convert import nearest_family
+from regard.messages import localize
 from regard.models.recipe import PRESETS, RECIPE, override, read_recipe, smoke_form
 from regard.predict.bundle import Bundle
 from regard.progress import duration, stage
@@ -191,10 +192,10 @@ def train_run(
         workers.gather(None)  # all ranks have opened it, before an error may remove it
         trainer = run.trainer()
         if trainer.resume() and workers.leads and not trainer.finished:
-            print(f"resuming from step {trainer.step} of {run.config.steps}.", file=sys.stderr)
+            print(localize(f"resuming from step {trainer.step} of {run.config.steps}."), file=sys.stderr)
         begin = trainer.step
         if workers.leads and not trainer.finished:
-            print(format_size(_size(trainer)), file=sys.stderr)
+            print(localize(format_size(_size(trainer))), file=sys.stderr)
         trainer.advise = partial(_advice, run, trainer)
 
         def finish() -> dict[str, Metrics]:

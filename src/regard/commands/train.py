@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.commands import DEVICE, REPEATABLE, show
 from regard.errors import MissingFiles, UserError, program
+from regard.messages import localize
 
 if TYPE_CHECKING:
     from regard.training.distributed import Workers
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             return show_estimate(args, tables, workers)
         task = task_of(tables)(tables, folder, workers.device)
         if workers.leads and not (folder / RECIPE).exists() and (note := export_note(task)):
-            print(note, file=sys.stderr)
+            print(localize(note), file=sys.stderr)
         return train_folder(args, tables, folder, workers)
 
 
@@ -69,7 +70,7 @@ def show_estimate(args: argparse.Namespace, tables: dict[str, Any], workers: Wor
     time = f"about {duration(found['seconds'])} on this {device}, {found['seconds_per_step']:.2g} s per step"
     steps = f"{found['steps']:,} steps ({rounded(found['epochs'])} epochs): {time}"
     notes = [note for name in ("advice", "export") if (note := found[name])]
-    show(args.json, found, [format_size(found), steps, *notes])
+    show(args.json, found, map(localize, [format_size(found), steps, *notes]))
     return 0
 
 
@@ -98,7 +99,8 @@ def train_folder(args: argparse.Namespace, tables: dict[str, Any], folder: Path,
         return code
     if outcome.metrics is None:
         command = f"{program()} resume {shlex.quote(str(folder))}"
-        print(f"saved at step {outcome.step} of {config.steps}. To continue:  {command}", file=sys.stderr)
+        line = f"saved at step {outcome.step} of {config.steps}. To continue:  {command}"
+        print(localize(line), file=sys.stderr)
         return code
     if args.json:
         content = {"run": str(folder), "steps": outcome.step, "seconds": outcome.seconds, "scores": outcome.metrics}
@@ -106,8 +108,9 @@ def train_folder(args: argparse.Namespace, tables: dict[str, Any], folder: Path,
         return code
     if outcome.step < config.steps:
         patience = f"train.patience = {config.patience}"
-        print(f"stopped before step {config.steps:,}: {patience} evaluations brought no improvement")
-    print(f"{outcome.step:,} steps in {outcome.seconds:.0f} s; the model is in {folder}, with a report.html")
+        print(localize(f"stopped before step {config.steps:,}: {patience} evaluations brought no improvement"))
+    line = f"{outcome.step:,} steps in {outcome.seconds:.0f} s; the model is in {folder}, with a report.html"
+    print(localize(line))
     for name, metrics in outcome.metrics.items():
-        print(f"  {name:16} {outcome.run.task.format_metrics(metrics)[0]}")
+        print(f"  {name:16} {localize(outcome.run.task.format_metrics(metrics)[0])}")
     return code

@@ -60,7 +60,7 @@ class CaptionData(TextFiles):
     features: str = "features"  # or of features,
     key: str = "key"  # the key in that file, if the table has the column,
     caption: str = "caption"  # and the caption
-    scenes: ScenesData | None = None
+    scenes: ScenesData | None = None  # generated images, instead of files
     max_length: int = 64  # most tokens of a caption, its end included
     word_dropout: float = 0.0  # probability that a training caption's token is masked
 

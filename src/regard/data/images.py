@@ -37,6 +37,7 @@ from regard.data.lines import UNREADABLE, Notes, Problem, open_bytes
 from regard.data.sets import DataConfig, Files, Group, file_names, fingerprint, home
 from regard.data.tables import Rows
 from regard.errors import MissingExtra, UserError, listed, suggest
+from regard.messages import localize
 
 BYTES = 8  # the type of an idx file that is read
 HELD_OUT = 1  # seed of what `valid_fraction` holds out: the same for every train.seed
@@ -236,7 +237,7 @@ def _note_resized(sizes: Counter[tuple[int, int]], side: int) -> None:
     for (width, height), _ in sizes.most_common(1):
         images = f"{sizes.total():,} image{'s' * (sizes.total() != 1)} of {width} x {height}"
         more = f" and {len(sizes) - 1:,} other sizes" * (len(sizes) > 1)
-        print(f"note: {images}{more} resized to {side} x {side}", file=sys.stderr)
+        print(localize(f"note: {images}{more} resized to {side} x {side}"), file=sys.stderr)
 
 
 class Images:

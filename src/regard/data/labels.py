@@ -37,8 +37,8 @@ class LabelData(TextFiles):
     """Where the texts are, and which of them are used."""
 
     valid_fraction: float = 0.0  # of the rows of `train`, the same fraction of every class, in place of `valid`
-    text: str = "text"  # name of the column
-    label: str = "label"
+    text: str = "text"  # name of the column of texts
+    label: str = "label"  # name of the column of labels
     header: bool = True  # TSV and CSV; without one, columns are counted: text = "2", label = "3"
     classes: tuple[str, ...] = ()  # in their order; empty: those of `train`, sorted
     names: dict[str, str] = field(default_factory=dict)  # what a label in the file is called here: { "0" = "bad" }

@@ -50,9 +50,9 @@ HOPELESS = 200  # batches without one expression, after which the limits are ref
 class ListOps:
     """Generated expressions; every set has its own."""
 
-    train: int = 96_000  # expressions
-    valid: int = 2_000
-    test: int = 2_000
+    train: int = 96_000  # expressions for training
+    valid: int = 2_000  # for evaluation during training
+    test: int = 2_000  # and for the test
     above: int = 500  # tokens: an expression has more than this
     below: int = 2_000  # and less than this
     depth: int = 10  # levels of a tree; those of the last are digits

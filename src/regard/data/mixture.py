@@ -72,15 +72,15 @@ KINDS = {  # of tasks: the class of their data, and keys that they do not have
 class Noise:
     """Fraction of the tokens that is removed, and mean length of a span."""
 
-    density: float = 0.15
-    span: float = 3.0
+    density: float = 0.15  # kind = "denoise": fraction of the tokens that is removed
+    span: float = 3.0  # kind = "denoise": mean length of a removed span
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions(Noise):
     """The keys of a task besides its data."""
 
-    kind: Literal["pairs", "labels", "denoise"] = "pairs"
+    kind: Literal["pairs", "labels", "denoise"] = "pairs"  # of the data: sentence pairs, labelled texts, plain text
     prefix: str = ""  # before every source
     weight: float = 1.0  # times that each of its pairs occurs in an epoch, on average
     folder: str = "."  # where its files are, from [data] folder on
@@ -175,8 +175,8 @@ class TasksData:
     """The [data] table but for its tasks."""
 
     max_length: int = 256  # longest sequence a model is trained on
-    skip_bad: bool = False
-    folder: str = "."
+    skip_bad: bool = False  # leave out rows that cannot be used, instead of stopping
+    folder: str = "."  # where relative names start
 
     def __post_init__(self) -> None:
         check_fields(self, max_length=8)

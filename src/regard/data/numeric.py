@@ -52,14 +52,14 @@ DECIMAL = re.compile(r"[+-]?\d+,\d+")  # a number with a comma for the decimal p
 class Rule:
     """Generated pairs y = multiply · x + add."""
 
-    multiply: float = 1.0
-    add: float = 2.0
+    multiply: float = 1.0  # the factor of x
+    add: float = 2.0  # the constant
     low: float = 0.0  # x is uniform between low
     high: float = 100.0  # and high
-    shortest: int = 2
-    train: int = 20_000  # sequences
-    valid: int = 500
-    test: int = 2_000
+    shortest: int = 2  # least numbers of a sequence
+    train: int = 20_000  # sequences for training
+    valid: int = 500  # for evaluation during training
+    test: int = 2_000  # and for the test
     seed: int = 1  # of the data; it does not depend on train.seed
 
     def __post_init__(self) -> None:
@@ -72,8 +72,8 @@ class Rule:
 class Seasonal:
     """A generated series: waves of two periods, a trend, and autocorrelated noise."""
 
-    steps: int = 6_000
-    channels: int = 3
+    steps: int = 6_000  # time steps
+    channels: int = 3  # series side by side
     noise: float = 0.3  # its standard deviation, beside waves of amplitude 1
     seed: int = 1  # of the data; it does not depend on train.seed
 
@@ -83,11 +83,11 @@ class Seasonal:
 
 @dataclass(frozen=True, kw_only=True)
 class NumberData(TextFiles):
-    rule: Rule | None = None
-    seasonal: Seasonal | None = None
+    rule: Rule | None = None  # generated pairs, instead of files
+    seasonal: Seasonal | None = None  # a generated series, instead of files
     # pairs
-    source: str | None = None  # names of the columns, in a table
-    target: str | None = None
+    source: str | None = None  # name of the column, in a table
+    target: str | None = None  # and of that of the target
     longest: int = 32  # most numbers of a source or target; rows are padded to it
     tolerance: float = 0.1  # a prediction within it counts as correct
     # series
@@ -100,7 +100,7 @@ class NumberData(TextFiles):
     test_fraction: float = 0.2  # of the steps, at the end
     # both
     mean: tuple[float, ...] = ()  # of the channels; empty: those of the training data
-    std: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()  # standard deviations, likewise
 
     GENERATORS: ClassVar[tuple[str, ...]] = ("rule", "seasonal")
     EXAMPLE: ClassVar[str] = "pairs.tsv"

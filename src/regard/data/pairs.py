@@ -31,10 +31,10 @@ REMEDY = "Set source and target in [data]; if the file has no header, remove the
 class Generator:
     """Pairs by a rule: English dates and numbers with their Korean (`regard.data.korean`)."""
 
-    name: Literal["korean-dates"]
+    name: Literal["korean-dates"]  # the rule
     train: int = 40_000  # examples
     test: int = 2_000  # dates and numbers that never occur in training
-    seed: int = 1
+    seed: int = 1  # of the data; it does not depend on train.seed
 
     def __post_init__(self) -> None:
         check_fields(self, train=1, test=1)
@@ -50,7 +50,7 @@ class PairData(TextFiles):
     """Where the pairs are, and which of them are used."""
 
     source: str | None = None  # name of the column, in a table
-    target: str | None = None
+    target: str | None = None  # and of that of the target
     max_length: int = 256  # longest sequence in training: the tokens of a sentence and one for its end
     generator: Generator | None = None  # instead of files
 

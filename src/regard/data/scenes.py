@@ -75,14 +75,14 @@ class ScenesData:
 
     items: Files = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")  # of Fashion-MNIST, for training
     test_items: Files = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # others, for the tests
-    language: Literal["en", "ko"] = "en"
+    language: Literal["en", "ko"] = "en"  # of the captions
     train: int = 50_000  # scenes per epoch; every epoch has others
-    valid: int = 500
+    valid: int = 500  # scenes to evaluate during training
     test: int = 2_000  # of combinations that occur in training, and as many of held-out ones
     held_out: Files = HELD_OUT  # pairs of noun and position that do not occur in training
     common: int = 0  # epochs at the start in which items are only in cells where every noun may be
-    nouns: Files = tuple(NOUNS)
-    sizes: Files = tuple(SIZES)
+    nouns: Files = tuple(NOUNS)  # items that occur
+    sizes: Files = tuple(SIZES)  # sizes that occur
 
     def __post_init__(self) -> None:
         check_fields(self, train=1, valid=1, test=1, common=0)

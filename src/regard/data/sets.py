@@ -40,8 +40,8 @@ Files = tuple[str, ...]
 class Group:
     """Training files whose rows have the same weight: how often each occurs in an epoch, on average if fractional."""
 
-    files: Files
-    weight: float = 1.0
+    files: Files  # names, or patterns with * and ?
+    weight: float = 1.0  # how often each row occurs in an epoch
 
     def __post_init__(self) -> None:
         check_files("files", self.files)
@@ -70,9 +70,9 @@ def file_names(files: Sequence[str] | Sequence[Group]) -> Files:
 class DataConfig:
     """The keys that every [data] table has."""
 
-    train: Sources = ()
-    valid: Files = ()
-    test: dict[str, Files] = field(default_factory=dict)
+    train: Sources = ()  # files to learn from; * and ? match several; or groups of files with weights
+    valid: Files = ()  # files to evaluate during training
+    test: dict[str, Files] = field(default_factory=dict)  # named sets of files, evaluated at the end
     skip_bad: bool = False  # leave out rows that cannot be used, instead of stopping
     folder: str = "."  # where relative names start
 
@@ -166,7 +166,7 @@ def check_columns(source: str | None, target: str | None) -> None:
 class TextFiles(DataConfig):
     """The keys that every [data] table has whose files are text or tables."""
 
-    encoding: str = UTF8
+    encoding: str = UTF8  # of text files and tables: any that Python knows
     delimiter: str | None = None  # between the cells of CSV and TSV; None: recognised, or a tab
 
     def __post_init__(self) -> None:

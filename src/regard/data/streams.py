@@ -30,6 +30,7 @@ from torch import Tensor
 from regard.data.batch import Sequences, Tensors
 from regard.errors import UserError
 
+SHORTEST = 8  # tokens of a passage that is repeated
 PREFETCHED = 4  # batches that `prefetch` keeps ready
 RESIDENT = {"cpu": 1 << 22, "cuda": 1 << 28}  # tokens (4 bytes each) kept as a whole: a step then copies nothing
 
@@ -220,18 +221,24 @@ class Blocks(Stream):
     Every epoch the text is split at another offset into rows, which come in random order: each token is read once per
     epoch, at another position of a row each time. `groups` are parts of the text, (tokens, weight) each; a row has the
     weight of the part that it begins in.
+
+    Of the rows of a batch, the fraction `repeat` has one passage again and again, of a random length from 8 tokens to
+    half a row: what follows can then be copied from the context, and is quickly learned (Olsson et al. 2022).
     """
 
     def __init__(
         self, ids: Tensor, rows: int, length: int, seed: int, device: torch.device | None = None,
-        groups: Sequence[tuple[int, float]] = (),
+        groups: Sequence[tuple[int, float]] = (), repeat: float = 0.0,
     ) -> None:  # fmt: skip
+        if repeat and length < 2 * SHORTEST:
+            raise UserError(f"data.repeat = {repeat}: needs rows of train.pack >= {2 * SHORTEST} tokens, not {length}")
         if len(ids) < length + 1:
             raise UserError(
                 f"the training text has {len(ids):,} tokens, less than one row of train.pack = {length} and the token "
                 "after it: give more text, or a smaller pack"
             )
         self.rows, self.length, self.seed = rows, length, seed
+        self.repeated = round(repeat * rows)  # rows of a batch
         self.ends = torch.tensor([size for size, _ in groups]).cumsum(0)
         self.weights = torch.tensor([weight for _, weight in groups]) if len(groups) > 1 else None
         device = device or torch.device("cpu")
@@ -257,7 +264,15 @@ class Blocks(Stream):
 
     def open(self, epoch: int) -> tuple[int, Callable[[int], BlockBatch]]:
         starts = self.starts(epoch).to(self.ids.device)
-        return len(starts), lambda number: BlockBatch(self.ids[starts[number, :, None] + self.columns].long())
+        if not self.repeated:
+            return len(starts), lambda number: BlockBatch(self.ids[starts[number, :, None] + self.columns].long())
+        periods = torch.full(starts.shape, self.length + 1, device=self.ids.device)  # of each row, [batches, rows]
+        generator = epoch_generator(self.seed, epoch)
+        sizes = torch.randint(SHORTEST, self.length // 2 + 1, (len(starts), self.repeated), generator=generator)
+        periods[:, : self.repeated] = sizes.to(periods)
+        return len(starts), lambda number: BlockBatch(
+            self.ids[starts[number, :, None] + self.columns % periods[number, :, None]].long()
+        )
 
 
 def windows(ids: Tensor, context: int, stride: int, rows: int) -> Iterator[tuple[BlockBatch, Tensor]]:

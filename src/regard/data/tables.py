@@ -32,6 +32,7 @@ from typing import IO, Any, Generic, NamedTuple, TypeVar
 from regard.data.lines import LONGEST, UNREADABLE, UTF8, Notes, Problem, open_bytes, read_lines, undecodable
 from regard.data.sets import find_files
 from regard.errors import MissingExtra, UserError, suggest
+from regard.messages import localize
 from regard.progress import watched
 
 T = TypeVar("T")
@@ -71,10 +72,11 @@ class Report:
     def print(self) -> None:
         """Notes, and the rows that are left out, on standard error."""
         for note in self.notes:
-            print(f"note: {note}", file=sys.stderr)
+            print(localize(f"note: {note}"), file=sys.stderr)
         if self.bad_count:
             lines = f"{self.bad_count:,} bad line{'s' * (self.bad_count != 1)}"
-            print(f"left out: {lines} of {self.files}{_listed(self.bad, self.bad_count)}", file=sys.stderr)
+            line = f"left out: {lines} of {self.files}{_listed(self.bad, self.bad_count)}"
+            print(localize(line), file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,10 @@ class Sentence(NamedTuple):
 class Generator:
     """Sentences by a rule: people, places and dates in English and Korean (`regard.data.entities`)."""
 
-    name: Literal["entities"]
+    name: Literal["entities"]  # the rule
     train: int = 4_000  # sentences
     test: int = 1_000  # with people and places that never occur in training
-    seed: int = 1
+    seed: int = 1  # of the data; it does not depend on train.seed
 
     def __post_init__(self) -> None:
         check_fields(self, train=1, test=1)
@@ -78,8 +78,8 @@ class Generator:
 class TagData(TextFiles):
     """Where the sentences are, and how they are read."""
 
-    tokens: str | None = None  # column
-    tags: str | None = None
+    tokens: str | None = None  # column of the words: its name, or in CoNLL files its number
+    tags: str | None = None  # column of the tags
     classes: tuple[str, ...] = ()  # all tags, in their order; empty: those of `train`
     names: dict[str, str] = field(default_factory=dict)  # what a tag in the file is called here: { "0" = "O" }
     punctuation: Literal["attached", "separate"] | None = None  # in texts to be tagged; None: as in `train`

@@ -196,6 +196,9 @@ class ImageCaptioning(Task):
         source, is_real = captioned.sources(torch.arange(min(count, len(captioned))))
         return [one.cpu() if is_real is None else one[is_real[row]].cpu() for row, one in enumerate(source)]
 
+    def references(self, name: str, count: int) -> list[str]:
+        return self.captioned[name].captions[:count]
+
     def read_files(self, files: Sequence[str]) -> CaptionSet:
         config = self.model_config
         rows, _ = read_captions(tuple(files), self.data, config.input, config.feature_dim)

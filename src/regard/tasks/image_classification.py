@@ -118,6 +118,9 @@ class ImageClassification(ClassificationTask):
         images = self.images[name]
         return [*images[torch.arange(min(count, len(images)))].cpu()]
 
+    def references(self, name: str, count: int) -> list[str]:
+        return [self.data.classes[label] for label in self.images[name].labels[:count].tolist()]
+
     def read_files(self, files: Sequence[str]) -> Images:
         return self._decoded(list_set(tuple(files), self.data, self.data.classes), self.folder / "files")
 

@@ -15,7 +15,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -37,6 +37,7 @@ from regard.models.recipe import with_preset
 from regard.models.transformer import Decoder
 from regard.predict.config import SearchConfig
 from regard.predict.generator import Generator, check_vocabulary
+from regard.settings import check_fields
 from regard.text.config import TextConfig
 from regard.training.objective import repeat_batch, token_loss
 from regard.training.results import AttentionInput, Chart, Section, Table
@@ -158,9 +159,18 @@ class PlainTextTask(Task):
         self.check_positions(config, self.config.pack, "train.pack")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LanguageData(TextData):
+    repeat: float = 0.0  # fraction of the rows of a batch that repeat one passage: copying from the context is learned
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self, ("repeat",))
+
+
 class LanguageModeling(PlainTextTask):
     NAME = "language-modeling"
-    TABLES: ClassVar = {"data": TextData, "text": TextConfig, "decode": SearchConfig}
+    TABLES: ClassVar = {"data": LanguageData, "text": TextConfig, "decode": SearchConfig}
     DEFAULTS: ClassVar = {
         "model": {"architecture": "decoder"},
         "train": {
@@ -179,6 +189,7 @@ class LanguageModeling(PlainTextTask):
     OPTIONS = ("test", "files", "column", "context", "stride")
     predictor = Generator
 
+    data: LanguageData
     decode: SearchConfig
 
     # --- data and model
@@ -203,7 +214,8 @@ class LanguageModeling(PlainTextTask):
     def stream(self) -> Blocks:
         config, ids = self.config, self.train_text.columns["ids"]
         groups = list(zip(self.train_text.index["groups"], self.data.weights, strict=True))
-        return Blocks(ids, config.batch_tokens // config.pack, config.pack, config.seed, self.device, groups)
+        rows, repeat = config.batch_tokens // config.pack, self.data.repeat
+        return Blocks(ids, rows, config.pack, config.seed, self.device, groups, repeat)
 
     def objective(self) -> Objective:
         return self.make_objective(next_token)

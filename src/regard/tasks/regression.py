@@ -23,6 +23,7 @@ from torch import Tensor
 
 from regard.data.numeric import NumberBatch, NumberData, NumberSets, last_season, last_value, make_sets
 from regard.data.streams import Examples
+from regard.messages import localize
 from regard.models.config import ModelConfig
 from regard.models.transformer import EncoderDecoder
 from regard.predict.regressor import Regressor, autoregress
@@ -219,9 +220,9 @@ class Regression(Task):
         for at, channel in enumerate(self.numbers.channels):
             before = source[-BEFORE:, at].tolist()
             lines = {
-                "input": list(enumerate(before, 1 - len(before))),
-                "actual": list(enumerate(target[:, at].tolist(), 1)),
-                "forecast": list(enumerate(forecast[:, at].tolist(), 1)),
+                localize("input"): list(enumerate(before, 1 - len(before))),
+                localize("actual"): list(enumerate(target[:, at].tolist(), 1)),
+                localize("forecast"): list(enumerate(forecast[:, at].tolist(), 1)),
             }
             chart = Chart(channel, lines, "step", "value", "Step 0 is the last input.")
             sections.append(Section(f"A window: {channel}", [chart]))
@@ -255,7 +256,8 @@ def _errors(scored: Mapping[str, Metrics]) -> Section:
 
 def _forecasts(name: str, metrics: Metrics) -> Section:
     """The model beside two baselines: overall, by channel, by step."""
-    kinds = {"": "this model", "last_": "last value", "seasonal_": "last season"}
+    names = {"": "this model", "last_": "last value", "seasonal_": "last season"}
+    kinds = {key: localize(kind) for key, kind in names.items()}
     rows = [
         [kind, *(metrics[f"{key}{one}"] for one in ("mae", "mse")), *metrics[f"{key}mae_by_channel"]]
         for key, kind in kinds.items()
@@ -263,4 +265,5 @@ def _forecasts(name: str, metrics: Metrics) -> Section:
     steps = {kind: list(enumerate(metrics[f"{key}mae_by_step"], 1)) for key, kind in kinds.items()}
     chart = Chart("MAE by step", steps, "steps ahead", "standard deviations")
     note = f"{metrics['windows']:,} windows; errors in standard deviations of each channel, lower is better."
-    return Section(f"Forecasts on {name}", [note, Table(["forecast", "MAE", "MSE", *metrics["channels"]], rows), chart])
+    table = Table(["forecast", "MAE", "MSE", *metrics["channels"]], rows, fixed=3)
+    return Section(f"Forecasts on {name}", [note, table, chart])

@@ -34,6 +34,7 @@ from regard.data.pack import ClassBatch, ClassPacks, Labelled
 from regard.data.sets import Group, file_groups, file_names, fingerprint
 from regard.data.streams import Batches, Stream, sample_rows
 from regard.errors import UserError, suggest
+from regard.messages import localize
 from regard.metrics.classification import evaluate_classes, format_classes
 from regard.models.config import ModelConfig
 from regard.models.transformer import Encoder
@@ -133,12 +134,13 @@ def class_sections(evaluations: Mapping[str, Evaluation]) -> list[Section]:
             f"Confusion matrix on {name}", fractions, classes, classes, "class", "predicted class",
             "Each row is a class; its cells are the fraction of it that was predicted as each class.",
         )  # fmt: skip
-        table = Table(["class", *classes], [[label, *row] for label, row in zip(classes, counts, strict=True)])
+        table = Table(["class", *classes], [[label, *row] for label, row in zip(classes, counts, strict=True)], fixed=1)
         sections.append(Section("Confusion matrix", [matrix, table]))
     points = [(one["confidence"], one["accuracy"]) for one in metrics["bins"]]
     low = min(1 / len(classes), *(min(point) for point in points))
+    lines = {name: points, localize("calibrated"): [(low, low), (1.0, 1.0)]}
     chart = Chart(
-        "Reliability", {name: points, "calibrated": [(low, low), (1.0, 1.0)]}, "predicted probability", "accuracy",
+        "Reliability", lines, "predicted probability", "accuracy",
         f"Expected calibration error {metrics['calibration_error']:.4f} over {metrics['examples']:,} examples.",
     )  # fmt: skip
     return [*sections, Section("Calibration", [chart])]
@@ -211,7 +213,7 @@ class TextClassification(ClassificationTask):
         store = self._store("train")
         if cut := store.index["truncated"]:
             texts = f"{cut:,} text{'s' * (cut != 1)}"
-            print(f"truncated: {texts} longer than data.max_length = {self.data.max_length}", file=sys.stderr)
+            print(localize(f"truncated: {texts} longer than data.max_length = {self.data.max_length}"), file=sys.stderr)
         everything = Labelled.of(store)
         everything.weights = group_weights(store, self.data.weights)
         if self.data.is_made:
@@ -250,6 +252,9 @@ class TextClassification(ClassificationTask):
 
     def inputs(self, name: str, count: int) -> list[str]:
         return [one.text for one in self.examples(name)[:count]]
+
+    def references(self, name: str, count: int) -> list[str]:
+        return [one.label for one in self.examples(name)[:count]]
 
     def read_files(self, files: Sequence[str] | Sequence[Group]) -> list[Example]:
         return list(self.data.read(files))

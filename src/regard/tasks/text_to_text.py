@@ -154,6 +154,10 @@ class TextToText(Translation):
         is_pairs = not isinstance(self.tasks[name.partition(".")[0]].data, TextData)
         return super().inputs(name, count) if is_pairs else []
 
+    def references(self, name: str, count: int) -> list[str]:
+        is_pairs = not isinstance(self.tasks[name.partition(".")[0]].data, TextData)
+        return super().references(name, count) if is_pairs else []
+
     def read_files(self, files: Sequence[str]) -> Any:
         """Of one of the tasks, the only one or --task, by its kind and with its prefix."""
         names = list(self.tasks)

@@ -27,6 +27,7 @@ from regard.data.pack import Tagged, TagPacks
 from regard.data.sets import file_groups
 from regard.data.streams import Batches, Stream
 from regard.data.tags import Scheme, Sentence, TagData, check_sets, is_prefixed, with_classes
+from regard.messages import localize
 from regard.metrics.tagging import evaluate_tags, format_tags, require_seqeval
 from regard.models.config import ModelConfig
 from regard.predict.bundle import Bundle
@@ -108,7 +109,7 @@ class TokenClassification(Task):
         )
         if split := store.index["split"]:
             count = f"{split:,} sentence{'s' * (split != 1)}"
-            print(f"split: {count} longer than data.max_length = {self.data.max_length}", file=sys.stderr)
+            print(localize(f"split: {count} longer than data.max_length = {self.data.max_length}"), file=sys.stderr)
         self.train_sentences = Tagged.of(store)
         self.train_sentences.weights = group_weights(store, self.data.weights)
 
@@ -117,6 +118,9 @@ class TokenClassification(Task):
 
     def inputs(self, name: str, count: int) -> list[str]:
         return [" ".join(one.words) for one in islice(self.lines(name), count)]
+
+    def references(self, name: str, count: int) -> list[str]:
+        return [" ".join(one.tags) for one in islice(self.lines(name), count)]
 
     def read_files(self, files: Sequence[str]) -> list[Sentence]:
         return self.data.read(files).read()

@@ -25,6 +25,7 @@ from regard.data.pairs import Pair, PairData
 from regard.data.sets import file_names
 from regard.data.streams import Batches, Stream
 from regard.errors import UserError
+from regard.messages import localize
 from regard.metrics.bleu import bleu_metric, score, sentence_chrf
 from regard.models.config import ModelConfig
 from regard.predict.config import SearchConfig
@@ -106,7 +107,7 @@ class Translation(Task):
         if dropped := store.index["dropped"]:
             count = f"{dropped:,} pair{'s' * (dropped != 1)}"
             first = f", the first in {store.index['first_dropped']}" if "first_dropped" in store.index else ""
-            print(f"left out: {count} longer than data.max_length = {max_length}{first}", file=sys.stderr)
+            print(localize(f"left out: {count} longer than data.max_length = {max_length}{first}"), file=sys.stderr)
         pairs = Pairs(store.columns["source"], store.columns["target"])
         pairs.weights = group_weights(store, self.weights()) if name == "train" else None
         return pairs
@@ -181,6 +182,9 @@ class Translation(Task):
 
     def inputs(self, name: str, count: int) -> list[str]:
         return [pair.source for pair in islice(self.lines(name), count)]
+
+    def references(self, name: str, count: int) -> list[str]:
+        return [pair.target for pair in islice(self.lines(name), count)]
 
     def read_files(self, files: Sequence[str]) -> list[Pair]:
         return list(self.data.read(tuple(files)))

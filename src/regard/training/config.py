@@ -39,6 +39,7 @@ class TrainConfig:
     log_every: int = 10
     save_every: int = 1000
     keep: int = 2  # checkpoints; if the newest is damaged, the one before is used
+    snapshots: int = 0  # copies of the weights over the whole training, to look at how they form; 0: none
     evaluate_every: int | None = None  # steps; None: a tenth of `steps`; 0: at the end only
     metric: str = "loss"  # the validation metric that chooses the best weights; each task has its own
     patience: int = 0  # evaluations without improvement before training stops; 0: never
@@ -50,7 +51,7 @@ class TrainConfig:
         check_fields(
             self, ("label_smoothing", "ema"), steps=1, batch_tokens=1, log_every=1, save_every=1, keep=1, average=1,
             gradient_accumulation=1, loss_chunk=-1, pack=0, warmup=0, evaluate_every=0, patience=0, weight_decay=0,
-            r_drop=0,
+            r_drop=0, snapshots=0,
         )  # fmt: skip
         for name in ("lr", "eps", "clip"):
             if not getattr(self, name) > 0:
@@ -63,6 +64,8 @@ class TrainConfig:
             raise UserError(f"average = {self.average}: ema = {self.ema} is also a mean of the weights; choose one")
         if self.average > self.keep:
             raise UserError(f"average = {self.average}: needs as many checkpoints; set keep >= {self.average}")
+        if self.snapshots == 1:
+            raise UserError("snapshots = 1: at least 2 are needed, before the first and after the last step; 0: none")
         if self.pack > self.batch_tokens:
             raise UserError(
                 f"pack = {self.pack}: must be at most batch_tokens = {self.batch_tokens}; raise batch_tokens"

@@ -28,7 +28,7 @@ from regard.models.folder import find_device
 
 T = TypeVar("T")
 TIMEOUT = timedelta(days=30)  # for the other ranks, while rank 0 works
-CLEANUP = timedelta(seconds=3)  # for rank 0 to remove its files after an error
+CLEANUP = timedelta(seconds=10)  # for rank 0 to remove its files after an error
 
 
 class PeerError(UserError):

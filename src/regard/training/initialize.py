@@ -23,6 +23,7 @@ from torch import nn
 
 from regard.errors import UserError
 from regard.files import name_some
+from regard.messages import localize
 from regard.models.folder import WEIGHTS, load_tokenizers, read_weights, weights_of
 from regard.models.recipe import RECIPE, model_config, read_recipe, with_preset
 from regard.settings import read_toml, to_dict
@@ -112,4 +113,4 @@ def initialize_weights(model: nn.Module, name: str, verbose: bool = True) -> Non
             tensor.copy_(theirs[one])
     if verbose:
         random = f"; initialized randomly: {name_some(new)}" if new else ""
-        print(f"initialized from {name}: {len(own) - len(new)} tensors{random}", file=sys.stderr)
+        print(localize(f"initialized from {name}: {len(own) - len(new)} tensors{random}"), file=sys.stderr)

@@ -7,6 +7,7 @@
     [train]  the optimization   -> RUN/checkpoints, RUN/metrics.jsonl
     [decode] the search         -> RUN/scores.json, RUN/predictions
              which metrics      -> RUN/summary.json, for `regard runs`
+             some test inputs   -> RUN/examples.json, for `regard explore`
 
 The complete recipe is saved in the folder, so that the folder alone is enough to resume and to evaluate. A `Run` knows
 no task: it calls the steps of `regard.training.task.Task` in order, and trains with `regard.training.trainer.Trainer`.
@@ -33,22 +34,24 @@ import torch
 from regard.data.sets import DataConfig
 from regard.errors import Unfinished, UserError, program
 from regard.files import make_folder, write_atomically
+from regard.messages import localize
 from regard.models.config import ModelConfig
 from regard.models.folder import WEIGHTS, fill, load_tokenizers, read_weights, weights_of, write_weights
-from regard.models.recipe import RECIPE
+from regard.models.recipe import EXAMPLES, RECIPE
 from regard.models.transformer import build
 from regard.progress import stage
 from regard.settings import from_dict, read_toml, write_toml
 from regard.training.checkpoint import average, complete_checkpoints, newest
 from regard.training.distributed import current
+from regard.training.examples import save_examples
 from regard.training.initialize import initialize_tokenizers, initialize_weights
 from regard.training.objective import score_on_gpu
 from regard.training.task import Evaluation, Task
 from regard.training.trainer import Trainer
 
 CONTENTS = (
-    "tokenizer.json", "source.json", "target.json", WEIGHTS, "metrics.jsonl", "scores.json", "summary.json",
-    "predictions", "report.html", "checkpoints", "data", "tensorboard", "wandb",
+    "tokenizer.json", "source.json", "target.json", WEIGHTS, "metrics.jsonl", "scores.json", "summary.json", EXAMPLES,
+    "predictions", "report.html", "checkpoints", "snapshots", "data", "tensorboard", "wandb",
 )  # fmt: skip
 
 
@@ -58,7 +61,6 @@ class Run:
     def __init__(self, task: Task) -> None:
         self.task, self.folder, self.config = task, task.folder, task.config
         self.is_new = not (self.folder / RECIPE).exists()
-        self.preloading: threading.Thread | None = None
         task.make_model_config(task.PLACEHOLDERS)  # a mistake in [model] shows before the data is read
 
     def prepare(self, like: Iterable[Path] = ()) -> None:
@@ -71,11 +73,11 @@ class Run:
         if self.is_new:
             repeated = task.data.repeated() if isinstance(task.data, DataConfig) else ()
             for line in (*self.config.warnings(), *repeated):
-                print(f"warning: {line}", file=sys.stderr)
+                print(localize(f"warning: {line}"), file=sys.stderr)
         with stage("reading the data"):
             task.check_data()
-        self.preloading = threading.Thread(target=preload, args=(task.device,))
-        self.preloading.start()
+        preloading = threading.Thread(target=preload, args=(task.device,))
+        preloading.start()
         names, own = task.tokenizer_names(), {"task": task.NAME, **task.own_tables()}
         other = next((folder for folder in like if same_data(own, folder)), None)
         saved = {} if self.is_new else load_tokenizers(self.folder)
@@ -103,6 +105,9 @@ class Run:
                 if other is not None:
                     self._copy_data(other / "data")
                 task.prepare_data()  # uses what was copied, if it fits
+            if not (self.folder / EXAMPLES).exists():
+                save_examples(task, self.folder)
+        preloading.join()  # what it loads must not become part of a recorded step
 
     def _copy_data(self, source: Path) -> None:
         target, part = self.folder / "data", self.folder / ".data"
@@ -176,8 +181,6 @@ class Run:
 
     def trainer(self) -> Trainer:
         task, config = self.task, self.config
-        if self.preloading is not None:
-            self.preloading.join()  # what it loads must not become part of a recorded step
         torch.manual_seed(config.seed)
         evaluate, metric = task.evaluate if task.has_validation else None, task.METRICS[config.metric]
         with stage("building the model"), self._removed_on_error():
@@ -204,9 +207,8 @@ class Run:
         if self.config.average > 1:
             count = min(self.config.average, len([*complete_checkpoints(self.folder / "checkpoints")]))
             if count < self.config.average:
-                print(
-                    f"note: train.average = {self.config.average}, but there are {count} checkpoints", file=sys.stderr
-                )
+                line = f"note: train.average = {self.config.average}, but there are {count} checkpoints"
+                print(localize(line), file=sys.stderr)
             return average(self.folder, count)
         if (self.folder / WEIGHTS).exists() and trainer.evaluate is not None:
             return read_weights(self.folder / WEIGHTS)  # the best

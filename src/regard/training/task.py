@@ -294,6 +294,10 @@ class Task(ABC):
         """The first inputs of one of `sets`, or none: texts, vectors [N, features] or bytes [channels, side, side]."""
         return []
 
+    def references(self, name: str, count: int) -> list[str]:
+        """The targets of the first inputs of a set, as text; none if the inputs are their own targets."""
+        return []
+
     def read_files(self, files: Sequence[str]) -> Any:
         """The same for the files of `regard evaluate --files`."""
         raise UserError(f"--files: task = {self.NAME!r} evaluates the sets of its recipe; remove --files")

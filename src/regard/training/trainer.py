@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from regard.data.streams import Stream, prefetch
 from regard.errors import UserError, listed
 from regard.files import write_atomically
+from regard.messages import localize
 from regard.models.folder import WEIGHTS, weights_of, write_weights
 from regard.nn.block import Stack, run_block
 from regard.progress import duration, rounded, running, stage
@@ -46,6 +47,7 @@ from regard.training.lock import hold
 from regard.training.optimizer import make_optimizer, rate
 from regard.training.parallel import HALF, Engine, Graph, Objective, Sharded, Update, distribute, full
 from regard.training.progress import Board, Pace, Progress, WeightsAndBiases
+from regard.training.snapshots import snapshot_steps, write_snapshot
 
 Evaluate = Callable[[Any], dict[str, float]]  # model in eval mode -> "valid_loss" and other metrics by name
 LEAST_SCALE = 2.0**-14  # of an fp16 loss: infinite gradients have halved it 30 times, starting from 2^16
@@ -136,14 +138,13 @@ class Trainer:
         """The newest checkpoint; what was logged after it is removed, since these steps will be repeated."""
         newest, damaged = checkpoint.newest(self.folder / "checkpoints")
         for line in damaged:
-            print(f"warning: {line}", file=sys.stderr)
+            print(localize(f"warning: {line}"), file=sys.stderr)
         if newest is None and damaged:
-            print("warning: no checkpoint is complete: starting from step 0", file=sys.stderr)
+            print(localize("warning: no checkpoint is complete: starting from step 0"), file=sys.stderr)
         now, before = self._batches_per_step(), None if newest is None else newest.state.get("batches")
         if before not in (None, now):
-            print(
-                f"note: a step now uses {now} batches, not {before}: see train.gradient_accumulation", file=sys.stderr
-            )
+            line = f"note: a step now uses {now} batches, not {before}: see train.gradient_accumulation"
+            print(localize(line), file=sys.stderr)
         if self.metrics.exists():
             step = 0 if newest is None else newest.step
             kept = [line for line in read_metrics(self.folder) if line["step"] <= step]
@@ -166,9 +167,14 @@ class Trainer:
         folder, keep = self.folder / "checkpoints", self.config.keep
         return checkpoint.write(folder, state, self.model, self.optimizer, keep, self.mean, every)
 
+    def _snapshot(self) -> None:
+        with self.engine.evaluation_model(self.mean) as model:
+            self.workers.on_lead(lambda: write_snapshot(self.folder, self.step, weights_of(model)))
+
     def run(self) -> bool:
         """Train to the end; False if it was interrupted (then there is a checkpoint)."""
         config, workers, pace = self.config, self.workers, self._pace()
+        snapshots = snapshot_steps(config.snapshots, config.steps)
         self.model.train()
         with (
             workers.leading(hold(self.folder)),
@@ -183,6 +189,8 @@ class Trainer:
                 boards.callback(board.close)
                 if not self.finished:
                     board.open()
+            if self.step == 0 and snapshots:
+                self._snapshot()
             mark = time.monotonic()
             while not self.finished:
                 self._take_step(stream)
@@ -191,10 +199,11 @@ class Trainer:
                     progress.note(self._estimate(seconds))
                 last, stopped = self.step == config.steps, stop()
                 log = last or self.step % config.log_every == 0
+                snapshot = self.step in snapshots
                 save = last or stopped or self.step % config.save_every == 0
                 due = config.evaluation_interval > 0 and self.step % config.evaluation_interval == 0
                 evaluate = self.evaluate is not None and (last or due)
-                if log or save or evaluate:
+                if log or save or evaluate or snapshot:
                     self._check_finite()
                     now = time.monotonic()
                     self.seconds, mark = self.seconds + now - mark, now
@@ -205,6 +214,8 @@ class Trainer:
                     mark = time.monotonic()  # `seconds` count training only
                 if log:
                     self._log(progress)
+                if snapshot:
+                    self._snapshot()
                 if save or self.finished:
                     self.save(config.save_every)
                 if evaluate and not stopped and self.watch is not None:
@@ -293,7 +304,8 @@ class Trainer:
         if not skip or bool(finite):
             self.scaler.step(self.optimizer)  # with a loss scale, skipped unless finite
         elif self.workers.leads:
-            print(f"warning: step {self.step + 1}: the gradient is not finite; its batch is skipped", file=sys.stderr)
+            line = f"warning: step {self.step + 1}: the gradient is not finite; its batch is skipped"
+            print(localize(line), file=sys.stderr)
         if skip or scaled:
             total, count = torch.where(finite, total, 0.0), torch.where(finite, count, 0)
             self.skipped = self.skipped + ~finite
@@ -326,7 +338,7 @@ class Trainer:
             line["scale"] = scale = self.scaler.get_scale()
             if self.workers.leads:
                 what = f"{skipped} skipped since the last line: infinite gradients; the loss scale is now {scale:g}"
-                print(f"note: step {self.step}: {what}", file=sys.stderr)
+                print(localize(f"note: step {self.step}: {what}"), file=sys.stderr)
         if not tokens:  # every batch since the last line was skipped
             return
         loss, speed, learning_rate = self.loss.item() / tokens, tokens / max(spent, 1e-9), rate(self.step, self.config)

@@ -1,0 +1,74 @@
+"""Examples of a run: its own test inputs, saved and read again by the page; and inputs unlike the training data."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi")
+
+from explorer import make_decoder, make_translator
+from regard.explore.inside import Inside
+from regard.explore.server.inputs import SENTENCES, covered, read_examples, unlike
+from regard.explore.server.models import Models, find_runs
+from regard.text.scripts import scripts
+from regard.training.examples import LONGEST, as_json, choose
+
+
+def test_examples_of_different_targets_come_first_and_long_texts_last():
+    inputs = ["good", "great", "bad", "x" * (LONGEST + 1), "fine"]
+    assert choose(inputs, ["+", "+", "-", "0", "+"])[:2] == [("good", "+"), ("bad", "-")]
+    assert "x" * (LONGEST + 1) not in [input for input, _ in choose(inputs, ["+"] * 5)]
+    assert choose(["y" * 999], [None]) == [("y" * LONGEST, None)]  # better than none
+
+
+def test_an_image_is_kept_byte_by_byte(tmp_path):
+    pixels = torch.arange(48, dtype=torch.uint8).view(3, 4, 4)
+    one = as_json(pixels)
+    assert base64.b64decode(one["pixels"]) == pixels.numpy().tobytes()
+    folder = make_decoder(tmp_path / "run")
+    (folder / "examples.json").write_text(json.dumps({"inputs": [{**one, "target": "cat"}]}))
+    models = Models(find_runs(folder))
+    (example,) = models.describe("run")["examples"]
+    assert example["target"] == "cat"
+    assert models.images[example["image"]] == pixels.permute(1, 2, 0).contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"inputs": 3}', '{"inputs": [1]}', '{"inputs": [{"pixels": "?", "shape": [1]}]}']
+)
+def test_a_damaged_file_of_examples_is_no_catastrophe(tmp_path, content):
+    folder = make_decoder(tmp_path / "run")
+    (folder / "examples.json").write_text(content)
+    assert Models(find_runs(folder)).describe("run")["examples"] is None
+
+
+def test_a_model_without_examples_gets_sentences_that_its_tokenizer_covers(tmp_path):
+    decoder = Inside.open(make_decoder(tmp_path / "decoder"))  # bytes: everything is covered
+    assert covered(decoder)[0] == SENTENCES[0]
+    translator = Inside.open(make_translator(tmp_path / "translator"))  # words of one English sentence
+    assert covered(translator)[0] == "the cat sat on the mat"
+
+
+def test_an_input_unlike_the_training_data_is_recognised(tmp_path):
+    folder = make_decoder(tmp_path / "run")
+    inside = Inside.open(folder)
+    kinds = lambda text: [note["kind"] for note in unlike(inside, inside.reader.read(text))]  # noqa: E731
+    assert kinds("나는 학교에 간다") == []  # nothing is known about the data
+    content = {"inputs": [], "scripts": scripts("the animal did not cross the street"), "fertility": 0.25}
+    (folder / "examples.json").write_text(json.dumps(content))
+    assert read_examples(folder)["scripts"] == {"LATIN": 1.0}
+    assert kinds("the animal did not cross the street") == []
+    assert kinds("나는 학교에 간다") == ["script"]
+    assert kinds("Zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich") == ["fertility"]
+    words = Inside.open(make_translator(tmp_path / "words"))
+    (note,) = unlike(words, words.reader.read("the animal zebra sat"))
+    assert note == {"kind": "unknown", "what": "zebra"}
+
+
+def test_scripts_are_fractions_of_the_letters():
+    assert scripts("한글 abc 漢 123!") == {"LATIN": 0.5, "HANGUL": 1 / 3, "HAN": 1 / 6}
+    assert scripts("123 !") == {}
