@@ -171,3 +171,12 @@ def test_bytes_that_are_no_http_do_not_stop_it(address):
                 continue
             assert output == b"" or b" 4" in output[:13]
     assert ask(address, "api/alive")[0] == 200
+
+
+def test_a_browser_with_an_old_address_gets_an_explanation(address):
+    """After a restart on the same port the token is another: a reload shows a page, not JSON."""
+    url = urlsplit(address)
+    old = f"{url.scheme}://{url.netloc}/anoldtoken/"
+    status, content = ask(old, "", headers={"Accept": "text/html,*/*;q=0.8"})
+    assert status == 403 and b"<h1>This address is no longer valid" in content and "토큰".encode() in content
+    assert refusal(ask(old, "api/alive"))[0] == 403  # the page itself asks for JSON

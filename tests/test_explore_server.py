@@ -24,6 +24,7 @@ from regard.explore.inside import Inside
 from regard.explore.server.models import Models, find_runs
 from regard.models.folder import load, load_tokenizers, save
 from regard.nn.trace import trace, zero_heads
+from regard.text.labels import label
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_a_look_holds_the_weights_of_a_trace(address, runs):
     p = logits[-1].softmax(dim=-1)
     best = p.topk(len(last))
     assert [choice["before"] for choice in last] == pytest.approx(best.values.tolist(), abs=1e-6)
-    assert [choice["label"] for choice in last] == [tokenizer.token(id) for id in best.indices.tolist()]
+    assert [choice["label"] for choice in last] == [label(tokenizer, id) for id in best.indices.tolist()]
     assert [choice["text"] for choice in last] == [tokenizer.decode([id]) for id in best.indices.tolist()]
 
 
@@ -80,7 +81,7 @@ def test_a_head_switched_off_gives_the_probabilities_that_a_trace_gives(address,
         before = model(ids)[0].softmax(dim=-1)
         with trace(model, {"decoder.0.attention.heads": zero_heads(1)}):
             after = model(ids)[0].softmax(dim=-1)
-    names = [tokenizer.token(id) for id in range(len(tokenizer))]
+    names = [label(tokenizer, id) for id in range(len(tokenizer))]
     for at, place in enumerate(header["output"]["positions"]):
         for choice in place["choices"]:
             id = names.index(choice["label"])
@@ -240,8 +241,8 @@ def test_only_the_latest_looks_stay_in_memory(runs, monkeypatch):
     monkeypatch.setattr(module, "KEPT", 0)
     models = Models(find_runs(runs))
     for word in ("the cat", "the animal", "the sun"):
-        models.look(("decoder", word, None, None), Changes())
-    assert [text for (_, text, _, _), _ in models._looks] == ["the animal", "the sun"]
-    sun = ("decoder", "the sun", None, None)
+        models.look(("decoder", word, None, None, None), Changes())
+    assert [text for (_, text, _, _, _), _ in models._looks] == ["the animal", "the sun"]
+    sun = ("decoder", "the sun", None, None, None)
     first = models.look(sun, Changes())
     assert first is models.look(sun, Changes())

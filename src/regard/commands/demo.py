@@ -5,6 +5,7 @@ cores. Ctrl-C saves a checkpoint; the same command continues from there.
 
 examples:
   regard demo --open                               train, then open the report in the browser
+  regard demo --explore                            train, then open the model in the browser, with a guided tour
   regard demo --fresh                              delete the earlier run and start again
   regard demo --out runs/one-head --set heads=1    the same with one head: how much accuracy does it cost?
   regard demo --json                               metrics for a script
@@ -22,13 +23,16 @@ from typing import Any
 
 import regard
 from regard.commands import REPEATABLE, aligned, positive
+from regard.commands.explore import check_page, open_page
 from regard.errors import program
+from regard.messages import localize
 
 SHOWN = ("March 3rd, 2021", "three hundred forty-two thousand", "Friday, August 15th, 1947", "seven hundred five")
 
 ARGUMENTS = {
     "-o --out DIR": ("folder of the run (default: runs/demo)", {"default": "runs/demo"}),
     "--open": "open the report in the browser",
+    "--explore": "open the model in the browser at the end, as regard explore does, at the start of its tour",
     "--fresh": "delete the earlier run in that folder first",
     "--steps N": ("training steps (default: 1000)", {"type": positive}),
     "--seed N": ("seed of weights and data order (default: 1)", {"type": int}),
@@ -42,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     from regard.models.recipe import read_changes
     from regard.training.distributed import join
 
+    if args.explore:
+        check_page()  # not after a minute of training
     train = {name: value for name in ("steps", "seed") if (value := getattr(args, name)) is not None}
     warmup = {} if args.steps is None else {"warmup": min(200, args.steps // 5)}
     changes = {"model": read_changes(args.set), "train": {**train, **warmup}}
@@ -50,17 +56,17 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         recurrent = tables["model"].get("architecture") == "recurrent"
         kind = "a recurrent model with attention" if recurrent else "an encoder-decoder Transformer"
-        print(f"English dates and numbers -> Korean: {kind}, trained from scratch.", flush=True)
+        print(localize(f"English dates and numbers -> Korean: {kind}, trained from scratch."), flush=True)
     with join("cpu") as workers:
         outcome = train_run(tables, folder, workers, fresh=args.fresh)
     steps, command = tables["train"]["steps"], f"{program()} demo"
     options = [("out", args.out)] * (args.out != "runs/demo") + [*train.items()] + [("set", one) for one in args.set]
     command += "".join(f" --{name} {shlex.quote(str(value))}" for name, value in options)
     if outcome.metrics is None:
-        print(f"saved at step {outcome.step} of {steps}. To continue:  {command}", file=sys.stderr)
+        print(localize(f"saved at step {outcome.step} of {steps}. To continue:  {command}"), file=sys.stderr)
         return 130
     if outcome.resumed_from == outcome.step:
-        print(f"{args.out} was already trained ({command} --fresh trains again).", file=sys.stderr)
+        print(localize(f"{args.out} was already trained ({command} --fresh trains again)."), file=sys.stderr)
     report, bundle, test = (folder / "report.html").resolve(), outcome.run.bundle, outcome.metrics["test"]
     result = {
         "exact_match": test["exact"],
@@ -75,7 +81,9 @@ def run(args: argparse.Namespace) -> int:
     }
     print(json.dumps(result, ensure_ascii=False, indent=1)) if args.json else _print(result)
     if args.open and not webbrowser.open(report.as_uri()):
-        print(f"no browser found; the report is {report}", file=sys.stderr)
+        print(localize(f"no browser found; the report is {report}"), file=sys.stderr)
+    if args.explore:
+        open_page(str(folder), "cpu", fragment="tour=1")
     return 0
 
 
@@ -84,12 +92,12 @@ def _print(result: dict[str, Any]) -> None:
         print(f"  {source}  ->  {translation}")
     correct = f"{result['correct']:,} of {result['tested']:,} unseen examples are exactly correct"
     size = f"{result['parameters']:,} parameters, {result['training_seconds']:.0f} s of training"
-    print(f"\n{correct}: {result['exact_match']:.2%} ({size})")
-    print(f"\nreport: {result['report']}\n\nthree things to try next:")
+    print("\n" + localize(f"{correct}: {result['exact_match']:.2%} ({size})"))
+    print("\n" + localize(f"report: {result['report']}") + "\n\n" + localize("three things to try next:"))
     folder = shlex.quote(result["run"])
     hints = [
-        (f'  {program()} translate {folder} "July 4th, 1976"', "  translate your own input"),
-        (f"  {program()} demo --out runs/one-head --set heads=1", "  one head instead of four: how much is lost?"),
-        (f"  {program()} cost {folder} --seq 32", "  parameters, operations, memory"),
+        (f'  {program()} translate {folder} "July 4th, 1976"', "translate your own input"),
+        (f"  {program()} demo --out runs/one-head --set heads=1", "one head instead of four: how much is lost?"),
+        (f"  {program()} cost {folder} --seq 32", "parameters, operations, memory"),
     ]
-    print("\n".join(aligned(hints)))
+    print("\n".join(aligned((command, f"  {localize(what)}") for command, what in hints)))

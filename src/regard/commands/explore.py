@@ -13,11 +13,13 @@ examples:
 from __future__ import annotations
 
 import argparse
+import threading
 from pathlib import Path
 
 from regard.commands import DEVICE
 from regard.errors import MissingExtra, UserError
 from regard.page import page_missing
+from regard.start import import_torch
 
 
 def port_number(text: str) -> int:
@@ -36,18 +38,37 @@ ARGUMENTS = {
 }
 
 
+def needs_torch(args: argparse.Namespace) -> bool:
+    return False  # `run` imports it in a thread: the page is there before
+
+
 def run(args: argparse.Namespace) -> None:
-    try:
-        from regard.explore.server.listen import serve
-        from regard.explore.server.models import Models, find_runs
-    except ImportError as error:
-        if error.name not in ("fastapi", "uvicorn"):
-            raise
-        raise MissingExtra("explore", str(error.name), "the page") from None
-    models = Models(find_runs(Path(args.run)), args.device, args.text)
-    if (why := page_missing()) is not None:
-        raise UserError(why)
+    check_page()
     fragment = (args.link or "").partition("#")[2]
     if args.link and not fragment:
         raise UserError(f"--link {args.link!r}: has no part after #, where a link keeps its state")
-    serve(models, args.port, fragment, browser=not args.no_browser)
+    open_page(args.run, args.device, args.text, args.port, fragment, browser=not args.no_browser)
+
+
+def check_page() -> None:
+    """Raise where the page cannot be served."""
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra("explore", str(error.name), "the page") from None
+    if (why := page_missing()) is not None:
+        raise UserError(why)
+
+
+def open_page(
+    run: str, device: str | None, text: str | None = None, port: int = 0, fragment: str = "", *, browser: bool = True
+) -> None:
+    """Serve the page until Ctrl-C."""
+    from regard.explore.server.models import Models, find_runs
+
+    runs = find_runs(Path(run))
+    threading.Thread(target=import_torch, args=(True,), daemon=True).start()  # while the rest is imported
+    from regard.explore.server.listen import serve
+
+    serve(Models(runs, device, text, Path(run)), port, fragment, browser=browser)

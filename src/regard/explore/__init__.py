@@ -1,6 +1,7 @@
 """Explore: what every head of a model attends to, as it is and under interventions, in figures, reports and a page.
 
-`Inside` opens a model; the other names draw. They take plain numbers and strings, so that the weights of any model can
+`Inside` opens a model, and some functions analyse what it computes (`logit_lens`, `activation_patching`, …); the other
+names draw. They take plain numbers and strings, so that the weights of any model can
 be drawn. Each name is imported on first use, so that a figure does not wait for PyTorch.
 """
 
@@ -10,20 +11,32 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from regard.explore.attribution import direct_logit_attribution
     from regard.explore.changes import Changes
     from regard.explore.chart import line_chart
+    from regard.explore.embeddings import embedding_map, position_picture
     from regard.explore.heatmap import head_grid, heat_map
     from regard.explore.html import Section, attention_note, examples_table, figure, page, paragraph, table, write_page
     from regard.explore.inside import Inside
+    from regard.explore.lens import logit_lens
+    from regard.explore.neurons import neuron_activations
+    from regard.explore.patching import activation_patching
+    from regard.explore.saliency import attention_rollout, gradient_times_input, token_saliency
+    from regard.explore.scores import copying_scores, head_scores, induction_scores
     from regard.explore.svg import svg_file
 
 __all__ = [
-    "Changes", "Inside", "Section", "attention_note", "examples_table", "figure", "head_grid", "heat_map", "line_chart",
-    "page", "paragraph", "svg_file", "table", "write_page",
+    "Changes", "Inside", "Section", "activation_patching", "attention_note", "attention_rollout", "copying_scores",
+    "direct_logit_attribution", "embedding_map", "examples_table", "figure", "gradient_times_input", "head_grid",
+    "head_scores", "heat_map", "induction_scores", "line_chart", "logit_lens", "neuron_activations", "page",
+    "paragraph", "position_picture", "svg_file", "table", "token_saliency", "write_page",
 ]  # fmt: skip
 _MODULES = {
     "Changes": "changes", "Inside": "inside", "head_grid": "heatmap", "heat_map": "heatmap", "line_chart": "chart",
-    "svg_file": "svg",
+    "svg_file": "svg", "activation_patching": "patching", "attention_rollout": "saliency", "copying_scores": "scores",
+    "direct_logit_attribution": "attribution", "embedding_map": "embeddings", "gradient_times_input": "saliency",
+    "head_scores": "scores", "induction_scores": "scores", "logit_lens": "lens",
+    "neuron_activations": "neurons", "position_picture": "embeddings", "token_saliency": "saliency",
 }  # fmt: skip
 
 

@@ -4,6 +4,8 @@ An attention map raises a question; an intervention answers it. Each field of `C
 
     heads         switch these heads off: their outputs become 0                         (part, layer, head)
     layers        skip these blocks: they pass on their input                            (stack, layer)
+    feedforward   switch these feed-forward layers off: their output becomes 0, or at    (stack, layer, "zero" | "mean")
+                  every position its mean over the positions of the unchanged input
     future        remove the causal mask, so that a decoder sees the tokens to come
     temperature   weights = softmax(scores / temperature): below 1 sharper, above 1 flatter
     shuffle       permute the positions of the tokens, by this seed; masks keep the real ones
@@ -28,13 +30,14 @@ from regard.errors import UserError, suggest
 from regard.models.transformer import Model
 from regard.nn.mask import causal
 from regard.nn.multihead import MultiHead
-from regard.nn.trace import Edit, drop, zero_heads
+from regard.nn.trace import Edit, drop, replace, zero_heads
 from regard.settings import check_fields, from_dict, to_dict
 
 PartName = Literal["encoder", "decoder", "cross"]
 PARTS: tuple[PartName, ...] = get_args(PartName)
 Head = tuple[PartName, int, int]  # part, layer, head
 Row = tuple[PartName, int, int, int, tuple[float, ...]]  # part, layer, head, query, a weight per key
+FeedForwardOff = tuple[PartName, int, Literal["zero", "mean"]]  # stack, layer, what its output becomes
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Changes:
     temperature: float = 1.0
     shuffle: int | None = None
     rows: tuple[Row, ...] = ()  # the weights of a row are scaled to sum to 1, unless all are 0
+    feedforward: tuple[FeedForwardOff, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -55,6 +59,7 @@ class Changes:
     def __str__(self) -> str:
         texts = [f"head {part}.{layer}.{head} off" for part, layer, head in self.heads]
         texts += [f"layer {stack}.{layer} skipped" for stack, layer in self.layers]
+        texts += [f"feed-forward {stack}.{layer} off ({how})" for stack, layer, how in self.feedforward]
         texts += ["causal mask off"] * self.future
         texts += [f"attention at temperature {self.temperature:g}"] * (self.temperature != 1.0)
         texts += [f"positions shuffled (seed {self.shuffle})"] * (self.shuffle is not None)
@@ -145,8 +150,11 @@ class Anatomy:
             raise UserError(f"head = {head}: name its layer too, such as layer = 0")
 
 
-def edits(changes: Changes, anatomy: Anatomy) -> dict[str, Edit]:
-    """The interventions that make these changes, for one pass or one generation."""
+def edits(changes: Changes, anatomy: Anatomy, means: Mapping[str, Tensor] | None = None) -> dict[str, Edit]:
+    """The interventions that make these changes, for one pass or one generation.
+
+    `means`: the mean output [dim] of the feed-forward layers that are switched off by their mean, by stage.
+    """
     by_stage: dict[str, Edit] = {}
 
     def add(stage: str, edit: Edit) -> None:
@@ -161,6 +169,11 @@ def edits(changes: Changes, anatomy: Anatomy) -> dict[str, Edit]:
         add(f"{path}.heads", zero_heads(*heads))
     for stack, layer in sorted(set(changes.layers)):
         _skip(add, stack, layer, anatomy)
+    for stack, layer, how in changes.feedforward:
+        stage = feedforward_stage(anatomy, stack, layer)
+        if how == "mean" and stage not in (means or {}):
+            raise UserError(f"feedforward: {stack}.{layer} has no mean without an input; use Inside.edits, or 'zero'")
+        add(stage, replace((means or {})[stage] if how == "mean" else torch.zeros(())))
     for row in changes.rows:
         add(f"{anatomy.path(*row[:3])}.weights", _Rewrite(row))
     if changes.future and (other := next((path for path in anatomy.mixers if path.startswith("decoder")), None)):
@@ -179,12 +192,23 @@ def edits(changes: Changes, anatomy: Anatomy) -> dict[str, Edit]:
     return by_stage
 
 
+def feedforward_stage(anatomy: Anatomy, stack: PartName, layer: int) -> str:
+    """The output of a feed-forward layer in a trace."""
+    check_layer(anatomy, stack, layer, "feedforward")
+    return f"{stack}.{layer}.feedforward.output"
+
+
+def check_layer(anatomy: Anatomy, stack: PartName, layer: int, field: str) -> None:
+    """Raise for a layer that the model does not have."""
+    if stack == "cross":
+        raise UserError(f"{field}: 'cross' is part of the decoder's layers; name 'decoder', or switch its heads off")
+    if f"{stack}.{layer}.attention" not in anatomy.mixers:
+        anatomy.path(stack, layer)
+
+
 def _skip(add: Callable[[str, Edit], None], stack: PartName, layer: int, anatomy: Anatomy) -> None:
     """Block `layer` returns its input x, kept from the stage before it."""
-    if stack == "cross":
-        raise UserError("layers: 'cross' is part of the decoder's layers; name 'decoder', or switch its heads off")
-    if f"{stack}.{layer}.attention" not in anatomy.mixers:
-        anatomy.path(stack, layer)  # raises for a layer that the model does not have
+    check_layer(anatomy, stack, layer, "layers")
     kept: list[Tensor] = []
 
     def remember(value: Tensor) -> Tensor:

@@ -19,9 +19,11 @@ import numpy as np
 
 from regard.explore import svg
 from regard.explore.html import escape, text_width, token_label
+from regard.messages import localize
 
 POINTS = 1_000  # a curve is thinned to about as many points as it has pixels
 LOG_2 = math.log10(2)
+LARGEST = 308.25  # log10 of the largest number; the ends of an axis may be beyond it
 Points = Sequence[tuple[float, float]]
 DASHES = ("none", "7 4", "2 4", "12 4 2 4", "4 2")
 
@@ -112,12 +114,12 @@ def line_chart(
     drawn = np.concatenate([np.zeros((0, 2)), *curves.values()])
     drawn = drawn[~np.isnan(drawn[:, 1])]
     why = "not finite or not positive" if logs else "not finite"
-    note = f"Gaps: {lost:,} {'value' if lost == 1 else 'values'} {why}." if lost else ""
+    note = localize(f"Gaps: {lost:,} {'value' if lost == 1 else 'values'} {why}.") if lost else ""
     if not len(drawn):
-        return svg.empty_figure(title or "Chart", f"There are no points to draw. {note}")
+        return svg.empty_figure(title or "Chart", "There are no points to draw.", note)
     (x0, x1, across), (y0, y1, up) = make_axis(drawn[:, 0], log_x), make_axis(drawn[:, 1], log_y, snap=True)
     across = _doublings(x0, x1) if log_x else across
-    names = [svg.short_number(10**tick if log_y else tick) for tick in up]
+    names = [svg.short_number(10 ** min(tick, LARGEST) if log_y else tick) for tick in up]
     left, right, x, y = 30 + max(text_width(tick, 20) for tick in names), 664.0, 16.0, 40 + 24 * bool(title)
     for i, (name, line) in enumerate(curves.items()):
         label, last = token_label(name, 260), line[~np.isnan(line[:, 1]), 1][-1:]
@@ -126,11 +128,11 @@ def line_chart(
         legend.append(_curve(np.array([[x, y - 4], [x + 26, y - 4]]), i) + svg.label(x + 34, y, label))
         x += 66 + text_width(label, 19)
         end = "".join(f", last {10**value if log_y else value:.4g}" for value in last)
-        about.append(f"{name}: {len(line):,} points{end}.")
+        about.append(f"{name}: " + localize(f"{len(line):,} points{end}."))
     top, bottom = y + 56, y + 316
     flip = np.array([(right - left) / (x1 - x0), (top - bottom) / (y1 - y0)])
-    parts = [*legend, svg.label(16, top - 18, y_label, "mute")]
-    parts += [svg.label(right, bottom + 52, x_label, "mute", "end"), svg.label(16, bottom + 80, note, "mute")]
+    parts = [*legend, svg.label(16, top - 18, localize(y_label), "mute")]
+    parts += [svg.label(right, bottom + 52, localize(x_label), "mute", "end"), svg.label(16, bottom + 80, note, "mute")]
     for tick, label in zip(up, names, strict=True):
         height = bottom + (tick - y0) * flip[1]
         parts.append(f'<path class="rule" d="M{left:.1f} {height:.1f}H{right}"/>')
@@ -168,5 +170,5 @@ def stack_charts(charts: Sequence[str], title: str) -> str:
         inner = re.sub(r' style="[^"]*"', f' y="{y:.0f}"', chart, count=1)
         parts.append(inner)
         y += height
-    about = f"{len(charts)} charts, one below the other."
+    about = localize(f"{len(charts)} charts, one below the other.")
     return svg.frame(max(width for width, _ in sizes), y, "", about, "".join(parts), name=title, fluid=True)

@@ -82,6 +82,10 @@ def read_examples(inside: Inside, files: Sequence[str], limit: int) -> list[Exam
     """The first `limit` examples in `files`."""
     if limit < 1:
         raise UserError(f"limit = {limit}: must be 1 or more")
+    if inside.numbers is not None:
+        raise UserError(
+            "output_head = 'values': heads are measured on tokens or classes; inspect this model in the page"
+        )
     examples = list(islice(_examples(inside, files, limit), limit))
     if not examples:
         raise UserError(f"{', '.join(files)}: contains no example that the model can read")
@@ -177,6 +181,23 @@ def _of_line(inside: Inside, line: str, generator: torch.Generator) -> Example:
     if not chosen.any() and bool((~special).any()):  # a short line gets one mask
         chosen[int((~special).nonzero()[0])] = True
     return Example(ids.masked_fill(chosen, mask), expected=ids.masked_fill(~chosen, IGNORE))
+
+
+def examples_of(inside: Inside, pairs: Iterable[tuple[str, str | None]]) -> list[Example]:
+    """Examples from (text, target) in memory, as `read_examples` makes them of files; the target may be None where the
+    loss needs none: the text itself is predicted, or there is no loss."""
+    config, generator, examples = inside.config, torch.Generator().manual_seed(1), []
+    if config.input != "tokens" or inside.reader.tags:
+        raise UserError("the heads of this model are measured on files:  regard heads RUN --data FILE")
+    for text, target in pairs:
+        if inside.reader.writes or config.output_head == "classes":
+            if target is not None:
+                examples.append(_of_pair(inside, text, target, "example"))
+        elif config.architecture == "decoder":
+            examples += _chunks(inside, [text])
+        else:
+            examples.append(_of_line(inside, text, generator))
+    return examples
 
 
 def in_batches(examples: Sequence[Example], device: torch.device) -> list[Batch]:

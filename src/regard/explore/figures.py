@@ -29,6 +29,7 @@ from regard.explore.forward import Choice, Output, difference
 from regard.explore.heatmap import head_grid, head_panels, heat_map, image_panels
 from regard.explore.html import paragraph, table, text_width, token_label
 from regard.explore.svg import Tokens
+from regard.messages import localize
 
 if TYPE_CHECKING:
     from regard.explore.inside import Look, Part
@@ -115,7 +116,7 @@ def _draw_image(look: Look, part: Part, layer: int | None, head: int | None, gri
         weights = maps[:, query] if query is not None else maps[:, 0] if first else maps.mean(dim=1)
         for index in range(len(maps)) if head is None else [head]:
             rows.append(weights[index, first:])
-            names.append(f"layer {at}, head {index}")
+            names.append(localize(f"layer {at}, head {index}"))
     whose = f"“{part.rows[query]}”" if query is not None else "[CLS]" if first else "all patches, mean"
     wide = max(map(len, part.weights)) if grid else None
     title = f"{TITLES[part.name]} of {whose}"
@@ -133,7 +134,7 @@ def _draw_stages(look: Look, part: Part, layer: int, head: int, query: int) -> s
         ("|weight · v|", steps.values.norm(dim=-1)),
     ]
     title = f"“{part.rows[query]}” (position {query}), {TITLES[part.name].lower()}, layer {layer}, head {head}"
-    note = f"The head's output is the sum of the weighted values: length {steps.output.norm():.3f}."
+    note = localize(f"The head's output is the sum of the weighted values: length {steps.output.norm():.3f}.")
     return stage_panel(stages, part.columns, title=title, note=note)
 
 
@@ -149,11 +150,11 @@ def stage_panel(stages: Sequence[tuple[str, Any]], columns: Tokens, *, title: st
         low, high = min(0.0, finite.min(initial=0.0)), max(0.0, finite.max(initial=0.0))
         unit = bar / ((high - low) or 1.0)
         x = left + at * step
-        parts.append(svg.label(x, top - 10, stage, "mute"))
+        parts.append(svg.label(x, top - 10, localize(stage), "mute"))
         parts.append(f'<path class="rule" d="M{x - low * unit:.1f} {top}v{bottom - top}"/>')
         for y, value in zip(range(top, bottom, tall), values, strict=True):
             if not math.isfinite(value):
-                text = "masked" if value < 0 else "not a number"
+                text = localize("masked" if value < 0 else "not a number")
                 parts.append(svg.label(x - low * unit + 6, y + 15, text, "mute small"))
                 continue
             start, level = x + (min(value, 0) - low) * unit, 22 if value >= 0 else 10
@@ -191,7 +192,7 @@ def output_table(after: Output, before: Output | None = None) -> str:
     if before is not None:
         headers, classes = [*headers, "unchanged"], [*classes, ""]
         rows = [[*row, _choices(old.top)] for row, old in zip(rows, before.positions, strict=True)]
-    return "".join(map(paragraph, texts)) + table(headers, rows, classes=classes)
+    return "".join(map(paragraph, texts)) + table([*map(localize, headers)], rows, classes=classes)
 
 
 def _choices(top: Sequence[Choice]) -> str:

@@ -8,6 +8,7 @@ encoder           <s> … </s>         BERT's [CLS] … [SEP]; [MASK] in the tex
 patches           an image of `image_size` pixels per side, cut into patches of `patch_size`: position n (after [CLS],
                   where the model has it) is the patch in row n // across, column n % across (Dosovitskiy et al. 2021)
 features          vectors [regions, size] from another model
+numbers           see `regard.explore.numbers`
 
 An `Output` is what the model predicts at every position; `difference` is how much that changes:
 
@@ -36,10 +37,13 @@ from regard.errors import UserError
 from regard.explore.changes import PartName
 from regard.models.config import ModelConfig
 from regard.predict.bundle import Bundle
+from regard.text.labels import label as token_label
+from regard.text.labels import labels as token_labels
+from regard.text.labels import pending_bytes
 from regard.text.tokenizer import Tokenizer
 
 TOP = 8  # most probable tokens kept for each position
-Kind = Literal["next", "target", "masked", "tags", "classes", "vector"]
+Kind = Literal["next", "target", "masked", "tags", "classes", "vector", "values"]
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,8 @@ class InputReader:
         self.bundle, self.config = bundle, bundle.config
         self.like = next(bundle.model.parameters())  # the device and the precision of the model
         config, tokenizers = bundle.config, bundle.tokenizers
-        if config.output_head == "values":
-            raise UserError("output_head = 'values': exploring needs a model that reads text or images, not numbers")
         self.tags = config.output_head == "classes" and config.per_token
-        self.writes = config.architecture in ("encoder-decoder", "recurrent")
+        self.writes = config.architecture in ("encoder-decoder", "recurrent") and config.output_head == "tokens"
         sizes = {"source": config.vocab_size if config.input == "tokens" else None}
         sizes["target"] = config.target_size if self.writes else None
         for side, size in sizes.items():
@@ -108,6 +110,13 @@ class InputReader:
                     f"the {side} tokenizer has {len(tokenizer):,} tokens, but the model's vocabulary has {size:,}: "
                     "they do not belong together"
                 )
+
+    @property
+    def mask(self) -> str | None:
+        """How a masked token is typed, for a model that predicts masked tokens."""
+        masked = self.config.architecture == "encoder" and self.config.output_head == "tokens"
+        tokenizer = self.bundle.source if masked else None
+        return None if tokenizer is None or tokenizer.mask is None else tokenizer.token(tokenizer.mask)
 
     def read(self, text: str | None, image: Any = None, *, truncate: bool = False) -> Input:
         """A text, or an image (or features). A text beyond the learned positions is refused, or truncated."""
@@ -138,7 +147,7 @@ class InputReader:
         if not ids:
             raise UserError("the text is empty; give at least one word")
         self._check_length(len(ids))
-        labels = tuple(tokenizer.token(id) for id in ids)
+        labels = token_labels(tokenizer, ids)
         source = torch.tensor([ids], device=self.bundle.device)
         return Input(source, labels, read=labels, expected=tuple(expected), text=text)
 
@@ -188,17 +197,30 @@ class InputReader:
         return replace(
             input,
             target=torch.tensor([read], device=self.bundle.device),
-            read=tuple(map(self.label, read)),
+            read=self._labels(read),
             expected=tuple(written),
-            written=tuple(map(self.label, written)),
+            written=self._labels(written),
         )
 
-    def label(self, id: int) -> str:
-        """The class, or the token of an output id; a model may have more output rows than its tokenizer has tokens."""
+    def label(self, id: int, pending: bytes = b"") -> str:
+        """The class, or the token of an output id; a model may have more output rows than its tokenizer has tokens.
+
+        `pending`: the bytes of an incomplete character before it.
+        """
         if self.config.output_head == "classes":
             return self.bundle.classes[id]
         target = self.bundle.target
-        return target.token(id) if id < len(target) else f"#{id}"
+        return token_label(target, id, pending) if id < len(target) else f"#{id}"
+
+    def pending(self, input: Input) -> list[bytes]:
+        """For each position that has an output the bytes of an incomplete character that its tokens end with."""
+        if self.config.output_head != "tokens" or not (self.writes or self.config.architecture == "decoder"):
+            return [b""] * len(input.read)
+        ids = (input.source if input.target is None else input.target)[0].tolist()
+        return [pending_bytes(self.bundle.target, ids[: at + 1]) for at in range(len(ids))]
+
+    def _labels(self, ids: Sequence[int]) -> tuple[str, ...]:
+        return token_labels(self.bundle.target, ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         target = self.bundle.target
@@ -241,6 +263,7 @@ class Output:
                 tags     the class of each token; only the first of a word has a label in training
                 classes  the class of the whole: one position
                 vector   states or a pooled vector: no positions
+                values   numbers, in the scale of the data: no positions
     loss        mean cross-entropy of `expected`, in nats per token; None where nothing is expected
     generated   what an encoder-decoder generates: the best of `hypotheses`, which have a score each
     """
@@ -248,7 +271,7 @@ class Output:
     kind: Kind
     positions: tuple[Position, ...]
     loss: float | None
-    logits: Tensor  # [positions, vocab_size or classes]; kind "vector": [N, dim] or [1, dim]
+    logits: Tensor  # [positions, vocab_size or classes]; "vector": [N, dim] or [1, dim]; "values": [T, channels]
     generated: str | None = None
     hypotheses: tuple[tuple[str, float], ...] = ()
 
@@ -276,14 +299,17 @@ def read_output(reader: InputReader, input: Input, logits: Tensor, hypotheses: S
         return Output("vector", (), None, torch.atleast_2d(logits))
     log_p = logits.log_softmax(dim=-1)
     values, ids = log_p.exp().topk(min(TOP, logits.shape[-1]), dim=-1)
-    positions, losses = [], []
+    positions, losses, pending = [], [], reader.pending(input)
     for at, correct in enumerate(expected):
         best = zip(ids[at].tolist(), values[at].tolist(), strict=True)
+        before = pending[at] if at < len(pending) else b""
         choice = None
         if correct is not None:
             losses.append(-float(log_p[at, correct]))
-            choice = Choice(correct, reader.label(correct), float(log_p[at, correct].exp()))
-        positions.append(Position(at, read[at], tuple(Choice(id, reader.label(id), p) for id, p in best), choice))
+            choice = Choice(correct, reader.label(correct, before), float(log_p[at, correct].exp()))
+        positions.append(
+            Position(at, read[at], tuple(Choice(id, reader.label(id, before), p) for id, p in best), choice)
+        )
     loss = sum(losses) / len(losses) if losses else None
     generated = hypotheses[0][0] if hypotheses else None
     return Output(kind, tuple(positions), loss, logits, generated, tuple(hypotheses))
@@ -293,7 +319,7 @@ def read_output(reader: InputReader, input: Input, logits: Tensor, hypotheses: S
 class Difference:
     """How the output after a change differs from the one before.
 
-    divergence   KL(before ‖ after) at every position, in nats; of vectors 1 - cosine
+    divergence   KL(before ‖ after) at every position, in nats; of vectors 1 - cosine; of numbers |after - before|
     flipped      the positions whose most probable token (or class) has changed
     """
 
@@ -307,6 +333,8 @@ class Difference:
 
 
 def difference(before: Output, after: Output) -> Difference:
+    if before.kind == "values":
+        return Difference(tuple((after.logits - before.logits).abs().amax(dim=-1).tolist()), (), None)
     if before.kind == "vector":
         cosine = torch.cosine_similarity(before.logits.double(), after.logits.double(), dim=-1)
         return Difference(tuple((1 - cosine).clamp_min(0).tolist()), (), None)

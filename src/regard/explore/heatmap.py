@@ -26,6 +26,7 @@ import numpy as np
 from regard.explore import svg
 from regard.explore.html import escape, text_width, token_label
 from regard.explore.svg import Tokens
+from regard.messages import localize
 
 WIDTH = 1400  # panels are side by side up to this width
 CELLS = 3_600  # up to 60 x 60 cells are drawn one by one, each with its tooltip
@@ -69,6 +70,7 @@ def heat_map(
     if not grid.size:
         return svg.empty_figure(title or NAME, "There are no tokens to show.")
     rows, columns = ([token_label(token, 400) for token in tokens] for tokens in (rows, columns))
+    row_label, column_label = localize(row_label), localize(column_label)
     n, m = grid.shape
     tall, wide = (min(38.0, max(13.0, 620 // count)) if count <= 60 else 780 / count for count in (n, m))
     if max(n, m) <= 60:
@@ -98,8 +100,13 @@ def heat_map(
         + svg.colour_legend(left, bottom + 20, low, high, notes)
     )
     width = max(right + 16 + 0.72 * reach * (turn == -45), left + (420 if notes else 240))
-    about = f"{n} rows by {m} columns. Largest weight {svg.peak(grid, rows, columns)}. {' '.join(notes)}"
+    largest = localize(f"Largest weight {svg.peak(grid, rows, columns)}.")
+    about = f"{localize(f'{n} rows by {m} columns.')} {largest} {' '.join(notes)}"
     return svg.frame(width, bottom + 48 + 20 * len(notes), title, about, body, name=NAME)
+
+
+def _max(grid: np.ndarray) -> str:
+    return localize(f"max {np.fmax.reduce(grid, None):.2f}")
 
 
 def head_grid(weights: Any, rows: Tokens, columns: Tokens, *, title: str = "") -> str:
@@ -122,19 +129,19 @@ def head_grid(weights: Any, rows: Tokens, columns: Tokens, *, title: str = "") -
     tall = wide * min(1.6, max(0.4, n / m))
     left, top = 80, 44 + 26 * bool(title)
     parts = [
-        svg.label(left + head * (wide + 12) + wide / 2, top - 10, f"head {head}", "mute", "middle")
+        svg.label(left + head * (wide + 12) + wide / 2, top - 10, localize(f"head {head}"), "mute", "middle")
         for head in range(heads)
     ]
     for layer, maps in enumerate(layers):
         y = top + layer * (tall + 30)
-        parts.append(svg.label(16, y + tall / 2 + 4, f"layer {layer}", "mute"))
+        parts.append(svg.label(16, y + tall / 2 + 4, localize(f"layer {layer}"), "mute"))
         for head, grid in enumerate(maps):
             x = left + head * (wide + 12)
-            tip = f"layer {layer}, head {head}: largest weight {svg.peak(grid, rows, columns)}"
+            tip = localize(f"layer {layer}, head {head}: largest weight {svg.peak(grid, rows, columns)}")
             parts.append(
                 f"<g><title>{escape(tip)}</title>{svg.palette_image(grid, x, y, wide, tall, side)}"
                 f'<path class="rule" d="M{x:.1f} {y:.1f}h{wide:.1f}v{tall:.1f}h-{wide:.1f}z"/>'
-                + svg.label(x + wide, y + tall + 14, f"max {np.fmax.reduce(grid, None):.2f}", "mute small", "end")
+                + svg.label(x + wide, y + tall + 14, _max(grid), "mute small", "end")
                 + "</g>"
             )
     about = f"{len(layers)} layers of up to {heads} heads, {n} rows by {m} columns each."
@@ -147,8 +154,9 @@ def _scaled_maps(
 ) -> str:
     """The frame of several maps, each with its own scale, and the legend below them."""
     notes = svg.notes_on(stack, SCALED, THINNED if thinned else "")
-    legend = svg.colour_legend(left, bottom, "smallest" if svg.weight_range(stack)[0] else "0", "largest", notes)
-    about = f"{about} {' '.join(notes)}"
+    ends = localize("smallest") if svg.weight_range(stack)[0] else "0", localize("largest")
+    legend = svg.colour_legend(left, bottom, *ends, notes)
+    about = f"{localize(about)} {' '.join(notes)}"
     body = "".join([*parts, legend])
     return svg.frame(max(width, left + 480), bottom + 28 + 20 * len(notes), title, about, body, name=NAME)
 
@@ -164,7 +172,7 @@ def head_panels(weights: Any, rows: Tokens, columns: Tokens, names: Sequence[str
     tops = {j: token_label(columns[j], 110) for j in range(0, m, math.ceil((size + 0.5) / cell))}
     rise = max(text_width(label, size) for label in tops.values()) + 12
     left = 24 + max(text_width(label, size) for label in sides.values())
-    captions = [f"{name}, max {np.fmax.reduce(grid, None):.2f}" for name, grid in zip(names, stack, strict=True)]
+    captions = [f"{localize(name)}, {_max(grid)}" for name, grid in zip(names, stack, strict=True)]
     widest = max(map(text_width, captions)) + 14  # a map with few columns is narrower than its caption
     step = max(m * cell + 26, widest)
     across = min(len(names), max(1, int((WIDTH - left) // step)))
@@ -194,15 +202,15 @@ def image_panels(
     grey = _image(image, PANEL, grey=True)
     mark = f"image-{zlib.crc32(grey.encode()):08x}"  # a page may hold several figures, each with its image
     frame = f'<path class="rule" d="M0 0h{PANEL}v{PANEL}H0z"/>'
-    panels = [] if columns else [(_image(image, PANEL) + frame, ["the image"])]
+    panels = [] if columns else [(_image(image, PANEL) + frame, [localize("the image")])]
     for label, row in zip(names, stack, strict=True):
         overlay = f'<use href="#{mark}"/>{_overlay(row, down, across, label)}{frame}'
-        panels.append((overlay, [token_label(label, PANEL), f"max {np.fmax.reduce(row, None):.2f}"]))
+        panels.append((overlay, [token_label(label, PANEL), _max(row)]))
     parts, width, bottom = _in_rows(panels, columns or ACROSS, PANEL, 14, 24 + 26 * bool(title))
     parts.append(f'<defs><g id="{mark}">{grey}</g></defs>')
     notes = svg.notes_on(stack, "Orange: attention, each panel up to its own largest weight.")
     parts += [svg.label(16, bottom + 18 + 20 * i, note, "mute") for i, note in enumerate(notes)]
-    about = f"{len(names)} panels over an image of {down} by {across} patches. {' '.join(notes)}"
+    about = localize(f"{len(names)} panels over an image of {down} by {across} patches.") + f" {' '.join(notes)}"
     return svg.frame(max(width, 440), bottom + 10 + 20 * len(notes), title, about, "".join(parts), name=name)
 
 
@@ -249,5 +257,6 @@ def gallery(images: Any, captions: Sequence[str], *, title: str = "Images") -> s
     for image, caption in zip(images, captions, strict=True):
         panels.append((_image(image, THUMBNAIL), [token_label(text, THUMBNAIL + 34) for text in caption.splitlines()]))
     parts, width, bottom = _in_rows(panels, ACROSS, THUMBNAIL, 40, 16)
-    about = f"{len(captions)} images. {'; '.join(caption.replace(chr(10), ' ') for caption in captions if caption)}"
+    named = "; ".join(caption.replace("\n", " ") for caption in captions if caption)
+    about = f"{localize(f'{len(captions)} images.')} {named}"
     return svg.frame(width, bottom, "", about, "".join(parts), name=title)

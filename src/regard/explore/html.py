@@ -30,13 +30,19 @@ from pathlib import Path
 import regard
 from regard.errors import UserError
 from regard.files import write_atomically
+from regard.messages import language, localize
 
 DIFFERENCE_LIMIT = 1_000  # characters; difflib takes time in proportion to the square of the length
 _INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _NUMERIC = re.compile(r"[+−-]?(\d[\d,]*\.?\d*|\.\d+)(e[+−-]?\d+)?( ?(%|[a-zA-Zµ]{1,3}(/s)?))?|-?(nan|inf)|[–—-]?")
 _CSS = resources.files("regard.explore").joinpath("style.css").read_text("utf-8").split("/* Figures */")
 PAGE_CSS, FIGURE_CSS = _CSS[0], " ".join(_CSS[1].split())
-_LOGO = (
+READING = (
+    "Attention weights show which values were mixed, not why: a large weight says that a value was used, and different "
+    "weights can lead to the same output (Jain & Wallace 2019, “Attention is not Explanation”). Better evidence is an "
+    "experiment: switch the head off and see whether the output changes."
+)
+LOGO = (
     '<svg class="logo" viewBox="0 0 22 22" width="22" height="22" aria-hidden="true">'
     '<rect width="6" height="6" rx="1.5"/><rect x="8" y="8" width="6" height="6" rx="1.5"/>'
     '<rect x="16" y="16" width="6" height="6" rx="1.5"/><rect x="8" width="6" height="6" rx="1.5" opacity=".3"/>'
@@ -76,23 +82,19 @@ class Section:
 
 
 def paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>"
+    return f"<p>{escape(localize(text))}</p>"
 
 
 def figure(svg: str, caption: str) -> str:
     """A figure with its caption; one wider than the page scrolls, also by keyboard."""
-    text = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    text = f"<figcaption>{escape(localize(caption))}</figcaption>" if caption else ""
     return f"<figure>{scrolling(svg, 'Figure')}{text}</figure>"
 
 
 def attention_note() -> str:
     """The caveat shown beside every attention map."""
-    return (
-        '<aside class="note"><p><strong>Reading attention.</strong> Attention weights show which values were mixed, '
-        "not why: a large weight says that a value was used, and different weights can lead to the same output "
-        "(Jain &amp; Wallace 2019, “Attention is not Explanation”). Better evidence is an experiment: switch the head "
-        "off and see whether the output changes.</p></aside>"
-    )
+    text = escape(localize(READING))
+    return f'<aside class="note"><p><strong>{localize("Reading attention.")}</strong> {text}</p></aside>'
 
 
 def _column(values: Sequence[object]) -> list[str]:
@@ -108,7 +110,7 @@ def _column(values: Sequence[object]) -> list[str]:
             case None:
                 texts.append("–")
             case bool():
-                texts.append("yes" if value else "no")
+                texts.append(localize("yes" if value else "no"))
             case numbers.Integral():
                 texts.append(f"{int(value):,}")
             case numbers.Real():
@@ -138,12 +140,12 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, classes: 
         return "<tr>" + "".join(f"<{tag}{attribute}>{escape(text)}</{tag[:2]}>" for attribute, text in cells) + "</tr>"
 
     head, body = line('th scope="col"', headers), "".join(line("td", texts) for texts in zip(*columns, strict=True))
-    body = body or f'<tr><td class="muted" colspan="{max(1, width)}">No rows.</td></tr>'
+    body = body or f'<tr><td class="muted" colspan="{max(1, width)}">{localize("No rows.")}</td></tr>'
     return scrolling(f"<table><thead>{head}</thead><tbody>{body}</tbody></table>")
 
 
 def scrolling(inner: str, kind: str = "Table") -> str:
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="{kind}">{inner}</div>'
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{localize(kind)}">{inner}</div>'
 
 
 def _characters(text: str) -> list[str]:
@@ -182,41 +184,45 @@ def _differences(expected: str, predicted: str) -> tuple[str, str]:
     return first, second
 
 
+def _empty() -> str:
+    return f"<em>{localize('(empty)')}</em>"
+
+
 def examples_table(rows: Sequence[tuple[str, str, str]], *, graded: bool = True) -> str:
     """Rows (input, expected, predicted), graded as correct or wrong, with the differing characters marked.
 
     `graded=False` omits the grade: a translation that differs from its reference need not be wrong.
     """
-    parts = []
+    parts, names = [], [*map(localize, ("Result", "Input", "Expected", "Predicted"))]
     for text, expected, predicted in rows:
         grade, sign = ("correct", "✓") if expected == predicted else ("wrong", "✗")
         first, second = _differences(expected, predicted)
-        cells = (("Input", escape(text)), ("Expected", first), ("Predicted", second))
-        row = f'<tr class="{grade}"><td class="grade"><span aria-hidden="true">{sign}</span> {grade}</td>'
+        cells = zip(names[-3:], (escape(text), first, second), strict=True)
+        row = f'<tr class="{grade}"><td class="grade"><span aria-hidden="true">{sign}</span> {localize(grade)}</td>'
         row = row if graded else "<tr>"
         parts.append(
             row
-            + "".join(f'<td data-name="{name}" dir="auto">{cell or "<em>(empty)</em>"}</td>' for name, cell in cells)
+            + "".join(f'<td data-name="{name}" dir="auto">{cell or _empty()}</td>' for name, cell in cells)
             + "</tr>"
         )
-    body = "".join(parts) or '<tr><td class="muted" colspan="4">No examples.</td></tr>'
-    names = ("Result", "Input", "Expected", "Predicted")[not graded :]
-    heads = "".join(f'<th scope="col">{name}</th>' for name in names)
+    body = "".join(parts) or f'<tr><td class="muted" colspan="4">{localize("No examples.")}</td></tr>'
+    heads = "".join(f'<th scope="col">{name}</th>' for name in names[not graded :])
     return scrolling(f'<table class="examples"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>')
 
 
 def outputs_table(input: str, reference: str, outputs: Sequence[tuple[str, str, str]], metric: str) -> str:
     """What several models make of one input: (models, output, score), with what the reference does not have marked."""
-    rows = [("Input", escape(input), ""), ("Reference", escape(reference), "")][not input :]  # an image has no text
+    rows = [(localize("Input"), escape(input), ""), (localize("Reference"), escape(reference), "")]
+    rows = rows[not input :]  # an image has no text
     given = len(rows)
     rows += [(who, _differences(reference, output)[1], escape(score)) for who, output, score in outputs]
     body = "".join(
         f'<tr><td class="{"who muted" if at < given else "who"}">{escape(who)}</td>'
-        f'<td dir="auto">{text or "<em>(empty)</em>"}</td>'
+        f'<td dir="auto">{text or _empty()}</td>'
         f'<td class="{"number" if score else "none"}" data-name="{escape(metric)}">{score}</td></tr>'
         for at, (who, text, score) in enumerate(rows)
     )
-    heads = '<th scope="col">Rows</th><th scope="col">Output</th>'
+    heads = "".join(f'<th scope="col">{localize(name)}</th>' for name in ("Rows", "Output"))
     heads += f'<th scope="col" class="number">{escape(metric)}</th>'
     return scrolling(f'<table class="examples outputs"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>')
 
@@ -231,28 +237,30 @@ def page(
 ) -> str:
     """The whole page. `summary` holds the headline metrics, such as ("exact match", "99.4 %"); `created`: now."""
     time = created if isinstance(created, str) else (created or datetime.now()).isoformat(" ", "minutes")
-    tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in summary)
-    links = "".join(f'<li><a href="#section-{i}">{escape(part.heading)}</a></li>' for i, part in enumerate(sections, 1))
-    contents = f'<nav aria-labelledby="contents"><h2 id="contents">Contents</h2><ol>{links}</ol></nav>'
+    headings = [escape(localize(part.heading)) for part in sections]
+    tiles = "".join(f"<div><dt>{escape(localize(name))}</dt><dd>{escape(value)}</dd></div>" for name, value in summary)
+    links = "".join(f'<li><a href="#section-{i}">{heading}</a></li>' for i, heading in enumerate(headings, 1))
+    contents = f'<nav aria-labelledby="contents"><h2 id="contents">{localize("Contents")}</h2><ol>{links}</ol></nav>'
     body = "".join(
-        f'<section id="section-{i}" aria-labelledby="heading-{i}"><h2 id="heading-{i}">{escape(part.heading)}</h2>'
+        f'<section id="section-{i}" aria-labelledby="heading-{i}"><h2 id="heading-{i}">{heading}</h2>'
         f"{part.body}</section>"
-        for i, part in enumerate(sections, 1)
+        for i, (heading, part) in enumerate(zip(headings, sections, strict=True), 1)
     )
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
+        f'<!DOCTYPE html>\n<html lang="{language()}"><head><meta charset="utf-8"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
         '<meta name="color-scheme" content="light dark"/><meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\"/>"
         '<link rel="icon" href="data:,"/>'
         f"<title>{escape(title)} · Regard</title>\n<style>\n{PAGE_CSS}</style></head>\n<body>"
-        f'<header><div class="brand">{_LOGO}<span>Regard</span></div>'
-        f'<p class="meta">{escape(time)} · version {escape(version)}</p></header>\n'
+        f'<header><div class="brand">{LOGO}<span>Regard</span></div>'
+        f'<p class="meta">{escape(time)} · {escape(localize(f"version {version}"))}</p></header>\n'
         f"<main><h1>{escape(title)}</h1>"
         + (f'<dl class="tiles">{tiles}</dl>' if summary else "")
         + (contents if len(sections) > 3 else "")
-        + f"{body}</main>\n<footer><p>Made with Regard {escape(version)}. "
-        "This page is a single file: it runs no scripts and loads nothing.</p></footer></body></html>\n"
+        + f"{body}</main>\n<footer><p>{escape(localize(f'Made with Regard {version}.'))} "
+        + localize("This page is a single file: it runs no scripts and loads nothing.")
+        + "</p></footer></body></html>\n"
     )
 
 

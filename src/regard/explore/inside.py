@@ -29,16 +29,19 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.explore.changes import Anatomy, Changes, PartName, edits
+from regard.explore.changes import Anatomy, Changes, PartName, edits, feedforward_stage
 from regard.explore.forward import Difference, Input, InputReader, Output, difference, read_output
+from regard.explore.numbers import NumberReader
 from regard.models.folder import find_device
 from regard.models.recipe import RECIPE
+from regard.models.transformer import EncoderDecoder
 from regard.nn.multihead import MultiHead
-from regard.nn.trace import trace
+from regard.nn.trace import Edit, Trace, trace
 from regard.predict.beam import Watch, beam
 from regard.predict.bundle import Bundle
 from regard.predict.config import SearchConfig, recipe_config
 from regard.predict.outputs import Hypothesis
+from regard.predict.regressor import autoregress
 from regard.tasks.registry import load_run
 
 LARGEST = 2**28  # attention weights of one look: 1 GiB
@@ -103,8 +106,7 @@ class Look:
         """The stages of one query, from a second pass: the first keeps nothing but the weights."""
         inside, path = self.inside, self.inside.anatomy.path(part, layer, head)
         query = self.parts[part].position(query)
-        with inside.lock, trace(inside.model, edits(self.changes, inside.anatomy), only=f"{path}.*") as seen:
-            inside.forward(self.input)
+        seen = inside.trace(self.input, self.changes, f"{path}.*")
         stage = {name: seen[f"{path}.{name}"][0].float().cpu() for name in _STAGES}
         attention = inside.attention(path)
         own = attention.key_of[head] if isinstance(attention, MultiHead) else 0  # recurrent: one head
@@ -142,16 +144,18 @@ class Look:
 
 @dataclass(frozen=True)
 class NotebookFigure:
-    """A figure that a notebook displays: `svg`, with the caveat beside it."""
+    """A figure that a notebook displays: `svg`, with a note below it, by default the caveat about attention."""
 
     svg: str
+    note: str | None = None
 
     def _repr_html_(self) -> str:
-        from regard.explore.html import attention_note
+        from regard.explore.html import attention_note, paragraph
 
         # The figure follows the system's colour scheme, the notebook its own theme: so it needs its own background.
+        note = attention_note() if self.note is None else paragraph(self.note)
         style = "color-scheme:light dark;background:Canvas;color:CanvasText;padding:4px"
-        return f'<div style="{style}"><div style="overflow-x:auto">{self.svg}</div>{attention_note()}</div>'
+        return f'<div style="{style}"><div style="overflow-x:auto">{self.svg}</div>{note}</div>'
 
 
 _STAGES = ("q", "k", "v", "scores", "scaled", "masked", "weights", "heads")
@@ -182,6 +186,7 @@ class Inside:
         self.bundle, self.model, self.config = bundle, bundle.model, bundle.config
         self.name = "model" if bundle.path is None else bundle.path.resolve().name
         self.device, self.reader = bundle.device, InputReader(bundle)
+        self.numbers = NumberReader(bundle) if bundle.config.output_head == "values" else None
         if search is None and self.reader.writes and not bundle.tables["decode"].get("sample"):
             search = recipe_config(bundle.recipe, bundle.where)
         search = search or SearchConfig()  # no sampling, so that equal looks are equal
@@ -218,7 +223,8 @@ class Inside:
         `target` is what the decoder of an encoder-decoder reads; by default what the unchanged model generates.
         `generate=False` skips the search for what it generates under the changes.
         """
-        input, changes = self.reader.read(text, image), changes or Changes()
+        changes = changes or Changes()
+        input = self.numbers.read(text or "") if self.numbers is not None else self.reader.read(text, image)
         self._check(input)  # before any search: a source too long would fill the memory
         hypotheses: list[Hypothesis] | None = None
         if self.reader.writes:
@@ -226,6 +232,10 @@ class Inside:
                 hypotheses = self.generate(input, Changes())
             ids = hypotheses[0].tokens if hypotheses else self.bundle.target.encode(target or "")
             input = self.reader.with_target(input, ids)
+        elif self.numbers is not None:
+            own = self.forecast(input, Changes()) if target is None else None
+            values = self.numbers.parse(target or "") if own is None else self.numbers.data.denormalize(own)
+            input = self.numbers.with_target(input, values)
         return self._look(input, changes, None if changes else hypotheses, generate)
 
     def compare(
@@ -244,7 +254,7 @@ class Inside:
         self, input: Input, changes: Changes, hypotheses: list[Hypothesis] | None = None, generate: bool = True
     ) -> Look:
         self._check(input, changes)
-        with self.lock, trace(self.model, edits(changes, self.anatomy), only="*.weights") as seen:
+        with self.lock, trace(self.model, self.edits(changes, input), only="*.weights") as seen:
             logits = self.forward(input)
         if hypotheses is None:
             hypotheses = self.generate(input, changes) if generate and self.reader.writes else []
@@ -254,13 +264,40 @@ class Inside:
             none = torch.zeros(0, len(rows), len(columns))  # of a layer that computes no weights
             weights = tuple(seen[f"{path}.weights"][0].float().cpu() if heads else none for path, heads in layers)
             parts[name] = Part(name, rows, columns, weights)
+        if self.numbers is not None:
+            forecast = self.forecast(input, changes) if generate else None
+            return Look(self, input, changes, parts, self.numbers.output(logits[0], forecast))
         texts = [(self.reader.decode(one.tokens), one.score) for one in hypotheses]
         return Look(self, input, changes, parts, read_output(self.reader, input, logits[0], texts))
 
     def forward(self, input: Input) -> Tensor:
         """The output of the model for a batch of one input: logits of tokens or classes, or states."""
         tensors = (input.source,) if input.target is None else (input.source, input.target)
-        return cast(Tensor, self.model(*tensors))
+        return self.model(*tensors)
+
+    @torch.inference_mode()
+    def trace(self, input: Input, changes: Changes, only: str) -> Trace:
+        """The activations that match `only` in one pass under these changes."""
+        with self.lock, trace(self.model, self.edits(changes, input), only=only) as seen:
+            self.forward(input)
+        return seen
+
+    def edits(self, changes: Changes, input: Input) -> dict[str, Edit]:
+        """The interventions of these changes; means are those of the unchanged model over this input."""
+        stages = [feedforward_stage(self.anatomy, *one[:2]) for one in changes.feedforward if one[2] == "mean"]
+        means = {}
+        if stages:
+            seen = self.trace(input, Changes(), "*.feedforward.output")
+            means = {stage: seen[stage][0].mean(dim=0) for stage in stages}
+        return edits(changes, self.anatomy, means)
+
+    @torch.inference_mode()
+    def forecast(self, input: Input, changes: Changes) -> Tensor:
+        """What a model of numbers predicts step by step, [T, channels] in its own scale."""
+        assert self.numbers is not None
+        steps = self.numbers.steps(input)
+        with self.lock, trace(self.model, self.edits(changes, input), only=""):
+            return autoregress(cast(EncoderDecoder, self.model), input.source, None, steps)[0]
 
     def attention(self, path: str) -> torch.nn.Module:
         """The module at a path of the trace: decoder.3.cross is decoder.blocks.3.cross."""
@@ -272,7 +309,7 @@ class Inside:
     ) -> list[Hypothesis]:
         """What an encoder-decoder generates, best first; `watch` sees the candidates of every step of the search."""
         bos, eos = self.bundle.target_frame
-        with self.lock, trace(self.model, edits(changes, self.anatomy), only=""):
+        with self.lock, trace(self.model, self.edits(changes, input), only=""):
             return beam(cast(Any, self.model), input.source, None, search or self.search, bos, eos, watch)[0]
 
     def _check(self, input: Input, changes: Changes | None = None) -> None:

@@ -22,6 +22,7 @@ from regard.explore.heads import HeadMetrics
 from regard.explore.heatmap import gallery, heat_map
 from regard.explore.html import Section, figure, paragraph
 from regard.explore.inside import Inside, Look
+from regard.messages import localize
 from regard.predict.bundle import Bundle
 from regard.training import results as plain
 
@@ -38,7 +39,7 @@ def write_report(path: str | os.PathLike[str], results: plain.Results, bundle: B
     """Render `results` of the model in `bundle` as an HTML file."""
     parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
     seconds = max((line["seconds"] for line in results.history), default=0.0)
-    summary = [*results.headline, ("training", f"{seconds:.0f} s"), ("parameters", f"{parameters:,}")]
+    summary = [*results.headline, ("training", localize(f"{seconds:.0f} s")), ("parameters", f"{parameters:,}")]
     sections = [_curve(results)]
     sections += [Section(one.heading, "".join(map(_part, one.parts))) for one in results.sections]
     if results.attention:
@@ -49,10 +50,11 @@ def write_report(path: str | os.PathLike[str], results: plain.Results, bundle: B
 def _curve(results: plain.Results) -> Section:
     """Losses over the steps; a line of the history holds one of them, or both."""
     history = results.history
-    lines = {title: [(line["step"], line[name]) for line in history if name in line] for name, title in LOSSES.items()}
+    titles = {name: localize(title) for name, title in LOSSES.items()}
+    lines = {title: [(line["step"], line[name]) for line in history if name in line] for name, title in titles.items()}
     lines = {title: points for title, points in lines.items() if points}
     chart = line_chart(lines, title="Loss", x_label="step", y_label=results.loss_unit, log_y=True)
-    last = [f"the last {title} is {points[-1][1]:.4f}" for title, points in lines.items()]
+    last = [localize(f"the last {title} is {points[-1][1]:.4f}") for title, points in lines.items()]
     steps = max((line["step"] for line in history), default=0)
     return Section("Learning curve", figure(chart, f"{steps:,} steps; {', '.join(last) or 'nothing was logged'}."))
 
@@ -64,9 +66,11 @@ def _part(part: plain.Part) -> str:
         case plain.Table():
             classes = None
             if part.preformatted:
-                columns = list(zip(*part.rows, strict=True))
-                classes = ["token" if any(isinstance(cell, str) for cell in column) else "number" for column in columns]
-            return html.table(part.columns, part.rows, classes=classes or None)
+                cells = list(zip(*part.rows, strict=True))
+                classes = ["token" if any(isinstance(cell, str) for cell in column) else "number" for column in cells]
+            fixed = len(part.columns) if part.fixed is None else part.fixed
+            columns = [*map(localize, part.columns[:fixed]), *part.columns[fixed:]]
+            return html.table(columns, part.rows, classes=classes or None)
         case plain.Examples():
             return html.examples_table(part.rows, graded=part.graded)
         case plain.Chart():
@@ -87,17 +91,18 @@ def _attention(inside: Inside, inputs: Sequence[plain.AttentionInput]) -> Sectio
     for index, one in enumerate(inputs):
         text, image = (one.input, None) if isinstance(one.input, str) else (None, one.input)
         look = inside.look(text, image=image, target=one.output, generate=False)
-        title = one.title or " → ".join(part for part in (text, one.output) if part is not None) or "an image"
-        body += figure(draw(look), f"{TITLES[main_part(look).name]}: {title}")
+        title = one.title or " → ".join(part for part in (text, one.output) if part is not None) or localize("an image")
+        body += figure(draw(look), f"{localize(TITLES[main_part(look).name])}: {title}")
         for part in look.parts.values() if index == 0 and not over_image(look, main_part(look)) else ():
-            causal = " Above the diagonal is the future, which is masked." if part.name == "decoder" else ""
-            body += figure(draw(look, part=part.name, grid=True), f"Rows are queries, columns are keys.{causal}")
+            causal = ["Above the diagonal is the future, which is masked."] * (part.name == "decoder")
+            caption = " ".join(map(localize, ["Rows are queries, columns are keys.", *causal]))
+            body += figure(draw(look, part=part.name, grid=True), caption)
     return Section("Attention", body + html.attention_note())
 
 
 def look_page(look: Look, before: Look | None = None) -> str:
     """One look as an HTML page; `before` is the same input without the changes."""
-    title = look.input.text if look.input.text is not None else "An image"
+    title = look.input.text if look.input.text is not None else localize("An image")
     heads = sum(len(weights) for part in look.parts.values() for weights in part.weights)
     summary = [("model", look.inside.name), ("heads", f"{heads}"), ("positions", f"{len(look.input.source_labels)}")]
     sections = [Section("Changes", paragraph(str(look.changes)))] if look.changes else []
@@ -121,24 +126,25 @@ def head_map(metrics: Sequence[HeadMetrics], part: str) -> str:
     for one in own:
         table[one.layer, one.head] = one.gradient if one.loss_change is None else one.loss_change  # None is NaN
     levels, wide, tall, left, top = svg.colour_levels(table), 112, 46, 76, 66
-    parts = [svg.label(left + (j + 0.5) * wide, top - 8, f"head {j}", "mute", "middle") for j in range(heads)]
-    parts += [svg.label(16, top + (i + 0.5) * tall + 4, f"layer {i}", "mute") for i in range(layers)]
+    parts = [svg.label(left + (j + 0.5) * wide, top - 8, localize(f"head {j}"), "mute", "middle") for j in range(heads)]
+    parts += [svg.label(16, top + (i + 0.5) * tall + 4, localize(f"layer {i}"), "mute") for i in range(layers)]
     for one in own:
         level, value = int(levels[one.layer, one.head]), table[one.layer, one.head]
-        text, x, y = "{} {:.2f}".format(*one.pattern), left + one.head * wide, top + one.layer * tall
+        pattern, score = one.pattern
+        text, x, y = f"{localize(pattern)} {score:.2f}", left + one.head * wide, top + one.layer * tall
         kind = "" if level == svg.LEVELS else "mid" * (level > 14) + " on" * (level > 20)
-        tip = html.escape(f"layer {one.layer}, head {one.head}: {text}, {value:.4f}")
+        tip = html.escape(localize(f"layer {one.layer}, head {one.head}") + f": {text}, {value:.4f}")
         box = f'x="{x}" y="{y}" width="{wide - 2}" height="{tall - 2}" class="k{level}"'
         parts.append(f"<rect {box}><title>{tip}</title></rect>")
         for at, line in ((18, html.token_label(text, wide + 34)), (34, f"{value:+.4f}")):
             parts.append(svg.label(x + wide / 2 - 1, y + at, line, f"cell {kind}", "middle"))
     what = "change of the loss when the head is off" if measured else "gradient of the loss at the head's gate"
-    note = f"Colour and number: {what}. Label: its pattern."
+    note = localize(f"Colour and number: {what}. Label: its pattern.")
     low, high = (svg.short_number(float(f"{end:.2g}")) for end in svg.weight_range(table))
     bottom = top + layers * tall
     parts.append(svg.colour_legend(left, bottom + 14, low, high, [note]))
     width = left + max(heads * wide + 14, 300, 16 + html.text_width(note))
-    about = f"{layers} layers of up to {heads} heads. {note}"
+    about = localize(f"{layers} layers of up to {heads} heads.") + f" {note}"
     return svg.frame(width, bottom + 64, TITLES[part], about, "".join(parts))
 
 
@@ -167,6 +173,7 @@ def head_page(facts: Mapping[str, Any], metrics: Sequence[HeadMetrics]) -> str:
         pattern, score = one.pattern
         numbers = [score, one.entropy, one.distance, *(one.fractions.get(name) for name in FRACTIONS)]
         rounded = [None if number is None else round(number, 3) for number in numbers]
-        rows.append([one.name, pattern, *rounded, one.loss_change, one.gradient])
-    sections.append(Section("All metrics", html.table(headers, rows) + paragraph(LEGEND) + html.attention_note()))
-    return html.page("Attention heads", summary, sections)
+        rows.append([one.name, localize(pattern), *rounded, one.loss_change, one.gradient])
+    body = html.table([*map(localize, headers)], rows) + paragraph(LEGEND) + html.attention_note()
+    sections.append(Section("All metrics", body))
+    return html.page(localize("Attention heads"), summary, sections)

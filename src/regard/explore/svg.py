@@ -33,6 +33,7 @@ import numpy as np
 from regard.errors import MissingExtra, UserError
 from regard.explore.html import FIGURE_CSS, escape, text_width
 from regard.files import write_atomically
+from regard.messages import localize
 
 Tokens = Sequence[str]
 
@@ -74,7 +75,8 @@ def frame(
 
     A fluid figure shrinks with its page; others keep their labels readable and scroll.
     """
-    name, width = escape(title or name), max(width, 32 + text_width(title, 15))
+    title = localize(title)
+    name, width = escape(title or localize(name)), max(width, 32 + text_width(title, 15))
     least = "" if fluid else f"min-width:{min(width, max(340, 0.8 * width)):.0f}px;"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="rg{" fluid" * fluid}" role="img" '
@@ -90,7 +92,8 @@ def label(x: float, y: float, text: str, kind: str = "", anchor: str = "", turn:
     return f'<text x="{x:.1f}" y="{y:.1f}"{extra}>{escape(text)}</text>' if text else ""
 
 
-def empty_figure(title: str, message: str) -> str:
+def empty_figure(title: str, *messages: str) -> str:
+    message = " ".join(map(localize, messages))
     width = 32 + max(330, text_width(message))
     return frame(width, 76, title, message, label(16, 56, message, "mute"))
 
@@ -176,7 +179,8 @@ def colour_legend(x: float, y: float, low: str, high: str, notes: Sequence[str])
 
 def notes_on(grid: np.ndarray, *notes: str) -> list[str]:
     lost = int(np.isnan(grid).sum())
-    return [note for note in (*notes, f"Not finite, in sand: {lost:,} of {grid.size:,}." * bool(lost)) if note]
+    lines = (*notes, f"Not finite, in sand: {lost:,} of {grid.size:,}." * bool(lost))
+    return [localize(line) for line in lines if line]
 
 
 def figure_size(svg: str) -> tuple[float, float]:

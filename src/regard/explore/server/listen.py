@@ -11,11 +11,15 @@ a domain name may be made to resolve to 127.0.0.1 (DNS rebinding). So each reque
 and every response forbids the browser to load, embed or run anything from elsewhere.
 
 The page and its prepared example are there at once. Loading the model takes longer (importing PyTorch alone takes
-seconds), so it happens in a thread, and is done or under way when the first question comes.
+a second), so it happens in a thread, and is done or under way when the first question comes.
+
+A request without the token that a browser shows as a page (after a restart, whose token is another) is answered by a
+page that explains it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -27,24 +31,37 @@ import webbrowser
 import uvicorn
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.errors import UserError
 from regard.explore.server.app import make_app
 from regard.explore.server.models import Models
+from regard.explore.server.work import BUSY, Work
+from regard.messages import language, localize
 from regard.page import HEADERS
 
 HOST = "127.0.0.1"
+HELD = 0.5  # s until a 503 is sent: a client that tries again at once does so twice per second, not a thousand times
 LIMIT = 1_000_000  # bytes of a request's body
 TOO_LARGE = f"the request is larger than {LIMIT:,} bytes; send less"
+
+EXPLANATION = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Regard</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
+<main><h1>This address is no longer valid</h1>
+<p>Each start of <code>regard explore</code> has an address of its own, with a new token. Open the address that it
+printed last in the terminal. If the server was restarted, an older page keeps its results until it is closed.</p>
+<p lang="ko">이 주소는 더 이상 유효하지 않습니다. <code>regard explore</code>를 시작할 때마다 새 토큰이 들어간 주소가
+만들어집니다. 터미널에 마지막으로 출력된 주소를 여십시오.</p></main></html>
+"""
 
 
 class Guard:
     """Wraps an application; a refused request never reaches it."""
 
-    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
-        self.app, self.token = app, token
+    def __init__(self, app: ASGIApp, token: str, port: int, work: Work) -> None:
+        self.app, self.token, self.work = app, token, work
+        self.image = f"/{token}/api/image"  # the only POST that is not computed
         self.hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,6 +83,8 @@ class Guard:
             await send(message)
 
         refusal = self.refuse(scope["path"], Headers(scope=scope))
+        if refusal is None and self.work.is_full and scope["method"] == "POST" and scope["path"] != self.image:
+            refusal = 503, BUSY  # before the request is parsed: a crowd of clients must not delay `alive`
         if refusal is None:
             return await self.app(scope, counted, guarded)
         # read the request to its end, within limits: a client cut off while sending may not read the response
@@ -73,7 +92,13 @@ class Guard:
             if not (await receive()).get("more_body"):
                 break
         status, message = refusal
-        await JSONResponse({"error": message}, status, {"connection": "close"})(scope, receive, guarded)
+        if status == 503:
+            await asyncio.sleep(HELD)
+        close = {"connection": "close", **({"retry-after": "1"} if status == 503 else {})}
+        reply: Response = JSONResponse({"error": message}, status, close)
+        if status == 403 and "text/html" in Headers(scope=scope).get("accept", ""):  # a browser shows it to a person
+            reply = HTMLResponse(EXPLANATION, status, close)
+        await reply(scope, receive, guarded)
 
     def refuse(self, path: str, headers: Headers) -> tuple[int, str] | None:
         """(status, message) for a request that is refused, else None."""
@@ -98,7 +123,7 @@ class Listener:
     """The server: bound when it is created, responding while `run` runs, until `stop`."""
 
     def __init__(self, models: Models, port: int = 0) -> None:
-        self.models, token = models, secrets.token_urlsafe(18)
+        self.models, self.work, token = models, Work(), secrets.token_urlsafe(18)
         try:
             self.socket = socket.create_server((HOST, port), backlog=128)  # an early request waits instead of failing
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a response is not held back for 40 ms
@@ -108,7 +133,7 @@ class Listener:
         port = self.socket.getsockname()[1]
         self.address = f"http://{HOST}:{port}/{token}/"
         config = uvicorn.Config(
-            Guard(make_app(models, token), token, port),
+            Guard(make_app(models, token, self.work), token, port, self.work),
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -120,25 +145,27 @@ class Listener:
         self.server = uvicorn.Server(config)
 
     def run(self) -> None:
-        threading.Thread(target=self._warm, daemon=True).start()
+        self.work.submit(self._warm)
         with self.socket, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the usual way to end it
             self.server.run(sockets=[self.socket])
+        self.work.close()
 
     def stop(self) -> None:
         """End `run`; from another thread."""
         self.server.should_exit = True
 
     def _warm(self) -> None:
-        """Load the first model before it is needed. An error is reported when it is needed."""
+        """Compute the first look before it is asked for. An error is reported when it is."""
         with contextlib.suppress(Exception):
-            self.models.open(next(iter(self.models.folders)))
+            self.models.first_look()
 
 
 def serve(models: Models, port: int = 0, fragment: str = "", *, browser: bool = True) -> None:
     """Serve until Ctrl-C. The address is printed first, on a line of its own."""
     listener = Listener(models, port)
-    address = listener.address + (f"#{fragment}" if fragment else "")
-    print(f"{address}\nCtrl-C stops it", flush=True)
+    chosen = "?lang=ko" if language() == "ko" else ""  # otherwise the browser's
+    address = listener.address + chosen + (f"#{fragment}" if fragment else "")
+    print(localize(f"{address}\nCtrl-C stops it"), flush=True)
     if browser:
         threading.Thread(target=show, args=(address,), daemon=True).start()
     listener.run()
@@ -148,4 +175,4 @@ def show(address: str) -> None:
     """Open the browser, unless there is no screen: a browser inside the terminal would take it over."""
     screen = sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     if not (screen and webbrowser.open(address)):
-        print("no browser found here; open the address above in one", file=sys.stderr)
+        print(localize("no browser found here; open the address above in one"), file=sys.stderr)

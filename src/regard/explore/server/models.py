@@ -2,8 +2,8 @@
 
 A run is known by its name, never by a path, so a request cannot reach a file outside of it. The list is made from the
 recipes alone, in milliseconds, and each recipe is parsed once; a model is loaded when it is first needed, and the least
-recently used one beyond two is released. A look holds every attention weight of one pass (12 layers of 12 heads with
-512 tokens: 150 MB), so only the latest few are kept, by their size.
+recently used one beyond three is released. A look holds every attention weight of one pass (12 layers of 12 heads with
+512 tokens: 150 MB), so only the latest few are kept, by their number and size.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import shlex
+import subprocess
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,25 +25,27 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 
 from regard.errors import UserError
+from regard.explore.server.inputs import COUNT, covered, decode_pixels, predicted, read_examples
+from regard.explore.server.work import interruptible
 from regard.models.recipe import RECIPE
 from regard.settings import from_dict, read_toml
 from regard.tasks.registry import NOT_A_RUN, VERIFICATION
+from regard.training.snapshots import fill_snapshot, saved_steps
 
 if TYPE_CHECKING:
     from regard.explore.changes import Changes
     from regard.explore.inside import Inside, Look
 
-OPEN = 2  # models in memory at a time
+OPEN = 3  # models in memory at a time, snapshots included
+PAIRS = 32  # examples of a run, on which its heads are measured
+LOOKS = 24  # kept in memory at a time: each has thousands of small objects beside its weights
 KEPT = 400_000_000  # bytes of weights kept in memory beside the latest two looks
 IMAGES = 16  # images kept in memory
 HF_CONFIG = "config.json"
 FIELDS = ("architecture", "input", "layers", "heads", "dim")  # of [model], for the page
 
-EXAMPLES = (
-    "The animal didn't cross the street because it was too tired.",
-    "The keys that the man lost are in the kitchen.",
-)
-Question = tuple[str, str | None, str | None, str | None]  # run, text, target, image; equal ones share one look
+# run, text, target, image, step of a snapshot; equal ones share one look
+Question = tuple[str, str | None, str | None, str | None, int | None]
 
 
 @dataclass
@@ -49,12 +55,21 @@ class Models:
     folders: dict[str, Path]
     device: str | None = "cpu"
     text: str | None = None  # the first input
+    path: Path | None = None  # what the user named: a run, or the folder of several
     images: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
     _recipes: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    _open: OrderedDict[str, Inside] = field(default_factory=OrderedDict)
+    _open: OrderedDict[tuple[str, int | None], Inside] = field(default_factory=OrderedDict)
     _looks: OrderedDict[tuple[Question, Changes], Look] = field(default_factory=OrderedDict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    interrupt: Callable[[], None] = lambda: None  # called during a pass; it may raise an exception
+    _keeping: threading.Lock = field(default_factory=threading.Lock)  # the images do not wait for a pass
     _reading: threading.Lock = field(default_factory=threading.Lock)  # the list does not wait for a model
+
+    @property
+    def command(self) -> str:
+        """The command that starts this server again."""
+        words = ["regard", "explore", str(self.path or next(iter(self.folders.values())))]
+        return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
     def recipe(self, name: str) -> dict[str, Any] | None:
         """The tables of a run's recipe; None for a Hugging Face folder."""
@@ -69,41 +84,87 @@ class Models:
     def describe(self, name: str) -> dict[str, Any]:
         """What the recipe says about a run, without loading the model; `error` says why it cannot be loaded."""
         folder = self.folders[name]
-        facts: dict[str, Any] = {"name": name, "title": str(folder), "error": None, "examples": list(EXAMPLES)}
+        facts: dict[str, Any] = {"name": name, "title": str(folder), "error": None}
         facts.update(dict.fromkeys((*FIELDS, "size")))
+        facts |= {"snapshots": saved_steps(folder), "generator": None}
         try:
             tables = self.recipe(name)
         except UserError as error:
-            return {**facts, "error": str(error)}
+            return {**facts, "examples": [], "error": str(error)}
         if tables is None:
             facts.update(hf_image_size(folder))  # the rest of a Hugging Face folder is known once it is loaded
         else:
-            model, data = (table if isinstance(table := tables.get(name), dict) else {} for name in ("model", "data"))
+            model = table if isinstance(table := tables.get("model"), dict) else {}
             facts.update({field: model.get(field) for field in FIELDS})
             facts["size"] = model.get("image_size") if model.get("input") == "patches" else None
-            if isinstance(data.get("generator"), dict):
-                from regard.data.pairs import Generator
-
-                with suppress(UserError):
-                    generator = from_dict(Generator, {**data["generator"], "test": 3}, "data.generator.")
-                    facts["examples"] = [pair.source for pair in generator.pairs("test")]
+            if isinstance(data := tables.get("data"), dict) and isinstance(data.get("generator"), dict):
+                facts["generator"] = data["generator"].get("name")
+        facts["examples"] = self._examples(name, tables)
         if self.text is not None:
-            facts["examples"].insert(0, self.text)
+            facts["examples"] = [{"text": self.text, "target": None}, *(facts["examples"] or [])]
         return facts
 
-    def open(self, name: str) -> Inside:
+    def _examples(self, name: str, tables: dict[str, Any] | None) -> list[dict[str, Any]] | None:
+        """Inputs of a run's own test data, with targets; None if they are known only once the model is loaded."""
+        folder, kept = self.folders[name], []
+        model, data = (table if isinstance(table := (tables or {}).get(key), dict) else {} for key in ("model", "data"))
+        if model.get("output_head") == "values":
+            return [{"text": text, "target": None} for text in number_examples(data)]
+        for example in read_examples(self.folders[name]).get("inputs", []):
+            if "pixels" in example:
+                if (image := decode_pixels(example)) is not None:
+                    kept.append({"image": self.keep_image(image[0]), "target": example.get("target")})
+            elif isinstance(example.get("text"), str):
+                kept.append({"text": example["text"], "target": example.get("target")})
+        if not kept and (pairs := self.pairs(name, COUNT)):
+            kept = [{"text": text, "target": target} for text, target in pairs]
+        return kept or predicted(folder) or None
+
+    def examples(self, name: str) -> list[dict[str, Any]]:
+        """What the page begins with, for a model without examples of its own."""
+        return [{"text": text, "target": None} for text in covered(self.open(name))]
+
+    def open(self, name: str, step: int | None = None) -> Inside:
+        """The model of a run, or a copy with the weights of the snapshot of `step`."""
         from regard.explore.inside import Inside
 
-        recipe = self.recipe(name)
+        recipe, key = self.recipe(name), (name, step)
         with self._lock:
-            if name not in self._open:
-                self._open[name] = Inside.open(self.folders[name], self.device, recipe)
-            self._open.move_to_end(name)
+            if key not in self._open:
+                inside = Inside.open(self.folders[name], self.device, recipe)
+                if step is not None:
+                    fill_snapshot(inside.model, self.folders[name], step)
+                interruptible(inside.model, lambda: self.interrupt())
+                self._open[key] = inside
+            self._open.move_to_end(key)
             while len(self._open) > OPEN:
                 gone, _ = self._open.popitem(last=False)
-                for key in [key for key in self._looks if key[0][0] == gone]:
-                    del self._looks[key]
-            return self._open[name]
+                for question in [one for one in self._looks if (one[0][0], one[0][-1]) == gone]:
+                    del self._looks[question]
+            return self._open[key]
+
+    def pairs(self, name: str, count: int = PAIRS) -> list[tuple[str, str | None]]:
+        """Inputs of the run's own generated test set, with their targets; none if the run has no such set."""
+        data = (self.recipe(name) or {}).get("data")
+        generator = data.get("generator") if isinstance(data, dict) else None
+        if not isinstance(generator, dict):
+            return []
+        from regard.data.pairs import Generator
+
+        with suppress(UserError):
+            settings = from_dict(Generator, {**generator, "test": count}, "data.generator.")
+            return [(pair.source, pair.target) for pair in settings.pairs("test")]
+        return []
+
+    def first_look(self) -> None:
+        """Load the first model and compute what the page asks for first."""
+        from regard.explore.changes import Changes
+
+        name = next(iter(self.folders))
+        examples = self.describe(name)["examples"] or self.examples(name)
+        first = examples[0] if examples else {}
+        if "text" in first or "image" in first:
+            self.look((name, first.get("text"), None, first.get("image"), None), Changes())
 
     def look(self, question: Question, changes: Changes) -> Look:
         """The look of a question, from memory if it is still there. One is computed at a time."""
@@ -117,20 +178,24 @@ class Models:
                 plain = self.look(question, Changes())
                 self._looks[key] = plain.inside.change(plain, changes)
             else:
-                run, text, target, image = question
-                inside = self.open(run)
+                run, text, target, image, step = question
+                inside = self.open(run, step)
                 pixels = None if image is None else self._pixels(image, inside)
                 self._looks[key] = inside.look(text if image is None else None, image=pixels, target=target)
-            while len(self._looks) > 2 and sum(look.nbytes for look in self._looks.values()) > KEPT:
+            look = self._looks[key]
+            while len(self._looks) > LOOKS or (len(self._looks) > 2 and self._size() > KEPT):
                 self._looks.popitem(last=False)
-            return self._looks[key]
+            return look
+
+    def _size(self) -> int:
+        return sum(look.nbytes for look in self._looks.values())
 
     def keep_image(self, content: bytes) -> str:
         """The name of a square image of RGB bytes; a question that refers to it checks its size against the model."""
         if not content or 3 * math.isqrt(len(content) // 3) ** 2 != len(content):
             raise UserError(f"image: {len(content):,} bytes are not a square image of 3 bytes per pixel")
         name = hashlib.sha256(content).hexdigest()[:32]
-        with self._lock:
+        with self._keeping:
             self.images[name] = content
             self.images.move_to_end(name)
             while len(self.images) > IMAGES:
@@ -153,6 +218,23 @@ class Models:
         elif channels != 3:
             raise UserError(f"channels = {channels}: the page supports images with 1 or 3 channels")
         return pixels
+
+
+def number_examples(data: Mapping[str, Any]) -> list[str]:
+    """Inputs for a model of numbers in the range of its training data: sequences, or one wave for a time series."""
+    rule = data.get("rule")
+    mean, std = data.get("mean") or [0.0], data.get("std") or [1.0]
+    if isinstance(rule, dict):
+        low, high = float(rule.get("low", 0)), float(rule.get("high", 1))
+        mean, std = [(low + high) / 2], [(high - low) / 4]
+    if steps := data.get("context"):
+        period = data.get("period") or steps
+        waves = (
+            [m + s * math.sin(2 * math.pi * t / period) for m, s in zip(mean, std, strict=True)] for t in range(steps)
+        )
+        return [", ".join(" ".join(f"{value:.4g}" for value in step) for step in waves)]
+    places = ((-1.6, -1.2, -0.8, -0.4, 0.0), (1.0, -1.0, 0.5))  # in standard deviations
+    return [" ".join(f"{mean[0] + std[0] * place:.4g}" for place in some for _ in mean) for some in places]
 
 
 def hf_image_size(folder: Path) -> dict[str, Any]:

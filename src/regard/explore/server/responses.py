@@ -30,8 +30,10 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.explore.changes import PartName
+from regard.explore.flow import Flow
 from regard.explore.forward import Choice, Output, difference
 from regard.explore.inside import Look, Steps
+from regard.explore.server.inputs import unlike
 
 WHOLE = 4_000_000  # weights that are sent at once
 SIDE = 64  # cells per side of a reduced map
@@ -88,6 +90,8 @@ def look_response(run: str, plain: Look, changed: Look) -> bytes:
         "output": output_of(plain.output, changed.output, inside.reader.decode),
         "grid": None if input.grid is None else asdict(input.grid),
         "size": inside.config.image_size if inside.config.input == "patches" else None,
+        "mask": inside.reader.mask,
+        "unlike": unlike(inside, input),
     }
     return pack(header, arrays)
 
@@ -98,6 +102,10 @@ def output_of(before: Output, after: Output, decode: Callable[[list[int]], str])
     change = difference(before, after)
     if not all(np.isfinite(change.divergence)):
         raise UserError("the model's output is not a number (NaN) under these changes; undo one of them")
+    if after.kind == "values":
+        numbers = {"before": before.logits.tolist(), "after": after.logits.tolist()}
+        summaries = {"before": _summary(before), "after": _summary(after)}
+        return {"kind": "values", **summaries, "positions": [], "apart": change.divergence, "values": numbers}
     p, q = (one.logits.softmax(dim=-1).numpy() for one in (before, after))
 
     def both(at: int, choice: Choice) -> dict[str, Any]:
@@ -105,7 +113,8 @@ def output_of(before: Output, after: Output, decode: Callable[[list[int]], str])
 
     positions = []
     for at, (old, new) in enumerate(zip(before.positions, after.positions, strict=True)):
-        choices = {choice.id: both(at, choice) for choice in (*new.top, *old.top)}
+        kept = (*new.top, *old.top, *([] if old.expected is None else [old.expected]))
+        choices = {choice.id: both(at, choice) for choice in kept}
         if after.kind == "next" and at == len(after.positions) - 1:
             for id, choice in choices.items():
                 choice["text"] = decode([id])
@@ -141,6 +150,20 @@ def steps_response(steps: Steps) -> bytes:
     names = ("q", "k", "v", "scores", "scaled", "masked", "weights", "output")
     arrays = {name: getattr(steps, name).numpy().astype(np.float32) for name in names}
     return pack({"scale": steps.scale}, arrays)
+
+
+def flow_response(flow: Flow) -> bytes:
+    """The description of the model, and of every activation its shape, `n:NAME` and `v:NAME`: lengths and a vector."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, stage in flow.stages.items():
+        if stage.norms.numel():
+            arrays[f"n:{name}"] = stage.norms.numpy().astype(np.float32)
+        if name != "logits":  # the largest ones are in `output`
+            arrays[f"v:{name}"] = stage.vector.numpy().astype(np.float32)
+    arrays |= {f"p:{name}": value.numpy() for name, value in flow.parameters.items()}
+    shapes = {name: stage.shape for name, stage in flow.stages.items()}
+    header = {"at": dict(flow.at), "stacks": list(flow.stacks), "output": flow.output, "shapes": shapes}
+    return pack(header, arrays)
 
 
 @torch.inference_mode()

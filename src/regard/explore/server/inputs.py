@@ -1,0 +1,125 @@
+"""Inputs: what the page begins with, and whether an input is like the data of the model.
+
+A run has examples of its own test data (`regard.training.examples`); a run of an older version may have generated data,
+or the predictions of its test sets. A model without any of these, such as one from Hugging Face, gets the sentences of
+`SENTENCES` that its tokenizer covers best, which needs the tokenizer: the page asks for them when the model is loaded.
+
+    unknown     characters of the input that the tokenizer has no token for
+    script      most letters belong to a script that the training data hardly has
+    fertility   far more tokens per character than the training data, as in another language
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.models.recipe import EXAMPLES
+from regard.text.scripts import scripts
+
+if TYPE_CHECKING:
+    from regard.explore.forward import Input
+    from regard.explore.inside import Inside
+
+SENTENCES = (
+    "The animal didn't cross the street because it was too tired.",
+    "The keys that the man lost are in the kitchen.",
+    "the cat sat on the mat",
+    "나는 어제 친구와 함께 영화를 봤다.",
+    "이 책은 정말 재미있고 감동적이다.",
+    "Der Hund schläft auf dem Sofa im Wohnzimmer.",
+    "Le chat dort sur le canapé du salon.",
+    "今日は天気がとても良いです。",
+    "今天的天气非常好。",
+    "def add(a, b): return a + b",
+    "12 + 7 = 19",
+)
+RARE = 0.02  # a script with a smaller fraction of the training data's letters is foreign to it
+FERTILITY = 1.8  # times as many tokens per character as the training data
+COUNT = 3
+
+
+def read_examples(folder: Path) -> dict[str, Any]:
+    """The content of RUN/examples.json; {} if there is none, or one that is not ours."""
+    try:
+        content = json.loads((folder / EXAMPLES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    well_formed = isinstance(content, dict) and isinstance(content.get("inputs"), list)
+    return content if well_formed and all(isinstance(one, dict) for one in content["inputs"]) else {}
+
+
+def predicted(folder: Path) -> list[dict[str, Any]]:
+    """Inputs with their references from RUN/predictions, where a run has no examples."""
+    for file in sorted(folder.glob("predictions/*.jsonl"))[-1:]:
+        try:
+            with open(file, encoding="utf-8") as lines:
+                rows = [json.loads(line) for line in islice(lines, COUNT)]
+        except (OSError, ValueError):
+            return []
+        texts = [(row.get("source", row.get("text")), row.get("reference")) for row in rows if isinstance(row, dict)]
+        return [{"text": text, "target": target} for text, target in texts if isinstance(text, str)]
+    return []
+
+
+def decode_pixels(example: dict[str, Any]) -> tuple[bytes, int] | None:
+    """The RGB bytes [side, side, 3] of an example image, and its side."""
+    import numpy as np
+
+    try:
+        channels, height, width = example["shape"]
+        pixels = np.frombuffer(base64.b64decode(example["pixels"]), np.uint8).reshape(channels, height, width)
+    except (KeyError, TypeError, ValueError):
+        return None
+    if height != width or channels not in (1, 3):
+        return None
+    return np.broadcast_to(pixels, (3, height, width)).transpose(1, 2, 0).tobytes(), height
+
+
+def covered(inside: Inside) -> list[str]:
+    """The sentences that the tokenizer of a model covers best, with a mask where the model predicts masked tokens."""
+    if inside.config.input != "tokens":
+        return []
+    tokenizer = inside.bundle.source
+
+    def cost(text: str) -> tuple[float, float]:
+        ids = tokenizer.encode(text)
+        return sum(id == tokenizer.unk for id in ids) / max(1, len(ids)), len(ids) / len(text)
+
+    best = sorted(SENTENCES, key=lambda text: (cost(text)[0], cost(text)[1] > 0.5, SENTENCES.index(text)))[:COUNT]
+    mask = inside.reader.mask
+    return [with_mask(text, mask) for text in best] if mask is not None else best
+
+
+def with_mask(text: str, mask: str) -> str:
+    """The last but one word of a text masked."""
+    words = text.split(" ")
+    if len(words) > 2:
+        words[-2] = mask
+    return " ".join(words)
+
+
+def unlike(inside: Inside, input: Input) -> list[dict[str, str]]:
+    """How an input differs from the training data; [] if it does not, or if nothing is known."""
+    if input.text is None or inside.config.input != "tokens":
+        return []
+    tokenizer, notes = inside.bundle.source, []
+    text = input.text if inside.reader.mask is None else input.text.replace(inside.reader.mask, " ")
+    if tokenizer.unk is not None and tokenizer.unk in input.source[0].tolist():
+        unknown = [piece for piece in dict.fromkeys(text.split()) if tokenizer.unk in tokenizer.encode(piece)]
+        notes.append({"kind": "unknown", "what": ", ".join(unknown[:5])})
+    known = read_examples(inside.bundle.path) if inside.bundle.path is not None else {}
+    own, trained = scripts(text), known.get("scripts")
+    if own and isinstance(trained, dict) and trained:
+        main = next(iter(own))
+        if own[main] > 0.5 and trained.get(main, 0.0) < RARE:
+            notes.append({"kind": "script", "what": main.title(), "trained": next(iter(trained)).title()})
+    fertility = known.get("fertility")
+    if len(text) >= 20 and isinstance(fertility, float) and not notes:
+        rate = len(tokenizer.encode(text)) / len(text)
+        if rate > FERTILITY * fertility:
+            notes.append({"kind": "fertility", "what": f"{rate:.2f}", "trained": f"{fertility:.2f}"})
+    return notes
