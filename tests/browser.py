@@ -56,7 +56,9 @@ def chromium() -> Iterator[Any]:
     if page_missing() is not None:
         pytest.skip("the page is not built:  make page")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        )
         yield browser
         browser.close()
     assert not descendants("chrom")

@@ -65,6 +65,13 @@ def make_captioner(folder: Path) -> Path:
     return folder
 
 
+def make_numbers(folder: Path, channels: int = 1, **data: object) -> Path:
+    config = ModelConfig(input="features", output_head="values", feature_dim=channels, **SMALL)
+    tables = {"mean": [50.0] * channels, "std": [25.0] * channels, **data}
+    save(grow(build(config)), folder, recipe={"task": "regression", "data": tables})
+    return folder
+
+
 @contextmanager
 def served(runs: Path) -> Iterator[Listener]:
     """A server for `runs`, in a thread of this process; it is gone afterwards."""
@@ -139,11 +146,11 @@ def state(run: str, text: str = TEXT, **fields: object) -> str:
 def hover_cell(page: Any, row: int, column: int) -> float:
     """Point at a cell of the heat map and read the number off the page."""
     box = page.locator("[role=application]")
-    gutter, head, cell = map(float, (box.get_attribute("data-geometry") or "").split())
-    box.evaluate("(box, [x, y]) => box.scrollTo(x - 200, y - 200)", [column * cell, row * cell])
+    gutter, head, wide, high = map(float, (box.get_attribute("data-geometry") or "").split())
+    box.evaluate("(box, [x, y]) => box.scrollTo(x - 200, y - 200)", [column * wide, row * high])
     left, top = box.evaluate("box => [box.scrollLeft, box.scrollTop]")
     page.wait_for_timeout(50)
-    box.hover(position={"x": gutter + (column + 0.5) * cell - left, "y": head + (row + 0.5) * cell - top})
+    box.hover(position={"x": gutter + (column + 0.5) * wide - left, "y": head + (row + 0.5) * high - top})
     return float(page.get_by_test_id("value").inner_text())
 
 

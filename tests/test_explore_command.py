@@ -57,6 +57,21 @@ def test_it_serves_until_ctrl_c(tmp_path):
         assert process.returncode == 0 and "Traceback" not in out
 
 
+@pytest.mark.parametrize(
+    ("chosen", "end", "note"), [("en", "/#a=1", "Ctrl-C stops it"), ("ko", "/?lang=ko#a=1", "Ctrl-C를")]
+)
+def test_the_address_has_the_language(monkeypatch, capsys, tmp_path, chosen, end, note):
+    from regard.explore.server import listen
+    from regard.explore.server.models import Models
+
+    monkeypatch.setenv("REGARD_LANG", chosen)
+    monkeypatch.setattr(listen.Listener, "run", lambda self: self.socket.close())
+    make_decoder(tmp_path / "run")
+    listen.serve(Models({"run": tmp_path / "run"}, "cpu"), fragment="a=1", browser=False)
+    address, line = capsys.readouterr().out.splitlines()
+    assert address.endswith(end) and line.startswith(note)
+
+
 @built
 def test_a_port_in_use_is_named(tmp_path, capsys):
     make_decoder(tmp_path / "run")

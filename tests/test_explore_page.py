@@ -59,7 +59,7 @@ def test_typing_shows_the_new_text_at_once(open_page, page_runs):
     row = [weight for weight in look.parts["decoder"].weights[0][1, 4].tolist() if weight >= 0.0005]
     assert shown == pytest.approx(row, abs=1e-3)
     page.locator("#q4").click()
-    assert "at.source=4" in page.url
+    sync_api.expect(page).to_have_url(re.compile("at.source=4"))
 
 
 def test_a_head_switched_off_changes_the_probabilities_as_python_does(open_page, page_runs):

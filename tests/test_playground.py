@@ -31,6 +31,7 @@ from prediction_models import make_run
 from regard.page import PAGE, page_missing
 from regard.serve.guard import Guard, Keys
 from serving import Server, make_tagger, serving
+from variants import mostly_slow, slow
 
 pytest_plugins = ["browser"]
 
@@ -181,7 +182,7 @@ def test_without_the_page_it_says_how_to_build_it(
 # --- the page
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", mostly_slow(MODELS, ["translate", "tags"]))
 def test_the_outputs_of_every_kind_fit_a_phone(
     server: Server, runs: dict[str, Path], visit: Callable[..., Any], model: str
 ) -> None:
@@ -315,7 +316,7 @@ def execute(form: str, code: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", mostly_slow(MODELS, ["lm", "caption", "predict"]))
 def test_a_copied_call_is_the_request_of_the_page(
     server: Server, runs: dict[str, Path], visit: Callable[..., Any], recorder: tuple[int, list[Any]], model: str,
     tmp_path: Path,
@@ -395,6 +396,7 @@ def test_refusals_are_shown_as_the_server_words_them(
     expect(page.get_by_test_id("problem")).to_have_text("The server does not respond.")
 
 
+@pytest.mark.slow
 def test_loading_and_failed_models(runs: dict[str, Path], visit: Callable[..., Any]) -> None:
     with serving({"lm": runs["lm"], "mt": runs["translate"]}, loaded=False) as slow:
         page = visit(slow, wait="#model option")
@@ -410,6 +412,7 @@ def test_loading_and_failed_models(runs: dict[str, Path], visit: Callable[..., A
         )
 
 
+@pytest.mark.slow
 def test_files_can_be_dropped(server: Server, runs: dict[str, Path], visit: Callable[..., Any], tmp_path: Path) -> None:
     page = visit(server)
     enter(page, runs, "classify", "")
@@ -445,7 +448,7 @@ def test_files_can_be_dropped(server: Server, runs: dict[str, Path], visit: Call
     expect(page.get_by_role("alert")).to_have_text("broken.png: not an image that this browser can read")
 
 
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("width", [390, *slow(1440)])
 def test_korean(server: Server, runs: dict[str, Path], visit: Callable[..., Any], width: int) -> None:
     page = visit(server, locale="ko-KR", width=width)
     enter(page, runs, "lm", "고양이가")
@@ -457,7 +460,7 @@ def test_korean(server: Server, runs: dict[str, Path], visit: Callable[..., Any]
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("width", [390, *slow(1440)])
 def test_the_reference_lists_every_operation(guarded: Server, visit: Callable[..., Any], width: int) -> None:
     page = visit(guarded, "docs", wait="section", width=width)
     paths = guarded.get("/openapi.json")[1]["paths"]

@@ -130,6 +130,7 @@ def site(once, browser: Any, capsys: pytest.CaptureFixture[str]) -> Iterator[Ope
     assert not faults
 
 
+@pytest.mark.slow
 def test_translation_with_greedy_and_beam_search_and_its_attention(site: Open):
     view = site("translation", "--fp32")
     bundle = view.bundle
@@ -256,6 +257,7 @@ def test_languages_colours_and_a_phone(site: Open):
     assert view.page.evaluate("getComputedStyle(document.body).backgroundColor") != light
 
 
+@pytest.mark.slow
 def test_the_folder_is_an_onnx_folder_too_and_loads_nothing_from_elsewhere(site: Open, once, capsys):
     site("translation")
     folder = once("web-translation", lambda folder: None)

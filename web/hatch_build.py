@@ -17,7 +17,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCES = (
     "src", "public", "browser", "index.html", "playground.html", "package-lock.json", "vite.config.ts",
-    "vite.browser.config.ts", "svelte.config.js",
+    "vite.browser.config.ts", "vite.standalone.config.ts", "svelte.config.js",
 )  # fmt: skip
 PAGES = ("src/regard/explore/page/index.html", "src/regard/interop/page/index.html")
 

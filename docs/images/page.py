@@ -1,9 +1,10 @@
 """Take the screenshots of `regard explore` for the documentation and the README.
 
-    python docs/images/page.py RUNS
+    python docs/images/page.py RUNS [NAME …]
 
-RUNS is a folder with three runs: `demo` (what `regard demo` leaves), `minilm` (the Hugging Face folder of
-all-MiniLM-L6-v2) and `shapes` (a captioning model, from docs/images/shapes.py). Needs Chromium, playwright and Pillow.
+takes all of them, or those with these names. RUNS is a folder with three runs: `demo` (what `regard demo` leaves),
+`minilm` (the Hugging Face folder of all-MiniLM-L6-v2) and `shapes` (a captioning model, from docs/images/shapes.py).
+Needs Chromium, playwright and Pillow.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ OFF = json.dumps({"heads": [["decoder", 0, 0], ["decoder", 0, 3]]})
 
 # name -> the state in the link, and options of the screenshot
 SHOTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "page-flow": (
+        {**JULY, "view": "flow", "box": "decoder.0.cross.heads.1", "at.target": 6},
+        {"width": 1440, "height": 1240},
+    ),
     "page-touch": ({**JULY, "view": "map", "part": "cross", "layer": 1, "head": 2, "changes": OFF}, {}),
     "page-model": (ANIMAL, {"dark": True}),
     "page-lines": ({**ANIMAL, "view": "lines", "layer": 3, "head": 1, "at.source": 10}, {}),
@@ -40,6 +45,18 @@ SHOTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "page-positions": ({**ANIMAL, "view": "positions", "layer": 1, "head": 8}, {"height": 880}),
     "page-search": ({**JULY, "view": "search", "changes": OFF}, {"height": 720}),
     "page-image": ({"run": "shapes", "view": "image", "part": "cross", "layer": 1, "head": 2}, {"file": True}),
+    "page-lens": ({**JULY, "view": "lens", "at.target": 6}, {"height": 720}),
+    "page-attribution": ({**JULY, "view": "attribution", "at.target": 6}, {"height": 980}),
+    "page-patching": ({**JULY, "view": "patching", "other.text": "March 4th, 1976"}, {"height": 980, "pick": "1 0"}),
+    "page-neurons": ({**JULY, "view": "neurons", "part": "decoder", "layer": 0}, {"height": 800}),
+    "page-embeddings": ({**JULY, "view": "embeddings", "near": "July"}, {"height": 1180}),
+    "page-tour": ({**JULY, "tour": 7, "grid": "off"}, {"width": 1440, "height": 1240, "answer": True}),
+    "page-roles": ({**JULY, "grid": "roles"}, {"height": 900}),
+    "page-training": (
+        {**JULY, "view": "training", "step": 136, "target": "1976년 7월 4일"},
+        {"height": 1180},
+    ),
+    "page-compare": ({**JULY, "view": "compare", "other.text": "March 4th, 1976"}, {"height": 1000}),
     "page-phone": (
         {**JULY, "view": "lines", "part": "cross", "layer": 1, "head": 2, "at.target": 6, "changes": OFF},
         {"width": 390, "height": 1180, "korean": True, "dark": True},
@@ -64,6 +81,12 @@ def photograph(browser: Browser, address: str, state: dict[str, Any], how: dict[
         page.wait_for_timeout(1500)
         page.locator(".words button").nth(6).click()
         page.mouse.move(0, 0)
+    if "pick" in how:
+        page.locator(f"[data-cell='{how['pick']}']").first.click()
+        page.wait_for_timeout(1500)
+    if "answer" in how:
+        page.get_by_text("Show the answer").click()
+        page.wait_for_timeout(4000)
     if "hover" in how:
         x, y = how["hover"]
         page.locator("[role=application]").hover(position={"x": x, "y": y})
@@ -73,13 +96,13 @@ def photograph(browser: Browser, address: str, state: dict[str, Any], how: dict[
     return shot
 
 
-def main(runs: Path) -> None:
+def main(runs: Path, names: list[str]) -> None:
     listener = Listener(Models(find_runs(runs)))
     thread = threading.Thread(target=listener.run, daemon=True)
     thread.start()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, (state, how) in SHOTS.items():
+        for name, (state, how) in ((name, shot) for name, shot in SHOTS.items() if not names or name in names):
             shot = photograph(browser, listener.address, state, how)
             Image.open(io.BytesIO(shot)).convert("RGB").save(HERE / f"{name}.webp", quality=80, method=6)
             print(f"{name}.webp", (HERE / f"{name}.webp").stat().st_size)
@@ -89,4 +112,4 @@ def main(runs: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

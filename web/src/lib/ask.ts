@@ -5,8 +5,17 @@
 
 import type { PartName, Space } from "./look";
 
+/** How the next token is sampled; top_k = 0: from all tokens. */
+export interface Sampling {
+  temperature: number;
+  top_k: number;
+  top_p: number;
+  seed: number;
+}
+
 export type HeadName = [PartName, number, number]; // part, layer, head
 export type LayerName = [PartName, number];
+export type FeedForwardName = [PartName, number, "zero" | "mean"]; // stack, layer, what its output becomes
 export type RowName = [PartName, number, number, number, number[]]; // part, layer, head, query, weights
 
 export interface Changes {
@@ -16,10 +25,11 @@ export interface Changes {
   temperature: number;
   shuffle: number | null;
   rows: RowName[];
+  feedforward: FeedForwardName[];
 }
 
 export function noChanges(): Changes {
-  return { heads: [], layers: [], future: false, temperature: 1, shuffle: null, rows: [] };
+  return { heads: [], layers: [], future: false, temperature: 1, shuffle: null, rows: [], feedforward: [] };
 }
 
 /** Only fields with changes, in the form of the server and the link. */
@@ -36,9 +46,17 @@ export function anyChange(changes: Changes): boolean {
   return Object.keys(compact(changes)).length > 0;
 }
 
-export const VIEWS = ["model", "lines", "map", "steps", "positions", "image", "search"] as const;
+export const VIEWS = [
+  "flow", "model", "lines", "map", "steps", "positions", "image", "search", "generate",
+  "lens", "attribution", "patching", "neurons", "embeddings", "training", "compare",
+] as const;
 export type View = (typeof VIEWS)[number];
+/** Views of one head, which is chosen above them. */
+export const HEAD_VIEWS: readonly View[] = ["lines", "map", "steps", "positions", "image"];
 export type Shown = "after" | "before" | "change";
+/** What the grid of all heads shows: their maps, their roles, or what is lost without each. */
+export const GRIDS = ["maps", "roles", "off"] as const;
+export type Grid = (typeof GRIDS)[number];
 
 export interface Ask {
   run: string;
@@ -52,8 +70,18 @@ export interface Ask {
   query: Record<Space, number | null>; // the query whose attention is shown
   show: Shown;
   beam: number;
+  box: string | null; // the open box of the picture
+  sampling: Sampling; // of the generation step by step
   changes: Changes;
+  step: number | null; // the snapshot whose weights are shown; null: the trained model
+  grid: Grid;
+  other: { run: string; text: string; step: number | null }; // the second side of a comparison; "": as the first
+  unit: number | null; // of a feed-forward layer; null: the most active one
+  near: string; // the token whose neighbours are shown; "": none
+  tour: number | null; // the step of the tour, from 1 on
 }
+
+const SAMPLING: Sampling = { temperature: 1, top_k: 0, top_p: 1, seed: 1 };
 
 export function newAsk(run: string): Ask {
   return {
@@ -68,7 +96,15 @@ export function newAsk(run: string): Ask {
     query: { source: null, target: null },
     show: "after",
     beam: 4,
+    box: null,
+    sampling: { ...SAMPLING },
     changes: noChanges(),
+    step: null,
+    grid: "maps",
+    other: { run: "", text: "", step: null },
+    unit: null,
+    near: "",
+    tour: null,
   };
 }
 
@@ -90,6 +126,16 @@ export function toLink(ask: Ask): string {
   put("at.target", ask.query.target);
   put("show", ask.show, "after");
   put("beam", ask.beam, 4);
+  put("step", ask.step);
+  put("grid", ask.grid, "maps");
+  put("other.run", ask.other.run, "");
+  put("other.text", ask.other.text, "");
+  put("other.step", ask.other.step);
+  put("unit", ask.unit);
+  put("near", ask.near, "");
+  put("tour", ask.tour);
+  put("box", ask.box);
+  for (const [name, usual] of Object.entries(SAMPLING)) put(name, ask.sampling[name as keyof Sampling], usual);
   if (anyChange(ask.changes)) link.set("changes", JSON.stringify(compact(ask.changes)));
   return link.toString();
 }
@@ -112,6 +158,21 @@ export function fromLink(link: string): Ask {
   ask.query = { source: whole("at.source"), target: whole("at.target") };
   ask.show = (["before", "change"] as const).find((show) => show === found.get("show")) ?? "after";
   ask.beam = Math.min(Math.max(whole("beam") ?? 4, 1), 8);
+  ask.step = whole("step");
+  ask.grid = GRIDS.find((grid) => grid === found.get("grid")) ?? "maps";
+  ask.other = { run: found.get("other.run") ?? "", text: found.get("other.text") ?? "", step: whole("other.step") };
+  ask.unit = whole("unit");
+  ask.near = found.get("near") ?? "";
+  ask.tour = whole("tour");
+  ask.box = found.get("box");
+  const within = (name: keyof Sampling, low: number, high: number) => {
+    const value = Number(found.get(name) ?? NaN);
+    if (value >= low && value <= high) ask.sampling[name] = value;
+  };
+  within("temperature", 0.1, 2);
+  within("top_p", 0.05, 1);
+  ask.sampling.top_k = Math.min(whole("top_k") ?? 0, 50);
+  ask.sampling.seed = whole("seed") ?? 1;
   ask.changes = readChanges(found.get("changes"));
   return ask;
 }

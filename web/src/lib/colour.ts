@@ -37,6 +37,15 @@ export function changeColour(fraction: number, theme: Theme): string {
   return scales.changes[theme](Math.min(Math.max(fraction, -1), 1) / 2 + 0.5);
 }
 
+/** Black or white, whichever has more contrast on a colour `rgb(…)` (WCAG 2). */
+export function inkOn(colour: string): string {
+  const [red, green, blue] = colour.match(/\d+/g)!.map((value) => {
+    const part = Number(value) / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000" : "#fff";
+}
+
 /** 256 colours as pixels, ABGR in one 32-bit word, as canvases on every common machine hold them. */
 export type Palette = Uint32Array;
 const palettes = new Map<string, Palette>();

@@ -3,25 +3,29 @@
    Two responses are kept, the original one and the one with the changes. The newest request wins: a response to an
    older one is dropped. */
 
-import { headMap, meanMap, spaceOf, type Look, type HeadMap, type Part, type PartName } from "./look";
+import { headMap, meanMap, spaceOf, type Look, type HeadMap, type Part, type PartName, type Space } from "./look";
 import { anyChange, fromLink, newAsk, noChanges, sameHead, toLink, type Ask, type HeadName } from "./ask";
 import { drawScene, fromPixels, toPixels } from "./image";
+import { past } from "./past.svelte";
 import * as server from "./server";
 import type { RunInfo } from "./server";
 
 const ORDER: PartName[] = ["cross", "decoder", "encoder"]; // which part is shown first
 const TYPING = 160; // ms without typing after which the text is sent
+const SLOW = 1000; // ms after which a request is abandoned for a newer one
 const PULSE = 3000; // ms between two checks that the server is running
 
 export class Explorer {
   ask = $state<Ask>(newAsk(""));
   runs = $state.raw<RunInfo[]>([]);
   version = $state("");
+  command = $state("regard explore"); // starts the server again
   before = $state.raw<Look | null>(null);
   after = $state.raw<Look | null>(null); // null: no changes
   example = $state(true); // the precomputed example is shown while the model is loading
   busy = $state(false);
-  gone = $state(false);
+  gone = $state<"" | "stopped" | "replaced">("");
+  resized = $state<[number, number] | null>(null); // width and height of the user's image, which the model reads smaller
   refused = $state<string | null>(null);
   images = $state.raw<Map<string, string>>(new Map()); // name -> URL
   hover = $state<number | null>(null); // the query under the pointer; overrides the pinned one
@@ -29,10 +33,14 @@ export class Explorer {
   tree = $state.raw<server.Tree | null>(null); // the current search tree
   steps = $state.raw<server.Steps | null>(null); // the current steps
 
+  own = false; // the page itself has changed the request: no entry of the history
+  #ownTarget: string | null = null; // the target that `atStep` has set
   #asked = ""; // the request whose response is shown
   #timer: ReturnType<typeof setTimeout> | undefined;
   #again = false; // the request has changed since it was sent
-  #running = false;
+  #running: AbortController | null = null;
+  #since = 0; // when the running request was sent
+  #fresh = true; // an empty input gets an example
   #pending = new Set<string>();
 
   /** For tests: "ready" means that the response to the current request is shown. */
@@ -49,6 +57,9 @@ export class Explorer {
   rows = $derived(this.part && this.shown ? (this.shown.labels[this.part.rows] ?? []) : []);
   columns = $derived(this.part && this.shown ? (this.shown.labels[this.part.columns] ?? []) : []);
   query = $derived(this.#query());
+  /** The side whose tokens have outputs, and the selected one of each side: the same in every view and panel. */
+  outputSpace = $derived<Space>(["target", "values"].includes(this.shown?.output.kind ?? "") ? "target" : "source");
+  selected = $derived<Record<Space, number>>({ source: this.#selected("source"), target: this.#selected("target") });
 
   /** Show the precomputed example, load the list of runs, then request the state of the link. */
   async start(link: string): Promise<void> {
@@ -57,15 +68,11 @@ export class Explorer {
       if (this.before === null) this.before = look;
     });
     try {
-      const { runs, version } = await server.runs();
-      this.runs = runs;
-      this.version = version;
+      const { runs, version, command } = await server.runs();
+      [this.runs, this.version, this.command] = [runs, version, command];
       const info = runs.find((run) => run.name === this.ask.run) ?? runs.find((run) => !run.error) ?? runs[0];
       if (info && (this.ask.run !== info.name || !link)) this.open(info.name, this.ask.text);
-      else {
-        if (!this.ask.text) this.ask.text = info?.examples[0] ?? ""; // a link may name a run only
-        this.refresh();
-      }
+      else this.refresh();
     } catch (error) {
       this.fail(error);
     }
@@ -74,20 +81,23 @@ export class Explorer {
 
   /** Open another run with its first example. */
   open(name: string, text = ""): void {
-    const info = this.runs.find((run) => run.name === name);
-    this.ask = { ...newAsk(name), view: this.ask.view, text: text || (info?.examples[0] ?? "") };
+    this.ask = { ...newAsk(name), view: this.ask.view, tour: this.ask.tour, text };
+    this.#fresh = true;
     if (!this.example) this.before = this.after = null; // the example stays until there is a response
     this.#asked = "";
     this.refresh();
   }
 
   /** An image of the user: cropped and resized here, kept by the server under a name. */
-  async takeImage(source: CanvasImageSource): Promise<void> {
+  async takeImage(source: CanvasImageSource, own = false): Promise<void> {
     const size = this.before?.size ?? this.info?.size ?? 224;
     try {
+      const { width, height } = source as { width: number; height: number };
+      this.resized = own || (width === size && height === size) ? null : [width, height];
       const { bytes, url } = toPixels(source, size);
       const name = await server.keepImage(bytes);
       this.images = new Map(this.images).set(name, url);
+      this.own = own;
       this.ask.image = name;
       this.refresh();
     } catch (error) {
@@ -101,13 +111,44 @@ export class Explorer {
     this.images = new Map(this.images).set(name, url);
   }
 
+  /** Load an example image for display. */
+  async showImage(name: string, size: number): Promise<void> {
+    if (!this.images.has(name)) await this.#recallImage(name, size).catch(() => undefined);
+  }
+
   /** Apply the state of the URL, after navigation or a pasted link. */
   follow(link: string): void {
     if (link.replace(/^#/, "") === toLink(this.ask)) return;
     const { run } = this.ask;
     this.ask = fromLink(link);
     if (!this.ask.run) this.ask.run = run;
+    this.#fresh = true;
     this.refresh();
+  }
+
+  /** Show an example; its target is what the test data has. */
+  try(example: server.Example): void {
+    this.resized = null;
+    if (example.text !== undefined) return this.type(example.text);
+    this.ask.image = example.image ?? null;
+    this.ask.query = { source: null, target: null };
+    this.refresh();
+  }
+
+  /** The first example for an empty input; a link may name a run only. */
+  async #begin(info: RunInfo): Promise<void> {
+    this.#fresh = false;
+    if (this.ask.text || this.ask.image) return;
+    let examples = info.examples;
+    if (examples === null) {
+      examples = await server.examples(info.name);
+      this.runs = this.runs.map((run) => (run.name === info.name ? { ...run, examples } : run));
+    }
+    const [first] = examples;
+    if (!first || this.ask.run !== info.name) return;
+    this.own = true;
+    this.ask.text = first.text ?? "";
+    this.ask.image = first.image ?? null;
   }
 
   type(text: string): void {
@@ -132,21 +173,30 @@ export class Explorer {
   /** One request at a time: of the changes in the meantime only the newest is requested next. */
   async #look(): Promise<void> {
     this.#again = true;
-    if (this.#running) return;
-    this.#running = true;
+    if (this.#running) {
+      if (performance.now() - this.#since > SLOW) this.#running.abort(); // the server then stops computing it
+      return;
+    }
     do {
       this.#again = false;
-      await this.#load();
+      this.#since = performance.now();
+      this.#running = new AbortController();
+      await this.#load(this.#running.signal);
     } while (this.#again);
-    this.#running = false;
+    this.#running = null;
     this.busy = false;
   }
 
-  async #load(): Promise<void> {
+  async #load(signal: AbortSignal): Promise<void> {
     const { info } = this;
     this.refused = null;
     if (info?.error) return this.#refuse(info.error);
-    if (info?.input === "patches" && !this.ask.image) return this.takeImage(drawScene(512));
+    try {
+      if (info && this.#fresh) await this.#begin(info);
+    } catch (error) {
+      return this.fail(error);
+    }
+    if (info?.input === "patches" && !this.ask.image) return this.takeImage(drawScene(512), true);
     if (!info) return;
     if (!this.ask.text && !this.ask.image) return this.#clear();
     try {
@@ -154,7 +204,7 @@ export class Explorer {
       const touched = anyChange(this.ask.changes) ? server.question(this.ask, true) : null;
       const key = JSON.stringify(plain);
       if (key !== this.#asked) {
-        const before = await server.look(plain);
+        const before = await server.look(plain, signal);
         this.fetched = new Map();
         this.before = before;
         this.after = null;
@@ -163,17 +213,19 @@ export class Explorer {
         const { image } = before.question;
         if (image && before.size && !this.images.has(image)) await this.#recallImage(image, before.size);
       }
-      const after = touched && (await server.look(touched));
+      const after = touched && (await server.look(touched, signal));
       this.#forget("after");
       this.after = after;
-      this.gone = false;
+      this.gone = "";
     } catch (error) {
       this.fail(error);
     }
   }
 
   fail(error: unknown): void {
-    if (error instanceof server.Gone) this.gone = true;
+    if (error instanceof server.Aborted) return; // there is a newer request
+    if (error instanceof server.Gone) this.gone = "stopped";
+    else if (error instanceof server.Replaced) this.gone = "replaced";
     else this.#refuse(error instanceof Error ? error.message : String(error));
   }
 
@@ -199,11 +251,11 @@ export class Explorer {
       try {
         await server.alive();
         if (this.gone) {
-          this.gone = false;
+          this.gone = "";
           this.refresh();
         }
       } catch (error) {
-        if (error instanceof server.Gone) this.gone = true;
+        if (error instanceof server.Gone || error instanceof server.Replaced) this.fail(error);
       }
     }
   }
@@ -225,6 +277,19 @@ export class Explorer {
     return at !== null && at < this.rows.length ? at : null;
   }
 
+  /** The user's choice, or a default: the token before the next one, a masked one, else the first after <s>. */
+  #selected(space: Space): number {
+    const output = this.shown?.output;
+    const sides = space === "source" ? (["source"] as const) : (["written", "read"] as const);
+    const last = Math.max(0, ...sides.map((side) => (this.shown?.labels[side]?.length ?? 1) - 1));
+    const chosen = this.ask.query[space];
+    if (chosen !== null && chosen <= last) return chosen;
+    if (space === "target") return Math.min(1, last);
+    if (output?.kind === "next") return last;
+    if (output?.kind === "masked") return Math.max(0, output.positions.findIndex((position) => position.expected === null));
+    return 0;
+  }
+
   #key(look: Look, part: Part, head: number): string {
     return `${look === this.after ? "after" : "before"} ${part.part} ${part.layer} ${head}`;
   }
@@ -235,6 +300,11 @@ export class Explorer {
     if (head !== null) return one(head) ?? null;
     const all = Array.from({ length: part.heads }, (_, index) => one(index));
     return all.every((map) => map !== undefined) ? meanMap(all as HeadMap[]) : null;
+  }
+
+  /** A head's map of the response that is shown, or null if it was not loaded. */
+  mapOf(part: Part, head: number): HeadMap | null {
+    return this.shown && this.#find(this.shown, part, head);
   }
 
   /** Request the current maps that the response did not contain. */
@@ -280,10 +350,16 @@ export class Explorer {
     this.ask.head = head;
   }
 
+  /** Select a query of the current map; the selected one is released. */
   pin(at: number | null): void {
     if (!this.part) return;
     const space = spaceOf(this.part.rows);
-    this.ask.query[space] = this.ask.query[space] === at ? null : at;
+    this.choose(space, this.ask.query[space] === at ? null : at);
+  }
+
+  /** Select a token of a side; null returns to the default. */
+  choose(space: Space, at: number | null): void {
+    this.ask.query[space] = at;
   }
 
   isOff(head: HeadName): boolean {
@@ -308,6 +384,13 @@ export class Explorer {
     this.refresh();
   }
 
+  /** Switch a feed-forward layer off; null switches it on. */
+  setFeedforward(stack: PartName, layer: number, how: "zero" | "mean" | null): void {
+    const others = this.ask.changes.feedforward.filter((one) => one[0] !== stack || one[1] !== layer);
+    this.ask.changes.feedforward = how ? [...others, [stack, layer, how]] : others;
+    this.refresh();
+  }
+
   /** Replace the weights of one query of one head; null restores them. */
   setRow(part: PartName, layer: number, head: number, query: number, weights: number[] | null, wait = 0): void {
     const others = this.ask.changes.rows.filter(
@@ -317,9 +400,29 @@ export class Explorer {
     this.refresh(wait);
   }
 
+  /** Show the weights of a snapshot, or (null) of the trained model. All steps get the target that the trained model
+      generates, so that their maps and losses can be compared. */
+  atStep(step: number | null): void {
+    const { ask, before } = this;
+    if (ask.step === null && step !== null && ask.target === null) {
+      ask.target = before?.output.before.generated ?? null;
+      this.#ownTarget = ask.target;
+    } else if (step === null && ask.target === this.#ownTarget) ask.target = null;
+    ask.step = step;
+    this.refresh(60);
+  }
+
   reset(): void {
     this.ask.changes = noChanges();
     this.ask.show = "after";
+    this.refresh();
+  }
+
+  /** Undo the latest change of the model, or redo it. */
+  undo(redo = false): void {
+    const changes = past.step(redo);
+    if (!changes) return;
+    this.ask.changes = { ...noChanges(), ...changes };
     this.refresh();
   }
 }

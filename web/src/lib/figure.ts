@@ -1,12 +1,15 @@
 /* Views as standalone SVG figures with inline colours, on a light or dark background. */
 
 import { linkHorizontal } from "d3-shape";
-import { blockName, largest, ONE } from "./look";
+import { blockName, largest, ONE, spaceOf } from "./look";
 import type { View } from "./ask";
-import { changeColour, palette, weightColour, type Theme } from "./colour";
+import { exported, type Units } from "./analysis.svelte";
+import { changeColour, inkOn, palette, weightColour, type Theme } from "./colour";
 import type { Explorer } from "./explorer.svelte";
-import { byDistance, byKey } from "./measure";
+import { generation } from "./generation.svelte";
+import { binName, byDistance, byKey } from "./measure";
 import { changePixels, dataUrl, pixels } from "./paint";
+import { peak, Stages } from "./stages";
 import { currentTheme } from "./theme.svelte";
 import { headTitle, number, partTitle } from "./titles";
 import { place } from "./tree";
@@ -64,31 +67,134 @@ export function draw(explorer: Explorer, view: View): Figure | null {
     case "image":
       return drawImage(explorer, theme);
     case "map":
+    case "compare":
       return drawHeat(explorer, theme);
+    case "lens":
+    case "attribution":
+    case "patching":
+      return drawTables(explorer, theme);
+    case "neurons":
+    case "embeddings":
+      return view === "neurons" ? drawUnit(theme) : drawImage(explorer, theme);
+    case "training":
+      return drawModel(explorer, theme);
+    case "generate":
+      return drawGeneration(theme);
+    case "flow":
+      return copyPicture(explorer, theme, "flow-picture");
   }
 }
 
-/** The numbers of one query, the 60 keys with the largest weights. */
+/** The distribution of one generated token, before and after the sampling options. */
+function drawGeneration(theme: Theme): Figure | null {
+  const { step } = generation;
+  if (!step) return null;
+  const most = Math.max(...step.choices.flatMap((one) => [one.probability, one.kept]));
+  let body = text(170, 52, say("generateBefore"), MUTE[theme]) + text(430, 52, say("generateAfter"), MUTE[theme]);
+  step.choices.forEach((one, at) => {
+    const y = 62 + at * 22;
+    body += text(150, y + 12, cut(one.label), one.id === step.id ? weightColour(0.8, theme) : INK[theme], `text-anchor="end" font-weight="${one.id === step.id ? 700 : 400}"`);
+    for (const [x, p] of [[170, one.probability], [430, one.kept]]) {
+      body += `<rect x="${x}" y="${y}" width="${((190 * p) / most).toFixed(1)}" height="14" rx="3" fill="${weightColour(x > 200 ? 0.8 : 0.4, theme)}"/>`;
+      body += text(x + 196, y + 12, number(p), MUTE[theme]);
+    }
+  });
+  return frame(700, 80 + step.choices.length * 22, step.text.slice(-80), theme, body);
+}
+
+const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-weight", "font-family"];
+
+/** An SVG of the page as it is shown, with its styles inline. */
+function copyPicture(explorer: Explorer, theme: Theme, id: string): Figure | null {
+  const shown = document.getElementById(id) as SVGSVGElement | null;
+  if (!shown) return null;
+  const copy = shown.cloneNode(true) as SVGSVGElement;
+  const [own, made] = [shown, copy].map((one) => [...one.querySelectorAll<SVGElement>("*")]);
+  own.forEach((element, index) => {
+    const style = getComputedStyle(element);
+    made[index].removeAttribute("class");
+    made[index].setAttribute("style", STYLES.map((name) => `${name}:${style.getPropertyValue(name).replace(/"/g, "'")}`).join(";"));
+  });
+  const [width, height] = [shown.width.baseVal.value, shown.height.baseVal.value];
+  const body = `<g transform="translate(16 44)">${new XMLSerializer().serializeToString(copy)}</g>`;
+  return frame(width + 32, height + 60, `${explorer.shown?.run ?? ""} · ${explorer.ask.text}`.slice(0, 60), theme, body);
+}
+
+/** The tables of coloured cells on the page, one below the other. */
+function drawTables(explorer: Explorer, theme: Theme): Figure | null {
+  const [left, cell, high] = [110, 54, 24];
+  let [y, wide, body] = [44, 300, ""];
+  for (const table of exported.tables.values()) {
+    body += text(16, y + 14, table.title, INK[theme], 'font-weight="600"');
+    y += 40;
+    table.columns.forEach((label, at) => (body += text(left + (at + 0.5) * cell, y - 6, cut(label, 7), MUTE[theme], 'text-anchor="middle"')));
+    table.rows.forEach((label, row) => {
+      body += text(left - 8, y + 16, cut(label), INK[theme], 'text-anchor="end"');
+      table.values[row].forEach((value, at) => {
+        if (value === null) return;
+        const fraction = value / table.most;
+        const back = table.signed ? changeColour(fraction, theme) : weightColour(fraction, theme);
+        body += `<rect x="${left + at * cell}" y="${y}" width="${cell - 2}" height="${high - 2}" rx="3" fill="${back}"/>`;
+        body += text(left + (at + 0.5) * cell - 1, y + 15, cut(table.texts[row][at], 7), inkOn(back), 'text-anchor="middle" font-size="11"');
+      });
+      y += high;
+    });
+    y += 18;
+    wide = Math.max(wide, left + table.columns.length * cell + 16);
+  }
+  return exported.tables.size ? frame(wide, y, `${explorer.ask.run} · ${explorer.ask.text}`.slice(0, 90), theme, body) : null;
+}
+
+/** The activations of one unit, token by token. */
+function drawUnit(theme: Theme): Figure | null {
+  const units = exported.answers.get("neurons") as Units | undefined;
+  if (!units) return null;
+  const most = Math.max(1e-9, ...units.activations.map(Math.abs));
+  let body = "";
+  units.activations.forEach((value, at) => {
+    const [x, y, back] = [16 + (at % 10) * 82, 44 + Math.floor(at / 10) * 42, changeColour(value / most, theme)];
+    body += `<rect x="${x}" y="${y}" width="78" height="20" rx="3" fill="${back}"/>`;
+    body += text(x + 39, y + 14, cut(units.labels[at], 10), inkOn(back), 'text-anchor="middle"');
+    body += text(x + 39, y + 33, number(value, 2), MUTE[theme], 'text-anchor="middle" font-size="11"');
+  });
+  const name = `${say(units.stack)}, ${say("layer")} ${units.layer}, ${say("unit")} ${units.unit}`;
+  return frame(840, 60 + Math.ceil(units.activations.length / 10) * 42, name, theme, body);
+}
+
+/** A vector as a row of small squares, as the page shows it. */
+function strip(x: number, y: number, width: number, values: ArrayLike<number>, most: number, theme: Theme): string {
+  const sheet = { values: new Float32Array(values.length), rows: 1, columns: values.length };
+  const image = changePixels(sheet, { ...sheet, values }, most, palette("changes", theme));
+  return `<image x="${x}" y="${y}" width="${width}" height="13" preserveAspectRatio="none" image-rendering="pixelated" href="${dataUrl(image)}"/>`;
+}
+
+/** One query stage by stage, the 60 keys with the largest weights. */
 function drawSteps(explorer: Explorer, theme: Theme): Figure | null {
-  const { steps, columns } = explorer;
-  if (!steps) return null;
-  const get = (name: string) => steps.blocks.get(name)!.values;
-  const [scores, scaled, masked, weights] = ["scores", "scaled", "masked", "weights"].map(get);
+  const { steps, columns, part, rows } = explorer;
+  if (!steps || !part) return null;
+  const stages = new Stages(steps);
+  const { scores, scaled, masked, weights, dotted, largestProduct, largestValue } = stages;
+  const query = rows[explorer.selected[spaceOf(part.rows)]] ?? "";
   const keys = Array.from(weights, (_, key) => key).sort((one, other) => weights[other] - weights[one]);
   const shown = keys.slice(0, 60).sort((one, other) => one - other);
-  const [top, high] = [74, 24];
+  const [top, high] = [104, 24];
   const end = 'text-anchor="end"';
-  let body = ["q · k", `× ${number(steps.scale)}`, say("stepMasked"), say("stepWeights")]
-    .map((label, at) => text([240, 330, 420, 450][at], top - 14, label, MUTE[theme], at < 3 ? end : ""))
+  let body = text(16, 50, say("stepQ", query), INK[theme]) + strip(150, 40, 130, stages.q, peak(stages.q), theme);
+  body += [dotted ? say("stepProduct") : "", "q · k", `× ${number(steps.scale)}`, say("stepMasked"), say("stepWeights"), say("stepValues")]
+    .map((label, at) => text([150, 370, 450, 530, 550, 810][at], top - 14, label, MUTE[theme], at > 0 && at < 4 ? end : ""))
     .join("");
   shown.forEach((key, row) => {
     const y = top + row * high + 8;
     body += text(16, y, cut(columns[key] ?? ""), INK[theme]);
-    [scores, scaled, masked].forEach((values, at) => (body += text(240 + 90 * at, y, number(values[key], 2), INK[theme], end)));
-    body += `<rect x="450" y="${y - 10}" width="${(200 * weights[key]).toFixed(1)}" height="13" rx="2" fill="${weightColour(0.8, theme)}"/>`;
-    body += text(710, y, weights[key].toFixed(3), INK[theme], end);
+    if (dotted) body += strip(150, y - 10, 130, stages.product(key), largestProduct, theme);
+    [scores, scaled, masked].forEach((values, at) => (body += text(370 + 80 * at, y, number(values[key], 2), INK[theme], end)));
+    body += `<rect x="550" y="${y - 10}" width="${(190 * weights[key]).toFixed(1)}" height="13" rx="2" fill="${weightColour(0.8, theme)}"/>`;
+    body += text(790, y, weights[key].toFixed(3), INK[theme], end);
+    body += strip(810, y - 10, 130, stages.weighted(key, weights[key]), largestValue, theme);
   });
-  return frame(740, top + shown.length * high + 16, title(explorer), theme, body);
+  const bottom = top + shown.length * high + 14;
+  body += text(790, bottom, say("stepSum"), MUTE[theme], end) + strip(810, bottom - 10, 130, stages.output, largestValue, theme);
+  return frame(960, bottom + 20, `${title(explorer)} · ${say("query")}: ${query}`, theme, body);
 }
 
 /** The image as it is on the page, its patches dimmed. */
@@ -96,7 +202,8 @@ function drawImage(explorer: Explorer, theme: Theme): Figure | null {
   const canvas = document.querySelector<HTMLCanvasElement>("#view canvas");
   if (!canvas) return null;
   const high = Math.round((480 * canvas.height) / canvas.width);
-  const label = explorer.query === null ? "" : (explorer.rows[explorer.query] ?? "");
+  const { part, rows } = explorer;
+  const label = part ? `${say("query")}: ${rows[explorer.query ?? explorer.selected[spaceOf(part.rows)]] ?? ""}` : "";
   const body =
     `<image x="16" y="40" width="480" height="${high}" href="${canvas.toDataURL("image/png")}"/>` +
     text(16, high + 62, label, INK[theme], 'font-size="14"');
@@ -137,14 +244,16 @@ function legend(x: number, y: number, from: number, to: number, colour: (fractio
 
 function title(explorer: Explorer): string {
   const { part, shown } = explorer;
-  return part && shown ? `${partTitle(part.part, shown.parts)} · ${headTitle(explorer)}` : "";
+  if (!part || !shown) return "";
+  const name = headTitle(explorer);
+  return name.startsWith(partTitle(part.part, shown.parts)) ? name : `${partTitle(part.part, shown.parts)} · ${name}`;
 }
 
 function drawLines(explorer: Explorer, theme: Theme): Figure | null {
   const { map, rows, columns, query } = explorer;
   if (!map) return null;
   const high = 22;
-  const [left, right, top] = [150, 470, 48];
+  const [left, right, top] = [150, 470, 60];
   const curve = linkHorizontal<unknown, [number, number]>();
   let body = "";
   for (let from = 0; from < map.rows; from++) {
@@ -161,6 +270,7 @@ function drawLines(explorer: Explorer, theme: Theme): Figure | null {
     const weight = query === null ? 0 : map.values[query * map.columns + at] / ONE;
     body += text(right, top + (at + 0.5) * high + 4, cut(label) + (weight >= 0.005 ? `  ${number(weight, 2)}` : ""), INK[theme]);
   });
+  if (query !== null) body += text(16, 42, `${say("query")}: ${rows[query] ?? ""}`, MUTE[theme]);
   return frame(right + 180, top + Math.max(map.rows, map.columns) * high + 20, title(explorer), theme, body);
 }
 
@@ -198,15 +308,15 @@ function drawPositions(explorer: Explorer, theme: Theme): Figure | null {
   const { map, part, columns } = explorer;
   if (!map || !part) return null;
   const cross = part.part === "cross";
-  const points = cross ? byKey(map) : byDistance(map, Math.min(40, map.columns - 1)).filter(([far]) => !part.causal || far <= 0);
-  const most = Math.max(1e-9, ...points.map(([, weight]) => weight));
+  const points = cross ? byKey(map) : byDistance(map, !part.causal || explorer.ask.changes.future);
+  const most = Math.max(1e-9, ...points.map((bin) => bin.weight));
   const [left, wide, base] = [56, 760 / points.length, 250];
   let body = text(left - 8, base - 190, number(most), MUTE[theme], 'text-anchor="end"');
-  points.forEach(([at, weight], index) => {
-    const high = (weight / most) * 200;
+  points.forEach((bin, index) => {
+    const high = (bin.weight / most) * 200;
     body += `<rect x="${(left + index * wide).toFixed(1)}" y="${(base - high).toFixed(1)}" width="${(wide * 0.84).toFixed(1)}" height="${high.toFixed(1)}" fill="${weightColour(0.8, theme)}"/>`;
-    const label = cross ? cut(columns[at] ?? "", 8) : String(at);
-    if (index % Math.ceil(points.length / 16) === 0) body += text(left + (index + 0.42) * wide, base + 18, label, MUTE[theme], 'text-anchor="middle"');
+    const label = cross ? cut(columns[bin.from] ?? "", 8) : binName(bin);
+    if (bin.from !== bin.to || index % Math.ceil(points.length / 16) === 0) body += text(left + (index + 0.42) * wide, base + 18, label, MUTE[theme], 'text-anchor="middle"');
   });
   return frame(860, 290, title(explorer), theme, body);
 }
@@ -220,7 +330,7 @@ function drawTree(explorer: Explorer, theme: Theme): Figure | null {
     const stroke = node.best ? weightColour(0.8, theme) : MUTE[theme];
     const opacity = node.kept || node.ended ? 0.8 : 0.25;
     body += `<path d="${curve({ source: [node.fromX, node.fromY], target: [node.x - 4, node.y] })}" fill="none" stroke="${stroke}" stroke-opacity="${opacity}" stroke-width="${(0.8 + 4 * node.probability).toFixed(2)}"/>`;
-    body += text(node.x, node.y + 4, `${cut(node.token, 9)} ${node.probability.toFixed(2)}`, node.best ? weightColour(0.8, theme) : INK[theme], `opacity="${opacity + 0.2}"`);
+    body += text(node.x, node.y + 4, `${node.token} ${node.probability.toFixed(2)}`, node.best ? weightColour(0.8, theme) : node.kept || node.ended ? INK[theme] : MUTE[theme]);
   }
   return frame(drawn.width + 32, drawn.height + 60, explorer.ask.text.slice(0, 90), theme, `${body}</g>`);
 }

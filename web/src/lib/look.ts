@@ -46,10 +46,11 @@ export interface Told {
 }
 
 export interface Output {
-  kind: "next" | "target" | "masked" | "tags" | "classes" | "vector";
+  kind: "next" | "target" | "masked" | "tags" | "classes" | "vector" | "values";
   before: Told;
   after: Told;
   positions: Position[];
+  values?: { before: number[][]; after: number[][] }; // kind "values": the numbers of each step
   apart: number[]; // kind "vector": 1 - cosine similarity of every state and the original one
 }
 
@@ -76,7 +77,16 @@ export interface Header {
   output: Output;
   grid: Grid | null;
   size: number | null; // pixels per side of an image
+  mask: string | null; // how a masked token is typed
+  unlike: Unlike[]; // how the input differs from the training data
   arrays: Stored[];
+}
+
+/** "unknown": pieces without a token; "script" and "fertility": the input's, and that of the training data. */
+export interface Unlike {
+  kind: "unknown" | "script" | "fertility";
+  what: string;
+  trained?: string;
 }
 
 export interface Block {
@@ -92,6 +102,7 @@ export interface Look extends Header {
 /** The request that determines a response; views and pins do not. */
 export interface Question {
   run: string;
+  step: number | null; // of a snapshot
   text: string;
   target: string | null;
   image: string | null;

@@ -1,9 +1,20 @@
 /* Export: the view as SVG or PNG, its values as JSON. */
 
-import { ONE } from "./look";
+import { ONE, spaceOf, type HeadMap } from "./look";
 import { compact, toLink, type View } from "./ask";
 import type { Explorer } from "./explorer.svelte";
+import { exported } from "./analysis.svelte";
 import { draw } from "./figure";
+import { generation } from "./generation.svelte";
+
+/** The answers of the server that a view shows. */
+const ANSWERS: Partial<Record<View, string[]>> = {
+  lens: ["lens"],
+  attribution: ["attribution", "saliency", "scores"],
+  patching: ["patching", "patched"],
+  neurons: ["neurons"],
+  embeddings: ["neighbours"],
+};
 
 function download(content: Blob, name: string): void {
   const link = document.createElement("a");
@@ -37,14 +48,49 @@ export async function saveFigure(explorer: Explorer, view: View, kind: "svg" | "
   canvas.toBlob((png) => png && download(png, fileName(explorer, view, "png")), "image/png");
 }
 
-/** The data of the view: the request, the current map with its labels, and the output. */
+/** The page with its current state as one file. */
+export async function savePage(explorer: Explorer): Promise<void> {
+  const { standalonePage } = await import("./standalone");
+  const content = await standalonePage(explorer);
+  download(new Blob([content], { type: "text/html" }), fileName(explorer, explorer.ask.view, "html"));
+}
+
+/** Rows of weights as plain numbers. */
+function plain(map: HeadMap): number[][] {
+  const number = (value: number) => Number((value / ONE).toFixed(6));
+  return Array.from({ length: map.rows }, (_, row) =>
+    Array.from(map.values.subarray(row * map.columns, (row + 1) * map.columns), number),
+  );
+}
+
+/** All heads of the response; of a long text, which came as an overview, those that were opened. */
+function allMaps(explorer: Explorer): object[] {
+  const { shown } = explorer;
+  return (shown?.parts ?? []).map((part) => ({
+    part: part.part,
+    layer: part.layer,
+    rows: shown!.labels[part.rows],
+    columns: shown!.labels[part.columns],
+    heads: Array.from({ length: part.heads }, (_, head) => {
+      const map = explorer.mapOf(part, head);
+      return map && plain(map); // null: not loaded
+    }),
+  }));
+}
+
+/** The stages of the query that the view shows. */
+function stepsOf(explorer: Explorer): object | undefined {
+  const { steps, part, rows } = explorer;
+  if (explorer.ask.view !== "steps" || !steps || !part) return undefined;
+  const at = explorer.selected[spaceOf(part.rows)];
+  const stages = Object.fromEntries([...steps.blocks].map(([name, { values, shape }]) => [name, { shape, values: [...values] }]));
+  return { query: at, token: rows[at], scale: steps.scale, stages };
+}
+
+/** The data of the view: the request, the current map with its labels, all heads, and the output. */
 export function saveNumbers(explorer: Explorer): void {
   const { ask, part, head, map, rows, columns } = explorer;
-  const weights = map
-    ? Array.from({ length: map.rows }, (_, row) =>
-        Array.from(map.values.subarray(row * map.columns, (row + 1) * map.columns), (value) => Number((value / ONE).toFixed(6))),
-      )
-    : null;
+  const weights = map && plain(map);
   const content = {
     run: ask.run,
     text: ask.text,
@@ -52,8 +98,12 @@ export function saveNumbers(explorer: Explorer): void {
     changes: compact(ask.changes),
     link: toLink(ask),
     map: part && { part: part.part, layer: part.layer, head, rows, columns, weights },
+    maps: allMaps(explorer),
+    steps: stepsOf(explorer),
     output: (explorer.touched ? explorer.after : explorer.before)?.output ?? null,
     search: ask.view === "search" ? explorer.tree : undefined,
+    generation: ask.view === "generate" ? { sampling: ask.sampling, steps: generation.steps } : undefined,
+    analysis: Object.fromEntries((ANSWERS[ask.view] ?? []).map((name) => [name, exported.answers.get(name)])),
   };
   download(new Blob([JSON.stringify(content, null, 1)], { type: "application/json" }), fileName(explorer, "numbers", "json"));
 }

@@ -2,7 +2,7 @@
 
 import type { Part, PartName } from "./look";
 import type { Explorer } from "./explorer.svelte";
-import { say } from "./words.svelte";
+import { say, type Word } from "./words.svelte";
 
 /** A model with one stack has only self-attention. */
 export function partTitle(name: PartName, parts: Part[]): string {
@@ -14,11 +14,17 @@ export function partSentence(name: PartName, parts: Part[]): string {
   return say(({ encoder: "encoderLong", decoder: "decoderLong", cross: "crossLong" } as const)[name]);
 }
 
-/** The chosen head, or the mean of its layer. */
+/** The chosen head, or the mean of its layer; with its kind of attention where there are several. */
 export function headTitle(explorer: Explorer): string {
-  const { part, head } = explorer;
-  if (!part) return "";
-  return head === null ? say("meanName", part.layer, part.heads) : say("headName", part.layer, head);
+  const { part, head, shown } = explorer;
+  if (!part || !shown) return "";
+  const name = head === null ? say("meanName", part.layer, part.heads) : say("headName", part.layer, head);
+  return inPart(part.part, shown.parts, name);
+}
+
+/** A name within a kind of attention, where a model has several: "Cross: Layer 0, head 1". */
+export function inPart(name: PartName, parts: Part[], what: string): string {
+  return parts.every((part) => part.part === name) ? what : `${partTitle(name, parts)}: ${what}`;
 }
 
 /** A loss: small ones keep two digits. */
@@ -30,4 +36,21 @@ export function number(value: number, digits = 3): string {
   if (value === -Infinity) return "−∞";
   if (value > 0 && value < 0.5 * 10 ** -digits) return `<${(10 ** -digits).toFixed(digits)}`;
   return value.toFixed(digits).replace("-", "−");
+}
+
+const PATTERNS: Record<string, Word> = {
+  "previous token": "patternPrevious",
+  "next token": "patternNext",
+  self: "patternSelf",
+  "first token": "patternFirst",
+  "last token": "patternLast",
+  punctuation: "patternPunctuation",
+  alignment: "patternAlignment",
+  broad: "patternBroad",
+  mixed: "patternMixed",
+};
+
+/** What a head attends to, as `regard heads` names it. */
+export function patternTitle(pattern: string): string {
+  return pattern in PATTERNS ? say(PATTERNS[pattern]) : say("patternOffset", pattern.replace(" tokens", "").replace("-", "−"));
 }

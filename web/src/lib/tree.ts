@@ -1,8 +1,9 @@
-/* The layout of a search tree: a column per step, a row for each hypothesis of the step, kept ones at the top. */
+/* The layout of a search tree: a column per step, as wide as its widest label, and a row for each hypothesis of the step,
+   kept ones at the top. */
 
 import type { Tree, TreeNode } from "./server";
 
-const WIDE = 104; // pixels of a step
+const GAP = 40; // pixels between the label of a step and the next
 const HIGH = 24; // pixels of a row
 
 export interface Placed extends TreeNode {
@@ -21,22 +22,24 @@ export function place(tree: Tree): { nodes: Placed[]; width: number; height: num
     (steps[step] ??= []).push(node);
   }
   const placed = new Map<number, Placed>();
-  steps.forEach((nodes, step) => {
+  let x = 34;
+  for (const nodes of steps) {
     const dropped = (node: TreeNode) => Number(!node.kept && !node.ended);
     [...nodes]
       .sort((one, other) => dropped(one) - dropped(other) || other.total - one.total)
       .forEach((node, row) => {
         const parent = node.parent === null ? null : placed.get(node.parent)!;
         const [fromX, fromY] = parent ? [parent.x + labelWidth(parent), parent.y] : [4, HIGH / 2];
-        placed.set(node.id, { ...node, x: 34 + step * WIDE, y: (row + 0.5) * HIGH, fromX, fromY });
+        placed.set(node.id, { ...node, x, y: (row + 0.5) * HIGH, fromX, fromY });
       });
-  });
+    x += GAP + Math.max(...nodes.map(labelWidth));
+  }
   const tallest = Math.max(...steps.map((nodes) => nodes.length));
-  return { nodes: [...placed.values()], width: steps.length * WIDE + 40, height: tallest * HIGH };
+  return { nodes: [...placed.values()], width: x, height: tallest * HIGH };
 }
 
-/** About as wide as a token and its probability are drawn. */
+/** At least as wide as a token and its probability are drawn. */
 function labelWidth(node: TreeNode): number {
-  const letters = [...node.token].reduce((sum, letter) => sum + (letter.codePointAt(0)! > 0x2e80 ? 13 : 8), 0);
-  return Math.min(letters + 34, WIDE - 14);
+  const letters = [...node.token].reduce((sum, letter) => sum + (letter.codePointAt(0)! > 0x2e80 ? 14 : 8.4), 0);
+  return letters + 36;
 }

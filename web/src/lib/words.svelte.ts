@@ -7,9 +7,10 @@ export type Word = keyof typeof english;
 export const LANGUAGES = { en: english, ko: korean };
 export type Language = keyof typeof LANGUAGES;
 
+/** By the address (`regard --lang ko explore`), by an earlier choice on this page, or by the browser. */
 function first(): Language {
-  const kept = localStorage.getItem("regard.language");
-  if (kept === "en" || kept === "ko") return kept;
+  for (const one of [new URLSearchParams(location.search).get("lang"), localStorage.getItem("regard.language")])
+    if (one === "en" || one === "ko") return one;
   return navigator.language.startsWith("ko") ? "ko" : "en";
 }
 
@@ -23,6 +24,11 @@ export function setLanguage(next: Language): void {
   language = next;
   localStorage.setItem("regard.language", next);
   document.documentElement.lang = next;
+  const url = new URL(location.href);
+  if (url.searchParams.has("lang")) {
+    url.searchParams.delete("lang"); // the choice on the page counts from now on
+    history.replaceState(history.state, "", url);
+  }
 }
 
 /** A sentence in the reader's language, with {0}, {1}, … filled in. */

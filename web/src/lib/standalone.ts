@@ -1,0 +1,83 @@
+/* A page in one file: this page with the responses of its current state inside, for slides and blog posts.
+
+   It opens from disk and needs no server and no network. What it can still do is what was recorded: every view of the
+   current input, each head on or off, the steps of all queries of the current head, the snapshots of training. */
+
+import { compact, toLink } from "./ask";
+import type { Explorer } from "./explorer.svelte";
+import { spaceOf } from "./look";
+import * as server from "./server";
+import { record } from "./tape";
+
+const MOST = 12_000_000; // characters of recorded responses
+
+function escape(text: string): string {
+  return text.replace(/</g, "\\u003c"); // no markup inside a script
+}
+
+async function tryTo(work: () => Promise<unknown>): Promise<void> {
+  try {
+    await work();
+  } catch (error) {
+    if (!(error instanceof server.Refused)) throw error; // a view that this model does not have
+  }
+}
+
+/** Request what the saved page will ask for, the most important first. */
+async function rehearse(explorer: Explorer, full: () => boolean): Promise<void> {
+  const { ask, before, part, head, info } = explorer;
+  if (!before) return;
+  const plain = server.question(ask, false);
+  const changed = explorer.touched ? server.question(ask, true) : plain;
+  const once = async (work: () => Promise<unknown>) => (full() ? undefined : tryTo(work));
+  await server.runs();
+  await server.look(plain);
+  if (explorer.touched) await server.look(changed);
+  if (part && !part.whole) await once(() => server.maps({ ...changed, part: part.part, layer: part.layer, heads: [head ?? 0] }));
+  if (part && head !== null)
+    for (let query = 0; query < explorer.rows.length; query++)
+      await once(() => server.steps({ ...changed, part: part.part, layer: part.layer, head, query }));
+  const at = { source: explorer.selected.source, target: explorer.selected.target };
+  await once(() => server.flow({ ...changed, at: spaceOf(part?.rows ?? "source") === "source" && !before.labels.written ? { source: at.source } : at }));
+  if (before.output.kind === "target") await once(() => server.search({ ...changed, beam: ask.beam }));
+  await once(() => server.roles(plain));
+  for (const { part, layer } of before.parts) await once(() => server.off({ ...changed, part, layer }));
+  for (const { part, layer, heads } of before.parts)
+    for (let one = 0; one < heads; one++)
+      await once(() => server.look({ ...changed, changes: compact({ ...ask.changes, heads: [...ask.changes.heads, [part, layer, one]] }) }));
+  if (info?.snapshots.length) {
+    await once(() => server.training(ask.run));
+    const target = ask.target ?? before.output.before.generated;
+    for (const step of info.snapshots) await once(() => server.look({ ...plain, target, step }));
+  }
+}
+
+/** The saved page as a text. */
+export async function standalonePage(explorer: Explorer): Promise<string> {
+  const read = async (path: string) => {
+    const reply = await fetch(path);
+    if (!reply.ok) throw new server.Refused(`${path}: ${reply.status}`);
+    return reply.text();
+  };
+  const [script, style] = await Promise.all([read("standalone/page.js"), read("standalone/page.css")]);
+  const saved = await record(MOST, (full) => rehearse(explorer, full));
+  const state = { ...explorer.ask, tour: null };
+  return `<!doctype html>
+<html lang="${document.documentElement.lang}">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
+<title>${explorer.ask.run.replace(/[&<>]/g, "")} · Regard</title>
+<style>${style.replace(/<\//g, "<\\/")}</style>
+</head>
+<body>
+<div id="app"></div>
+<script type="application/json" id="regard-link">${escape(JSON.stringify(toLink(state)))}</script>
+<script type="application/json" id="regard-saved">${escape(JSON.stringify(saved))}</script>
+<script type="module">${script.replace(/<\/(script)/gi, "<\\/$1")}</script>
+</body>
+</html>
+`;
+}
