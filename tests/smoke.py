@@ -14,6 +14,9 @@ ROOT = Path(__file__).parent.parent
 def smoke_run(recipe: str, folder: Path, *options: str) -> dict[str, Any]:
     """Train it in `folder` on the CPU; the metrics of its sets."""
     assert main(["train", str(ROOT / recipe), "--smoke", "-o", str(folder), "--device", "cpu", *options]) == 0
+    if (examples := folder / "examples.json").exists():  # a task that corrupts its texts has no inputs of its own
+        inputs = json.loads(examples.read_text(encoding="utf-8"))["inputs"]
+        assert 0 < len(inputs) <= 6 and all({"text", "pixels", "values"} & one.keys() for one in inputs)
     return results(folder)
 
 

@@ -22,6 +22,7 @@ from regard.nn.trace import trace
 from regard.predict import Bundle, Translator
 from regard.predict.alignment import alignment_layer, link_words, pharaoh
 from regard.text.tokenizer import Tokenizer
+from variants import slow
 
 WORDS = [f"{a}{b}" for a in "bdgkmn" for b in ("a", "ee", "oo", "u")]  # 24 words, of one or more characters
 
@@ -46,7 +47,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[pytest.param("words", marks=pytest.mark.slow), "characters", "recurrent"])
+@pytest.fixture(scope="module", params=slow("characters", "words", "recurrent"))
 def reversing(request: Any, tmp_path_factory: pytest.TempPathFactory, once: Any) -> Translator:
     """A model that writes the words of a line backwards, in capitals."""
 

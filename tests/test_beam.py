@@ -20,6 +20,8 @@ from regard.predict import Hypothesis, SearchConfig
 from regard.predict.beam import beam, largest
 from test_decode import slow_greedy
 
+pytestmark = pytest.mark.grid
+
 BOS, EOS = 2, 3
 
 

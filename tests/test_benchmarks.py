@@ -75,6 +75,7 @@ def test_language_models_run_and_are_alike(monkeypatch: pytest.MonkeyPatch, tmp_
     assert all(tool["tokens_per_second"]["median"] > 0 for tool in row["tools"].values()) and len(row["profile"]) == 2
 
 
+@pytest.mark.slow
 def test_the_operations_of_gpt2_are_nanogpts() -> None:
     """Its N: every matrix, bias and norm of 12 blocks, the last norm, the table; then 12 · L · H · Q · T."""
     block = 12 * 768**2 + 13 * 768
@@ -112,6 +113,7 @@ def test_recall_models_see_as_far_back_as_they_say(kind: str) -> None:
     assert reach is None or seen[0] == 40 - reach
 
 
+@pytest.mark.slow
 def test_decoding_runs_and_the_tools_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result = run(decoding, monkeypatch, tmp_path / "out.json", "--repeats", "1")
     assert [row["search"] for row in result["rows"]] == ["greedy", "beam 5"]
@@ -252,6 +254,7 @@ def test_a_peer_gets_a_mask_in_any_case() -> None:
     assert isinstance(masked, PairBatch) and masked.source_is_real is not None and bool(masked.source_is_real.all())
 
 
+@pytest.mark.slow
 def test_two_versions_take_turns(tmp_path: Path) -> None:
     """A version beside itself: one row per measurement of ours, both with speeds above zero."""
     root, out = Path(versions.__file__).parent.parent, tmp_path / "versions.json"
@@ -271,6 +274,7 @@ def test_a_failing_version_is_reported(tmp_path: Path) -> None:
     assert outcome.returncode == 1 and "error: the benchmark ended with exit codes" in outcome.stderr
 
 
+@pytest.mark.slow
 def test_exported_models_are_measured_beside_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A language model with its text: the run, CTranslate2 and its int8, the ONNX formats left out."""
     pytest.importorskip("ctranslate2", reason="pip install 'regard[ctranslate2]'")

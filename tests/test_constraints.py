@@ -24,6 +24,8 @@ from regard.predict.ensemble import Ensemble
 from regard.text.tokenizer import Tokenizer
 from test_beam import BOS, EOS, log_probability, padded, penalty, recurrent, transformer, with_end
 
+pytestmark = pytest.mark.grid
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:

@@ -15,6 +15,8 @@ from regard.predict.continuous import ContinuousBatch
 from regard.predict.generator import Generator, Sample
 from regard.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.grid
+
 BYTES = Tokenizer.train(["To be, or not to be, that is the question.\n", "한국어 텍스트와 😀 이모지\n"], "byte")
 SHAPE = {"architecture": "decoder", "dim": 16, "layers": 2, "heads": 2, "ff_dim": 32, "norm_order": "pre"}
 PROMPTS = ["To be", "한국어", "q", "that is the question, or not", "😀 이모지", "be" * 30]

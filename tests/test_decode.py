@@ -22,6 +22,8 @@ from regard.predict import SearchConfig, Translator, greedy
 from regard.predict.bundle import Bundle
 from regard.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.grid
+
 BOS, EOS = 2, 3
 TINY = {"dim": 16, "layers": 2, "heads": 2, "ff_dim": 32, "vocab_size": 14, "max_length": 30}
 TINY |= {"norm_order": "pre", "tie_embeddings": False}
@@ -177,6 +179,7 @@ def test_blanks_between_words_do_not_matter_to_words(translator):
     assert len(set(translator.translate(["one two", " one  two ", "one\ttwo", "one two\r"]))) == 1
 
 
+@pytest.mark.slow
 def test_five_thousand_words_among_short_lines(translator):
     lines = ["one", " ".join(LINES * 400), "two"]
     assert len(lines[1].split()) > 5000

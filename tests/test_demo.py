@@ -28,7 +28,7 @@ from regard.text.tokenizer import Tokenizer
 SMALL = ["--set", "dim=16", "--set", "ff_dim=32", "--set", "layers=1", "--set", "heads=2"]
 OWN = {
     "recipe.toml", "source.json", "target.json", "data", "model.safetensors", "metrics.jsonl", "scores.json",
-    "summary.json", "predictions", "report.html", "checkpoints",
+    "summary.json", "examples.json", "predictions", "report.html", "checkpoints", "snapshots",
 }  # fmt: skip
 
 
@@ -305,6 +305,7 @@ def wait_for(path: Path, running: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
 def test_ctrl_c_saves_says_how_to_go_on_and_the_same_command_goes_on(tmp_path):
     folder = tmp_path / "a run"
@@ -354,3 +355,19 @@ def test_the_whole_demo_is_right_on_99_in_100_it_has_never_seen(tmp_path):
     figures = json.loads(done.stdout)
     assert figures["tested"] == 2000 and figures["exact_match"] >= 0.99
     assert figures["examples"]["Friday, August 15th, 1947"] == "1947년 8월 15일 금요일"
+
+
+def test_explore_opens_the_page_at_the_end(done, monkeypatch, capsys):
+    pytest.importorskip("fastapi")
+    opened = []
+    monkeypatch.setattr("regard.commands.demo.check_page", lambda: None)
+    monkeypatch.setattr("regard.commands.demo.open_page", lambda run, *rest, **options: opened.append((run, options)))
+    assert demo(done[0], "--steps", "3", "--explore") == 0
+    assert opened == [(str(done[0]), {"fragment": "tour=1"})] and "report:" in capsys.readouterr().out
+
+
+def test_without_a_page_explore_says_so_before_it_trains(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("fastapi")
+    monkeypatch.setattr("regard.page.PAGE", tmp_path / "page")
+    assert demo(tmp_path / "run", "--explore") == 2
+    assert "the page is not built" in capsys.readouterr().err and not (tmp_path / "run").exists()

@@ -238,6 +238,7 @@ def test_a_full_disk_on_one_ends_all_with_the_last_checkpoint_intact(folder, eng
     assert checkpoint.newest(place)[1] == []
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_started_again_and_the_run_ends_as_if_it_had_lived(folder, tmp_path):
     done = play(tmp_path, "killed", restarts=2)
     assert done.returncode == 0, done.stderr
@@ -263,6 +264,7 @@ def test_an_error_of_one_ends_all_with_one_message(tmp_path):
 # --- the command
 
 
+@pytest.mark.slow
 def test_the_same_command_under_torchrun(tmp_path, monkeypatch, capsys):
     write_corpus(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -272,7 +274,7 @@ def test_the_same_command_under_torchrun(tmp_path, monkeypatch, capsys):
     assert done.stdout.count("6 steps in") == 1 and "error" not in done.stderr
     assert {path.name for path in Path("run").iterdir()} == {
         "recipe.toml", "tokenizer.json", "data", "checkpoints", "metrics.jsonl", WEIGHTS, "scores.json", "summary.json",
-        "predictions", "report.html",
+        "predictions", "report.html", "examples.json",
     }  # fmt: skip
     for command in (["evaluate", "run", "--device", "cpu"], ["average", "run", "--last", "2"], ["resume", "run"]):
         assert main(command) == 0

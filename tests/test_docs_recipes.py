@@ -22,11 +22,13 @@ FEWER = ("train.steps=2", "model.layers=1", "train.batch_tokens=2048")
 def recipes() -> list[Any]:
     """The TOML blocks with a model and training data."""
     found = []
-    for page in sorted(DOCS.glob("*.md")):
+    for page in sorted(DOCS.glob("**/*.md")):
+        short = page.parent.name == "howto" or page.stem == "train"  # forms of the others
+        marks = [pytest.mark.slow] if short else []
         for number, block in enumerate(re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.S)):
             tables = tomllib.loads(block)
             if "data" in tables and "model" in tables:
-                found.append(pytest.param(block, id=f"{page.stem}-{number}"))
+                found.append(pytest.param(block, id=f"{page.stem}-{number}", marks=marks))
     return found
 
 

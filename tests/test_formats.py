@@ -21,6 +21,8 @@ from regard.data.pairs import PairData
 from regard.errors import UserError
 from regard.settings import from_dict, to_dict
 
+pytestmark = pytest.mark.grid
+
 zstandard = pytest.importorskip("zstandard")
 
 ROWS = [("고양이가 왔다", 'a cat, "came"'), ("뷁 | 개; 집", "a dog; here"), ("café\u2028über", "née 1|2")]

@@ -171,6 +171,7 @@ def test_a_run_says_how_long_it_takes(regard: Call) -> None:
     assert estimate["parameters"] > 0 and estimate["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_progress_is_shown_in_a_pipe(shop: Path) -> None:
     command = [sys.executable, "-m", "regard", "train", "mt.toml", "-o", "runs/piped", "--set", "train.steps=30"]
     done = subprocess.run(command, cwd=shop, capture_output=True, text=True, timeout=120)

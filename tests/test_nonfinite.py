@@ -14,6 +14,7 @@ from regard.training.history import read_metrics
 from regard.training.objective import target_states, translation
 from reversal import MODEL, TRAIN, assert_same, make_trainer
 from stopping import interrupt_at
+from variants import slow
 
 STILL = replace(MODEL, dropout=0.0, embed_dropout=0.0)
 
@@ -53,7 +54,7 @@ def test_or_ends_training_with_the_last_checkpoint_as_it_was(tmp_path):
     assert not (tmp_path / "checkpoints" / "step-00000004").exists()
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", *slow("fp16")])
 def test_half_precision_trains_on_a_cpu(tmp_path, precision):
     """The products are rounded, the weights stay float32, and the loss falls about as it does in float32."""
     config = replace(TRAIN, steps=150, log_every=10, label_smoothing=0.0)

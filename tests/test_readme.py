@@ -30,7 +30,14 @@ from regard.training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 READMES = ("README.md", "README.ko.md")
-PAGES = [*READMES, *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md"))]
+# English page: the same in Korean
+TRANSLATED = {
+    "README.md": "README.ko.md",
+    **{f"docs/{path.name}": f"docs/ko/{path.name}" for path in ROOT.glob("docs/ko/*.md")},
+}
+FOLDERS = ("docs", "docs/explanation", "docs/howto")
+PAGES = [*READMES, *sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md"))]
+ALL_PAGES = sorted({*PAGES, *TRANSLATED.values()})
 OPTIONAL = ("transformers", "pyarrow", "zstandard")
 
 
@@ -122,9 +129,26 @@ def test_the_quick_start_is_short():
     assert len(first.text.splitlines()) <= 10
 
 
-def test_both_readmes_show_the_same_code():
-    english, korean = ([(block.language, block.text) for block in split(page)[0]] for page in READMES)
+@pytest.mark.parametrize("page", TRANSLATED)
+def test_a_translated_page_shows_the_same_code(page):
+    english, korean = ([(block.language, block.text) for block in split(one)[0]] for one in (page, TRANSLATED[page]))
     assert english == korean
+
+
+def outline(page: str) -> list[object]:
+    """The levels of the headings, the shape of the tables with the code in their first column, and the pictures."""
+    found: list[object] = []
+    for line in split(page)[1].splitlines():
+        if match := re.match(r"#+ |!\[|\||<img|- ", line):
+            first = line.split("|")[1] if line.startswith("|") else ""
+            found.append((match[0].strip(), line.count("|"), re.findall(r"`[^`]+`", first)))
+    return found
+
+
+@pytest.mark.parametrize("page", TRANSLATED)
+def test_a_translated_page_has_the_same_parts(page):
+    """A section, a setting or a picture that was added to one of them is missing in the other."""
+    assert outline(TRANSLATED[page]) == outline(page)
 
 
 # --- commands
@@ -142,10 +166,11 @@ def command_lines(page: str) -> Iterator[tuple[str, str]]:
 
 
 def parse_command(where: str, words: list[str]) -> None:
-    name, *arguments = words
-    if name.startswith("--"):  # regard --help
-        cli.overview().parse_known_args([] if name in ("--help", "--version") else words)
+    at = cli.find_command(words)
+    cli.overview().parse_all([word for word in words[:at] if word not in ("--help", "--version")])
+    if at == len(words):  # regard --help
         return
+    name, *arguments = words[at:]
     assert name in cli.COMMANDS, f"{where}: there is no command {name!r}"
     parser = command_parser(name)
     if "--help" not in arguments:
@@ -207,7 +232,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_links_lead_somewhere(page):
     for target in targets(page):
         if target.startswith(("https://", "http://", "mailto:")):
@@ -220,7 +245,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_image_run_are_small_and_described():
-    for page in PAGES:
+    for page in ALL_PAGES:
         prose = split(page)[1]
         assert not re.search(r"!\[\s*\]\(", prose), f"{page}: a picture without words for those who cannot see it"
         for tag in re.findall(r"<img [^>]*>", prose):
@@ -231,10 +256,10 @@ def test_image_run_are_small_and_described():
 
 def test_every_page_is_in_the_index():
     index = set(targets("docs/README.md"))
-    assert {Path(page).name for page in PAGES if page.startswith("docs/")} - {"README.md"} <= index
+    assert {page.removeprefix("docs/") for page in ALL_PAGES if page.startswith("docs/")} - {"README.md"} <= index
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_modules_and_files_named_in_passing_exist(page):
     for span in re.findall(r"`([^`\n]+)`", split(page)[1]):
         if re.fullmatch(r"regard(\.[A-Za-z_]\w*)+", span):

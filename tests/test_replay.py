@@ -21,6 +21,9 @@ from regard.predict.recorded import TURN, FixedCache, together
 from regard.predict.replay import FixedSampler, FixedStep, reach
 from regard.predict.sampling import Uniform, sample_token
 from test_generate import BYTES, certain, make, uncached
+from variants import slow
+
+pytestmark = pytest.mark.grid
 
 SETTINGS = [
     {"top_k": 1},
@@ -45,7 +48,7 @@ def both(generator: Generator, prompt: str, config: SearchConfig, **settings) ->
 
 
 @pytest.mark.parametrize("changes", SETTINGS, ids=str)
-@pytest.mark.parametrize("position", ["rope", "learned", "t5", "relative", "sinusoidal"])
+@pytest.mark.parametrize("position", ["rope", "learned", *slow("t5", "relative", "sinusoidal")])
 def test_the_text_is_that_of_plain_steps(position, changes):
     generator = make(position=position)
     for prompt, overflow, limit in (("To be", "stop", 60), ("한", "slide", 100), ("x" * 32, "slide", 33)):

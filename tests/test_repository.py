@@ -28,7 +28,14 @@ def test_versions_agree():
 
 
 @pytest.mark.parametrize(
-    "name", [".github/workflows/test.yml", ".pre-commit-config.yaml", ".ci/run", "CONTRIBUTING.md"]
+    "name",
+    [
+        ".github/workflows/docs.yml",
+        ".github/workflows/test.yml",
+        ".pre-commit-config.yaml",
+        ".ci/run",
+        "CONTRIBUTING.md",
+    ],
 )
 def test_only_existing_make_targets_are_called(name):
     called = set(re.findall(r"(?:run:|entry:|exec|`|^\s*)\s*make ([a-z]+)", read(name), re.MULTILINE))

@@ -24,6 +24,8 @@ from regard.models.transformer import build
 from regard.text import Tokenizer, from_sentencepiece, load_tokenizer
 from regard.text.config import TextConfig
 
+pytestmark = pytest.mark.grid
+
 spm = pytest.importorskip("sentencepiece")
 
 SENTENCES = [

@@ -33,6 +33,7 @@ from regard.serve.guard import Guard, Keys, Rates
 from regard.serve.work import Admission, Batcher, Job, Overloaded
 from regard.text.tokenizer import Tokenizer
 from serving import Server, make_runs, serving
+from variants import slow
 
 KEY = "0123456789abcdef"
 
@@ -334,6 +335,7 @@ def test_a_search_that_nobody_waits_for_ends(runs: dict[str, Path]) -> None:
         assert server.post("/v1/translate", {"input": "cat", "max_length": 2})[0] == 200
 
 
+@pytest.mark.slow
 def test_searches_in_processes(runs: dict[str, Path]) -> None:
     """On several cores: outputs are those of the predictor, and a process that is killed or cancelled fails nothing."""
     torch.set_num_threads(2)
@@ -498,7 +500,7 @@ def test_admission_counts_tokens() -> None:
         admission.enter(1)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, *slow(2)])
 def test_the_command(runs: dict[str, Path], workers: int) -> None:
     """Ready, answers, and at SIGTERM finishes what is in progress and exits with 0."""
     command = [sys.executable, "-m", "regard", "serve", f"lm={runs['lm']}", "--port", "0", "--workers", str(workers)]

@@ -96,8 +96,8 @@ def fuzz_schema(server: Server, cases: int) -> Counter[int]:
 
 
 def test_requests_from_the_schema(server: Server) -> None:
-    statuses = fuzz_schema(server, 8)
-    assert statuses[200] > 30 and statuses[400] > 60 and max(statuses) < 500
+    statuses = fuzz_schema(server, 3)
+    assert statuses[200] > 10 and statuses[400] > 20 and max(statuses) < 500
 
 
 @pytest.mark.slow

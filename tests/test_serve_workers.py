@@ -88,6 +88,7 @@ def test_a_small_response_is_sent_at_once() -> None:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.mark.slow
 def test_no_request_gets_503_after_the_first_success(run: Path) -> None:
     """Connections go to either process: the second accepts them when both have loaded the models."""
     with command(run, wait=False) as (process, server):
@@ -141,6 +142,7 @@ def test_a_signal_under_load_finishes_what_was_accepted(run: Path) -> None:
         assert process.wait(timeout=30) == 0
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_supervisor(run: Path) -> None:
     with command(run) as (process, _):
         workers = children(process.pid)
@@ -156,6 +158,7 @@ def fail(settings: Settings, sock: Any, ready: Any) -> None:
     sys.exit(1)
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_at_once_does_not_spin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +178,7 @@ def test_a_worker_that_fails_at_once_does_not_spin(
     assert "ended with code 1; next start in 4 s" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_reloads_of_several_processes(tmp_path: Path) -> None:
     """Here the processes are objects of one: their files have other names."""
     loaded: dict[str, list[str]] = {"a": [], "b": []}

@@ -119,6 +119,7 @@ def test_as_many_seeds_as_needed_decide(rows):
     assert seeds_needed(Difference(0.5, 1), 1) is None and seeds_needed(Difference(0.0, 3, sd=1.0), 1) is None
 
 
+@pytest.mark.slow
 def test_false_positives_are_rarer_than_alpha():
     """Tables of five rows without any effect: at most one table in twenty makes any claim, not one row in twenty."""
     generator, tables, claims = np.random.default_rng(0), 200, 0

@@ -25,32 +25,36 @@ from regard.samples import HERE, sample_folder
 from regard.tasks.registry import task_of
 from regard.tasks.text_to_text import TextToText
 from smoke import ROOT, results, smoke_run
+from variants import slow
 
 CLASSIFIED, MASKED, DENOISED = 0.12, 0.25, 0.6  # margins: fraction correct, nats per token
 TRANSLATED, CHRF, FORESEEN = 0.5, 30, 0.25  # fraction correct, chrF, bits per character
 
 
-def slow(*names: str) -> list[object]:
-    """Variants of a recipe that is tested in every run of the tests."""
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
 TRANSLATIONS = [
-    "multi30k-en-de", "tatoeba-en-ko",
-    *slow("multi30k-en-de-best", "multi30k-en-de-fast", "multi30k-en-fr", "multi30k-raw-en-de"),
+    "multi30k-en-de",
+    *slow("tatoeba-en-ko", "multi30k-en-de-best", "multi30k-en-de-fast", "multi30k-en-fr", "multi30k-raw-en-de"),
 ]  # fmt: skip
 LANGUAGE = [
     "shakespeare-char",
-    *slow("shakespeare-16k", "shakespeare-char-best", "shakespeare-char-fast", "shakespeare-bpe", "gpt2-124m"),
+    *slow(
+        "shakespeare-16k",
+        "shakespeare-char-best",
+        "shakespeare-char-fast",
+        "shakespeare-bpe",
+        "gpt2-124m",
+        "english-small",
+    ),
 ]
 
 
-@pytest.mark.parametrize("name", ["nsmc", *slow("naver-sentiment")])
+@pytest.mark.parametrize("name", slow("nsmc", "naver-sentiment"))
 def test_reviews(name, tmp_path):
     test = smoke_run(f"recipes/{name}.toml", tmp_path / "run")["test"]
     assert test["accuracy"] > test["majority"] + CLASSIFIED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nsmc", *slow("naver")])
 def test_masked_reviews_and_a_classifier_that_starts_from_them(name, tmp_path):
     valid = smoke_run(f"recipes/{name}-masked.toml", tmp_path / "masked")["valid"]
@@ -61,6 +65,13 @@ def test_masked_reviews_and_a_classifier_that_starts_from_them(name, tmp_path):
     assert test["accuracy"] > test["majority"] + CLASSIFIED
 
 
+@pytest.mark.slow
+def test_the_small_korean_model(tmp_path):
+    valid = smoke_run("recipes/korean-small.toml", tmp_path / "run")["valid"]
+    assert valid["loss"] < valid["unigram_loss"] - MASKED
+
+
+@pytest.mark.slow
 def test_text_to_text(tmp_path):
     scores = smoke_run("recipes/text-to-text.toml", tmp_path / "run")
     months = Counter(line.split("\t")[2] for line in (HERE / "dates" / "test.tsv").read_text().splitlines()[1:])
@@ -69,6 +80,7 @@ def test_text_to_text(tmp_path):
     assert scores["sentiment.test"]["exact"] > 0.5 + CLASSIFIED
 
 
+@pytest.mark.slow
 def test_denoised_reviews(tmp_path):
     found = smoke_run("recipes/denoise.toml", tmp_path / "run")["reviews.valid"]
     run = TextToText(read_recipe(tmp_path / "run"), tmp_path / "run", torch.device("cpu"))

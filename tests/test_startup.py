@@ -19,6 +19,7 @@ from regard.models.folder import WithoutRandomWeights
 from regard.models.transformer import build
 from regard.start import TESTED, torch_version
 from regard.tasks.registry import PREDICTORS, TASKS, predictor_of, task_of
+from variants import slow
 
 # what takes long to import, and what a prediction has no use for
 UNUSED = (
@@ -149,7 +150,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("how", ["read", "compile"])
+@pytest.mark.parametrize("how", ["read", *slow("compile")])
 def test_deferred_modules_are_there_when_they_are_needed(how):
     done = subprocess.run([sys.executable, "-c", COMPILE, how], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

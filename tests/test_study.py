@@ -211,6 +211,7 @@ def test_interrupted_and_resumed_it_is_the_same(
     assert_same_weights(here / "study" / "runs" / "one" / "1", trained / "alone-1")
 
 
+@pytest.mark.slow
 def test_two_jobs_give_the_same_models(here: Path, trained: Path) -> None:
     row = ["--set-row", "one", "model.heads=1"]
     assert ablate("mine.toml", *SMALL, *row, "--seeds", "2", "--jobs", "2", "-o", "study") == 0

@@ -24,6 +24,7 @@ from regard.interop.check import TEXTS
 from regard.predict.beam import greedy
 from regard.predict.bundle import Bundle
 from test_onnx import save_run
+from variants import mostly_slow
 
 NODE = Path(__file__).parent / "node"
 CLASSES = {
@@ -57,7 +58,7 @@ def ours(bundle: Bundle, task: str, text: str, count: int) -> list[float]:
     return logits
 
 
-@pytest.mark.parametrize("task", CLASSES)
+@pytest.mark.parametrize("task", mostly_slow(CLASSES, ["language-modeling", "text-classification"]))
 def test_node_gives_the_same(once, tmp_path: Path, capsys, task: str):
     run = once(f"onnx-run-{task}", lambda folder: save_run(task, folder))
 

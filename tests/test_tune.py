@@ -246,6 +246,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_the_trial_of_a_killed_process_is_continued(whole, here, tmp_path):
     folder = tmp_path / "search"
     done = subprocess.run([sys.executable, "-c", KILLED, *command(folder)], capture_output=True, timeout=120)
@@ -276,6 +277,7 @@ def test_a_trial_that_ends_its_process_again_and_again_has_failed(here, tmp_path
     assert "its process ended 3 times" in trials(folder)[0]["reason"]
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_search(here, tmp_path, capsys):
     folder = tmp_path / "search"
     assert main(command(folder, "--jobs", "2", trials=5)) == 0

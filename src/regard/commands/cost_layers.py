@@ -121,6 +121,8 @@ def _measure(
                     measured[kind][n] = measure_layer(layer, batch, n, sizes.dim, device, dtype)
                 except torch.OutOfMemoryError:
                     refusal = "the memory of the device is exhausted"
+                except RuntimeError as error:  # as of cuDNN, whose recurrent layers have a longest sequence
+                    refusal = f"the device cannot: {str(error).partition(chr(10))[0]}"
                 paces[kind] = (time.perf_counter() - begin) / work
             if refusal:
                 active.remove(kind)
