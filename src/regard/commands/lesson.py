@@ -81,9 +81,9 @@ def _list(args: argparse.Namespace, language: str) -> None:
         }
         for one in lessons()
     ]
-    unit = "min" if language == "en" else "분"
+    unit = " min" if language == "en" else "분"
     rows = [
-        (str(one.number), one.title("en"), one.title("ko"), f"{one.minutes(language)} {unit}", one.topics(language))
+        (str(one.number), one.title("en"), one.title("ko"), f"{one.minutes(language)}{unit}", one.topics(language))
         for one in lessons()
     ]
     show(args.json, content, aligned(rows, right=(0, 3)))

@@ -20,11 +20,11 @@ from regard.messages import LANGUAGES, check_language, language
 FOLDER = Path(__file__).parent
 # What a lesson is about, in English and Korean.
 TOPICS = {
-    1: ("query, key and value; the formula by hand", "쿼리 · 키 · 값, 손으로 계산하는 공식"),
-    2: ("variance of q·k, softmax, gradients", "q·k의 분산, 소프트맥스, 기울기"),
+    1: ("query, key and value; the formula by hand", "쿼리 · 키 · 값, 손으로 계산하는 어텐션"),
+    2: ("variance of q·k, softmax, gradients", "q·k의 분산, 소프트맥스, 그래디언트"),
     3: ("causal, padding and window masks", "인과 · 패딩 · 윈도우 마스크"),
-    4: ("fused projections, shapes, parameters", "합친 투영, 텐서 모양, 파라미터 수"),
-    5: ("sinusoidal, learned, relative, RoPE, ALiBi", "사인 · 학습 · 상대 위치, RoPE, ALiBi"),
+    4: ("fused projections, shapes, parameters", "통합 투영, 텐서 모양, 파라미터 수"),
+    5: ("sinusoidal, learned, relative, RoPE, ALiBi", "사인파 · 학습형 · 상대 위치, RoPE, ALiBi"),
     6: ("residual connections, LayerNorm, feed-forward", "잔차 연결, LayerNorm, 피드포워드"),
     7: ("seq2seq, the bottleneck, additive attention", "seq2seq, 병목, 가산 어텐션"),
     8: ("teacher forcing, label smoothing, warm-up", "교사 강요, 레이블 스무딩, 웜업"),
