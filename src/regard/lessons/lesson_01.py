@@ -37,14 +37,14 @@ def softmax(answer: Callable[..., Any]) -> None:
         answer(scores),
         F.softmax(scores, dim=1),
         "Each row has to sum to 1: divide by the sum of the row (dim=1, keepdim=True).",
-        "행마다 합이 1이어야 합니다. 행의 합(dim=1, keepdim=True)으로 나누십시오.",
+        "행마다 합이 1이어야 합니다. 행의 합(dim=1, keepdim=True)으로 나누세요.",
     )
     large = torch.tensor([[1000.0, 999.0, 0.0], [-1000.0, -1001.0, -1002.0]])
     expect(
         answer(large),
         F.softmax(large, dim=1),
         "exp(1000) overflows, and exp(-1000) underflows to 0: subtract the largest score of each row first.",
-        "exp(1000)은 오버플로가, exp(-1000)은 언더플로가 됩니다. 먼저 행마다 가장 큰 점수를 빼십시오.",
+        "exp(1000)은 오버플로가, exp(-1000)은 언더플로가 됩니다. 먼저 행마다 가장 큰 점수를 빼세요.",
     )
 
 
@@ -53,7 +53,7 @@ def attention(answer: Callable[..., Any]) -> None:
     q, k, v = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5, 2)
     results = answer(q, k, v)
     if not isinstance(results, tuple) or len(results) != 2:
-        raise Hint("Return two tensors: (output, weights).", "텐서 두 개 (출력, 가중치)를 반환하십시오.")
+        raise Hint("Return two tensors: (output, weights).", "텐서 두 개 (출력, 가중치)를 반환하세요.")
     output, weights = results
     if torch.as_tensor(weights).shape != (3, 5):
         raise Hint(
@@ -106,5 +106,5 @@ def self_attention(answer: Callable[..., Any]) -> None:
                 result,
                 F.scaled_dot_product_attention(q[None], k[None], v[None])[0],
                 "Compute softmax(q kᵀ / √key_dim) v with the three layers: key_dim is 4 here, not dim = 6.",
-                "세 층으로 softmax(q kᵀ / √key_dim) v를 계산하십시오. 여기서 key_dim은 4이고, dim = 6이 아닙니다.",
+                "세 층으로 softmax(q kᵀ / √key_dim) v를 계산하세요. 여기서 key_dim은 4이고, dim = 6이 아닙니다.",
             )

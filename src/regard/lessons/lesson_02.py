@@ -22,7 +22,7 @@ def score_std(answer: Callable[..., Any]) -> None:
             f"For key_dim = {size}, q_std = {q_std}, k_std = {k_std} the standard deviation is about {measured:.2f}: "
             "variances of the products add up, so take the root of their sum at the end.",
             f"key_dim = {size}, q_std = {q_std}, k_std = {k_std}일 때 표준편차는 약 {measured:.2f}입니다. "
-            "더해지는 것은 분산이므로, 마지막에 그 합의 제곱근을 구하십시오.",
+            "더해지는 것은 분산이므로, 마지막에 그 합의 제곱근을 구하세요.",
             tolerance=0.05,
         )
 
@@ -35,7 +35,7 @@ def entropy(answer: Callable[..., Any]) -> None:
     if result.shape == by_hand.shape and torch.allclose(result, by_hand / math.log(2), atol=1e-4):
         raise Hint(
             "This is the entropy in bits: use the natural logarithm.",
-            "비트 단위의 엔트로피입니다. 자연로그를 쓰십시오.",
+            "비트 단위의 엔트로피입니다. 자연로그를 쓰세요.",
         )
     expect(
         result,
@@ -47,7 +47,7 @@ def entropy(answer: Callable[..., Any]) -> None:
         answer(torch.tensor([[1.0, 0.0, 0.0]])),
         [0.0],
         "A weight of 0 contributes 0, but 0 · ln 0 is NaN in floating point: see torch.xlogy.",
-        "가중치 0은 0을 더해야 하지만 부동소수점에서 0 · ln 0은 NaN입니다. torch.xlogy를 참고하십시오.",
+        "가중치 0은 0을 더해야 하지만 부동소수점에서 0 · ln 0은 NaN입니다. torch.xlogy를 참고하세요.",
         tolerance=1e-6,
     )
 

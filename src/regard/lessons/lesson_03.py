@@ -68,7 +68,7 @@ def masked_softmax(answer: Callable[..., Any]) -> None:
     if result.isnan().any():
         raise Hint(
             "A row without a True is NaN: the softmax of nothing but -inf. Replace such rows by zeros.",
-            "True가 없는 행이 NaN입니다. -inf만 있는 행의 소프트맥스이기 때문입니다. 그런 행은 0으로 바꾸십시오.",
+            "True가 없는 행이 NaN입니다. -inf만 있는 행의 소프트맥스이기 때문입니다. 그런 행은 0으로 바꾸세요.",
         )
     expect(
         result[1, :, 2],
@@ -81,7 +81,7 @@ def masked_softmax(answer: Callable[..., Any]) -> None:
         result.sum(dim=-1)[seen],
         torch.ones(int(seen.sum())),
         "Rows do not sum to 1: mask the scores before the softmax, not the weights after it.",
-        "행의 합이 1이 아닙니다. 소프트맥스 뒤의 가중치가 아니라 앞의 점수를 마스킹하십시오.",
+        "행의 합이 1이 아닙니다. 소프트맥스 뒤의 가중치가 아니라 앞의 점수를 마스킹하세요.",
     )
     expect(
         result,
@@ -128,12 +128,12 @@ def leaks(answer: Callable[..., Any]) -> None:
         (
             lambda x: attend(x, hole),
             "only the last token leaks here: change every future",
-            "마지막 토큰만 샙니다. 모든 미래를 바꾸어 보십시오",
+            "마지막 토큰만 샙니다. 모든 미래를 바꾸어 보세요",
         ),
         (
             lambda x: attend(x, early),
             "only row 0 leaks here: compare every past",
-            "0번 행만 샙니다. 모든 과거를 비교하십시오",
+            "0번 행만 샙니다. 모든 과거를 비교하세요",
         ),
         (after, "masking after the softmax leaks by the denominator", "소프트맥스 뒤의 마스킹은 분모로 샙니다"),
     )

@@ -30,7 +30,7 @@ def split_heads(answer: Callable[..., Any]) -> None:
         "Head 1 has to be the elements 4 to 7 of every word: view(B, T, H, D), then transpose(1, 2). A view "
         "straight to "
         "(B, H, T, D) mixes up words.",
-        "헤드 1은 모든 단어의 4~7번 원소여야 합니다. view(B, T, H, D) 다음에 transpose(1, 2)를 하십시오. "
+        "헤드 1은 모든 단어의 4~7번 원소여야 합니다. view(B, T, H, D) 다음에 transpose(1, 2)를 하세요. "
         "곧바로 (B, H, T, D)로 view하면 단어가 섞입니다.",
     )
 
@@ -48,7 +48,7 @@ def merge_heads(answer: Callable[..., Any]) -> None:
         result,
         torch.cat([x[:, head] for head in range(3)], dim=-1),
         "A word's vector has to be [head 0 | head 1 | head 2] of that word: transpose(1, 2) back before flattening.",
-        "단어 벡터는 그 단어의 [헤드 0 | 헤드 1 | 헤드 2]여야 합니다. 펼치기 전에 transpose(1, 2)로 되돌리십시오.",
+        "단어 벡터는 그 단어의 [헤드 0 | 헤드 1 | 헤드 2]여야 합니다. 펼치기 전에 transpose(1, 2)로 되돌리세요.",
     )
 
 
@@ -97,7 +97,7 @@ def gpt2_attention(answer: Callable[..., Any]) -> None:
         )
     if torch.allclose(result, everything, atol=1e-4):
         raise Hint(
-            "GPT-2's attention is causal: mask the future.", "GPT-2의 어텐션은 인과적입니다. 미래를 마스킹하십시오."
+            "GPT-2's attention is causal: mask the future.", "GPT-2의 어텐션은 인과적입니다. 미래를 마스킹하세요."
         )
     expect(
         result,
@@ -106,7 +106,7 @@ def gpt2_attention(answer: Callable[..., Any]) -> None:
         "order of the transposes.",
         "c_attn의 결과는 [q | k | v]이고, 그 안에 헤드들이 나란히 있습니다. 스케일 √(C / heads), 두 편향, "
         "transpose의 순서를 "
-        "확인하십시오.",
+        "확인하세요.",
     )
 
 
@@ -120,7 +120,7 @@ def cross_attention(answer: Callable[..., Any]) -> None:
         exact, exact_weights = theirs(x, memory, memory, average_attn_weights=False)
         results = answer(x, memory, w_q, w_k, w_v, w_o, 3)
     if not isinstance(results, tuple) or len(results) != 2:
-        raise Hint("Return two tensors: (output, weights).", "텐서 두 개 (출력, 가중치)를 반환하십시오.")
+        raise Hint("Return two tensors: (output, weights).", "텐서 두 개 (출력, 가중치)를 반환하세요.")
     output, weights = results
     if weights.shape != (2, 3, 4, 7):
         raise Hint(
@@ -142,5 +142,5 @@ def cross_attention(answer: Callable[..., Any]) -> None:
         output,
         exact,
         "The weights are correct, the output is not: merge the heads and multiply by w_o.",
-        "가중치는 맞지만 출력이 다릅니다. 헤드를 합친 뒤 w_o를 곱하십시오.",
+        "가중치는 맞지만 출력이 다릅니다. 헤드를 합친 뒤 w_o를 곱하세요.",
     )

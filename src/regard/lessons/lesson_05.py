@@ -102,7 +102,7 @@ def is_order_blind(answer: Callable[..., Any]) -> None:
          "위치를 더하면 순서를 압니다"),
         (causal, False, "a causal mask knows the order", "인과 마스크는 순서를 압니다"),
         (last_only, False, "here only the last row knows its position: try several orders, and compare all rows",
-         "마지막 행만 위치를 압니다. 여러 순서를 시험하고 모든 행을 비교하십시오"),
+         "마지막 행만 위치를 압니다. 여러 순서를 시험하고 모든 행을 비교하세요"),
     )  # fmt: skip
     for f, truth, en, ko in cases:
         for _ in range(5):

@@ -27,19 +27,19 @@ def layer_norm(answer: Callable[..., Any]) -> None:
         plain,
         F.layer_norm(x, (4,)),
         "Each word has mean 0 and variance 1 afterwards: take both over the last axis, with keepdim=True.",
-        "결과는 단어마다 평균 0, 분산 1입니다. 둘 다 마지막 축에 대해 keepdim=True로 구하십시오.",
+        "결과는 단어마다 평균 0, 분산 1입니다. 둘 다 마지막 축에 대해 keepdim=True로 구하세요.",
     )
     expect(
         answer(x, gain, bias),
         F.layer_norm(x, (4,), gain, bias),
         "Multiply by the gain, then add the bias.",
-        "gain을 곱한 다음 bias를 더하십시오.",
+        "gain을 곱한 다음 bias를 더하세요.",
     )
     expect(
         answer(torch.zeros(1, 4), one, zero),
         torch.zeros(1, 4),
         "A constant vector has variance 0: eps must be inside of the root, so that nothing is divided by 0.",
-        "모든 원소가 같으면 분산이 0입니다. 0으로 나누지 않도록 eps를 제곱근 안에 더하십시오.",
+        "모든 원소가 같으면 분산이 0입니다. 0으로 나누지 않도록 eps를 제곱근 안에 더하세요.",
     )
     small = 1e-3 * x
     expect(

@@ -65,7 +65,7 @@ def run_rnn(answer: Callable[..., Any]) -> None:
     result = torch.as_tensor(answer(x, w, u, b))
     if result.shape == exact[-1].shape and torch.allclose(result, exact[-1], atol=1e-4):
         raise Hint(
-            "Return all n states, not only the last one.", "마지막 상태만이 아니라 n개의 상태를 모두 반환하십시오."
+            "Return all n states, not only the last one.", "마지막 상태만이 아니라 n개의 상태를 모두 반환하세요."
         )
     alone = torch.tanh(x @ u.T + b)
     if result.shape == alone.shape and torch.allclose(result, alone, atol=1e-4):
@@ -77,7 +77,7 @@ def run_rnn(answer: Callable[..., Any]) -> None:
         result,
         exact,
         "Start with h = 0 and apply tanh(W h + U x_t + b) word by word; the new h is the next step's old one.",
-        "h = 0에서 시작하여 단어마다 tanh(W h + U x_t + b)를 적용하십시오. 새 h가 다음 단계의 이전 h입니다.",
+        "h = 0에서 시작하여 단어마다 tanh(W h + U x_t + b)를 적용하세요. 새 h가 다음 단계의 이전 h입니다.",
     )
 
 

@@ -84,7 +84,7 @@ def cached_step(answer: Callable[..., Any]) -> None:
         if cache.get("k") is None or cache["k"].shape[2] != step + 1:
             raise Hint(
                 f"After step {step} the cache must have {step + 1} keys along dimension 2: append, do not replace.",
-                f"{step}번째 스텝 뒤에는 캐시의 2번 차원에 키가 {step + 1}개 있어야 합니다. 바꾸지 말고 덧붙이십시오.",
+                f"{step}번째 스텝 뒤에는 캐시의 2번 차원에 키가 {step + 1}개 있어야 합니다. 바꾸지 말고 덧붙이세요.",
             )
         expect(
             output,

@@ -56,7 +56,7 @@ def greedy(answer: Callable[..., Any]) -> None:
     if EOS in result:
         raise Hint(
             "The result is without eos: stop before you append it.",
-            "결과에는 eos가 없어야 합니다. 덧붙이기 전에 멈추십시오.",
+            "결과에는 eos가 없어야 합니다. 덧붙이기 전에 멈추세요.",
         )
     expect(
         result,
@@ -80,7 +80,7 @@ def top_p(answer: Callable[..., Any]) -> None:
     if result.shape == (4,) and abs(float(result.sum()) - 1) > 1e-4:
         raise Hint(
             f"The result sums to {float(result.sum()):.2f}: normalise after cutting.",
-            f"결과의 합이 {float(result.sum()):.2f}입니다. 자른 다음 다시 정규화하십시오.",
+            f"결과의 합이 {float(result.sum()):.2f}입니다. 자른 다음 다시 정규화하세요.",
         )
     expect(
         result,
@@ -102,13 +102,13 @@ def top_p(answer: Callable[..., Any]) -> None:
 def beam_search(answer: Callable[..., Any]) -> None:
     result = [int(token) for token in answer(following, 2, EOS, 6)]
     if EOS in result:
-        raise Hint("Return the hypothesis without eos.", "가설에서 eos를 빼고 반환하십시오.")
+        raise Hint("Return the hypothesis without eos.", "가설에서 eos를 빼고 반환하세요.")
     if result[:1] == [1]:
         raise Hint(
             "With a beam of 2 the best sentence begins with token 2; yours begins as greedy search does. Rank the "
             "extensions of all hypotheses together, by their total log-probability.",
             "빔이 2이면 가장 좋은 문장은 토큰 2로 시작하지만, 결과는 그리디 탐색처럼 시작합니다. 모든 가설의 확장을 "
-            "한꺼번에 로그 확률의 합으로 정렬하십시오.",
+            "한꺼번에 로그 확률의 합으로 정렬하세요.",
         )
     every = (list(one) for size in range(4) for one in itertools.product((1, 2, 3), repeat=size))
     best = max(every, key=lambda tokens: total([*tokens, EOS]))

@@ -59,7 +59,7 @@ def replace_chosen(answer: Callable[..., Any]) -> None:
     if not torch.equal(ids, before):
         raise Hint(
             "The original ids were changed, but they are the labels: work on a copy.",
-            "원래 ids가 바뀌었습니다. ids는 레이블이므로 복사본을 바꾸십시오.",
+            "원래 ids가 바뀌었습니다. ids는 레이블이므로 복사본을 바꾸세요.",
         )
     if result.shape == ids.shape and result[0, 3:].tolist() != [8, 9]:
         raise Hint("Tokens that were not chosen stay as they are.", "고르지 않은 토큰은 그대로 두어야 합니다.")

@@ -27,7 +27,7 @@ def to_patches(answer: Callable[..., Any]) -> None:
     if result.shape == exact.shape and torch.allclose(result, images.reshape(exact.shape)):
         raise Hint(
             "A plain reshape cuts rows of pixels, not squares: separate the rows of patches first, then permute.",
-            "reshape만 하면 정사각형이 아니라 픽셀의 줄을 자릅니다. 축을 나눈 뒤 permute하십시오.",
+            "reshape만 하면 정사각형이 아니라 픽셀의 줄을 자릅니다. 축을 나눈 뒤 permute하세요.",
         )
     expect(
         result,

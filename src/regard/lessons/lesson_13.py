@@ -19,7 +19,7 @@ def entropy(answer: Callable[..., Any]) -> None:
     if not bool(torch.isfinite(result).all()):
         raise Hint(
             "A weight of 0 gives 0 · log 0 = NaN: clamp the weights before the logarithm.",
-            "가중치가 0이면 0 · log 0 = NaN이 됩니다. 로그를 취하기 전에 하한을 두십시오.",
+            "가중치가 0이면 0 · log 0 = NaN이 됩니다. 로그를 취하기 전에 하한을 두세요.",
         )
     expect(
         result,
@@ -38,7 +38,7 @@ def previous_score(answer: Callable[..., Any]) -> None:
     if result.shape == (2,) and torch.allclose(result, expected * 4 / 5):
         raise Hint(
             "The first query has no token before it: divide by N - 1 queries, not by N.",
-            "첫 쿼리에는 앞 토큰이 없습니다. N이 아니라 N - 1개의 쿼리로 나누십시오.",
+            "첫 쿼리에는 앞 토큰이 없습니다. N이 아니라 N - 1개의 쿼리로 나누세요.",
         )
     expect(
         result,
