@@ -19,7 +19,7 @@ def weighted_mean(answer: Callable[..., Any]) -> None:
         raise Hint(
             f"The result has shape {tuple(result.shape)} instead of (3,): sum over the vectors, not over their "
             "elements.",
-            f"결과의 크기가 (3,)이 아니라 {tuple(result.shape)}입니다. 벡터의 원소가 아니라 벡터들을 더해야 합니다.",
+            f"결과의 모양이 (3,)이 아니라 {tuple(result.shape)}입니다. 벡터의 원소가 아니라 벡터들을 더해야 합니다.",
         )
     mean = sum(weight * value for weight, value in zip(weights, values, strict=True))
     expect(
@@ -58,7 +58,7 @@ def attention(answer: Callable[..., Any]) -> None:
     if torch.as_tensor(weights).shape != (3, 5):
         raise Hint(
             "The weights have one row per query and one column per key: [3, 5] here. Did you transpose k?",
-            "가중치는 쿼리마다 한 행, 키마다 한 열입니다. 여기서는 [3, 5]입니다. k를 전치했습니까?",
+            "가중치는 쿼리마다 한 행, 키마다 한 열입니다. 여기서는 [3, 5]입니다. k를 전치했는지 확인하세요.",
         )
     expect(
         weights.sum(dim=1),
@@ -70,7 +70,7 @@ def attention(answer: Callable[..., Any]) -> None:
         weights,
         F.softmax(torch.einsum("nd,md->nm", q, k) / 2.0, dim=1),
         "The scores have to be divided by the root of d_k, the size of a key: here √4 = 2.",
-        "점수를 키의 크기 d_k의 제곱근으로 나누어야 합니다. 여기서는 √4 = 2입니다.",
+        "점수를 키의 차원 d_k의 제곱근으로 나누어야 합니다. 여기서는 √4 = 2입니다.",
     )
     expect(
         output,
@@ -100,11 +100,11 @@ def self_attention(answer: Callable[..., Any]) -> None:
             if (result := layer(x)).shape != (5, 3):
                 raise Hint(
                     f"The output has shape {tuple(result.shape)} instead of [n, value_dim] = (5, 3).",
-                    f"출력의 크기가 [n, value_dim] = (5, 3)이 아니라 {tuple(result.shape)}입니다.",
+                    f"출력의 모양이 [n, value_dim] = (5, 3)이 아니라 {tuple(result.shape)}입니다.",
                 )
             expect(
                 result,
                 F.scaled_dot_product_attention(q[None], k[None], v[None])[0],
                 "Compute softmax(q kᵀ / √key_dim) v with the three layers: key_dim is 4 here, not dim = 6.",
-                "세 층으로 softmax(q kᵀ / √key_dim) v를 계산하세요. 여기서 key_dim은 4이고, dim = 6이 아닙니다.",
+                "세 레이어로 softmax(q kᵀ / √key_dim) v를 계산하세요. 여기서 key_dim은 4이고, dim = 6이 아닙니다.",
             )

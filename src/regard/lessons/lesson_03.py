@@ -46,7 +46,7 @@ def padding_mask(answer: Callable[..., Any]) -> None:
     if mask.shape != (2, 1, 1, 4):
         raise Hint(
             f"The shape is {tuple(mask.shape)} instead of [batch, 1, 1, n] = (2, 1, 1, 4): the last axis is the keys.",
-            f"크기가 [배치, 1, 1, n] = (2, 1, 1, 4)가 아니라 {tuple(mask.shape)}입니다. 마지막 축이 키입니다.",
+            f"모양이 [배치, 1, 1, n] = (2, 1, 1, 4)가 아니라 {tuple(mask.shape)}입니다. 마지막 축이 키입니다.",
         )
     if torch.equal(mask[:, 0, 0], ~exact):
         raise Hint("True means a real token, False padding.", "True가 실제 토큰, False가 패딩입니다.")

@@ -21,7 +21,7 @@ def split_heads(answer: Callable[..., Any]) -> None:
         raise Hint(
             f"The shape is {tuple(result.shape)} instead of [B, H, T, D] = (2, 3, 5, 4): the heads come before "
             "the words.",
-            f"크기가 [B, H, T, D] = (2, 3, 5, 4)가 아니라 {tuple(result.shape)}입니다. 헤드 축이 단어 축보다 "
+            f"모양이 [B, H, T, D] = (2, 3, 5, 4)가 아니라 {tuple(result.shape)}입니다. 헤드 축이 단어 축보다 "
             "앞에 옵니다.",
         )
     expect(
@@ -42,7 +42,7 @@ def merge_heads(answer: Callable[..., Any]) -> None:
     if result.shape != (2, 5, 12):
         raise Hint(
             f"The shape is {tuple(result.shape)} instead of [B, T, H · D] = (2, 5, 12).",
-            f"크기가 [B, T, H · D] = (2, 5, 12)가 아니라 {tuple(result.shape)}입니다.",
+            f"모양이 [B, T, H · D] = (2, 5, 12)가 아니라 {tuple(result.shape)}입니다.",
         )
     expect(
         result,
@@ -93,7 +93,7 @@ def gpt2_attention(answer: Callable[..., Any]) -> None:
     if result.shape != x.shape:
         raise Hint(
             f"The output has shape {tuple(result.shape)} instead of that of x, {tuple(x.shape)}.",
-            f"출력의 크기가 x와 같은 {tuple(x.shape)}이 아니라 {tuple(result.shape)}입니다.",
+            f"출력의 모양이 x와 같은 {tuple(x.shape)}이 아니라 {tuple(result.shape)}입니다.",
         )
     if torch.allclose(result, everything, atol=1e-4):
         raise Hint(
@@ -127,7 +127,7 @@ def cross_attention(answer: Callable[..., Any]) -> None:
             f"The weights have shape {tuple(weights.shape)} instead of [B, H, T, S] = (2, 3, 4, 7): queries come "
             "from x, "
             "keys and values from memory.",
-            f"가중치의 크기가 [B, H, T, S] = (2, 3, 4, 7)이 아니라 {tuple(weights.shape)}입니다. 쿼리는 x에서, "
+            f"가중치의 모양이 [B, H, T, S] = (2, 3, 4, 7)이 아니라 {tuple(weights.shape)}입니다. 쿼리는 x에서, "
             "키와 값은 "
             "memory에서 옵니다.",
         )
@@ -136,7 +136,7 @@ def cross_attention(answer: Callable[..., Any]) -> None:
         exact_weights,
         "The weights differ: queries are x @ w_q, keys memory @ w_k, and the scale is √(C / heads), the size of "
         "a head.",
-        "가중치가 다릅니다. 쿼리는 x @ w_q, 키는 memory @ w_k이고, 스케일은 헤드 크기의 제곱근 √(C / heads)입니다.",
+        "가중치가 다릅니다. 쿼리는 x @ w_q, 키는 memory @ w_k이고, 스케일은 헤드 차원의 제곱근 √(C / heads)입니다.",
     )
     expect(
         output,

@@ -20,7 +20,7 @@ def sinusoidal(answer: Callable[..., Any]) -> None:
     if table.shape != (50, 8):
         raise Hint(
             f"The shape is {tuple(table.shape)} instead of (50, 8).",
-            f"크기가 (50, 8)이 아니라 {tuple(table.shape)}입니다.",
+            f"모양이 (50, 8)이 아니라 {tuple(table.shape)}입니다.",
         )
     if torch.allclose(table.double(), torch.cat((exact[:, 0::2], exact[:, 1::2]), dim=1), atol=1e-4):
         raise Hint(
@@ -65,7 +65,7 @@ def rope(answer: Callable[..., Any]) -> None:
     x, positions = torch.randn(5, 8), torch.tensor([0, 1, 2, 7, 30])
     result = torch.as_tensor(answer(x, positions))
     if result.shape != x.shape:
-        raise Hint("The result has the shape of x.", "결과의 크기는 x와 같습니다.")
+        raise Hint("The result has the shape of x.", "결과의 모양은 x와 같습니다.")
     expect(result[0], x[0], "At position 0 nothing is turned.", "위치 0에서는 회전하지 않습니다.")
     expect(
         result.norm(dim=1),

@@ -64,7 +64,7 @@ def top_keys(answer: Callable[..., Any]) -> None:
     if len(result[0]) != 1:
         raise Hint(
             "The first query of a causal map has one key with a weight above 0; masked keys must be left out.",
-            "인과 맵의 첫 쿼리에는 가중치가 0보다 큰 키가 하나뿐입니다. 마스크된 키는 빼야 합니다.",
+            "인과 마스크를 쓴 맵에서 첫 쿼리에는 가중치가 0보다 큰 키가 하나뿐입니다. 마스크된 키는 빼야 합니다.",
         )
     if result != [["R"], ["O", "R"], ["R", "M"]]:
         raise Hint(

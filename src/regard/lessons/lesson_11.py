@@ -39,7 +39,7 @@ def mean_pool(answer: Callable[..., Any]) -> None:
         raise Hint(
             f"The result has shape {tuple(result.shape)} instead of (2, 3): one vector per text, the mean over its "
             "tokens.",
-            f"결과의 크기가 (2, 3)이 아니라 {tuple(result.shape)}입니다. 글마다 토큰을 평균한 벡터 하나가 필요합니다.",
+            f"결과의 모양이 (2, 3)이 아니라 {tuple(result.shape)}입니다. 글마다 토큰을 평균한 벡터 하나가 필요합니다.",
         )
     expect(
         result,
@@ -83,13 +83,11 @@ def corrupt_spans(answer: Callable[..., Any]) -> None:
     if source != [10, 100, 13, 14, 101, 16]:
         raise Hint(
             f"The source should be [10, 100, 13, 14, 101, 16], yours is {source}: one sentinel in place of each span.",
-            f"입력은 [10, 100, 13, 14, 101, 16]이어야 하지만 결과는 {source}입니다. 구간마다 표시 토큰 하나로 "
-            "바꿉니다.",
+            f"입력은 [10, 100, 13, 14, 101, 16]이어야 하지만 결과는 {source}입니다. 구간마다 센티널 하나로 바꿉니다.",
         )
     if target != [100, 11, 12, 101, 15]:
         raise Hint(
             f"The target should be [100, 11, 12, 101, 15], yours is {target}: each sentinel, then the tokens of its "
             "span.",
-            f"정답은 [100, 11, 12, 101, 15]여야 하지만 결과는 {target}입니다. 표시 토큰 다음에 그 구간의 토큰이 "
-            "옵니다.",
+            f"정답은 [100, 11, 12, 101, 15]여야 하지만 결과는 {target}입니다. 센티널 다음에 그 구간의 토큰이 옵니다.",
         )

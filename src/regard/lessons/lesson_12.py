@@ -63,13 +63,13 @@ def layers_needed(answer: Callable[..., Any]) -> None:
         if result == math.ceil(side / kernel) != exact:
             raise Hint(
                 f"Each layer adds kernel - 1 = {kernel - 1} positions, not {kernel}.",
-                f"층마다 {kernel}이 아니라 kernel - 1 = {kernel - 1}칸이 늘어납니다.",
+                f"레이어마다 {kernel}이 아니라 kernel - 1 = {kernel - 1}칸이 늘어납니다.",
             )
         expect(
             result,
             exact,
             f"For side {side} and kernel {kernel} it is {exact}: l layers see 1 + l · (kernel - 1) positions.",
-            f"side {side}, kernel {kernel}이면 {exact}층입니다. l층 뒤의 폭은 1 + l · (kernel - 1)입니다.",
+            f"side {side}, kernel {kernel}이면 {exact}개입니다. 레이어 l개는 1 + l · (kernel - 1)칸을 봅니다.",
         )
 
 

@@ -83,7 +83,7 @@ def head_contributions(answer: Callable[..., Any]) -> None:
     if result.shape != (3,):
         raise Hint(
             f"One number per head is needed, (3,); yours has shape {tuple(result.shape)}.",
-            f"헤드마다 숫자 하나, (3,)이 필요하지만 결과의 크기는 {tuple(result.shape)}입니다.",
+            f"헤드마다 숫자 하나, (3,)이 필요하지만 결과의 모양은 {tuple(result.shape)}입니다.",
         )
     expect(
         result.sum(),

@@ -45,12 +45,12 @@ def cache_bytes(answer: Callable[..., Any]) -> None:
     if result * 2 == exact:
         raise Hint("Both are stored, keys and values.", "키와 값을 모두 저장합니다.")
     if result * 3 == exact:
-        raise Hint("Every layer has a cache of its own.", "층마다 캐시가 따로 있습니다.")
+        raise Hint("Every layer has a cache of its own.", "레이어마다 캐시가 따로 있습니다.")
     expect(
         result,
         exact,
         "2 · layers · kv_heads · head_size · tokens · rows · bytes_each.",
-        "2 · 층 수 · 키/값 헤드 수 · 헤드 크기 · 토큰 수 · 행 수 · 바이트 수입니다.",
+        "2 · 레이어 수 · 키/값 헤드 수 · 헤드 차원 · 토큰 수 · 행 수 · 바이트 수입니다.",
     )
 
 
