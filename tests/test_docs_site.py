@@ -38,12 +38,14 @@ def test_every_recipe_key_has_a_type_and_a_meaning(module):
     assert {task for name, _, tasks in tables if name == "data" for task in tasks} == set(TASKS)
     for name, kind, _ in tables:
         for key, type_, default, meaning in page.rows(kind):
-            assert type_ and default and meaning, f"[{name}] {key} ({kind.__module__}.{kind.__qualname__})"
+            where = f"[{name}] {key} ({kind.__module__}.{kind.__qualname__}): {meaning}"
+            assert type_ and default and re.search(r"\w", re.sub(r"`[^`]*`", "", meaning)), where  # not values alone
+            assert not re.match(r"(and|or|of|on)\b", meaning) and meaning[-1] not in ",;:", where  # a phrase of its own
     text = page.settings_page()
-    assert (
-        '| `norm_order` | "pre", "post" | `"post"` | `"post"` (2017)' in text
-        and "| `betas` | list of number | `[0.9, 0.98]` |" in text
-    )
+    assert '| `norm_order` | "pre", "post" | `"post"`, [by task](#defaults-by-task) | norm after the residual' in text
+    assert "| `betas` | list of number | `[0.9, 0.98]`, [by task](#defaults-by-task) |" in text
+    assert "`train.betas = [0.9, 0.999]`, `train.eps = 1e-08`" in text and "| `preset` | string | `none` |" in text
+    assert r'| `separator` | string | `"\n"` |' in text and text.count("{index} ! norm_order") == 1
 
 
 def test_every_command_and_option_has_its_place(module):
@@ -51,6 +53,7 @@ def test_every_command_and_option_has_its_place(module):
     from regard.cli import COMMANDS
 
     overview = page.overview_page()
+    assert "| `--lang LANG` |" in overview and "| 130 | interrupted" in overview
     for name in COMMANDS:
         assert f"(commands/{name}.md)" in overview
         text = page.command_page(name)
@@ -63,6 +66,13 @@ def test_messages_of_errors_are_listed_with_what_varies(module):
     found = list(page.messages(page.SOURCE / "lessons" / "course.py"))
     assert "lesson {number}: does not exist; choose a number from 1 to {last} (list them with  regard lesson)" in found
     assert len(list(page.messages(page.SOURCE / "training" / "config.py"))) > 5
+    text = page.errors_page()
+    for message in (
+        "{path}: no such file{_near}",
+        "{purpose} needs the package {package}: install it with  pip install 'regard[{extra}]'",
+        "is not JSON: {error}",
+    ):
+        assert f"| `` {message} `` |" in text, message
 
 
 def test_docstrings_become_markdown(module):
@@ -74,6 +84,15 @@ def test_docstrings_become_markdown(module):
     for name, _ in page.public(attention):
         assert f"### {name}\n" in text
     assert text.count("```") % 2 == 0
+
+
+def test_every_public_name_has_a_docstring(module):
+    page = module("api_page")
+    import regard
+
+    for name in regard._LAZY:
+        thing = getattr(regard, name)
+        assert page.docstring(thing if callable(thing) else type(thing)), name
 
 
 # --- links and navigation
@@ -169,6 +188,7 @@ def test_a_small_site_builds_without_warning_and_korean_is_in_its_index(tmp_path
     index = (tmp_path / "html" / "searchindex.js").read_text(encoding="utf-8")
     for term in ("어텐", "텐션", "헤드", "드롭"):
         assert json.dumps(term) in index, term
+    assert "Scorer" in (tmp_path / "html" / "_static" / "language_data.js").read_text(encoding="utf-8")
 
 
 # --- topics

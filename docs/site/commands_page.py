@@ -7,7 +7,7 @@ import importlib
 import re
 from collections.abc import Iterator
 
-from regard.cli import COMMANDS, EXIT_CODES, GROUPS
+from regard.cli import COMMANDS, EXIT_CODES, GROUPS, overview
 from regard.commands import Parser
 
 
@@ -49,6 +49,8 @@ def overview_page() -> str:
             f"| [`regard {name}`](commands/{name}.md) | {cell(summary)} |\n" for name, summary in names.items()
         )
         text += "\n"
+    before = "".join(line for group in overview()._action_groups for line in options(group))
+    text += f"## Options before the command\n\n| | |\n|---|---|\n{before}\n"
     codes = re.findall(r"^  (\d+) +(.+)$", EXIT_CODES, re.M)
     rows = "".join(f"| {code} | {cell(meaning)} |\n" for code, meaning in codes)
     return f"{text}## Exit codes\n\n| code | meaning |\n|---|---|\n{rows}"

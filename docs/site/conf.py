@@ -32,6 +32,7 @@ html_show_sphinx = False
 html_show_copyright = False
 html_favicon = f"{SOURCE}/_static/icon.svg"
 html_search_language = "en"
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_block"]
 highlight_language = "none"

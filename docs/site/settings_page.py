@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import inspect
 import io
+import json
 import re
 import tokenize
 import types
@@ -30,9 +31,17 @@ A recipe is a TOML file. Its tables are read by frozen dataclasses, and this pag
 its type, its default and its meaning. A wrong name, type or value is an error that names the key. How a recipe is used:
 [train](../train.md); complete recipes: the pages of the tasks.
 
-`task` at the top of a recipe is one of {tasks}; without it, `"translation"`.
+`task` at the top of a recipe is one of {tasks}; without it, `"translation"`. The default `none` is what applies when
+the key is left out; TOML has no value for it. Some tasks have [defaults of their own](#defaults-by-task). A table
+`[smoke.NAME]` contains changes to `[NAME]` for `regard train --smoke`.
 
 """
+PRESET = (
+    "preset",
+    "string",
+    "`none`",
+    "the name of a [preset](../models.md#presets): other defaults for this table; with `dim`, its `ff_dim` is scaled",
+)
 
 
 @cache
@@ -71,6 +80,7 @@ def table(page: str) -> dict[str, str]:
     for rows in re.findall(r"^\| field \| default \| meaning \|\n\|[-|: ]+\n((?:\|.*\n)+)", text, re.M):
         for line in rows.splitlines():
             name, _, meaning = (cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|")))
+            meaning = re.sub(r"\]\((?=#)", f"]({page}", meaning)
             found[name.strip("`")] = re.sub(r"\]\((?!https?:)", "](../", meaning)  # the page is in reference/
     return found
 
@@ -105,7 +115,7 @@ def toml(value: Any) -> str:
         case bool():
             return str(value).lower()
         case str():
-            return f'"{value}"'
+            return json.dumps(value, ensure_ascii=False)
         case tuple() | list():
             return f"[{', '.join(map(toml, value))}]"
         case dict():
@@ -124,8 +134,10 @@ def default(field: dataclasses.Field[Any]) -> str:
 
 
 def rows(kind: type) -> Iterator[tuple[str, str, str, str]]:
-    """(key, type, default, meaning) of every field that a recipe can set."""
+    """(key, type, default, meaning) of every key that a recipe can set."""
     hints, words = field_types(kind), meanings(kind)
+    if kind.__name__ == "ModelConfig":
+        yield PRESET
     for field in dataclasses.fields(kind):
         if field.init:
             yield field.name, type_name(hints[field.name]), default(field), words.get(field.name, "")
@@ -150,8 +162,8 @@ def tables() -> list[tuple[str, type, list[str]]]:
 
     users: dict[tuple[str, type], list[str]] = {("model", ModelConfig): [], ("train", TrainConfig): []}
     users["data.tasks.NAME", TaskOptions] = ["text-to-text"]  # beside the keys of its kind of data
-    for task, (module, name) in TASKS.items():
-        for key, kind in getattr(importlib.import_module(module), name).TABLES.items():
+    for task in TASKS:
+        for key, kind in task_class(task).TABLES.items():
             users.setdefault((key, kind), []).append(task)
     order = ["data", "data.tasks.NAME", "text", "model", "train", "decode"]
     listed: list[tuple[str, type, list[str]]] = []
@@ -165,13 +177,35 @@ def tables() -> list[tuple[str, type, list[str]]]:
     return listed
 
 
+def task_class(name: str) -> Any:
+    module, kind = TASKS[name]
+    return getattr(importlib.import_module(module), kind)
+
+
+def defaults_by_task() -> str:
+    """The section with the defaults of tasks that differ from those of the dataclasses."""
+    text = "## Defaults by task\n\nWhere a task needs other defaults than those of the tables above:\n\n"
+    text += "| task | defaults |\n|---|---|\n"
+    for task in TASKS:
+        named = [
+            f"`{table}.{key} = {toml(value)}`"
+            for table, keys in task_class(task).DEFAULTS.items()
+            for key, value in keys.items()
+        ]
+        text += f"| {task} | {cell(', '.join(named) or 'none')} |\n"
+    return text
+
+
 def cell(text: str) -> str:
-    return re.sub(r"(?<!\\)\|", r"\\|", text.replace("\n", " "))
+    """Text for a table: | is escaped, and, outside of code, what would begin an HTML tag."""
+    text = re.sub(r"(?<!\\)\|", r"\\|", text.replace("\n", " "))
+    return re.sub(r"(`+.*?`+)|<", lambda match: match[1] or r"\<", text)
 
 
 def settings_page() -> str:
     """The page, in Markdown."""
     text = INTRODUCTION.format(tasks=", ".join(f'`"{task}"`' for task in TASKS))
+    indexed = set[str]()
     for name, kind, tasks in tables():
         of = (
             f" ({', '.join(tasks)})"
@@ -183,8 +217,14 @@ def settings_page() -> str:
         if summary and not summary.startswith(f"{kind.__name__}("):
             text += f"{summary} "
         text += f"Read by `{kind.__module__}.{kind.__qualname__}`.\n\n"
+        listed = list(rows(kind))
+        unique = {key for key, *_ in listed if "_" in key} - indexed  # a search for it should lead here first
+        text += "".join(f"```{{index}} ! {key}\n```\n" for key in sorted(unique)) + "\n" * bool(unique)
+        indexed |= unique
         text += "| key | type | default | meaning |\n|---|---|---|---|\n"
-        for key, type_, value, meaning in rows(kind):
+        for key, type_, value, meaning in listed:
+            own = any(key in task_class(task).DEFAULTS.get(name, {}) for task in TASKS)
+            value += ", [by task](#defaults-by-task)" * own
             text += f"| `{key}` | {cell(type_)} | {cell(value)} | {cell(meaning)} |\n"
         text += "\n"
-    return text
+    return text + defaults_by_task()

@@ -34,10 +34,12 @@ SHAPE = 3.3  # its sides differ by at most this factor
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
+    """Random changes to training images."""
+
     crop: int = 0  # pixels by which an image may be shifted
     flip: float = 0.0  # probability that an image is mirrored
     erase: float = 0.0  # probability that a rectangle is erased
-    mixup: float = 0.0  # α; 0: none
+    mixup: float = 0.0  # α of the Beta(α, α) distribution from which mixing weights are sampled; 0: no mixing
 
     def __post_init__(self) -> None:
         check_fields(self, crop=0)

@@ -56,12 +56,14 @@ SIDE = 28  # pixels of a Fashion-MNIST item
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionData(TextFiles):
-    image: str = "image"  # names of the columns: the file of an image,
-    features: str = "features"  # or of features,
-    key: str = "key"  # the key in that file, if the table has the column,
-    caption: str = "caption"  # and the caption
+    """Where the images and captions are, and which columns of a table have them."""
+
+    image: str = "image"  # name of the column with the file of an image
+    features: str = "features"  # name of the column with the file of features, in place of an image
+    key: str = "key"  # name of the column, if there is one, with the key of the features in their file
+    caption: str = "caption"  # name of the column of captions
     scenes: ScenesData | None = None  # generated images, instead of files
-    max_length: int = 64  # most tokens of a caption, its end included
+    max_length: int = 64  # maximum number of tokens of a caption, its end included
     word_dropout: float = 0.0  # probability that a training caption's token is masked
 
     GENERATORS: ClassVar[tuple[str, ...]] = ("scenes",)

@@ -42,10 +42,10 @@ LONGEST = 1 << 28  # bytes of a row in a table; a longer document belongs in a t
 class TextData(TextFiles):
     """Where the text is, and which of it is used."""
 
-    valid_fraction: float = 0.0  # of the characters of `train`, the last of them, in place of `valid`
-    column: str = "text"  # of a table
-    table: Literal["tsv", "csv", "jsonl", "parquet"] | None = None  # what every file is, whatever its ending
-    separator: str | None = None  # between the documents of a text file, such as "<|endoftext|>"
+    valid_fraction: float = 0.0  # fraction of the characters of `train`, its end, that is used in place of `valid`
+    column: str = "text"  # name of the column of texts in a table
+    table: Literal["tsv", "csv", "jsonl", "parquet"] | None = None  # format of every file; none: by its extension
+    separator: str | None = None  # string between the documents of a text file, such as "<|endoftext|>"
 
     WEIGHTED: ClassVar[bool] = True
     EXAMPLE: ClassVar[str] = "input.txt"

@@ -50,8 +50,10 @@ RESIDENT = 4 << 30  # bytes of images that are kept on the device: a step then c
 
 @dataclass(frozen=True, kw_only=True)
 class ImageData(DataConfig):
-    valid_fraction: float = 0.0  # of the training images, held out in place of `valid`
-    classes: Files = ()  # names in the order of the labels; folders have their own
+    """Where the images are, and their classes."""
+
+    valid_fraction: float = 0.0  # fraction of the training images that is used in place of `valid`
+    classes: Files = ()  # names of the classes in the order of the labels; folders have their own
 
     EXAMPLE: ClassVar[str] = "photos/train"
 

@@ -32,11 +32,11 @@ from regard.settings import check_fields
 class Join:
     """How texts are joined to documents."""
 
-    texts: int = 51  # in a document
-    majority: float = 0.65  # of them have its label, on average
-    copies: int = 10  # of every training text, each in another document
-    separator: str = "\n"  # between the texts
-    seed: int = 1  # of the documents; it does not depend on train.seed
+    texts: int = 51  # number of texts in a document
+    majority: float = 0.65  # fraction of the texts that have the label of the document, on average
+    copies: int = 10  # number of documents in which each training text occurs
+    separator: str = "\n"  # string between the texts of a document
+    seed: int = 1  # seed of the documents; it does not depend on train.seed
 
     def __post_init__(self) -> None:
         check_fields(self, ("majority",), texts=2, copies=1, seed=0)

@@ -36,18 +36,18 @@ REMEDY = "Set text and label in [data] to the names of the columns; header = fal
 class LabelData(TextFiles):
     """Where the texts are, and which of them are used."""
 
-    valid_fraction: float = 0.0  # of the rows of `train`, the same fraction of every class, in place of `valid`
+    valid_fraction: float = 0.0  # fraction of the rows of `train`, equal in every class, used in place of `valid`
     text: str = "text"  # name of the column of texts
     label: str = "label"  # name of the column of labels
-    header: bool = True  # TSV and CSV; without one, columns are counted: text = "2", label = "3"
-    classes: tuple[str, ...] = ()  # in their order; empty: those of `train`, sorted
+    header: bool = True  # TSV and CSV have one; without it, columns are counted: text = "2", label = "3"
+    classes: tuple[str, ...] = ()  # names of the classes, in their order; empty: those of `train`, sorted
     names: dict[str, str] = field(default_factory=dict)  # what a label in the file is called here: { "0" = "bad" }
-    class_weights: Literal["none", "balanced"] | dict[str, float] = "none"  # of a class in the loss
-    fraction: float = 1.0  # of the training labels that is used, the same of every class; sampled by train.seed
+    class_weights: Literal["none", "balanced"] | dict[str, float] = "none"  # weight of a class in the loss
+    fraction: float = 1.0  # fraction of the training labels that is used, equal in every class; sampled by train.seed
     max_length: int = 256  # tokens of a text, its two ends included; longer ones are truncated
     word_dropout: float = 0.0  # probability that a token of a training text is masked
-    join: Join | None = None  # the texts to long documents
-    listops: ListOps | None = None  # instead of files
+    join: Join | None = None  # several texts are joined to one long document
+    listops: ListOps | None = None  # generated ListOps expressions, instead of files
 
     GENERATORS: ClassVar[tuple[str, ...]] = ("listops",)
     WEIGHTED: ClassVar[bool] = True

@@ -50,14 +50,14 @@ HOPELESS = 200  # batches without one expression, after which the limits are ref
 class ListOps:
     """Generated expressions; every set has its own."""
 
-    train: int = 96_000  # expressions for training
-    valid: int = 2_000  # for evaluation during training
-    test: int = 2_000  # and for the test
-    above: int = 500  # tokens: an expression has more than this
-    below: int = 2_000  # and less than this
-    depth: int = 10  # levels of a tree; those of the last are digits
-    arguments: int = 10  # most of an operator
-    seed: int = 1  # of the data; it does not depend on train.seed
+    train: int = 96_000  # number of expressions for training
+    valid: int = 2_000  # number of expressions for evaluation during training
+    test: int = 2_000  # number of expressions for the test
+    above: int = 500  # an expression has more tokens than this
+    below: int = 2_000  # an expression has fewer tokens than this
+    depth: int = 10  # maximum number of levels of an expression; the last consists of digits
+    arguments: int = 10  # maximum number of arguments of an operator
+    seed: int = 1  # seed of the data; it does not depend on train.seed
 
     def __post_init__(self) -> None:
         check_fields(self, train=1, valid=1, test=1, above=0, depth=2, arguments=2, seed=0)

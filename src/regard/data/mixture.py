@@ -80,10 +80,10 @@ class Noise:
 class TaskOptions(Noise):
     """The keys of a task besides its data."""
 
-    kind: Literal["pairs", "labels", "denoise"] = "pairs"  # of the data: sentence pairs, labelled texts, plain text
-    prefix: str = ""  # before every source
+    kind: Literal["pairs", "labels", "denoise"] = "pairs"  # data: sentence pairs, labelled texts or plain text
+    prefix: str = ""  # text in front of every source
     weight: float = 1.0  # times that each of its pairs occurs in an epoch, on average
-    folder: str = "."  # where its files are, from [data] folder on
+    folder: str = "."  # folder of its files, relative to that of [data]
 
     def __post_init__(self) -> None:
         check_fields(self, span=1)
@@ -174,9 +174,9 @@ def _chosen(data: LabelData, name: str) -> list[bool] | None:
 class TasksData:
     """The [data] table but for its tasks."""
 
-    max_length: int = 256  # longest sequence a model is trained on
+    max_length: int = 256  # longest training sequence, in tokens
     skip_bad: bool = False  # leave out rows that cannot be used, instead of stopping
-    folder: str = "."  # where relative names start
+    folder: str = "."  # folder that relative file names start from
 
     def __post_init__(self) -> None:
         check_fields(self, max_length=8)

@@ -54,13 +54,13 @@ class Rule:
 
     multiply: float = 1.0  # the factor of x
     add: float = 2.0  # the constant
-    low: float = 0.0  # x is uniform between low
-    high: float = 100.0  # and high
-    shortest: int = 2  # least numbers of a sequence
-    train: int = 20_000  # sequences for training
-    valid: int = 500  # for evaluation during training
-    test: int = 2_000  # and for the test
-    seed: int = 1  # of the data; it does not depend on train.seed
+    low: float = 0.0  # lower limit of x, which is uniformly distributed
+    high: float = 100.0  # upper limit of x
+    shortest: int = 2  # minimum number of elements of a sequence
+    train: int = 20_000  # number of sequences for training
+    valid: int = 500  # number of sequences for evaluation during training
+    test: int = 2_000  # number of sequences for the test
+    seed: int = 1  # seed of the data; it does not depend on train.seed
 
     def __post_init__(self) -> None:
         check_fields(self, shortest=1, train=1, valid=1, test=1, seed=0)
@@ -72,10 +72,10 @@ class Rule:
 class Seasonal:
     """A generated series: waves of two periods, a trend, and autocorrelated noise."""
 
-    steps: int = 6_000  # time steps
-    channels: int = 3  # series side by side
-    noise: float = 0.3  # its standard deviation, beside waves of amplitude 1
-    seed: int = 1  # of the data; it does not depend on train.seed
+    steps: int = 6_000  # number of time steps
+    channels: int = 3  # number of channels: series over the same time
+    noise: float = 0.3  # standard deviation of the noise; the waves have amplitude 1
+    seed: int = 1  # seed of the data; it does not depend on train.seed
 
     def __post_init__(self) -> None:
         check_fields(self, steps=100, channels=1, noise=0, seed=0)
@@ -83,24 +83,26 @@ class Seasonal:
 
 @dataclass(frozen=True, kw_only=True)
 class NumberData(TextFiles):
+    """Where the numbers are: pairs of sequences, or time series."""
+
     rule: Rule | None = None  # generated pairs, instead of files
     seasonal: Seasonal | None = None  # a generated series, instead of files
     # pairs
-    source: str | None = None  # name of the column, in a table
-    target: str | None = None  # and of that of the target
-    longest: int = 32  # most numbers of a source or target; rows are padded to it
+    source: str | None = None  # name of the source column in a table
+    target: str | None = None  # name of the target column in a table
+    longest: int = 32  # maximum number of elements of a source or target; rows are padded to it
     tolerance: float = 0.1  # a prediction within it counts as correct
     # series
-    context: int = 0  # steps of the input; 0: the data are pairs
-    horizon: int = 24  # steps of the forecast
-    period: int = 24  # steps of a season: the baseline repeats the last one
-    columns: Files = ()  # channels; empty: every column of numbers
-    time: str | None = None  # column of time stamps; None: the first column with one, if any
-    valid_fraction: float = 0.1  # of the steps, before the test part
-    test_fraction: float = 0.2  # of the steps, at the end
+    context: int = 0  # number of input steps; 0: the data are pairs
+    horizon: int = 24  # number of steps to forecast
+    period: int = 24  # number of steps of a season; the seasonal baseline repeats the last season
+    columns: Files = ()  # names of the columns that are the channels; empty: every column of numbers
+    time: str | None = None  # column of time stamps; none: the first column with time stamps, if any
+    valid_fraction: float = 0.1  # fraction of the steps, before the test part, for evaluation during training
+    test_fraction: float = 0.2  # fraction of the steps, at the end, for the test
     # both
-    mean: tuple[float, ...] = ()  # of the channels; empty: those of the training data
-    std: tuple[float, ...] = ()  # standard deviations, likewise
+    mean: tuple[float, ...] = ()  # means of the channels, subtracted from them; empty: those of the training data
+    std: tuple[float, ...] = ()  # standard deviations of the channels, divided out; empty: those of the training data
 
     GENERATORS: ClassVar[tuple[str, ...]] = ("rule", "seasonal")
     EXAMPLE: ClassVar[str] = "pairs.tsv"

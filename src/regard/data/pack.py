@@ -255,10 +255,10 @@ class TagPacks(PackedRows):
 class MaskConfig:
     """The [mask] table of a recipe."""
 
-    fraction: float = 0.15  # of the tokens
-    whole_words: bool = False  # all tokens of a word or none
-    mask: float = 0.8  # of these: replaced by <mask>
-    random: float = 0.1  # replaced by another token; the rest stays
+    fraction: float = 0.15  # fraction of the tokens that is to be predicted
+    whole_words: bool = False  # choose all tokens of a word or none
+    mask: float = 0.8  # fraction of the chosen tokens that is replaced by `<mask>`
+    random: float = 0.1  # fraction of the chosen tokens that is replaced by a random token; the rest stays
 
     def __post_init__(self) -> None:
         check_fields(self)

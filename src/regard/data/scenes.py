@@ -73,12 +73,12 @@ HELD_OUT = tuple(f"{noun} {WHITE[(at + half) % 8]}" for at, noun in enumerate(NO
 class ScenesData:
     """Generated scenes: of which items, how many, and how they are described."""
 
-    items: Files = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")  # of Fashion-MNIST, for training
-    test_items: Files = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # others, for the tests
-    language: Literal["en", "ko"] = "en"  # of the captions
-    train: int = 50_000  # scenes per epoch; every epoch has others
-    valid: int = 500  # scenes to evaluate during training
-    test: int = 2_000  # of combinations that occur in training, and as many of held-out ones
+    items: Files = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")  # images and labels of the training items
+    test_items: Files = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # those of the test items
+    language: Literal["en", "ko"] = "en"  # language of the captions
+    train: int = 50_000  # number of scenes per epoch; every epoch has new ones
+    valid: int = 500  # number of scenes for evaluation during training
+    test: int = 2_000  # number of test scenes: combinations that occur in training, and as many held-out ones
     held_out: Files = HELD_OUT  # pairs of noun and position that do not occur in training
     common: int = 0  # epochs at the start in which items are only in cells where every noun may be
     nouns: Files = tuple(NOUNS)  # items that occur

@@ -74,7 +74,7 @@ class DataConfig:
     valid: Files = ()  # files to evaluate during training
     test: dict[str, Files] = field(default_factory=dict)  # named sets of files, evaluated at the end
     skip_bad: bool = False  # leave out rows that cannot be used, instead of stopping
-    folder: str = "."  # where relative names start
+    folder: str = "."  # folder that relative file names start from
 
     EXAMPLE: ClassVar[str] = "train.tsv"  # of a file, for messages
     WEIGHTED: ClassVar[bool] = False  # whether files of `train` may have weights
@@ -166,8 +166,8 @@ def check_columns(source: str | None, target: str | None) -> None:
 class TextFiles(DataConfig):
     """The keys that every [data] table has whose files are text or tables."""
 
-    encoding: str = UTF8  # of text files and tables: any that Python knows
-    delimiter: str | None = None  # between the cells of CSV and TSV; None: recognised, or a tab
+    encoding: str = UTF8  # encoding of text files and tables: any that Python knows
+    delimiter: str | None = None  # separates the cells of CSV and TSV; none: recognised in CSV, a tab in TSV
 
     def __post_init__(self) -> None:
         super().__post_init__()
