@@ -68,7 +68,7 @@ def test_messages_of_errors_are_listed_with_what_varies(module):
     assert len(list(page.messages(page.SOURCE / "training" / "config.py"))) > 5
     text = page.errors_page()
     for message in (
-        "{path}: no such file{_near}",
+        "{path}: no such file{near}",
         "{purpose} needs the package {package}: install it with  pip install 'regard[{extra}]'",
         "is not JSON: {error}",
     ):

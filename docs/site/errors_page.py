@@ -52,7 +52,8 @@ def name(node: ast.expr) -> str:
             return text
         case ast.Call(func=func, args=args):
             called = name(func)
-            return called if called in ("suggest", "listed") or not args else name(args[0])
+            own = called in ("suggest", "listed") or called.startswith("_") or not args  # a part made by a function
+            return called.strip("_") if own else name(args[0])
         case ast.Subscript(value=value):
             return name(value)
     return "…"

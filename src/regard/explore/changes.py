@@ -42,6 +42,8 @@ FeedForwardOff = tuple[PartName, int, Literal["zero", "mean"]]  # stack, layer, 
 
 @dataclass(frozen=True)
 class Changes:
+    """Interventions in one forward pass."""
+
     heads: tuple[Head, ...] = ()
     layers: tuple[tuple[PartName, int], ...] = ()  # "encoder" or "decoder"
     future: bool = False

@@ -28,6 +28,8 @@ from regard.nn.config import SOFTMAX, Score, StackConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(StackConfig):
+    """Architecture and sizes of a model, immutable; a wrong value raises an error when the config is created."""
+
     architecture: Literal["encoder-decoder", "decoder", "encoder", "recurrent"] = "encoder-decoder"
     decoder_layers: int | None = None  # encoder-decoder, recurrent; None: layers
     attention_score: Score = None  # type: ignore[assignment]  # default: "additive" for recurrent, else "dot"

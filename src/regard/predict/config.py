@@ -36,6 +36,8 @@ SLACK = 50  # tokens that an output may always have beyond max_ratio times its s
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
+    """How an output is chosen: greedy search, beam search or sampling."""
+
     beam: int = 1  # hypotheses kept at every step; 1 is greedy search
     n_best: int = 1  # outputs for each source, best first; with sample = true: samples, which may be equal
     length_penalty: float = 0.0  # 0: none

@@ -161,6 +161,8 @@ class PlainTextTask(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageData(TextData):
+    """Where the text is, and which of it is used."""
+
     repeat: float = 0.0  # fraction of the rows of a batch that repeat one passage: copying from the context is learned
 
     def __post_init__(self) -> None:

@@ -11,6 +11,8 @@ from regard.settings import check_fields
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
+    """How text becomes tokens."""
+
     kind: Literal["word", "char", "byte", "bpe", "unigram", "gpt2"] = "bpe"
     vocab_size: int | None = None  # None: 8,000 for bpe and unigram, everything in the text for word and char
     vocab_dir: str | None = None  # gpt2: the folder with its vocabulary files, relative to data.folder

@@ -12,6 +12,8 @@ from regard.settings import check_fields
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
+    """How a model is trained: batches, optimizer, learning rate, checkpoints, evaluation."""
+
     steps: int = 10_000
     batch_tokens: int = 4096  # rows x longest side of a batch, padding included
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks; AdamW for the rest
