@@ -127,6 +127,7 @@ from regard.start import import_torch
 import_torch(defer=True)
 import torch
 assert "torch._refs" not in sys.modules
+assert torch.randperm(4, generator=torch.Generator().manual_seed(1)).shape == (4,)  # `regard explore` shuffles with one
 with torch.device("meta"):
     layer = torch.nn.Linear(3, 4)
 assert layer(torch.ones(2, 3, device="meta")).shape == (2, 4)

@@ -43,7 +43,9 @@ def import_torch(defer: bool = False) -> None:
     gc.disable()
     if defer:
         import_numpy()
-    importlib.import_module("torch")
+    torch = importlib.import_module("torch")
+    if defer and hasattr(torch._C, "_set_generator_metaclass"):  # otherwise left to a module that is deferred
+        torch._C._set_generator_metaclass(torch._opaque_base.OpaqueBaseMeta)
     gc.freeze()  # later collections do not visit them either
     gc.enable()
 
