@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from regard.explore.inside import Inside
 from regard.explore.server.inputs import SENTENCES, covered, read_examples, unlike
 from regard.explore.server.models import Models, find_runs
 from regard.text.scripts import scripts
-from regard.training.examples import LONGEST, as_json, choose
+from regard.training.examples import LONGEST, as_json, choose, describe
 
 
 def test_examples_of_different_targets_come_first_and_long_texts_last():
@@ -58,7 +59,8 @@ def test_an_input_unlike_the_training_data_is_recognised(tmp_path):
     inside = Inside.open(folder)
     kinds = lambda text: [note["kind"] for note in unlike(inside, inside.reader.read(text))]  # noqa: E731
     assert kinds("나는 학교에 간다") == []  # nothing is known about the data
-    content = {"inputs": [], "scripts": scripts("the animal did not cross the street"), "fertility": 0.25}
+    content = {"inputs": [], "scripts": scripts("the animal did not cross the street")}
+    content["tokens_per_character"] = 0.4
     (folder / "examples.json").write_text(json.dumps(content))
     assert read_examples(folder)["scripts"] == {"LATIN": 1.0}
     assert kinds("the animal did not cross the street") == []
@@ -67,6 +69,29 @@ def test_an_input_unlike_the_training_data_is_recognised(tmp_path):
     words = Inside.open(make_translator(tmp_path / "words"))
     (note,) = unlike(words, words.reader.read("the animal zebra sat"))
     assert note == {"kind": "unknown", "what": "zebra"}
+
+
+def test_no_example_of_a_run_is_called_unlike_its_data(tmp_path):
+    folder = make_decoder(tmp_path / "run")
+    inside = Inside.open(folder)
+    texts = ["the animal did not cross the street"] * 9 + ["Friday, 1976-07-04, 12:30:59", "1"]
+    task = SimpleNamespace(tokenizers={"tokenizer": inside.bundle.source}, model_config=inside.config)
+    content = describe(task, "test", texts, [None] * len(texts))
+    (folder / "examples.json").write_text(json.dumps(content))
+    date = texts[-2]  # "1" is too short to count
+    assert content["tokens_per_character"] == len(inside.bundle.source.encode(date)) / len(date)
+    assert [unlike(inside, inside.reader.read(text)) for text in texts] == [[]] * len(texts)
+
+
+def test_the_examples_of_a_run_fit_its_positions(tmp_path):
+    inside = Inside.open(make_decoder(tmp_path / "run", position="learned", max_length=12))
+    task = SimpleNamespace(tokenizers={"tokenizer": inside.bundle.source}, model_config=inside.config)
+    long = "the animal did not cross the street because it was too tired"
+    kept = describe(task, "test", [long, "the cat sat", long], ["0", "1", "2"])["inputs"]
+    assert kept == [{"text": "the cat sat", "target": "1"}]
+    kept = describe(task, "test", [long], ["0"])["inputs"]  # better than none, but the target is not that of the part
+    assert len(kept) == 1 and long.startswith(kept[0]["text"]) and kept[0]["target"] is None
+    assert len(inside.look(kept[0]["text"]).input.source_labels) > 3  # the model reads it
 
 
 def test_scripts_are_fractions_of_the_letters():

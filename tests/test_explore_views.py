@@ -102,7 +102,7 @@ def test_a_run_begins_with_its_own_test_images_and_targets(open_page, tmp_path):
 
 def test_an_input_unlike_the_training_data_gets_a_hint(open_page, tmp_path):
     folder = make_decoder(tmp_path / "decoder")
-    known = {"inputs": [{"text": TEXT, "target": None}], "scripts": scripts(TEXT), "fertility": 0.3}
+    known = {"inputs": [{"text": TEXT, "target": None}], "scripts": scripts(TEXT), "tokens_per_character": 0.5}
     (folder / "examples.json").write_text(json.dumps(known))
     with served(folder) as listener:
         page = open_page("run=decoder", listener=listener)

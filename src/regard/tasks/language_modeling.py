@@ -12,6 +12,7 @@ Its default is the model's `max_length`.
 from __future__ import annotations
 
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -48,6 +49,7 @@ COUNTS = "data/characters.json"
 SAMPLES, SAMPLE_TOKENS = 2, 150  # in the report
 DRAWN = 24  # tokens whose attention is drawn
 CHARACTERS = 80  # of a text that is taken as an input
+WORD_ENDS = re.compile(r"^\S+\s+|\s+\S+$")  # parts of words at both ends of it
 POINTS = 200  # of a curve over positions
 
 
@@ -131,13 +133,14 @@ class PlainTextTask(Task):
         return self.store([data.read(files)], self.folder / "files", "", report.totals["characters"])
 
     def inputs(self, name: str, count: int) -> list[str]:
-        """Texts of CHARACTERS from the beginning of the set."""
+        """Texts of up to CHARACTERS from the beginning of the set, in whole words."""
         begin = ""
         for piece in chain.from_iterable(self.groups(name)):
             begin += piece.text
             if len(begin) >= count * CHARACTERS:
                 break
-        texts = (begin[at : at + CHARACTERS].strip() for at in range(0, len(begin), CHARACTERS))
+        cuts = (begin[at : at + CHARACTERS] for at in range(0, len(begin), CHARACTERS))
+        texts = (WORD_ENDS.sub("", cut).strip() or cut.strip() for cut in cuts)
         return [text for text in islice(texts, count) if text]
 
     def span(self, name: str) -> tuple[int, int]:

@@ -5,7 +5,7 @@ The page of `regard explore` begins with them, and knows by them what the traini
     inputs       [{"text": …, "target": …}], {"pixels": base64 of bytes, "shape": [channels, side, side], "target": …}
                  or {"values": [[…]]} of numbers; examples of different targets come first
     scripts      {"HANGUL": 0.93, "LATIN": 0.07}: the fraction of the letters that belong to each script
-    fertility    tokens per character of the texts
+    tokens_per_character    of the text that has the most (a mean would be exceeded by every date among words)
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from regard.training.task import Task
 
 READ = 64  # inputs that are read, to choose from
 KEPT = 6
+SPECIALS = 2  # tokens that a model may add to its input
+SHORT = 20  # characters: a shorter text says little about tokens per character
 LONGEST = 240  # characters of a text that is kept
 BYTES = 400_000  # of images that are kept in all
 VALUES = 4_000  # numbers of an input that is kept
@@ -46,10 +48,12 @@ def describe(task: Task, name: str, inputs: Sequence[Any], targets: Sequence[str
         tokenizer = task.tokenizers.get("source", next(iter(task.tokenizers.values())))
         ids = tokenizer.encode_batch(texts)
         content["scripts"] = scripts(" ".join(texts))
-        content["fertility"] = sum(map(len, ids)) / max(1, sum(map(len, texts)))
+        rates = [len(one) / len(text) for one, text in zip(ids, texts, strict=True) if len(text) >= SHORT]
+        if rates:
+            content["tokens_per_character"] = max(rates)
     kept: list[dict[str, Any]] = []
     room = BYTES
-    for input, target in choose(inputs, targets)[:KEPT]:
+    for input, target in fitting(task, choose(inputs, targets))[:KEPT]:
         if isinstance(input, Tensor):
             if input.is_floating_point() and input.numel() > VALUES:  # features of another model
                 break
@@ -58,6 +62,24 @@ def describe(task: Task, name: str, inputs: Sequence[Any], targets: Sequence[str
             break
         kept.append({**as_json(input), "target": target})
     return {**content, "inputs": kept}
+
+
+def fitting(task: Task, pairs: list[tuple[Any, str | None]]) -> list[tuple[Any, str | None]]:
+    """The pairs whose text fits into learned positions; if there are none, texts that are cut, without targets."""
+    limit = task.model_config.position_limit
+    if limit is None or not task.tokenizers:
+        return pairs
+    tokenizer = task.tokenizers.get("source", next(iter(task.tokenizers.values())))
+
+    def fits(text: Any) -> bool:
+        return not isinstance(text, str) or len(tokenizer.encode(text)) <= limit - SPECIALS
+
+    def cut(text: str) -> str:
+        while not fits(text):
+            text = (text.rpartition(" ")[0] or text[: len(text) // 2]).rstrip()
+        return text
+
+    return [pair for pair in pairs if fits(pair[0])] or [(cut(text), None) for text, _ in pairs[:KEPT]]
 
 
 def choose(inputs: Sequence[Any], targets: Sequence[str | None]) -> list[tuple[Any, str | None]]:

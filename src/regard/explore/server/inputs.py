@@ -6,7 +6,7 @@ or the predictions of its test sets. A model without any of these, such as one f
 
     unknown     characters of the input that the tokenizer has no token for
     script      most letters belong to a script that the training data hardly has
-    fertility   far more tokens per character than the training data, as in another language
+    fertility   more tokens per character than any text of the test data, as in another language
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SENTENCES = (
     "12 + 7 = 19",
 )
 RARE = 0.02  # a script with a smaller fraction of the training data's letters is foreign to it
-FERTILITY = 1.8  # times as many tokens per character as the training data
+FERTILITY = 1.25  # times as many tokens per character as the test text with the most
 COUNT = 3
 
 
@@ -104,6 +104,8 @@ def with_mask(text: str, mask: str) -> str:
 
 def unlike(inside: Inside, input: Input) -> list[dict[str, str]]:
     """How an input differs from the training data; [] if it does not, or if nothing is known."""
+    from regard.training.examples import SHORT
+
     if input.text is None or inside.config.input != "tokens":
         return []
     tokenizer, notes = inside.bundle.source, []
@@ -117,9 +119,9 @@ def unlike(inside: Inside, input: Input) -> list[dict[str, str]]:
         main = next(iter(own))
         if own[main] > 0.5 and trained.get(main, 0.0) < RARE:
             notes.append({"kind": "script", "what": main.title(), "trained": next(iter(trained)).title()})
-    fertility = known.get("fertility")
-    if len(text) >= 20 and isinstance(fertility, float) and not notes:
+    most = known.get("tokens_per_character")
+    if len(text) >= SHORT and isinstance(most, float) and not notes:
         rate = len(tokenizer.encode(text)) / len(text)
-        if rate > FERTILITY * fertility:
-            notes.append({"kind": "fertility", "what": f"{rate:.2f}", "trained": f"{fertility:.2f}"})
+        if rate > FERTILITY * most:
+            notes.append({"kind": "fertility", "what": f"{rate:.2f}", "trained": f"{most:.2f}"})
     return notes
