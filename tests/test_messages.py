@@ -124,7 +124,8 @@ def test_every_message_of_the_tables_is_one_of_ours():
     messages, too): one that was reworded there would silently stay English."""
     paths = [Path(argparse.__file__), *Path(regard.__file__).parent.rglob("*.py")]
     texts = {text for path in paths for text in strings(compile(path.read_text("utf-8"), path.name, "exec"))}
-    source = "\n".join([*texts, *map(os.strerror, range(40))])
+    datasets = (Path(regard.__file__).parent / "data/datasets.toml").read_text("utf-8")  # listed by `regard data`
+    source = "\n".join([*texts, datasets, *map(os.strerror, range(40))])
     for english in entries():
         for words in (words.strip() for piece in PART.split(english)[::2] for words in re.split("[;:,()]", piece)):
             rest = "" if words.replace(" ", "_") in source else words  # valid_loss
@@ -178,6 +179,30 @@ def test_mistakes_of_a_newcomer_are_explained_in_korean(korean, capsys, empty_fo
     monkeypatch.setenv(VARIABLE, "en")
     assert cli.main(arguments) == code == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("files", "recipe", "named"),
+    [
+        (
+            {"a.en": "a\n\nb", "a.ko": "가\n나\n다"},
+            "",
+            ["문제 1개, 정상적인 문장 쌍 2개", "a.en 2번째 줄: 비어 있지만"],
+        ),
+        ({"a.en": "a\nb", "a.ko": "가"}, "", ["a.ko 1번째 줄: 파일이 여기서 끝나지만", "2줄이 있습니다"]),
+        ({"b.en": "a", "a.ko": "가"}, "", ["a.en: 그런 파일이 없습니다. 혹시 'b.en'"]),
+        ({"a.en": "a", "a.ko": "가"}, "valid = 'v.en'", ["data.valid = 'v.en': 목록으로 쓰세요"]),
+        ({"a.en": "a", "a.ko": "가"}, "encoding = 'utf9'", ["알 수 없는 인코딩입니다"]),
+    ],
+)
+def test_problems_of_data_are_explained_in_korean(korean, capsys, empty_folder, files, recipe, named):
+    for name, content in files.items():
+        Path(name).write_text(content, encoding="utf-8")
+    Path("recipe.toml").write_text(f'[data]\ntrain = ["a.en", "a.ko"]\n{recipe}\n', encoding="utf-8")
+    assert cli.main(["data", "check", "recipe.toml"]) == 2
+    error = capsys.readouterr().err
+    assert all(part in error for part in named), error
+    assert not re.search(r"\b(?:the|is|line|has|did|pass|such)\b", error.replace(str(empty_folder), "")), error
 
 
 def test_json_and_exit_codes_do_not_depend_on_the_language(monkeypatch, capsys, tmp_path):

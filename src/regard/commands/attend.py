@@ -18,6 +18,7 @@ from typing import Any
 
 from regard.commands import aligned
 from regard.commands.attention_options import ATTENTION, NOTE, describe_output, open_look
+from regard.messages import localize
 
 ARGUMENTS = {
     **ATTENTION,
@@ -38,9 +39,9 @@ def run(args: argparse.Namespace) -> None:
         del content["parts"]
         print(json.dumps(content, ensure_ascii=False, indent=1))
         return
-    print("\n".join(describe_output(look, before)), end="\n\n")
+    print("\n".join(map(localize, describe_output(look, before))), end="\n\n")
     print("\n\n".join(map(as_text, maps)))
-    print(NOTE, file=sys.stderr)
+    print(localize(NOTE), file=sys.stderr)
 
 
 def as_text(attended: dict[str, Any]) -> str:
@@ -55,4 +56,4 @@ def as_text(attended: dict[str, Any]) -> str:
         largest = [(key["token"], key["at"], key["weight"]) for key in token["attends_to"]]
         texts = [f"{token_label(key)}{f'[{at}]' * (count[key] > 1)} {weight:.2f}" for key, at, weight in largest]
         rows.append([f"  {token_label(token['token'])}", "   ".join(texts)])
-    return "\n".join([map_title(attended["part"], attended["layer"], attended["head"]), *aligned(rows)])
+    return "\n".join([localize(map_title(attended["part"], attended["layer"], attended["head"])), *aligned(rows)])

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from regard.commands import show
 from regard.commands.train import data_hint
 from regard.errors import UserError, suggest
+from regard.messages import localize
 
 if TYPE_CHECKING:
     from regard.data.fetch import Dataset
@@ -57,7 +58,7 @@ def _list(args: argparse.Namespace) -> None:
 
     sets = DATASETS.values()
     lines = (f"{one.name}  ({_size(one)})\n  {one.summary}\n  licence: {one.licence}" for one in sets)
-    show(args.json, [{**dataclasses.asdict(one), "bytes": one.size} for one in sets], lines)
+    show(args.json, [{**dataclasses.asdict(one), "bytes": one.size} for one in sets], map(localize, lines))
 
 
 def _size(dataset: Dataset) -> str:
@@ -71,7 +72,7 @@ def _get(args: argparse.Namespace) -> None:
     folder = Path(args.out).expanduser() if args.out else Path("data") / dataset.name
     files = list(map(str, fetch(dataset, folder)))
     lines = [f"{dataset.name}: {_size(dataset)} in {folder}, verified by SHA-256", f"licence: {dataset.licence}"]
-    show(args.json, {"name": dataset.name, "folder": str(folder), "files": files}, lines)
+    show(args.json, {"name": dataset.name, "folder": str(folder), "files": files}, map(localize, lines))
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -95,7 +96,7 @@ def _check(args: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:  # prepare the data there, which reads all of it once
             Run(task(tables, Path(folder) / "run", torch.device("cpu"))).prepare()
         content, lines = {"recipe": args.name, "readable": True}, [f"{args.name}: all files of [data] can be read"]
-    show(args.json, content, lines)
+    show(args.json, content, map(localize, lines))
 
 
 def _check_files(config: Any, prefix: str, content: dict[str, Any], lines: list[str]) -> None:
@@ -110,7 +111,7 @@ def _check_files(config: Any, prefix: str, content: dict[str, Any], lines: list[
     if not isinstance(config, PairData | LabelData | TextData | TagData) or not config.train:
         return
     for line in config.repeated():
-        print(f"warning: {prefix}{line}", file=sys.stderr)
+        print(localize(f"warning: {prefix}{line}"), file=sys.stderr)
     tagged: dict[str, Any] = {}
     if isinstance(config, TagData):
         config, tagged = check_sets(config)

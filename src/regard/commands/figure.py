@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from regard.commands import REPEATABLE
 from regard.commands.attention_options import ATTENTION, NOTE, check_output, describe_output, image_file, open_look
 from regard.errors import UserError
+from regard.messages import localize
 
 if TYPE_CHECKING:
     from regard.explore.inside import Look
@@ -44,11 +45,11 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--zoom {args.zoom}: must be from 0.1 to 20")
     look, before = open_look(args)
     files = contents(args, path, look, before)  # draw everything before writing anything
-    print("\n".join(describe_output(look, before)))
+    print("\n".join(map(localize, describe_output(look, before))))
     for file, content in files.items():
         write_atomically(file, content)
         print(file)
-    print(NOTE, file=sys.stderr)
+    print(localize(NOTE), file=sys.stderr)
 
 
 def contents(args: argparse.Namespace, path: Path, look: Look, before: Look | None) -> dict[Path, bytes]:

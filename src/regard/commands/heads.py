@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.commands import aligned
 from regard.commands.attention_options import HEADS, check_output, image_file, progress
+from regard.messages import localize
 
 if TYPE_CHECKING:
     from regard.explore.heads import HeadMetrics
@@ -72,10 +73,11 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps({**facts, "heads": [one.to_dict() for one in rows]}, ensure_ascii=False))
         return
-    print(f"{count:,} examples" + ("" if loss is None else f", loss {loss:.4f} nats per token"), end="\n\n")
+    examples = f"{count:,} examples" + ("" if loss is None else f", loss {loss:.4f} nats per token")
+    print(localize(examples), end="\n\n")
     print("\n".join(table_of(rows)))
     what = "output (1 - cosine)" if loss is None else "loss in nats per token"
-    print(f"\n{NOTE.format(what=what)}", file=sys.stderr)
+    print(f"\n{localize(NOTE.format(what=what))}", file=sys.stderr)
     if path is not None:
         print(f"\n{path}")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from regard.commands import positive
 from regard.commands.attention_options import HEADS, progress, read_head
 from regard.errors import UserError
+from regard.messages import localize
 
 if TYPE_CHECKING:
     from regard.explore.examples import Batch
@@ -68,14 +69,14 @@ def run(args: argparse.Namespace) -> None:
         save(prune(inside.model, removed), folder, tokenizers=inside.bundle.tokenizers, recipe=tables)
     small = Inside.open(args.out, args.device)
     sizes = [sum(parameter.numel() for parameter in one.model.parameters()) for one in (inside, small)]
-    print(f"removed: {' '.join('.'.join(map(str, head)) for head in sorted(heads))}")
-    print(f"heads: {len(inside.anatomy.heads)} -> {len(small.anatomy.heads)}")
-    print(f"parameters: {sizes[0]:,} -> {sizes[1]:,} ({sizes[1] / sizes[0] - 1:+.1%})")
+    print(localize(f"removed: {' '.join('.'.join(map(str, head)) for head in sorted(heads))}"))
+    print(localize(f"heads: {len(inside.anatomy.heads)} -> {len(small.anatomy.heads)}"))
+    print(localize(f"parameters: {sizes[0]:,} -> {sizes[1]:,} ({sizes[1] / sizes[0] - 1:+.1%})"))
     if batches and batches[0].expected is not None:
         before, after = mean_loss(inside, batches), mean_loss(small, batches)
         count = sum(batch.source.shape[0] for batch in batches)
         unseen = "" if args.least is None else " that were not used to choose the heads"
-        print(f"loss: {before:.4f} -> {after:.4f} nats per token, over {count:,} examples{unseen}")
+        print(localize(f"loss: {before:.4f} -> {after:.4f} nats per token, over {count:,} examples{unseen}"))
     print(args.out)
 
 

@@ -21,7 +21,7 @@ from regard.training.history import METRICS, lines_with, parse
 
 TAIL = 2**13  # bytes of metrics.jsonl with its last lines
 FIELDS = {"task", "steps", "metric", "higher", "headline", "test"}  # of `regard.training.task.Task.summary`
-HEADERS = ("run", "task", "steps", "seconds", "loss", "best", "test")
+HEADERS = "run, task, steps, seconds, loss, best, test"
 
 ARGUMENTS = {
     "DIR": ("where the runs are (default: runs)", {"nargs": "?", "default": "runs"}),
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{folder}: there is no such folder; name the one that holds the runs")
     runs = [run for path in sorted(folder.iterdir()) if (run := read(path)) is not None]
     if runs or args.json:
-        show(args.json, runs, aligned([HEADERS, *map(row, runs)], right=range(2, 6)))
+        show(args.json, runs, aligned([localize(HEADERS).split(", "), *map(row, runs)], right=range(2, 6)))
     else:
         print(localize(f"{folder}: no runs yet; start with  regard train RECIPE"), file=sys.stderr)
 
@@ -92,14 +92,15 @@ def _values(lines: Iterable[dict[str, Any]], key: str) -> list[Any]:
 def row(summary: dict[str, Any]) -> tuple[str, ...]:
     step, steps, loss, best, test = (summary[name] for name in ("step", "steps", "loss", "best", "test"))
     of = f" of {steps:,}" if isinstance(steps, int) and steps > step else ""
+    sets = ", ".join(f"{name} {value:.4g}" for name, value in test.items())
     return (
         summary["run"],
         summary["task"],
         f"{step:,}{of}",
         f"{summary['seconds']:,.0f}",
         "–" if loss is None else f"{loss:.4f}",
-        "–" if best is None else f"{summary['metric'].replace('_', ' ')} {best:.4g}",
-        f"{summary['headline']} " + ", ".join(f"{name} {value:.4g}" for name, value in test.items()) if test else "–",
+        "–" if best is None else f"{localize(summary['metric'].replace('_', ' '))} {best:.4g}",
+        f"{localize(summary['headline'])} {sets}" if test else "–",
     )
 
 

@@ -31,7 +31,7 @@ Text = tuple[str, str]  # in English and in Korean
 Status = Literal["passed", "failed", "not attempted"]
 STATUS: dict[Status, Text] = {
     "passed": ("passed", "통과"),
-    "failed": ("not yet", "아직"),
+    "failed": ("not yet", "아직 틀림"),
     "not attempted": ("not attempted", "아직 풀지 않음"),
 }
 SIGNS: dict[Status, str] = {"passed": "✓", "failed": "✗", "not attempted": "·"}

@@ -89,7 +89,7 @@ def _read(name: str) -> dict[str, Any]:
 @cache
 def entries() -> dict[str, str]:
     """All messages: {English: Korean}."""
-    return {**_read("help"), **_read("messages"), **_read("reports")}
+    return {**_read("help"), **_read("messages"), **_read("errors"), **_read("reports")}
 
 
 @cache
