@@ -29,7 +29,7 @@ WORDS = {
         "other": "한국어",
         "contents": "Contents",
         "note": "This page is a single file: it loads nothing.",
-        "minutes": "min",
+        "minutes": " min",
     },
     "ko": {
         "other": "English",
@@ -117,7 +117,7 @@ def page(lesson: Lesson, language: str) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/><link rel="icon" href="data:,"/>'
         f"<title>{lesson.number}. {escape(lesson.title(language))} · Regard</title>\n<style>\n{style}</style></head>\n"
         f'<body class="lesson"><header><div class="brand">{LOGO}<span>Regard</span></div><p class="meta">'
-        f'{lesson.minutes(language)} {words["minutes"]} · <a lang="{other}" href="{lesson.name}.{other}.html">'
+        f'{lesson.minutes(language)}{words["minutes"]} · <a lang="{other}" href="{lesson.name}.{other}.html">'
         f"{words['other']}</a></p></header>\n<main>{title}</h1>"
         f'<nav aria-labelledby="contents"><h2 id="contents">{words["contents"]}</h2><ol>{links}</ol></nav>'
         f'{text}<p class="near">{" ".join(near)}</p></main>\n<footer><p>{words["note"]}</p></footer></body></html>\n'
