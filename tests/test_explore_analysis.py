@@ -130,7 +130,7 @@ def test_neurons_embeddings_and_positions(address, runs):
     [
         ("patching", {"run": "decoder", "text": TEXT, "other": "the"}, "tokens"),
         ("patching", {"run": "decoder", "text": TEXT, "other": TEXT}, "no difference"),
-        ("patching", {"run": "captioner", "image": "0", "other": ""}, "two texts"),
+        ("patching", {"run": "captioner", "image": "0", "other_image": "1"}, "choose the image again"),
         ("patched", {"run": "decoder", "text": TEXT, "other": OTHER, "stack": "encoder", "layer": 0}, "encoder"),
         ("patched", {"run": "decoder", "text": TEXT, "other": OTHER, "stack": "decoder", "layer": 9}, "decoder.9"),
         (

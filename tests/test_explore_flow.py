@@ -120,6 +120,21 @@ def test_tokens_are_generated_one_by_one_as_python_samples_them(open_page, page_
     sync_api.expect(page.get_by_test_id("generated")).to_have_text([look.output.positions[-1].top[0].label])
 
 
+CROWDED = """all => all.filter((box) => {
+  const [name, number] = ["text.name", "text.small"].map((one) => box.querySelector(one)?.getBoundingClientRect());
+  return name && number?.width && name.right > number.left - 2 && name.bottom > number.top + 2;
+}).map((box) => box.dataset.box)"""
+
+
+@pytest.mark.parametrize("locale", ["en-US", "ko-KR"])
+def test_names_and_numbers_of_boxes_do_not_overlap(open_page, locale):
+    page = open_page(state("translator", view="flow"), width=1440, locale=locale)
+    page.get_by_test_id("flow").wait_for()
+    assert page.locator("[data-box]").evaluate_all(CROWDED) == []
+    lines = page.locator(".tokens > .quiet").evaluate_all("all => all.map(one => one.getClientRects()[0].height)")
+    assert max(lines) < 30  # "Output" in one line
+
+
 def test_an_encoder_decoder_is_drawn_with_both_stacks_and_fits_a_phone(open_page, page_runs):
     page = open_page(state("translator", view="flow"), width=390, locale="ko-KR")
     picture = page.get_by_test_id("flow")

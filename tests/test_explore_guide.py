@@ -111,6 +111,10 @@ def test_every_step_of_the_tour_acts_and_answers(open_page, run, locale):
         page.get_by_test_id("tour-do").click()
         settle(page)
         sync_api.expect(page.get_by_test_id("tour-do")).to_be_enabled()
+        before = tour.locator(".term").evaluate_all(
+            "all => all.map(e => e.previousSibling?.textContent.slice(-1) ?? '')"
+        )
+        assert not any("가" <= letter <= "힣" for letter in before)  # 키, not the end of another word
         options = tour.locator(".options .pill")
         if options.count():
             names = options.all_inner_texts()
@@ -175,6 +179,14 @@ def test_a_saved_page_opens_from_disk_and_still_answers(open_page, page_runs, tm
         saved.get_by_test_id("toggle").click()
         saved.get_by_role("tab", name="Step by step").click()
         saved.locator(".rows .row").first.wait_for()
+        for name, content in (
+            ("Lens", "lens"),
+            ("Attribution", "saliency"),
+            ("Neurons", "units"),
+            ("Embeddings", "position"),
+        ):
+            saved.get_by_role("tab", name=name).click()
+            saved.get_by_test_id(content).wait_for()
         saved.locator("#text").fill("something else")  # which the file does not have
         saved.get_by_test_id("refused").wait_for()
         assert "regard explore" in saved.get_by_test_id("refused").inner_text()

@@ -6,6 +6,7 @@ import json
 from urllib.parse import quote
 
 import pytest
+import torch
 
 pytest.importorskip("playwright", reason="needs the package playwright")
 pytest.importorskip("fastapi")
@@ -13,10 +14,14 @@ pytest.importorskip("uvicorn")
 
 from playwright import sync_api
 
-from explorer import TEXT, settle, state
+from explorer import SMALL, TEXT, grow, make_numbers, served, settle, state
 from regard import explore
 from regard.explore.changes import Changes
 from regard.explore.inside import Inside
+from regard.models.config import ModelConfig
+from regard.models.folder import save
+from regard.models.transformer import build
+from regard.training.examples import as_json
 
 pytest_plugins = ["browser"]
 OTHER = TEXT.replace("tired", "sun")
@@ -116,6 +121,60 @@ def test_neurons_and_embeddings(open_page, page_runs):
     page.get_by_test_id("near").fill("nonsense!")
     page.get_by_test_id("near").press("Enter")
     sync_api.expect(page.get_by_test_id("analysis-error")).to_contain_text("nonsense!")
+
+
+OVERLAPS = """all => all.map(one => one.getBoundingClientRect())
+  .flatMap((a, i, boxes) => boxes.slice(i + 1).map(b => [a, b]))
+  .filter(([a, b]) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)
+  .length"""
+
+
+def test_only_views_that_the_model_has_are_offered_and_two_images_can_be_compared(open_page, tmp_path):
+    make_numbers(tmp_path / "numbers", rule={"low": 0.0, "high": 100.0})
+    folder = tmp_path / "vit"
+    config = ModelConfig(
+        architecture="encoder", input="patches", image_size=32, patch_size=8, output_head="classes", classes=12,
+        pooling="mean", position="rope", position_axes=2, **SMALL,
+    )  # fmt: skip
+    save(grow(build(config)), folder, recipe={"data": {"classes": [f"a long class {n}" for n in range(12)]}})
+    shades = torch.randint(256, (64, 3, 1, 1), dtype=torch.uint8).expand(-1, -1, 32, 32)
+    inside = Inside.open(folder)
+    best = {inside.look(image=one / 255).output.positions[0].top[0].label: one for one in shades}
+    pixels = list(best.values())[:3]  # of different classes
+    inputs = [{**as_json(one), "target": f"class {n}"} for n, one in enumerate(pixels)]
+    (folder / "examples.json").write_text(json.dumps({"inputs": inputs}))
+    with served(tmp_path) as listener:
+        page = open_page(state("numbers", "10 20 30"), listener=listener)
+        tabs = page.get_by_role("tab").all_inner_texts()
+        assert "Neurons" in tabs and not {"Lens", "Attribution", "Patching", "Search tree", "Generation"} & {*tabs}
+        page.get_by_role("tab", name="Embeddings").click()  # numbers have no vocabulary, but positions
+        page.get_by_test_id("position").wait_for()
+        assert page.get_by_test_id("near").count() == 0 and page.get_by_test_id("analysis-error").count() == 0
+
+        page = open_page("run=vit&view=embeddings", listener=listener)
+        page.get_by_test_id("position").wait_for()
+        assert page.get_by_role("img", name="Position encoding: RoPE, 16 × 4").count() == 1  # a row for each patch
+        page.get_by_role("tab", name="Lens").click()
+        page.get_by_role("grid", name="Lens").wait_for()
+        cut = "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).length"
+        assert page.get_by_role("grid", name="Lens").locator("button, [role=columnheader]").evaluate_all(cut) == 0
+        page.get_by_role("tab", name="Patching").click()  # the second test image is suggested
+        looks = [inside.look(image=one / 255) for one in pixels]
+        grids = {}
+        for other in (1, 2):
+            made = explore.activation_patching(looks[0], looks[other])
+            page.get_by_test_id("patching-picture").nth(other).click()
+            sync_api.expect(page.get_by_test_id("answers")).to_contain_text(f"the second “{made.answers[1]}”")
+            grids = cells(page, "Residual stream: Encoder")
+            assert grids[0, 3] == pytest.approx(float(made.residual["encoder"][0, 3]), abs=1e-3)
+        page.get_by_role("tab", name="Compare").click()
+        page.get_by_test_id("other-picture").nth(1).click()
+        page.get_by_role("region", name="Second").locator("canvas").wait_for()
+        outputs = page.get_by_test_id("compare-output")
+        sync_api.expect(outputs.nth(1)).to_contain_text(looks[1].output.positions[0].top[0].label)
+        assert looks[0].output.positions[0].top[0].label in outputs.nth(0).inner_text()
+        assert page.locator("section canvas, aside").evaluate_all(OVERLAPS) == 0
+        assert "other.image=" in page.url
 
 
 def test_views_in_korean_on_a_phone_and_their_exports(open_page):

@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn")
 
 from playwright import sync_api
 
-from explorer import SMALL, TEXT, choices, grow, make_captioner, make_decoder, served, settle, state
+from explorer import SMALL, TEXT, choices, grow, make_captioner, make_decoder, make_translator, served, settle, state
 from regard.explore.inside import Inside
 from regard.models.config import ModelConfig
 from regard.models.folder import save
@@ -98,6 +98,17 @@ def test_a_run_begins_with_its_own_test_images_and_targets(open_page, tmp_path):
         weights = Inside.open(folder).look(image=torch.full((3, 32, 32), 10 / 255)).parts["encoder"].weights[0][1, 0]
         assert np.corrcoef(red - blue, weights.numpy())[0, 1] > 0.99
         assert page.get_by_test_id("unlike").count() == 0
+
+
+def test_targets_leave_the_inputs_their_width_and_the_header_has_no_keys(open_page, page_runs, tmp_path):
+    folder = make_translator(tmp_path / "translator")
+    (folder / "examples.json").write_text(json.dumps({"inputs": [{"text": TEXT, "target": "고양이가"}]}))
+    with served(folder) as listener:
+        page = open_page("run=translator", listener=listener, width=1440, locale="ko-KR")
+        page.get_by_test_id("target").wait_for()
+        right = [page.locator(name).bounding_box() for name in ("#target", "main")]
+        assert right[0]["x"] + right[0]["width"] > right[1]["x"] + right[1]["width"] - 40
+        assert "인코더-디코더" in page.locator(".facts").inner_text()
 
 
 def test_an_input_unlike_the_training_data_gets_a_hint(open_page, tmp_path):

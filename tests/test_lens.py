@@ -182,6 +182,8 @@ def test_neurons_add_up_to_the_feedforward_layer():
     column = (column - column.mean()) * inside.model.decoder.norm.weight.detach()
     logits = inside.model.output_head.project.weight.detach() @ column
     assert raised[0][1] == pytest.approx(float(logits.max())) and lowered[0][1] == pytest.approx(float(logits.min()))
+    raised, lowered = made.writes(unit, len(logits))  # each token is on one side
+    assert [len(raised), len(lowered)] == [int((logits > 0).sum()), int((logits < 0).sum())]
 
 
 def test_the_map_of_embeddings_is_their_svd():

@@ -140,7 +140,9 @@ def position_picture(inside: Inside, stack: PartName | None = None, length: int 
     if length < 1:
         raise UserError(f"length = {length}: must be 1 or more")
     position = cast(Position, getattr(inside.model, name).position)
-    return _picture(position, min(length, inside.bundle.limits.positions or length), inside)
+    grid = inside.config.grid if name == "encoder" else None
+    limit = inside.bundle.limits.positions if grid is None else grid[0] ** 2 + grid[1]  # the patches of an image
+    return _picture(position, min(length, limit or length), inside)
 
 
 def _picture(position: Position, length: int, inside: Inside) -> PositionPicture:

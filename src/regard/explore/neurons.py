@@ -54,7 +54,7 @@ class Neurons:
 
     @torch.inference_mode()
     def writes(self, unit: int, count: int = 5) -> tuple[list[tuple[str, float]], list[tuple[str, float]]] | None:
-        """The tokens (or classes) whose logits the unit raises and lowers most, per unit of activation.
+        """The tokens (or classes) whose logits the unit raises and those that it lowers most, per unit of activation.
 
         None where the way to the output is not direct: a layer of an encoder before a decoder, an output head with a
         layer of its own, a model that outputs vectors.
@@ -68,11 +68,12 @@ class Neurons:
         column = _feedforward(self.look, self.stack, self.layer).down.weight[:, self.check(unit)].double().cpu()
         norm = linear_part(readout.stack.norm, inside.config.dim)
         logits = weight.double().cpu() @ (norm @ column)
-        count = min(count, len(logits))
-        sides = []
-        for order in (logits.topk(count).indices, logits.topk(count, largest=False).indices):
-            sides.append([(inside.reader.label(id), float(logits[id])) for id in order.tolist()])
-        return sides[0], sides[1]
+
+        def largest(sign: int) -> list[tuple[str, float]]:
+            order = (sign * logits).topk(min(count, len(logits))).indices.tolist()
+            return [(inside.reader.label(id), float(logits[id])) for id in order if sign * logits[id] > 0]
+
+        return largest(1), largest(-1)
 
     def _repr_html_(self) -> str:
         units = [unit for unit, _, _ in self.top_units()]

@@ -75,7 +75,8 @@ export interface Ask {
   changes: Changes;
   step: number | null; // the snapshot whose weights are shown; null: the trained model
   grid: Grid;
-  other: { run: string; text: string; step: number | null }; // the second side of a comparison; "": as the first
+  /** The second side of a comparison; "" and null: as the first. */
+  other: { run: string; text: string; step: number | null; image: string | null };
   unit: number | null; // of a feed-forward layer; null: the most active one
   near: string; // the token whose neighbours are shown; "": none
   tour: number | null; // the step of the tour, from 1 on
@@ -101,7 +102,7 @@ export function newAsk(run: string): Ask {
     changes: noChanges(),
     step: null,
     grid: "maps",
-    other: { run: "", text: "", step: null },
+    other: { run: "", text: "", step: null, image: null },
     unit: null,
     near: "",
     tour: null,
@@ -131,6 +132,7 @@ export function toLink(ask: Ask): string {
   put("other.run", ask.other.run, "");
   put("other.text", ask.other.text, "");
   put("other.step", ask.other.step);
+  put("other.image", ask.other.image);
   put("unit", ask.unit);
   put("near", ask.near, "");
   put("tour", ask.tour);
@@ -160,7 +162,8 @@ export function fromLink(link: string): Ask {
   ask.beam = Math.min(Math.max(whole("beam") ?? 4, 1), 8);
   ask.step = whole("step");
   ask.grid = GRIDS.find((grid) => grid === found.get("grid")) ?? "maps";
-  ask.other = { run: found.get("other.run") ?? "", text: found.get("other.text") ?? "", step: whole("other.step") };
+  const [run, text] = ["run", "text"].map((name) => found.get(`other.${name}`) ?? "");
+  ask.other = { run, text, step: whole("other.step"), image: found.get("other.image") };
   ask.unit = whole("unit");
   ask.near = found.get("near") ?? "";
   ask.tour = whole("tour");

@@ -88,21 +88,27 @@ export class Explorer {
     this.refresh();
   }
 
-  /** An image of the user: cropped and resized here, kept by the server under a name. */
+  /** An image of the user as the input. */
   async takeImage(source: CanvasImageSource, own = false): Promise<void> {
     const size = this.before?.size ?? this.info?.size ?? 224;
     try {
       const { width, height } = source as { width: number; height: number };
       this.resized = own || (width === size && height === size) ? null : [width, height];
-      const { bytes, url } = toPixels(source, size);
-      const name = await server.keepImage(bytes);
-      this.images = new Map(this.images).set(name, url);
+      const name = await this.storeImage(source);
       this.own = own;
       this.ask.image = name;
       this.refresh();
     } catch (error) {
       this.fail(error);
     }
+  }
+
+  /** Crop and resize an image for the server to keep; returns its name. */
+  async storeImage(source: CanvasImageSource): Promise<string> {
+    const { bytes, url } = toPixels(source, this.before?.size ?? this.info?.size ?? 224);
+    const name = await server.keepImage(bytes);
+    this.images = new Map(this.images).set(name, url);
+    return name;
   }
 
   /** The image of a link, which only the server has. */

@@ -330,7 +330,7 @@ function drawTree(explorer: Explorer, theme: Theme): Figure | null {
     const stroke = node.best ? weightColour(0.8, theme) : MUTE[theme];
     const opacity = node.kept || node.ended ? 0.8 : 0.25;
     body += `<path d="${curve({ source: [node.fromX, node.fromY], target: [node.x - 4, node.y] })}" fill="none" stroke="${stroke}" stroke-opacity="${opacity}" stroke-width="${(0.8 + 4 * node.probability).toFixed(2)}"/>`;
-    body += text(node.x, node.y + 4, `${node.token} ${node.probability.toFixed(2)}`, node.best ? weightColour(0.8, theme) : node.kept || node.ended ? INK[theme] : MUTE[theme]);
+    body += text(node.x, node.y + 4, `${node.token} ${number(node.probability, 2)}`, node.best ? weightColour(0.8, theme) : node.kept || node.ended ? INK[theme] : MUTE[theme]);
   }
   return frame(drawn.width + 32, drawn.height + 60, explorer.ask.text.slice(0, 90), theme, `${body}</g>`);
 }

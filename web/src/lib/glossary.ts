@@ -16,7 +16,7 @@ const ENGLISH: Entry[] = [
   [["position encoding"], "How a model knows the order of tokens: added to the embeddings, rotated into queries and keys, or added to the scores."],
   [["nats", "nat"], "The unit of a loss with the natural logarithm: 0 is certainty, 0.69 is a coin toss."],
   [["loss"], "How improbable the correct tokens are for the model: the mean of −log p."],
-  [["beam search"], "Keeps the few most probable beginnings at every step instead of only one."],
+  [["beam search"], "Keeps the few most probable hypotheses at every step instead of only one."],
   [["cross-attention"], "Attention of the output tokens to the input."],
   [["self-attention"], "Attention between the tokens of one text."],
   [["encoder"], "Reads the whole input at once."],
@@ -38,7 +38,7 @@ const KOREAN: Entry[] = [
   [["위치 인코딩"], "모델이 토큰의 순서를 아는 방법: 임베딩에 더하거나, 쿼리와 키를 회전하거나, 점수에 더합니다."],
   [["nat"], "자연로그를 쓰는 손실의 단위: 0은 확실함, 0.69는 동전 던지기."],
   [["손실"], "모델이 정답 토큰에 준 확률이 얼마나 낮은지: −log p의 평균."],
-  [["빔 탐색"], "단계마다 하나가 아니라 확률이 높은 접두사 몇 개를 남기는 탐색."],
+  [["빔 탐색"], "단계마다 하나가 아니라 확률이 높은 가설 몇 개를 남기는 탐색."],
   [["크로스 어텐션"], "출력 토큰이 입력에 주는 어텐션."],
   [["셀프 어텐션"], "한 텍스트의 토큰 사이의 어텐션."],
   [["인코더"], "입력 전체를 한 번에 읽습니다."],
@@ -61,11 +61,11 @@ export function explain(text: string, language: Language): Piece[] {
   const forms = ENTRIES[language].flatMap(([names, meaning]) => names.map((name) => ({ name, meaning })));
   forms.sort((one, other) => other.name.length - one.name.length); // the longest term wins
   const names = forms.map(({ name }) => name.replace(/[.*+?^${}()|[\]\\-]/g, "\\$&")).join("|");
-  const border = language === "en" ? "\\b" : "";
+  const [before, after] = language === "en" ? ["\\b", "\\b"] : ["(?<![가-힣])", ""]; // particles follow a Korean noun
   const used = new Set<string>();
   const pieces: Piece[] = [];
   let end = 0;
-  for (const match of text.matchAll(new RegExp(`${border}(?:${names})${border}`, "gi"))) {
+  for (const match of text.matchAll(new RegExp(`${before}(?:${names})${after}`, "gi"))) {
     const meaning = forms.find(({ name }) => name === match[0].toLowerCase())?.meaning;
     if (!meaning || used.has(meaning)) continue;
     used.add(meaning);

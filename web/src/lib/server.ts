@@ -206,10 +206,11 @@ export async function training(run: string): Promise<Training> {
 }
 
 /** An analysis of activations: JSON, or a frame with its arrays in `blocks`. */
-export async function analysis<T>(path: string, body: object, signal: AbortSignal): Promise<T> {
-  const reply = await post(`api/${path}`, body, signal);
-  if (reply.headers.get("Content-Type")?.includes("json")) return reply.json();
-  return parseFrame<T & { arrays: [] }>(await reply.arrayBuffer());
+export async function analysis<T>(path: string, body: object, signal?: AbortSignal): Promise<T> {
+  const content = await (await post(`api/${path}`, body, signal)).arrayBuffer(); // of a saved page: without a type
+  const text = new TextDecoder();
+  if (text.decode(content.slice(0, 4)) === "RGRD") return parseFrame<T & { arrays: [] }>(content);
+  return JSON.parse(text.decode(content)) as T;
 }
 
 /** Upload an image as size x size x RGB bytes; returns the name under which the server keeps it. */

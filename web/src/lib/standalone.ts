@@ -1,11 +1,11 @@
 /* A page in one file: this page with the responses of its current state inside, for slides and blog posts.
 
-   It opens from disk and needs no server and no network. What it can still do is what was recorded: every view of the
+   It opens from disk and needs no server and no network. What it can still do is what was recorded: the views of the
    current input, each head on or off, the steps of all queries of the current head, the snapshots of training. */
 
 import { compact, toLink } from "./ask";
 import type { Explorer } from "./explorer.svelte";
-import { spaceOf } from "./look";
+import { spaceOf, type Question } from "./look";
 import * as server from "./server";
 import { record } from "./tape";
 
@@ -21,6 +21,25 @@ async function tryTo(work: () => Promise<unknown>): Promise<void> {
   } catch (error) {
     if (!(error instanceof server.Refused)) throw error; // a view that this model does not have
   }
+}
+
+/** The requests of the views lens, attribution, neurons and embeddings for the selected token, as they send them. */
+function analyses(explorer: Explorer, question: Question): [string, object][] {
+  const { ask, before, part, outputSpace, selected } = explorer;
+  const { run, step } = ask;
+  const kind = before!.output.kind;
+  const at = kind === "classes" ? 0 : selected[outputSpace];
+  const stack = part?.part === "cross" ? "decoder" : part?.part;
+  const positions = 64;
+  return [
+    ["lens", { ...question, first: Math.floor(at / positions) * positions, count: positions }],
+    ["attribution", { ...question, at, token: null, minus: null }],
+    ["saliency", { ...question, at, token: null }],
+    ["scores", { run, step }],
+    ["neurons", { ...question, stack, layer: part?.layer ?? 0, unit: ask.unit }],
+    ["embeddings", { run, step, side: kind === "target" ? (before!.size === null ? "source" : "target") : null }],
+    ["position", { run, step, stack: null, length: positions }],
+  ];
 }
 
 /** Request what the saved page will ask for, the most important first. */
@@ -40,6 +59,7 @@ async function rehearse(explorer: Explorer, full: () => boolean): Promise<void> 
   const at = { source: explorer.selected.source, target: explorer.selected.target };
   await once(() => server.flow({ ...changed, at: spaceOf(part?.rows ?? "source") === "source" && !before.labels.written ? { source: at.source } : at }));
   if (before.output.kind === "target") await once(() => server.search({ ...changed, beam: ask.beam }));
+  for (const [path, body] of analyses(explorer, changed)) await once(() => server.analysis(path, body));
   await once(() => server.roles(plain));
   for (const { part, layer } of before.parts) await once(() => server.off({ ...changed, part, layer }));
   for (const { part, layer, heads } of before.parts)

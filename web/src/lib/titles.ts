@@ -27,14 +27,22 @@ export function inPart(name: PartName, parts: Part[], what: string): string {
   return parts.every((part) => part.part === name) ? what : `${partTitle(name, parts)}: ${what}`;
 }
 
+/** The name of a position encoding. */
+export function positionTitle(kind: string): string {
+  const names: Record<string, string> = { rope: "RoPE", alibi: "ALiBi", t5: "T5", relative: "Shaw" };
+  return names[kind] ?? say(kind === "learned" ? "positionLearned" : "positionSinusoidal");
+}
+
 /** A loss: small ones keep two digits. */
 export function lossNumber(value: number): string {
+  if (value > 0 && value < 1e-6) return "<0.000001";
   return value < 0.01 ? value.toPrecision(2) : value.toFixed(3);
 }
 
 export function number(value: number, digits = 3): string {
   if (value === -Infinity) return "−∞";
   if (value > 0 && value < 0.5 * 10 ** -digits) return `<${(10 ** -digits).toFixed(digits)}`;
+  if (value < 0 && value > -0.5 * 10 ** -digits) return "0";
   return value.toFixed(digits).replace("-", "−");
 }
 

@@ -95,7 +95,7 @@ export const englishTour = {
   },
   search: {
     title: "From probabilities to a text",
-    text: "At each step the model gives every token a probability, and beam search extends the best few beginnings. The tree shows what it kept and what it dropped.",
+    text: "At each step the model gives every token a probability, and beam search extends the best few hypotheses. The tree shows what it kept and what it dropped.",
     do: "Show the search tree.",
     ask: "How probable is the best first token?",
     sure: "above 0.9",

@@ -41,5 +41,5 @@ export function place(tree: Tree): { nodes: Placed[]; width: number; height: num
 /** At least as wide as a token and its probability are drawn. */
 function labelWidth(node: TreeNode): number {
   const letters = [...node.token].reduce((sum, letter) => sum + (letter.codePointAt(0)! > 0x2e80 ? 14 : 8.4), 0);
-  return letters + 36;
+  return letters + 43;
 }

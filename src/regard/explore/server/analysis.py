@@ -4,7 +4,7 @@
     POST  api/attribution  the terms of one logit: heads, feed-forward layers, embeddings
     POST  api/saliency     attention, rollout and gradient × input of one output
     POST  api/scores       induction and copying scores of the heads
-    POST  api/patching     what every patch from the question into the `other` text restores
+    POST  api/patching     what every patch from the question into the `other` text or image restores
     POST  api/patched      the output under one of these patches
     POST  api/neurons      the units of a feed-forward layer, and one of them
     POST  api/embeddings   the map of the token embeddings, as a frame
@@ -51,7 +51,8 @@ class AskedOutput(Asked):
 
 
 class AskedPair(Asked):
-    other: str
+    other: str = ""
+    other_image: str | None = None  # of a question with an image
 
 
 class AskedPatch(AskedPair):
@@ -160,14 +161,13 @@ def position(asked: AskedPosition, models: Models) -> Response:
 
 
 def both_looks(asked: AskedPair, models: Models) -> tuple[Look, Look]:
-    """The question, and the same with the other text; targets are what the model generates for each."""
+    """The question, and the same with the other text or image; targets are what the model generates for each."""
     from regard.explore.changes import Changes
 
     changes = Changes.from_dict(asked.changes)
-    if asked.image is not None:
-        raise UserError("patching: the page compares two texts; for two images use regard.explore.activation_patching")
-    first, last = ((asked.run, text, None, None, asked.step) for text in (asked.text, asked.other))
-    return models.look(first, changes), models.look(last, changes)
+    sides = ((asked.text, asked.image), (asked.other or None, asked.other_image))
+    first, last = (models.look((asked.run, text, None, image, asked.step), changes) for text, image in sides)
+    return first, last
 
 
 def patched(asked: AskedPatch, models: Models) -> Response:
