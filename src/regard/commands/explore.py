@@ -8,6 +8,7 @@ examples:
   regard explore runs                                 all runs in a folder
   regard explore runs/gpt2 --text "Hello, my name"    start with this text
   regard explore runs/demo --no-browser --port 8765   print the address, on a port of your choice
+  regard explore sample:korean-small                  a small Korean model, installed with Regard
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ def open_page(
 ) -> None:
     """Serve the page until Ctrl-C."""
     from regard.explore.server.models import Models, find_runs
+    from regard.samples import sample_folder
 
-    runs = find_runs(Path(run))
+    runs = find_runs(sample_folder(run) or Path(run))
     threading.Thread(target=import_torch, args=(True,), daemon=True).start()  # while the rest is imported
     from regard.explore.server.listen import serve
 

@@ -1,7 +1,8 @@
-"""Small samples of real data included in the package, so that a recipe can be tried without a download.
+"""Small samples of real data, and a small model, included in the package: recipes and a page to try without downloads.
 
     folder = "sample:nsmc"        in [data] or [smoke.data] of a recipe
     regard train … --data sample:nsmc
+    regard explore sample:korean-small
 
 Each folder here is one sample; its README.md names the origin and the licence.
 """
@@ -23,5 +24,5 @@ def sample_folder(folder: str | Path) -> Path | None:
     name = str(folder).removeprefix(PREFIX)
     names = [path.name for path in HERE.iterdir() if (path / "README.md").is_file()]
     if name not in names:
-        raise UserError(f"data.folder = {folder!s}: unknown sample; {suggest(name, names)}")
+        raise UserError(f"{folder!s}: unknown sample; {suggest(name, names)}")
     return HERE / name

@@ -73,6 +73,7 @@ def load(
 ) -> Bundle:
     """The model in a folder with everything that is needed to use it: `regard.load("runs/x").predict([...])`.
 
+    "sample:korean-small" is the model that is installed with Regard.
     `recipe`: the tables of its recipe, if already read; they are parsed once, and travel with the bundle.
     `ensemble`: folders of other models, which translate or caption together with it (`regard.predict.ensemble`).
     """
@@ -80,7 +81,9 @@ def load(
     from regard.models.recipe import read_recipe
     from regard.predict.bundle import Bundle
     from regard.predict.onnx import is_exported, load_exported
+    from regard.samples import sample_folder
 
+    path = sample_folder(path) or path
     recipe = read_recipe(path, saved=True) if recipe is None else recipe
     if (Path(path) / "model.bin").is_file():  # `regard export --ctranslate2`
         from regard.predict.ctranslate2 import load_ctranslate2
