@@ -13,16 +13,22 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 
 import regard.lessons
+from regard.explore.changes import Changes
 from regard.lessons.checker import Hint, exercises
+from test_readme import ROOT, anchors, command_lines, parse_command
 
 FOLDER = Path(regard.lessons.__file__).parent
+FILES = [f"{path.relative_to(ROOT)}" for path in sorted(FOLDER.glob("[0-9]*.md"))]
 LESSONS = sorted(FOLDER.glob("*.en.md"))
 NAMES = [path.name.removesuffix(".en.md") for path in LESSONS]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$(\n\n?```text\n(.*?)^```$)?", re.M | re.S)
@@ -103,3 +109,42 @@ def test_images_exist(name):
     for language in ("en", "ko"):
         for target in re.findall(r"(?:src=\"|\]\()(images/[^\")]+)", text_of(name, language)):
             assert (FOLDER / target).is_file(), target
+
+
+# --- commands and links
+
+
+@pytest.mark.parametrize("page", FILES, ids=lambda page: Path(page).stem)
+def test_commands_exist_with_their_options(page):
+    spans = re.findall(
+        r"`(regard [a-z][^`]* [^`]+)`", re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.M | re.S)
+    )
+    for where, line in [*command_lines(page), *((page, span) for span in spans)]:
+        parse_command(where, shlex.split(line)[1:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_open_a_state_of_the_page(name):
+    """`regard explore RUN --link "#run=…"`: keys, views and changes that the page knows, the same in both languages."""
+    ask = (ROOT / "web" / "src" / "lib" / "ask.ts").read_text()
+    known = set(re.findall(r'(?:found\.get|whole|within)\("([\w.]+)"', ask))
+    views = set(re.findall(r'"(\w+)"', ask.split("VIEWS = [")[1].split("]")[0]))
+    links = {
+        language: re.findall(r'explore (\S+) --link "#(\S+)"', text_of(name, language)) for language in ("en", "ko")
+    }
+    assert links["en"] == links["ko"]
+    for run, link in links["en"]:
+        state = dict(parse_qsl(link, keep_blank_values=True))
+        assert set(state) <= known and state["run"] == re.split("[/:]", run)[-1], link
+        assert state.get("view", "model") in views and state.get("part", "cross") in ("encoder", "decoder", "cross")
+        if "changes" in state:
+            assert Changes.from_dict(json.loads(state["changes"])), link
+
+
+@pytest.mark.parametrize("page", FILES, ids=lambda page: Path(page).stem)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text()):
+        path, _, anchor = target.partition("#")
+        if not target.startswith("https://"):
+            linked = (ROOT / page).parent / path
+            assert linked.exists() and (not anchor or anchor in anchors(linked)), target
