@@ -13,11 +13,12 @@ from torch.nn.attention.flex_attention import create_mask
 
 from mask_strategies import combined
 from regard.nn.attention import attend
-from regard.nn.banded import Plan, attend_banded, make_plan, prepare
+from regard.nn.banded import attend_banded, prepare
 from regard.nn.block import Stack
 from regard.nn.config import StackConfig
 from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, from_tensor, padding, window
 from regard.nn.patterns import global_tokens, prefix, random_blocks, tiles
+from regard.nn.plan import Piece, Plan, cheapest, make_plan
 from regard.nn.position import KINDS
 
 pytestmark = pytest.mark.grid
@@ -86,9 +87,10 @@ def test_bounds_of_a_plain_sequence_are_exact(mask: Mask) -> None:
     st.sampled_from([4, 8, 16]),
     st.sampled_from([None, "alibi", "t5", "relative"]),
     st.sampled_from([1, 2]),
+    st.booleans(),
 )
 def test_banded_attention_is_the_reference(
-    mask: Mask, positions: Positions, size: int, kind: str | None, key_heads: int
+    mask: Mask, positions: Positions, size: int, kind: str | None, key_heads: int, pieces: bool
 ) -> None:
     config = StackConfig(dim=8, heads=2, position_distance=9, position_buckets=8)
     assume(positions.length > 1)
@@ -100,7 +102,7 @@ def test_banded_attention_is_the_reference(
         position = KINDS[kind](config).double()
         bias = position.bias(positions.pos, positions.pos)
         inputs += [*position.parameters()]
-    ours = attend_banded(q, k, v, make_plan(attention_mask, size), bias=bias, scale=None, dropout=0.0)
+    ours = attend_banded(q, k, v, make_plan(attention_mask, size, pieces), bias=bias, scale=None, dropout=0.0)
     theirs = attend(q, k, v, attention_mask, bias=bias, path="reference")
     torch.testing.assert_close(ours, theirs)
     weight = torch.randn_like(ours)
@@ -153,7 +155,9 @@ def test_a_window_takes_no_memory_for_all_pairs() -> None:
     attention_mask = AttentionMask(causal & window(256), positions, positions)
     assert prepare(attention_mask, CPU, 0.0, allow_flex=True) == "banded"
     plan = attention_mask.plan
-    assert isinstance(plan, Plan) and sum(group.visible.numel() for group in plan.groups) < 1 << 22
+    assert isinstance(plan, Plan)
+    masks = {id(piece.pairs): piece.pairs.visible.numel() for piece in plan.pieces if piece.pairs is not None}
+    assert len(plan.pieces) > 1000 and sum(masks.values()) < 1 << 18
     block_mask = attention_mask.blocks(1)
     assert block_mask is not None and block_mask.kv_num_blocks.max() <= 3
 
@@ -170,10 +174,42 @@ def test_attention_dropout_of_a_window_keeps_the_mean() -> None:
 
 def test_what_has_no_use_for_blocks_stays_dense() -> None:
     long, short = Positions.of(600, CPU), Positions.of(100, CPU)
-    for mask, positions in ((everything, long), (causal, long), (window(20), short), (window(400), long), (even, long)):
+    for mask, positions in ((everything, long), (causal, long), (window(20), short), (even, long)):
         assert prepare(AttentionMask(mask, positions, positions), CPU, 0.0, allow_flex=True) == "dense"
     one = AttentionMask(causal & window(20), Positions.of(1, CPU, start=599), long)
     assert prepare(one, CPU, 0.0, allow_flex=True) == "dense"
+
+
+def cost(mask: Mask, length: int) -> tuple[float, Plan]:
+    """The cost of a mask relative to that of all pairs of the sequence, and its plan."""
+    positions = Positions.of(length, CPU)
+    plan = cheapest(AttentionMask(mask, positions, positions))
+    return plan.cost / Piece((0, length), [(0, length)]).cost, plan
+
+
+@pytest.mark.parametrize("length", [4096, 5000, 8192])
+def test_a_window_never_costs_more_than_none(length: int) -> None:
+    """Of any width: by the number of blocks, of which the plan is made without looking at all pairs."""
+    full = Piece((0, length), [(0, length)], is_causal=True).cost / Piece((0, length), [(0, length)]).cost
+    for size in (64, 256, 1024, length // 2, 3 * length // 4, length - 96, length - 1):
+        both, _ = cost(window(size), length)
+        past, plan = cost(causal & window(size), length)
+        assert both < 1.03 and past < 1.03 * full
+        if size <= length // 2:
+            assert both < 0.93 and past < 0.9 * full
+        head = plan.pieces[0]
+        assert head.is_causal and size - 1024 < head.queries[1] <= size + 1  # where the window does not cut yet
+
+
+def test_blocks_are_as_large_as_they_are_worth() -> None:
+    sizes = [cost(causal & window(size), 4096)[1].size for size in (32, 256, 1024, 3072)]
+    assert sizes == sorted(sizes) and sizes[0] == 64 and sizes[-1] > 128
+    sparse, plan = cost(window(64) | global_tokens(16) | random_blocks(2, 64), 4096)
+    assert plan.size == 64 and sparse < 0.3  # larger ones contain a random block nearly everywhere
+    assert max(len(piece.keys) for piece in plan.pieces) > 2 and len(plan.pieces[0].keys) == 1
+    assert len(cost(window(400), 600)[1].pieces) == 1  # one call for all tokens: dense attention
+    wide, plan = cost(window(3000), 4096)
+    assert wide < 1.02 and [piece.masked for piece in plan.pieces].count(False) == 1  # the middle sees all tokens
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "t5", "alibi", "relative", "rope"])

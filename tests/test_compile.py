@@ -9,6 +9,8 @@ from regard.data.batch import PairBatch
 from regard.models.config import ModelConfig
 from regard.models.transformer import build
 from regard.nn.block import Stack, run_block
+from regard.nn.config import StackConfig
+from regard.nn.mask import Positions
 from regard.training.objective import translation
 from variants import slow
 
@@ -34,3 +36,19 @@ def test_a_batch_with_padding_after_one_without(position):
         for ours, theirs in zip(learned(batch), wanted, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert not torch.equal(plain[0][0], plain[1][0])
+
+
+@pytest.mark.parametrize("mixer", ["window(64)", *slow("linear", "performer", "gated-linear")])
+def test_mixers_are_compiled_as_a_whole(mixer):
+    torch._dynamo.reset()
+    shape = {"dim": 16, "heads": 2, "ff_dim": 16, "layers": 1, "dropout": 0.0, "embed_dropout": 0.0, "bias": False}
+    stack = Stack(StackConfig(**shape, mixer=mixer), causal=True).train()
+    length = 600 if "window" in mixer else 150  # several blocks or chunks
+    # "aot_eager" takes the strides of elu's gradient for granted, and fails
+    backend = "aot_eager" if "window" in mixer else "inductor"
+    x, results = torch.randn(1, length, 16), []
+    for stack.compute in (None, torch.compile(run_block, backend=backend, fullgraph=True)):
+        out = stack(x, Positions.of(length, torch.device("cpu")))
+        results.append([out, *torch.autograd.grad(out.square().mean(), list(stack.parameters()))])
+    for plain, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)

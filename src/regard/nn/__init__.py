@@ -14,6 +14,7 @@ then the parts they use:
     tokens       positions, padding and documents of a batch
     blocks       which blocks of the attention matrix a mask leaves visible
     banded       attention that skips the others
+    plan         which calls compute the visible ones
     patterns     masks of sparse attention: prefixes, global tokens, random blocks
     config       every variant of the architecture as a setting
     embedding    tokens, image patches and features as vectors

@@ -23,9 +23,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from regard.errors import UserError
-from regard.nn.banded import Plan, attend_banded, flex_can, prepare
+from regard.nn.banded import attend_banded, flex_can, prepare
 from regard.nn.config import Path
 from regard.nn.mask import AttentionMask
+from regard.nn.plan import Plan
 from regard.nn.position import Bias
 
 Mark = Callable[[str, Tensor], Tensor]  # (stage, value) -> value: a trace may record it, or replace it

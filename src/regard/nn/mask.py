@@ -222,7 +222,7 @@ class AttentionMask:
         self._dense: Tensor | None = None
         self._additive: Tensor | None = None
         self._blocks: BlockMask | None = None
-        self.plan: object = None  # of `regard.nn.banded`
+        self.plan: object = None  # of `regard.nn.banded`, once it is made
 
     def with_mask(self, mask: Mask) -> AttentionMask:
         return self if mask is self.mask else AttentionMask(mask, self.q, self.k, self.first, self.order, self.k_first)
