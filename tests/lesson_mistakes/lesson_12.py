@@ -9,6 +9,14 @@ BOTH = "(F.cross_entropy(s, pair) + F.cross_entropy(s.T, pair)) / 2"
 
 MISTAKES = {
     1: [
+        ("rows and columns", "def tokens(image_size, patch_size, cls): return image_size // patch_size + int(cls)"),
+        ("one more token", "def tokens(image_size, patch_size, cls): return (image_size // patch_size) ** 2"),
+    ],
+    2: [
+        ("kernel - 1", "def layers_needed(side, kernel): return -(-side // kernel)"),
+        ("1 + l", "def layers_needed(side, kernel): return (side - 1) // 2"),
+    ],
+    3: [
         (
             "plain reshape",
             "def to_patches(images, size):\n    b, c, h, w = images.shape\n"
@@ -25,14 +33,6 @@ MISTAKES = {
             "    grid = images.reshape(b, c, h // size, size, w // size, size)\n"
             "    return grid.permute(0, 2, 4, 3, 5, 1).reshape(b, -1, c * size * size)",
         ),
-    ],
-    2: [
-        ("rows and columns", "def tokens(image_size, patch_size, cls): return image_size // patch_size + int(cls)"),
-        ("one more token", "def tokens(image_size, patch_size, cls): return (image_size // patch_size) ** 2"),
-    ],
-    3: [
-        ("kernel - 1", "def layers_needed(side, kernel): return -(-side // kernel)"),
-        ("1 + l", "def layers_needed(side, kernel): return (side - 1) // 2"),
     ],
     4: [
         ("changes nothing", "def window_of(row, column, size, shift): return row // size, column // size"),

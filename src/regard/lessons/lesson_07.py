@@ -1,4 +1,4 @@
-"""Exercises of lesson 7: additive scores, the context vector, a recurrent network, hard alignment."""
+"""Exercises of lesson 7: the context vector, additive scores, hard alignment, a recurrent network."""
 
 from __future__ import annotations
 
@@ -12,27 +12,7 @@ from regard.nn.attention import attention_stages
 from regard.nn.score import additive
 
 
-@exercise(1, "additive_score")
-def additive_score(answer: Callable[..., Any]) -> None:
-    s, h = torch.randn(3), torch.randn(5, 4)
-    u, w, v = torch.randn(6, 3), torch.randn(6, 4), torch.randn(6)
-    exact = additive(s[None, None, None], h[None, None], u.T[None], w.T[None], v[None])[0, 0, 0]
-    result = answer(s, h, u, w, v)
-    linear = (u @ s + h @ w.T) @ v
-    if torch.is_tensor(result) and result.shape == linear.shape and torch.allclose(result, linear, atol=1e-4):
-        raise Hint(
-            "The tanh is missing: without it, the score is linear and the query adds the same to all keys.",
-            "tanh가 빠졌습니다. 없으면 점수가 선형이 되어 쿼리가 모든 키에 같은 값을 더할 뿐입니다.",
-        )
-    expect(
-        result,
-        exact,
-        "The sum U s + W h is inside the tanh, and v multiplies the result: n scores.",
-        "U s + W h의 합이 tanh 안에 있고, 그 결과에 v를 곱합니다. 점수는 n개입니다.",
-    )
-
-
-@exercise(2, "context")
+@exercise(1, "context")
 def context(answer: Callable[..., Any]) -> None:
     s, h = torch.randn(4), torch.randn(6, 4)
     stages = attention_stages(s[None, None, None], h[None, None], h[None, None], scale=1.0)
@@ -53,7 +33,45 @@ def context(answer: Callable[..., Any]) -> None:
     )
 
 
-@exercise(3, "run_rnn")
+@exercise(2, "additive_score")
+def additive_score(answer: Callable[..., Any]) -> None:
+    s, h = torch.randn(3), torch.randn(5, 4)
+    u, w, v = torch.randn(6, 3), torch.randn(6, 4), torch.randn(6)
+    exact = additive(s[None, None, None], h[None, None], u.T[None], w.T[None], v[None])[0, 0, 0]
+    result = answer(s, h, u, w, v)
+    linear = (u @ s + h @ w.T) @ v
+    if torch.is_tensor(result) and result.shape == linear.shape and torch.allclose(result, linear, atol=1e-4):
+        raise Hint(
+            "The tanh is missing: without it, the score is linear and the query adds the same to all keys.",
+            "tanh가 빠졌습니다. 없으면 점수가 선형이 되어 쿼리가 모든 키에 같은 값을 더할 뿐입니다.",
+        )
+    expect(
+        result,
+        exact,
+        "The sum U s + W h is inside the tanh, and v multiplies the result: n scores.",
+        "U s + W h의 합이 tanh 안에 있고, 그 결과에 v를 곱합니다. 점수는 n개입니다.",
+    )
+
+
+@exercise(3, "align")
+def align(answer: Callable[..., Any]) -> None:
+    weights = torch.tensor([[0.1, 0.8, 0.1], [0.4, 0.3, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]])
+    result = list(answer(weights))
+    if result == [1, 0, 2, 0]:
+        raise Hint(
+            "Rows whose largest weight is not above 0.5 have no clear alignment: None.",
+            "가장 큰 가중치가 0.5를 넘지 않는 행은 정렬이 분명하지 않습니다: None.",
+        )
+    if result == [1, None, 2, 0]:
+        raise Hint("A weight of exactly 0.5 is not above 0.5.", "정확히 0.5인 가중치는 0.5를 넘지 않습니다.")
+    if result != [1, None, 2, None]:
+        raise Hint(
+            f"You return {result} instead of [1, None, 2, None]: one source position (column) for each row.",
+            f"[1, None, 2, None]이 아니라 {result}입니다. 행마다 원문 위치(열) 하나입니다.",
+        )
+
+
+@exercise(4, "run_rnn")
 def run_rnn(answer: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     peer = torch.nn.RNN(3, 5)
@@ -79,21 +97,3 @@ def run_rnn(answer: Callable[..., Any]) -> None:
         "Start with h = 0 and apply tanh(W h + U x_t + b) word by word; the new h is the next step's old one.",
         "h = 0에서 시작하여 단어마다 tanh(W h + U x_t + b)를 적용하세요. 새 h가 다음 단계의 이전 h입니다.",
     )
-
-
-@exercise(4, "align")
-def align(answer: Callable[..., Any]) -> None:
-    weights = torch.tensor([[0.1, 0.8, 0.1], [0.4, 0.3, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]])
-    result = list(answer(weights))
-    if result == [1, 0, 2, 0]:
-        raise Hint(
-            "Rows whose largest weight is not above 0.5 have no clear alignment: None.",
-            "가장 큰 가중치가 0.5를 넘지 않는 행은 정렬이 분명하지 않습니다: None.",
-        )
-    if result == [1, None, 2, 0]:
-        raise Hint("A weight of exactly 0.5 is not above 0.5.", "정확히 0.5인 가중치는 0.5를 넘지 않습니다.")
-    if result != [1, None, 2, None]:
-        raise Hint(
-            f"You return {result} instead of [1, None, 2, None]: one source position (column) for each row.",
-            f"[1, None, 2, None]이 아니라 {result}입니다. 행마다 원문 위치(열) 하나입니다.",
-        )

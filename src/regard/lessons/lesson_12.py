@@ -1,4 +1,4 @@
-"""Exercises of lesson 12: patches, tokens of an image, receptive fields, Swin's windows, the contrastive loss."""
+"""Exercises of lesson 12: tokens of an image, receptive fields, patches, Swin's windows, the contrastive loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,43 @@ from regard.nn.mask import AttentionMask, Positions
 from regard.nn.patterns import tiles
 
 
-@exercise(1, "to_patches")
+@exercise(1, "tokens")
+def tokens(answer: Callable[..., Any]) -> None:
+    for size, patch, cls, exact in ((28, 4, False, 49), (224, 16, True, 197), (32, 8, False, 16)):
+        result = answer(size, patch, cls)
+        if result == size // patch + cls:
+            raise Hint(
+                "The image has rows and columns of patches: square it.", "패치에는 행과 열이 있습니다: 제곱해야 합니다."
+            )
+        if cls and result == exact - 1:
+            raise Hint("[CLS] is one more token.", "[CLS]는 토큰 하나를 더합니다.")
+        expect(
+            result,
+            exact,
+            f"For an image of {size} and patches of {patch} pixels it is {exact}.",
+            f"이미지가 {size}, 패치가 {patch}픽셀이면 {exact}개입니다.",
+        )
+
+
+@exercise(2, "layers_needed")
+def layers_needed(answer: Callable[..., Any]) -> None:
+    for side, kernel in ((15, 3), (15, 5), (1, 3), (17, 7)):
+        exact = math.ceil((side - 1) / (kernel - 1))
+        result = answer(side, kernel)
+        if result == math.ceil(side / kernel) != exact:
+            raise Hint(
+                f"Each layer adds kernel - 1 = {kernel - 1} positions, not {kernel}.",
+                f"레이어마다 {kernel}이 아니라 kernel - 1 = {kernel - 1}칸이 늘어납니다.",
+            )
+        expect(
+            result,
+            exact,
+            f"For side {side} and kernel {kernel} it is {exact}: l layers see 1 + l · (kernel - 1) positions.",
+            f"side {side}, kernel {kernel}이면 {exact}개입니다. 레이어 l개는 1 + l · (kernel - 1)칸을 봅니다.",
+        )
+
+
+@exercise(3, "to_patches")
 def to_patches(answer: Callable[..., Any]) -> None:
     images = torch.randn(2, 3, 8, 12)
     exact = F.unfold(images, kernel_size=4, stride=4).transpose(1, 2)  # channel, row, column inside a patch
@@ -35,42 +71,6 @@ def to_patches(answer: Callable[..., Any]) -> None:
         "Patches in reading order; inside each first the channel, then the row, then the column.",
         "패치는 읽는 순서이고, 패치 안에서는 채널, 행, 열 순서입니다.",
     )
-
-
-@exercise(2, "tokens")
-def tokens(answer: Callable[..., Any]) -> None:
-    for size, patch, cls, exact in ((28, 4, False, 49), (224, 16, True, 197), (32, 8, False, 16)):
-        result = answer(size, patch, cls)
-        if result == size // patch + cls:
-            raise Hint(
-                "The image has rows and columns of patches: square it.", "패치에는 행과 열이 있습니다: 제곱해야 합니다."
-            )
-        if cls and result == exact - 1:
-            raise Hint("[CLS] is one more token.", "[CLS]는 토큰 하나를 더합니다.")
-        expect(
-            result,
-            exact,
-            f"For an image of {size} and patches of {patch} pixels it is {exact}.",
-            f"이미지가 {size}, 패치가 {patch}픽셀이면 {exact}개입니다.",
-        )
-
-
-@exercise(3, "layers_needed")
-def layers_needed(answer: Callable[..., Any]) -> None:
-    for side, kernel in ((15, 3), (15, 5), (1, 3), (17, 7)):
-        exact = math.ceil((side - 1) / (kernel - 1))
-        result = answer(side, kernel)
-        if result == math.ceil(side / kernel) != exact:
-            raise Hint(
-                f"Each layer adds kernel - 1 = {kernel - 1} positions, not {kernel}.",
-                f"레이어마다 {kernel}이 아니라 kernel - 1 = {kernel - 1}칸이 늘어납니다.",
-            )
-        expect(
-            result,
-            exact,
-            f"For side {side} and kernel {kernel} it is {exact}: l layers see 1 + l · (kernel - 1) positions.",
-            f"side {side}, kernel {kernel}이면 {exact}개입니다. 레이어 l개는 1 + l · (kernel - 1)칸을 봅니다.",
-        )
 
 
 @exercise(4, "window_of")
