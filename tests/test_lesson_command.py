@@ -70,6 +70,8 @@ def test_print(capsys):
         (["check", "1", "my.ipynb"], "call  check(1, your_function)"),
         (["check", "1", "my.py", "--timeout", "0"], "--timeout"),
         (["--notebook", "x.ipynb"], "pass the number of a lesson"),
+        (["1", "--notebook", __file__], "may contain your solutions"),
+        (["1", "--json"], "remove it"),
         (["1", "--lang", "fr"], "--lang fr"),
     ],
 )

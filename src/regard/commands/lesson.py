@@ -95,6 +95,10 @@ def _open(args: argparse.Namespace, language: str) -> None:
     from regard.lessons.course import find_lesson
 
     lesson = find_lesson(args.lesson)
+    if args.json:
+        raise UserError("--json: is for the list of lessons and for  regard lesson check; remove it")
+    if args.notebook and Path(args.notebook).exists():
+        raise UserError(f"--notebook {args.notebook}: exists, and may contain your solutions; name another file")
     if args.print:
         print(lesson.text(language), end="")
         return
