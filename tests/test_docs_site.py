@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -205,6 +206,16 @@ def test_every_topic_leads_somewhere(page, other):
     assert len(topics) >= 64 and len(rows) == len(others)
     for row in topics:
         assert "](" in row, row
+
+
+@pytest.mark.parametrize("name", ["topics.md", "ko/topics.md"])
+def test_commands_of_topics_are_complete(module, name):
+    parser_of = module("commands_page").parser_of
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    commands = [shlex.split(command) for command in re.findall(r"\| `regard ([^`]+)` \|$", text, re.M)]
+    assert len(commands) > 40
+    for command, *arguments in commands:
+        parser_of(command).parse_all(arguments)  # raises a UserError, or exits
 
 
 def test_every_lesson_is_in_the_index_and_in_the_table_of_topics():
