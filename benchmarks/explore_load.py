@@ -3,6 +3,7 @@
     python benchmarks/explore_load.py RUN --out benchmarks/results/explore-load-cpu.json
 
     start     s from the command to its address, and to the first response about the model (also of CPU time)
+    page      s from the command to the page that shows the output of the model, in a Chromium that is running already
     memory    MB (RSS) of the server after every tenth of the requests; all texts are different, so none is in its cache
     alive     ms of `api/alive` while `clients` clients send requests one after the other, and how many got a 503;
               patient clients wait a second after a refusal, as the page does, the others send again at once
@@ -17,6 +18,7 @@ import http.client
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -27,6 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import measure
+from playwright.sync_api import sync_playwright
 
 
 def ask(address: str, path: str, body: Any = None) -> int:
@@ -98,11 +101,38 @@ def load(address: str, run: str, clients: int, seconds: float, pause: float) -> 
     return {"clients": clients, "alive_ms": alive, "alive_requests": len(times), "statuses": found}
 
 
-def run(folder: Path, requests: int, clients: int, seconds: float) -> dict[str, Any]:
+def page_times(folder: Path, rounds: int) -> list[float]:
+    """Seconds from the command to the page with the model's own output."""
+    seconds = []
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for _ in range(rounds):
+            page = browser.new_page(viewport={"width": 1440, "height": 1000})
+            began = time.perf_counter()
+            process = subprocess.Popen(command(folder), stdout=subprocess.PIPE, text=True)
+            try:
+                assert process.stdout is not None
+                page.goto(process.stdout.readline().strip())
+                page.locator("main[data-state=ready]").wait_for()
+                seconds.append(time.perf_counter() - began)
+            finally:
+                process.terminate()
+                process.wait(timeout=30)
+            page.close()
+        browser.close()
+    return seconds
+
+
+def command(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "regard", "explore", str(folder), "--no-browser"]
+
+
+def run(folder: Path, rounds: int, requests: int, clients: int, seconds: float) -> dict[str, Any]:
     result: dict[str, Any] = {"kind": "explore load", "machine": measure.machine("cpu"), "load": os.getloadavg()[0]}
-    words = [sys.executable, "-m", "regard", "explore", str(folder), "--no-browser"]
+    result["page_s"] = measure.spread(page_times(folder, rounds))
     began, name = time.perf_counter(), folder.resolve().name
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(folder), stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
@@ -129,8 +159,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run that reads text")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/explore-load-cpu.json"))
+    parser.add_argument("--rounds", type=int, default=3, help="starts with a page")
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=30.0, help="of the load")
     given = parser.parse_args()
-    measure.write(given.out, run(given.run, given.requests, given.clients, given.seconds))
+    measure.write(given.out, run(given.run, given.rounds, given.requests, given.clients, given.seconds))

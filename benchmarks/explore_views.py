@@ -33,6 +33,7 @@ from regard.explore.server.models import Models, find_runs
 
 VIEWS = (
     "model", "flow", "lines", "map", "steps", "positions", "generate", "lens", "attribution", "neurons", "embeddings",
+    "compare",
 )  # fmt: skip
 TOKENS = 512
 QUIET = 1500  # ms without a request or a change: the view is complete

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -199,6 +200,47 @@ def _off(part, layer, head):
     from regard.explore.changes import Changes
 
     return Changes(heads=((part, layer, head),))
+
+
+def test_figures_of_the_guide_hold_what_the_views_show(open_page, page_runs):
+    svg = "{http://www.w3.org/2000/svg}"
+
+    def saved(name: str) -> ElementTree.Element:
+        page.locator("summary", has_text="Save").click()
+        with page.expect_download() as download:
+            page.get_by_role("button", name=name).click()
+        return ElementTree.parse(download.value.path()).getroot()
+
+    page = open_page(state("decoder", view="model", grid="off"))
+    page.locator("[data-testid=off-map][data-state=ready]").wait_for()
+    shown = [
+        one.split("\n")[0].strip() for one in page.get_by_test_id("off-map").get_by_role("button").all_inner_texts()
+    ]
+    drawn = [one.text for one in saved("Figure (SVG)").iter(f"{svg}text")]
+    assert "Layer 1" in drawn and all(value in drawn for value in shown)
+    page.get_by_test_id("grid-roles").click()
+    page.get_by_test_id("roles").wait_for()
+    drawn = saved("Figure (SVG)")
+    assert "Loss when off" in drawn.itertext() and len(list(drawn.iter(f"{svg}image"))) == 6  # and the maps
+    page.get_by_role("tab", name="Training").click()
+    page.locator("#loss-curve").wait_for()
+    drawn = saved("Figure (SVG)")
+    assert len(list(drawn.iter(f"{svg}path"))) >= 1 and len(list(drawn.iter(f"{svg}image"))) == 6
+    page.get_by_role("tab", name="Embeddings").click()
+    page.get_by_test_id("position").wait_for()
+    page.locator("[data-points]").wait_for()
+    drawn = saved("Figure (SVG)")
+    assert "decoder · Embeddings" in drawn.itertext() and len(list(drawn.iter(f"{svg}image"))) == 2
+    page.get_by_role("tab", name="Compare").click()
+    page.get_by_test_id("other-text").fill(SECOND)
+    page.get_by_role("region", name="Second").locator("canvas").wait_for()
+    drawn = saved("Figure (SVG)")
+    titles = [one.text for one in drawn.iter(f"{svg}title")]
+    assert titles == ["First: Layer 0, head 0", "Second: Layer 0, head 0"]
+    page.get_by_role("tab", name="Generation").click()
+    page.locator("summary", has_text="Save").click()
+    page.get_by_role("button", name="Figure (SVG)").click()  # nothing is generated yet, and it says so
+    sync_api.expect(page.get_by_test_id("refused")).to_contain_text("Press Generate")
 
 
 def test_both_languages_have_the_same_steps():

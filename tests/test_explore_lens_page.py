@@ -173,7 +173,7 @@ def test_only_views_that_the_model_has_are_offered_and_two_images_can_be_compare
         outputs = page.get_by_test_id("compare-output")
         sync_api.expect(outputs.nth(1)).to_contain_text(looks[1].output.positions[0].top[0].label)
         assert looks[0].output.positions[0].top[0].label in outputs.nth(0).inner_text()
-        assert page.locator("section canvas, aside").evaluate_all(OVERLAPS) == 0
+        assert page.locator("section canvas, section .choice, aside").evaluate_all(OVERLAPS) == 0
         assert "other.image=" in page.url
 
 

@@ -2,6 +2,7 @@
    and the server stops computing it. The latest answers are kept for the export of a view. */
 
 import { explorer } from "./explorer.svelte";
+import type { HeadMap } from "./look";
 import * as server from "./server";
 
 export interface Lens {
@@ -123,7 +124,7 @@ export class Answer<T> {
   }
 }
 
-/** A table of coloured cells on the page, for exported figures. */
+/** A table of cells on the page, for exported figures; without a value, a cell has no colour. */
 export interface Table {
   title: string;
   rows: string[];
@@ -132,6 +133,20 @@ export interface Table {
   texts: string[][];
   signed: boolean;
   most: number;
+  wide?: [number, number]; // pixels of a row's name and of a cell
 }
 
-export const exported = { answers: new Map<string, unknown>(), tables: new Map<string, Table>() };
+/** A map beside another one. */
+export interface NamedMap {
+  map: HeadMap;
+  rows: string[];
+  columns: string[];
+}
+
+/** What views show beside the state of the page, for exports; each view removes its own. */
+export const exported = {
+  answers: new Map<string, unknown>(),
+  tables: new Map<string, Table>(),
+  maps: new Map<string, NamedMap>(),
+  faintest: 0, // the smallest weight that is drawn as a line
+};

@@ -292,6 +292,7 @@ export class Explorer {
     if (chosen !== null && chosen <= last) return chosen;
     if (space === "target") return Math.min(1, last);
     if (output?.kind === "next") return last;
+    if (output?.kind === "tags" && /^[<[]/.test(this.shown?.labels.source?.[0] ?? "")) return Math.min(1, last);
     if (output?.kind === "masked") return Math.max(0, output.positions.findIndex((position) => position.expected === null));
     return 0;
   }

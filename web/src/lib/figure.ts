@@ -1,9 +1,9 @@
 /* Views as standalone SVG figures with inline colours, on a light or dark background. */
 
 import { linkHorizontal } from "d3-shape";
-import { blockName, largest, ONE, spaceOf } from "./look";
+import { blockName, largest, ONE, spaceOf, type HeadMap } from "./look";
 import type { View } from "./ask";
-import { exported, type Units } from "./analysis.svelte";
+import { exported, type NamedMap, type Near, type Units } from "./analysis.svelte";
 import { changeColour, inkOn, palette, weightColour, type Theme } from "./colour";
 import type { Explorer } from "./explorer.svelte";
 import { generation } from "./generation.svelte";
@@ -55,7 +55,8 @@ export function draw(explorer: Explorer, view: View): Figure | null {
   const theme = currentTheme();
   switch (view) {
     case "model":
-      return drawModel(explorer, theme);
+      if (explorer.ask.grid === "off") return drawTables(explorer, theme);
+      return stack(drawModel(explorer, theme), explorer.ask.grid === "roles" ? drawTables(explorer, theme) : null);
     case "lines":
       return drawLines(explorer, theme);
     case "positions":
@@ -67,22 +68,53 @@ export function draw(explorer: Explorer, view: View): Figure | null {
     case "image":
       return drawImage(explorer, theme);
     case "map":
-    case "compare":
       return drawHeat(explorer, theme);
+    case "compare":
+      return [...exported.maps].map(([name, one]) => heatMap(name, one, null, theme)).reduce(stack, null);
     case "lens":
     case "attribution":
     case "patching":
       return drawTables(explorer, theme);
     case "neurons":
+      return drawUnit(theme);
     case "embeddings":
-      return view === "neurons" ? drawUnit(theme) : drawImage(explorer, theme);
+      return drawEmbeddings(explorer, theme);
     case "training":
-      return drawModel(explorer, theme);
+      return stack(copyPicture(explorer, theme, "loss-curve"), drawModel(explorer, theme));
     case "generate":
       return drawGeneration(theme);
     case "flow":
       return copyPicture(explorer, theme, "flow-picture");
   }
+}
+
+/** Two figures, one below the other. */
+function stack(one: Figure | null, other: Figure | null): Figure | null {
+  if (!one || !other) return one ?? other;
+  const [width, height] = [Math.max(one.width, other.width), one.height + other.height];
+  const lower = other.svg.replace("<svg ", `<svg y="${one.height}" `);
+  const svg = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">${one.svg}${lower}</svg>`;
+  return { svg, width, height };
+}
+
+/** The pictures of token embeddings and positions as on the page, with the neighbours of a token. */
+function drawEmbeddings(explorer: Explorer, theme: Theme): Figure | null {
+  const pictures = [...document.querySelectorAll<HTMLCanvasElement>("#view canvas")].filter((one) => one.width && one.height);
+  if (!pictures.length) return null;
+  let [y, body] = [44, ""];
+  for (const canvas of pictures) {
+    const { width, height } = canvas.getBoundingClientRect();
+    const high = Math.round((860 * height) / width);
+    body += `<image x="16" y="${y}" width="860" height="${high}" preserveAspectRatio="none" image-rendering="pixelated" href="${canvas.toDataURL("image/png")}"/>`;
+    y += high + 24;
+  }
+  const near = exported.answers.get("neighbours") as Near | undefined;
+  if (near && explorer.ask.near) {
+    body += text(16, y, say("neighboursOf", near.label), INK[theme], 'font-weight="600"');
+    near.neighbours.forEach(([, label, cosine], at) => (body += text(16 + (at % 5) * 172, y + 22 + Math.floor(at / 5) * 20, `${cut(label)} ${number(cosine)}`, INK[theme])));
+    y += 34 + Math.ceil(near.neighbours.length / 5) * 20;
+  }
+  return frame(892, y, `${explorer.ask.run} · ${say("embeddings")}`, theme, body);
 }
 
 /** The distribution of one generated token, before and after the sampling options. */
@@ -104,7 +136,7 @@ function drawGeneration(theme: Theme): Figure | null {
 
 const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-weight", "font-family"];
 
-/** An SVG of the page as it is shown, with its styles inline. */
+/** An SVG of the page as it is shown, with its styles as attributes. */
 function copyPicture(explorer: Explorer, theme: Theme, id: string): Figure | null {
   const shown = document.getElementById(id) as SVGSVGElement | null;
   if (!shown) return null;
@@ -113,7 +145,8 @@ function copyPicture(explorer: Explorer, theme: Theme, id: string): Figure | nul
   own.forEach((element, index) => {
     const style = getComputedStyle(element);
     made[index].removeAttribute("class");
-    made[index].setAttribute("style", STYLES.map((name) => `${name}:${style.getPropertyValue(name).replace(/"/g, "'")}`).join(";"));
+    made[index].removeAttribute("style");
+    for (const name of STYLES) made[index].setAttribute(name, style.getPropertyValue(name)); // the page forbids inline styles
   });
   const [width, height] = [shown.width.baseVal.value, shown.height.baseVal.value];
   const body = `<g transform="translate(16 44)">${new XMLSerializer().serializeToString(copy)}</g>`;
@@ -122,20 +155,23 @@ function copyPicture(explorer: Explorer, theme: Theme, id: string): Figure | nul
 
 /** The tables of coloured cells on the page, one below the other. */
 function drawTables(explorer: Explorer, theme: Theme): Figure | null {
-  const [left, cell, high] = [110, 54, 24];
+  const high = 24;
   let [y, wide, body] = [44, 300, ""];
   for (const table of exported.tables.values()) {
+    const [left, cell] = table.wide ?? [110, 54];
+    const letters = Math.floor(cell / 7.5);
     body += text(16, y + 14, table.title, INK[theme], 'font-weight="600"');
     y += 40;
-    table.columns.forEach((label, at) => (body += text(left + (at + 0.5) * cell, y - 6, cut(label, 7), MUTE[theme], 'text-anchor="middle"')));
+    table.columns.forEach((label, at) => (body += text(left + (at + 0.5) * cell, y - 6, cut(label, letters), MUTE[theme], 'text-anchor="middle"')));
     table.rows.forEach((label, row) => {
-      body += text(left - 8, y + 16, cut(label), INK[theme], 'text-anchor="end"');
+      body += text(left - 8, y + 16, cut(label, Math.floor(left / 6.5)), INK[theme], 'text-anchor="end"');
       table.values[row].forEach((value, at) => {
-        if (value === null) return;
+        const shown = cut(table.texts[row][at] ?? "", letters);
+        if (value === null) return void (body += text(left + (at + 0.5) * cell - 1, y + 15, shown, INK[theme], 'text-anchor="middle" font-size="11"'));
         const fraction = value / table.most;
         const back = table.signed ? changeColour(fraction, theme) : weightColour(fraction, theme);
         body += `<rect x="${left + at * cell}" y="${y}" width="${cell - 2}" height="${high - 2}" rx="3" fill="${back}"/>`;
-        body += text(left + (at + 0.5) * cell - 1, y + 15, cut(table.texts[row][at], 7), inkOn(back), 'text-anchor="middle" font-size="11"');
+        body += text(left + (at + 0.5) * cell - 1, y + 15, shown, inkOn(back), 'text-anchor="middle" font-size="11"');
       });
       y += high;
     });
@@ -212,8 +248,12 @@ function drawImage(explorer: Explorer, theme: Theme): Figure | null {
 
 function drawHeat(explorer: Explorer, theme: Theme): Figure | null {
   const { map, original, rows, columns } = explorer;
-  if (!map) return null;
-  const change = explorer.ask.show === "change" && original !== null;
+  return map && heatMap(title(explorer), { map, rows, columns }, explorer.ask.show === "change" ? original : null, theme);
+}
+
+/** One map; with an original, its change. */
+function heatMap(name: string, { map, rows, columns }: NamedMap, original: HeadMap | null, theme: Theme): Figure {
+  const change = original !== null;
   const cell = Math.max(2, Math.min(26, 900 / map.columns));
   const every = Math.ceil(13 / cell);
   const room = (labels: string[]) => 8 * Math.min(16, Math.max(3, ...labels.map((label) => [...label].length)));
@@ -234,7 +274,7 @@ function drawHeat(explorer: Explorer, theme: Theme): Figure | null {
   });
   const colour = change ? (fraction: number) => changeColour(fraction * 2 - 1, theme) : (fraction: number) => weightColour(fraction, theme);
   body += legend(left, top + high + 20, change ? -most / ONE : 0, most / ONE, colour, theme);
-  return frame(Math.ceil(left + Math.max(wide, 220) + 24), Math.ceil(top + high + 56), title(explorer), theme, body);
+  return frame(Math.ceil(left + Math.max(wide, 220) + 24), Math.ceil(top + high + 56), name, theme, body);
 }
 
 function legend(x: number, y: number, from: number, to: number, colour: (fraction: number) => string, theme: Theme): string {
@@ -260,7 +300,7 @@ function drawLines(explorer: Explorer, theme: Theme): Figure | null {
     if (query !== null && query !== from) continue;
     for (let to = 0; to < map.columns; to++) {
       const weight = map.values[from * map.columns + to] / ONE;
-      if (weight < 0.01) continue;
+      if (weight < (query === null ? exported.faintest : 0.001)) continue;
       const path = curve({ source: [left + 8, top + (from + 0.5) * high], target: [right - 8, top + (to + 0.5) * high] });
       body += `<path d="${path}" fill="none" stroke="${weightColour(0.8, theme)}" stroke-width="${(0.6 + 3 * weight).toFixed(2)}" stroke-opacity="${(0.15 + 0.8 * weight).toFixed(2)}"/>`;
     }

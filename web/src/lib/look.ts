@@ -166,3 +166,8 @@ export function largest(map: { values: ArrayLike<number> }): number {
   for (let i = 0; i < map.values.length; i++) if (map.values[i] > most) most = map.values[i];
   return most;
 }
+
+/** Arrays of a response as plain numbers. */
+export function plainBlocks(blocks: Map<string, Block>): Record<string, { shape: number[]; values: number[] }> {
+  return Object.fromEntries([...blocks].map(([name, { values, shape }]) => [name, { shape, values: [...values] }]));
+}

@@ -1,11 +1,12 @@
 /* Export: the view as SVG or PNG, its values as JSON. */
 
-import { ONE, spaceOf, type HeadMap } from "./look";
+import { ONE, plainBlocks, spaceOf, type HeadMap } from "./look";
 import { compact, toLink, type View } from "./ask";
 import type { Explorer } from "./explorer.svelte";
 import { exported } from "./analysis.svelte";
 import { draw } from "./figure";
 import { generation } from "./generation.svelte";
+import { say } from "./words.svelte";
 
 /** The answers of the server that a view shows. */
 const ANSWERS: Partial<Record<View, string[]>> = {
@@ -14,6 +15,9 @@ const ANSWERS: Partial<Record<View, string[]>> = {
   patching: ["patching", "patched"],
   neurons: ["neurons"],
   embeddings: ["neighbours"],
+  flow: ["flow"],
+  model: ["roles"],
+  training: ["training"],
 };
 
 function download(content: Blob, name: string): void {
@@ -32,7 +36,7 @@ function fileName(explorer: Explorer, view: string, ending: string): string {
 
 export async function saveFigure(explorer: Explorer, view: View, kind: "svg" | "png"): Promise<void> {
   const figure = draw(explorer, view);
-  if (!figure) return;
+  if (!figure) return explorer.fail(new Error(say(view === "generate" ? "generateNothing" : "nothingToSave")));
   const svg = new Blob([figure.svg], { type: "image/svg+xml" });
   if (kind === "svg") return download(svg, fileName(explorer, view, "svg"));
   const image = new Image();
@@ -83,8 +87,7 @@ function stepsOf(explorer: Explorer): object | undefined {
   const { steps, part, rows } = explorer;
   if (explorer.ask.view !== "steps" || !steps || !part) return undefined;
   const at = explorer.selected[spaceOf(part.rows)];
-  const stages = Object.fromEntries([...steps.blocks].map(([name, { values, shape }]) => [name, { shape, values: [...values] }]));
-  return { query: at, token: rows[at], scale: steps.scale, stages };
+  return { query: at, token: rows[at], scale: steps.scale, stages: plainBlocks(steps.blocks) };
 }
 
 /** The data of the view: the request, the current map with its labels, all heads, and the output. */
@@ -103,7 +106,9 @@ export function saveNumbers(explorer: Explorer): void {
     output: (explorer.touched ? explorer.after : explorer.before)?.output ?? null,
     search: ask.view === "search" ? explorer.tree : undefined,
     generation: ask.view === "generate" ? { sampling: ask.sampling, steps: generation.steps } : undefined,
-    analysis: Object.fromEntries((ANSWERS[ask.view] ?? []).map((name) => [name, exported.answers.get(name)])),
+    compare: ask.view === "compare" ? [...exported.maps].map(([name, one]) => ({ name, rows: one.rows, columns: one.columns, weights: plain(one.map) })) : undefined,
+    tables: [...exported.tables.values()].map(({ title, rows, columns, texts }) => ({ title, rows, columns, texts })),
+    analysis: Object.fromEntries((ask.view === "model" && ask.grid !== "roles" ? [] : (ANSWERS[ask.view] ?? [])).map((name) => [name, exported.answers.get(name)])),
   };
   download(new Blob([JSON.stringify(content, null, 1)], { type: "application/json" }), fileName(explorer, "numbers", "json"));
 }

@@ -35,7 +35,7 @@ export const englishTour = {
   },
   whole: {
     title: "Every head at once",
-    text: "Each tile is one attention head, and shows which key each query attends to: darker means more weight. A row of tiles is one layer; layers are computed in order.",
+    text: "Each tile is one attention head, and shows which key each query attends to: the stronger the colour, the larger the weight. A row of tiles is one layer; layers are computed in order.",
     do: "Show the maps of all heads.",
     ask: "How many attention heads does this model have?",
   },

@@ -9,7 +9,7 @@ import { headMap, ONE, spaceOf, type Look, type Part } from "./look";
 import { headFacts } from "./heads.svelte";
 import { spread } from "./measure";
 import * as server from "./server";
-import { headTitle, partTitle } from "./titles";
+import { headTitle, lossNumber, partTitle } from "./titles";
 import type { englishTour } from "./tour.en";
 import { say } from "./words.svelte";
 
@@ -108,7 +108,7 @@ function headName(explorer: Explorer, head: HeadName): string {
 
 function lossWay(before: number, after: number, words: TourWords): string {
   const way = Math.abs(after - before) < 5e-4 ? words.same : after > before ? words.up : words.down;
-  return `${way} (${before.toPrecision(2)} → ${after.toPrecision(2)})`;
+  return `${way} (${lossNumber(before)} → ${lossNumber(after)})`;
 }
 
 /** What a model predicts, as one text: the generated output, or the most probable token of every position. */
@@ -342,7 +342,7 @@ export const STEPS: Step[] = [
       const { part, head, ask } = explorer;
       if (!part || head === null) return null;
       return {
-        ask: `${words.training.ask} (${partTitle(part.part, explorer.shown?.parts ?? [])}, ${headTitle(explorer)})`,
+        ask: `${words.training.ask} (${headTitle(explorer)})`,
         options: [words.training.more, words.training.fewer, words.same],
         answer: async () => {
           // the same target for both: what the trained model generates

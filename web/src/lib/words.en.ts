@@ -26,6 +26,7 @@ export const english = {
   exportSvg: "Figure (SVG)",
   exportPng: "Figure (PNG)",
   exportJson: "Values (JSON)",
+  nothingToSave: "There is no figure yet: wait until the view is shown.",
   exportHtml: "Interactive page (HTML)",
   saved: "A saved page, without a model: it shows one input, with each head on or off. For everything else, open the model with",
   savedOnly: "This saved page does not have the answer: it holds one input and single changes. Open the model with regard explore.",

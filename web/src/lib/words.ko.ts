@@ -28,6 +28,7 @@ export const korean: Record<keyof typeof english, string> = {
   exportSvg: "그림 (SVG)",
   exportPng: "그림 (PNG)",
   exportJson: "값 (JSON)",
+  nothingToSave: "아직 그림이 없습니다. 보기가 나타난 뒤에 저장하세요.",
   exportHtml: "대화형 페이지 (HTML)",
   saved: "모델 없이 저장한 페이지입니다. 입력 하나와 헤드를 하나씩 켜고 끈 결과가 들어 있습니다. 그 밖의 것은 다음 명령으로 모델을 열어 보세요:",
   savedOnly: "저장한 페이지에는 이 답이 없습니다. 입력 하나와 변경 하나씩만 들어 있습니다. regard explore로 모델을 열어 보세요.",

@@ -52,7 +52,7 @@ EXPLANATION = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Reg
 <p>Each start of <code>regard explore</code> has an address of its own, with a new token. Open the address that it
 printed last in the terminal. If the server was restarted, an older page keeps its results until it is closed.</p>
 <p lang="ko">이 주소는 더 이상 유효하지 않습니다. <code>regard explore</code>를 시작할 때마다 새 토큰이 들어간 주소가
-만들어집니다. 터미널에 마지막으로 출력된 주소를 여십시오.</p></main></html>
+만들어집니다. 터미널에 마지막으로 출력된 주소를 여세요.</p></main></html>
 """
 
 
