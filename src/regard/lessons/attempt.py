@@ -161,7 +161,7 @@ def check(lesson: int, *functions: Callable[..., Any], lang: str | None = None) 
     for function in functions:
         name = getattr(function, "__name__", str(function))
         if name not in by_name:
-            raise UserError(f"{name}: is no exercise of lesson {lesson}; {suggest(name, by_name)}")
+            raise UserError(f"{name}: is not an exercise of lesson {lesson}; {suggest(name, by_name)}")
         results.append(attempt(by_name[name], function))
     return Results(lesson, tuple(results), language)
 
