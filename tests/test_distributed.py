@@ -22,10 +22,16 @@ from corpus import SMALL, write_corpus
 from regard.cli import main
 from regard.errors import UserError
 from regard.models.folder import WEIGHTS, read_weights
+from regard.models.transformer import build
+from regard.nn.mask import Positions, causal
+from regard.nn.parts import Part
 from regard.training import checkpoint, distributed
 from regard.training.checkpoint import average
 from regard.training.history import read_metrics
-from workers import BASE, CASES, ENGINES, STILL, go_on, make
+from regard.training.objective import translation
+from regard.training.parallel import Engine, split
+from reversal import reversal_pairs
+from workers import BASE, CASES, ENGINES, LANGUAGE, SPLIT, STACKS, STILL, go_on, make, make_text, stack_outputs
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
@@ -55,7 +61,9 @@ def folder(once) -> Path:
     def fill(folder: Path) -> None:
         for name, config in CASES.items():
             make(folder / f"{name}-one", alone(config)).run()
-        done = play(folder, "curves", "resumed", "stopped", "diverged", "full_disk")
+        for name in SPLIT:
+            make_text(folder / f"text-{name}-one", name, "ddp").run()
+        done = play(folder, "curves", "resumed", "stopped", "diverged", "full_disk", "contexts")
         assert done.returncode == 0, done.stderr
 
     return once("distributed", fill)
@@ -95,6 +103,78 @@ def test_dropout_differs_between_ranks_and_both_generators_are_kept(folder):
     assert not torch.equal(tensors["rng.cpu"], tensors["rng.cpu.1"])
     torch.testing.assert_close(curve(folder / "dropout-ddp"), curve(folder / "dropout-fsdp"), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(curve(folder / "dropout-ddp"), curve(folder / "plain-ddp"), rtol=1e-3)
+
+
+# --- sequences that are divided
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_two_processes_with_a_part_of_every_sequence_learn_as_one(folder, name):
+    one, two = folder / f"text-{name}-one", folder / f"text-{name}-context"
+    assert len(curve(one)) == 14
+    torch.testing.assert_close(curve(two), curve(one), rtol=1e-5, atol=1e-5)
+    assert_same_run(one, two)
+    states = [checkpoint.newest(place / "checkpoints")[0].state for place in (one, two)]
+    assert states[0]["data"] == states[1]["data"] and states[0]["batches"] == states[1]["batches"]
+
+
+def test_a_checkpoint_of_divided_sequences_is_an_ordinary_one(folder, tmp_path):
+    place = half_way(folder / "text-window-context", tmp_path / "run")
+    trainer = make_text(place, "window", "ddp")
+    assert trainer.resume() and trainer.step == 6 and trainer.run()
+    assert_same_run(folder / "text-window-one", place)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_divided_sequence_has_the_outputs_and_gradients_of_a_whole_one(folder, name):
+    whole, divided = stack_outputs(name, None), load_file(folder / f"{name}.safetensors")
+    assert whole.keys() == divided.keys() and len(whole) > 10
+    for key, expected in whole.items():
+        torch.testing.assert_close(divided[key], expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item(), msg=key)
+
+
+def test_each_process_has_a_piece_from_either_end():
+    tokens = torch.arange(24).view(1, 2, 12)
+    parts = [Part(rank, 3).take(tokens, 2)[0, 0].tolist() for rank in range(3)]
+    assert parts == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
+    with pytest.raises(UserError, match=r"train.pack = 12: 4 processes .* a multiple of 8, such as 16"):
+        Part(0, 4).take(tokens, 2)
+    with pytest.raises(UserError, match="mask = causal: is for whole sequences"):
+        Part(0, 3).keys(Positions.of(4, torch.device("cpu")), causal)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"mixer": "full, linear"}, "mixer = 'linear' has no keys"),
+        ({"mixer": "gated-linear"}, "mixer = 'gated-linear'.*parallel = 'ddp'"),
+        ({"experts": 2}, "experts = 2 are balanced over all tokens"),
+        ({"architecture": "encoder-decoder"}, "cross-attention is not divided"),
+        ({"architecture": "encoder", "window": 4, "global_tokens": 1, "global_projections": True}, "global tokens on"),
+    ],
+    ids=str,
+)
+def test_what_needs_whole_sequences_is_refused_by_name(fields, words):
+    model = build(replace(LANGUAGE, **fields))
+    with pytest.raises(UserError, match=f"train.parallel = 'context': .*{words}"):
+        split(model, Part(0, 2))
+    with pytest.raises(UserError, match="only rows of text are split"):
+        engine = Engine(model, translation)
+        engine.part = Part(0, 2)
+        engine.take(reversal_pairs().batch(torch.arange(2)))
+
+
+def test_a_recipe_that_cannot_be_divided_is_refused_before_its_data_is_read(tmp_path, monkeypatch, capsys):
+    write_corpus(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "mine.toml", *SMALL, "--set", "train.parallel=context", "-o", "run"]) == 2
+    assert "train.parallel = 'context': translation does not divide sequences" in capsys.readouterr().err
+    Path("text.toml").write_text(
+        'task = "language-modeling"\n[data]\ntrain = ["none.txt"]\n[model]\nmixer = "performer"\n'
+        '[train]\nparallel = "context"\n'
+    )
+    assert main(["train", "text.toml", "-o", "run"]) == 2
+    assert "mixer = 'performer' has no keys" in capsys.readouterr().err and not Path("run").exists()
 
 
 # --- checkpoints

@@ -18,16 +18,23 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from regard.cli import report
 from regard.data.pack import Packs
-from regard.data.streams import Batches
+from regard.data.streams import Batches, BlockBatch, Blocks
 from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.transformer import build
+from regard.nn.block import Stack
+from regard.nn.config import StackConfig
+from regard.nn.parts import Part
+from regard.nn.tokens import Positions
+from regard.tasks.language_modeling import next_token
 from regard.training.config import TrainConfig
 from regard.training.distributed import current, join
 from regard.training.objective import translation
+from regard.training.parallel import split
 from regard.training.trainer import Objective, Trainer
 from reversal import MODEL, TRAIN, reversal_pairs
 
@@ -66,6 +73,85 @@ def go_on(folder: Path, config: TrainConfig, model: ModelConfig = STILL, objecti
     trainer.resume()
     trainer.run()
     return trainer
+
+
+# --- a language model whose sequences are divided (parallel = "context")
+
+TEXT = torch.randint(4, 12, (700,), generator=torch.Generator().manual_seed(1))
+LANGUAGE = replace(STILL, architecture="decoder", layers=2)
+SPLIT: dict[str, tuple[TrainConfig, dict[str, object]]] = {  # settings of [train] and of [model]
+    "full": (replace(BASE, pack=16), {}),
+    "window": (
+        replace(
+            BASE, pack=24, gradient_accumulation=2, ema=0.9, r_drop=1.0, loss_chunk=7, activation_checkpointing=True
+        ),
+        {"mixer": "window(5), full", "position": "alibi", "kv_heads": 1},
+    ),
+}
+# documents, padding, masks and positions of a stack: of long sequences, too, whose masks are planned in blocks
+STACKS: dict[str, dict[str, object]] = {
+    "causal": {"position": "rope"},
+    "documents": {"position": "t5", "window": 4},
+    "padding": {"position": "learned", "max_length": 24, "global_tokens": 2, "window": 3},
+    "encoder": {"position": "relative", "mixer": "bigbird(3)", "block_size": 4, "random_blocks": 1},
+    "long": {"position": "none", "layers": 1},
+    "long window": {"position": "rope", "window": 100, "layers": 1},
+}
+
+
+def make_text(folder: Path, name: str, parallel: str = "context") -> Trainer:
+    config, fields = SPLIT[name]
+    config = replace(config, parallel=parallel)
+    torch.manual_seed(config.seed)
+    stream = Blocks(TEXT, config.batch_tokens // config.pack, config.pack, config.seed)
+    loss = partial(
+        next_token, label_smoothing=config.label_smoothing, r_drop=config.r_drop, loss_chunk=config.loss_chunk
+    )
+
+    def valid(model) -> dict[str, float]:
+        with torch.inference_mode():
+            total, count = next_token(model, BlockBatch(TEXT[: 3 * (config.pack + 1)].view(3, -1)))
+        return {"valid_loss": total.item() / int(count)}
+
+    return Trainer(build(replace(LANGUAGE, **fields)), stream, loss, config, folder, valid)
+
+
+def stack_outputs(name: str, part: Part | None) -> dict[str, torch.Tensor]:
+    """Output and gradients of a stack; those of all tokens, put together from all processes."""
+    length = 4096 if "long" in name else 24
+    torch.manual_seed(0)
+    fields = {"dim": 16, "heads": 2, "ff_dim": 16, "layers": 2, "dropout": 0.0, "embed_dropout": 0.0, **STACKS[name]}
+    stack = Stack(StackConfig(**fields), causal=name != "encoder").train()
+    x, weight = torch.randn(2, 2, length, 16)
+    is_real = torch.arange(length) < torch.tensor([[length], [length - 7]]) if name == "padding" else None
+    document = (torch.arange(length)[None] // 9).expand(2, -1) if name == "documents" else None
+    if part is not None:
+        split(stack, part)
+        x, weight = part.take(x, 1), part.take(weight, 1)
+        is_real, document = (None if one is None else part.take(one, 1) for one in (is_real, document))
+    x.requires_grad_()
+    make_positions = Positions.of if part is None else part.positions
+    out = stack(x, make_positions(x.shape[1], x.device, is_real, document))
+    if is_real is not None:
+        weight = weight * is_real[..., None]
+        out = out * is_real[..., None]
+    (out * weight).sum().backward()
+    tokens = {"output": out.detach(), "input": x.grad}
+    gradients = {f"gradient of {key}": one.grad for key, one in stack.named_parameters() if one.grad is not None}
+    if part is not None:
+        tokens = {key: part.gather(one, 1) for key, one in tokens.items()}
+        gradients = {key: current().total(one) for key, one in gradients.items()}
+    return tokens | gradients
+
+
+def contexts(folder: Path) -> None:
+    part = Part(current().rank, current().world)
+    for name in SPLIT:
+        make_text(folder / f"text-{name}-context", name).run()
+    for name in STACKS:
+        found = stack_outputs(name, part)
+        if current().leads:
+            save_file({key: one.contiguous() for key, one in found.items()}, folder / f"{name}.safetensors")
 
 
 def doing(act: Callable[[], float], rank: int, at: int) -> Objective:

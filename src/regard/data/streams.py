@@ -214,6 +214,22 @@ class BlockBatch(Tensors):
         """The number of labels."""
         return torch.full((), self.labels.numel(), device=self.ids.device)
 
+    def part(self, take: Callable[[Tensor], Tensor]) -> BlockPart:
+        """What `take` leaves of the tokens [R, L] and of their labels."""
+        return BlockPart(take(self.read), take(self.labels))
+
+
+@dataclass(frozen=True)
+class BlockPart(Tensors):
+    """Some tokens of each row, and the token after each."""
+
+    read: Tensor  # [R, n]
+    labels: Tensor  # [R, n]
+
+    @property
+    def tokens(self) -> Tensor:
+        return torch.full((), self.labels.numel(), device=self.labels.device)
+
 
 class Blocks(Stream):
     """Batches of `rows` rows of `length` tokens, and the token after each.

@@ -136,7 +136,8 @@ class Decoder(Traceable):
     ) -> Tensor:
         """The input of the output head, [B, N, dim]."""
         x = self.embedding(tokens)
-        return self.decoder(x, Positions.of(x.shape[1], x.device, is_real, document), mask=mask)
+        make = self.decoder.part.positions if self.training and self.decoder.part else Positions.of
+        return self.decoder(x, make(x.shape[1], x.device, is_real, document), mask=mask)
 
     def start(self, capacity: int = 0) -> State:
         return State(Cache(capacity))

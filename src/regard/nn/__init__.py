@@ -22,5 +22,6 @@ then the parts they use:
     norm         layer norm and RMS norm
     score        alternatives to the dot product
     cache        the KV cache
+    parts        one sequence on several processes
     trace        read any activation by its name, or replace it
 """

@@ -38,11 +38,13 @@ def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float,
     """
     if attention_mask.plan is not None:
         return "banded"
-    mask, is_cpu = attention_mask.mask, device.type == "cpu"
+    mask, is_cpu, kind = attention_mask.mask, device.type == "cpu", attention_mask.kind
     is_causal, compiling = mask.implies(causal), torch.compiler.is_compiling()
-    if attention_mask.kind != "other" or torch.compiler.is_exporting() or (compiling and is_cpu):
+    if kind == "causal" and attention_mask.q.start is None:  # the queries are a part of the sequence
+        kind = "part"
+    if kind in ("everything", "causal") or torch.compiler.is_exporting() or (compiling and is_cpu):
         return "dense"
-    if mask.reach is None and not (is_causal and is_cpu):
+    if mask.reach is None and not (is_causal and (is_cpu or kind == "part")):
         return "dense"
     queries, keys = attention_mask.q.length, attention_mask.k.length
     if min(queries, keys) < (LONG if mask.reach is not None else 4 * LONG):
@@ -50,14 +52,13 @@ def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float,
     if is_cpu:
         attention_mask.plan = cheapest(attention_mask)
         return "banded"
-    assert mask.reach is not None
-    reach = mask.reach // (2 if is_causal else 1)
+    reach = (2 * keys if mask.reach is None else mask.reach) // (2 if is_causal else 1)
     size = 1 << min(9, max(6, (reach // 2).bit_length() - 1))  # 64 to 512
     if not is_causal and reach + size > 0.75 * keys:
         return "dense"
     if device.type == "cuda" and allow_flex and not dropout and mask.dilation == 1:
         return "flex"
-    if compiling or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if kind == "part" or compiling or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return "dense"
     attention_mask.plan = make_plan(attention_mask, size, pieces=False)
     return "banded"

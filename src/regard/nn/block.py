@@ -32,6 +32,7 @@ from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything
 from regard.nn.mixer import layer_mask, make_mixer, reaches
 from regard.nn.multihead import Context, MultiHead
 from regard.nn.norm import make_norm
+from regard.nn.parts import Part
 from regard.nn.patterns import tiles
 from regard.nn.position import KINDS, Learned, Position
 from regard.nn.trace import Traceable
@@ -92,6 +93,7 @@ class Stack(Traceable):
         self.config, self.causal = config, causal
         self.checkpoint = False  # recompute activations in the backward pass instead of storing them
         self.compute: Callable[[nn.Module, Tensor, Context], Tensor] | None = None  # of training: `run_block` compiled
+        self.part: Part | None = None  # of training: the tokens of this process (`regard.nn.parts`)
         self.position = KINDS[config.position](config, causal)
         added = ("position_encoding",) if type(self.position).embed is not Position.embed else ()
         self.stages = ("embedding", "positions", *added, "embedded", "output")
@@ -102,20 +104,16 @@ class Stack(Traceable):
         self.norm = make_norm(config) if config.ends_with_norm else nn.Identity()
 
     def forward(
-        self,
-        x: Tensor,
-        positions: Positions,
-        *,
-        memory: Memory | None = None,
-        cache: Cache | None = None,
+        self, x: Tensor, positions: Positions, *, memory: Memory | None = None, cache: Cache | None = None,
         mask: Mask = everything,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """x: embeddings [B, N, dim]; `mask` further restricts self-attention."""
+        keys = positions if self.part is None or not self.training else self.part.keys(positions, mask)
         if isinstance(self.position, Learned):
-            self.position.check_length(positions, 0 if cache is None else cache.length)
+            self.position.check_length(keys, 0 if cache is None else cache.length)
         x = self.mark("embedding", x)
         pos = self.mark("positions", positions.pos)  # a trace may change what is encoded; masks keep the real positions
-        contexts = self._contexts(positions, pos, memory, cache, mask)
+        contexts = self._contexts(positions, keys, pos, memory, cache, mask)
         embedded = self.position.embed(pos)
         if embedded is not None:
             x = x + self.mark("position_encoding", embedded.to(x.dtype))
@@ -161,7 +159,7 @@ class Stack(Traceable):
         return routes
 
     def _contexts(
-        self, positions: Positions, pos: Tensor, memory: Memory | None, cache: Cache | None, mask: Mask
+        self, positions: Positions, keys: Positions, pos: Tensor, memory: Memory | None, cache: Cache | None, mask: Mask
     ) -> tuple[Context, ...]:
         """One per layer; layers with the same mask share it."""
         kinds = (self.config.mixer_of(layer) for layer in range(self.config.layers))
@@ -172,8 +170,10 @@ class Stack(Traceable):
             )
         if cache is not None and self.causal:
             cache.reaches, cache.longest = reaches(self.config)
-        first, keys = (0, positions) if cache is None else (cache.length, cache.add(positions))
-        rotation, bias = self.position.rotation(pos), self.position.bias(pos, pos) if cache is None else None
+        part, k_pos = (None, pos) if keys is positions else (self.part, keys.pos)
+        first, keys = (0, keys) if cache is None else (cache.length, cache.add(positions))
+        rotation, bias = self.position.rotation(pos), self.position.bias(pos, k_pos) if cache is None else None
+        states = None if memory is None else memory.states
         memory_mask = None if memory is None else AttentionMask(everything, positions, memory.positions)
         contexts: dict[Mask, Context] = {}
         masks = [self._layer_mask(layer) for layer in range(self.config.layers)]
@@ -182,14 +182,9 @@ class Stack(Traceable):
                 continue
             whole = causal & (own & mask) if self.causal else own & mask
             own_keys, k_first = (keys, 0) if cache is None else cache.keys_of(cache.reaches.get(layer), keys)
-            contexts[own] = Context(
-                attention_mask=AttentionMask(whole, positions, own_keys, first=first, k_first=k_first),
-                rotation=rotation,
-                bias=bias if cache is None else self.position.bias(pos, own_keys.pos),
-                cache=cache,
-                memory=None if memory is None else memory.states,
-                memory_mask=memory_mask,
-            )
+            attention_mask = AttentionMask(whole, positions, own_keys, first=first, k_first=k_first)
+            own_bias = bias if cache is None else self.position.bias(pos, own_keys.pos)
+            contexts[own] = Context(attention_mask, rotation, own_bias, cache, states, memory_mask, part)
         return tuple(contexts[own] for own in masks)
 
     def _shared_masks(self, contexts: tuple[Context, ...]) -> list[AttentionMask]:

@@ -22,6 +22,7 @@ from regard.nn.cache import Cache
 from regard.nn.config import StackConfig
 from regard.nn.mask import AttentionMask
 from regard.nn.norm import RMSNorm
+from regard.nn.parts import Part
 from regard.nn.position import Bias, Rotation, rotate
 from regard.nn.score import LearnedScore
 from regard.nn.trace import Traceable
@@ -37,6 +38,7 @@ class Context:
     cache: Cache | None = None
     memory: Tensor | None = None  # [B, M, dim], for cross-attention
     memory_mask: AttentionMask | None = None
+    part: Part | None = None  # the tokens of this process, where several have one sequence
 
 
 class MultiHead(Traceable):
@@ -75,6 +77,8 @@ class MultiHead(Traceable):
             q, k, v = self._project(self.qkv, x, context)
             if context.cache is not None:
                 k, v = context.cache.extend(self.layer, k, v)
+            if context.part is not None:
+                k, v = context.part.gather_pair(k, v)
         if self.tap is not None:
             q, k, v = self.mark("q", q), self.mark("k", k), self.mark("v", v)
             attention_mask = attention_mask.with_mask(self.tap.see(self.path + "mask", attention_mask.mask))

@@ -185,6 +185,7 @@ class LanguageModeling(PlainTextTask):
         "decode": {"sample": True},
     }  # fmt: skip
     MODEL: ClassVar = {"architecture": ("decoder",)}
+    SPLITS = True
     HEADLINE = ("loss", "loss", ".4f")
     COLUMNS: ClassVar = {
         "loss": "loss", "perplexity": "perplexity", "bits_per_character": "bits per character",

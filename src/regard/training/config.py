@@ -35,7 +35,8 @@ class TrainConfig:
     compile: bool = False  # blocks and loss through torch.compile
     activation_checkpointing: bool = False  # store one activation per block, recompute the rest
     ema: float = 0.0  # decay of a running mean of the weights, which is then evaluated and saved; 0: none
-    parallel: Literal["ddp", "fsdp"] = "ddp"  # under torchrun: weights replicated on every process, or sharded
+    # under torchrun: weights replicated on every process, or sharded; context: replicated, and every sequence divided
+    parallel: Literal["ddp", "fsdp", "context"] = "ddp"
     init_from: str | None = None  # folder of a run whose tokenizer and weights training starts from
     seed: int = 1
     log_every: int = 10

@@ -11,6 +11,8 @@ process with the whole batch.
            (`DistributedDataParallel`, Li et al. 2020)
     fsdp   a rank holds 1/W of every weight, gradient and moment; the weights of a block are gathered before it is
            computed and freed after it (`fully_shard`; Rajbhandari et al. 2020, Zhao et al. 2023)
+    context as ddp, but all ranks have the same batch, and each a part of the tokens of every sequence: L_r is the loss
+           of these tokens, and attention gathers the keys and values of the others (`regard.nn.parts`)
 
 An engine wraps a module that is called as a whole, but a task calls encoder and decoder separately; so the engine wraps
 one module that contains model and loss.
@@ -22,15 +24,19 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from regard.data.streams import BlockBatch
+from regard.errors import UserError
 from regard.models.folder import weights_of
-from regard.nn.block import Block
+from regard.nn.block import Block, Stack
 from regard.nn.feedforward import Experts
+from regard.nn.parts import Part, check_split
 from regard.nn.position import Learned
 from regard.training.config import TrainConfig
 from regard.training.distributed import Workers
@@ -63,6 +69,15 @@ class Engine:
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         self.model = model
         self.compute: nn.Module = ModelWithLoss(model, objective)
+        self.part: Part | None = None  # of every sequence, where ranks share them
+
+    def take(self, batch: Any) -> Any:
+        """The part of a batch that this rank computes."""
+        if self.part is None:
+            return batch
+        if not isinstance(batch, BlockBatch):
+            raise UserError("train.parallel = 'context': only rows of text are split; use parallel = 'ddp' or 'fsdp'")
+        return batch.part(partial(self.part.take, dim=1))
 
     def exchange(self, last: bool) -> AbstractContextManager[object]:
         """Encloses forward and backward pass of a batch: gradients are exchanged with the last batch of a step."""
@@ -139,6 +154,10 @@ def distribute(
     if workers.world > 1 and config.parallel == "fsdp":  # block by block: it may not fit as a whole
         return Sharded(model, objective, workers, HALF.get(config.precision))
     engine = Engine(model.to(device), objective)
+    if workers.world > 1 and config.parallel == "context":
+        engine.part = Part(workers.rank, workers.world, config.compile)
+        engine.part.check_length(config.pack)
+        split(model, engine.part)
     if workers.world > 1:
         with warnings.catch_warnings():  # torch 2.13 renamed the argument
             warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
@@ -146,6 +165,15 @@ def distribute(
                 engine.compute, broadcast_buffers=False, gradient_as_bucket_view=True
             )
     return engine
+
+
+def split(model: nn.Module, part: Part) -> None:
+    """In training, `model` is given a part of every sequence from now on."""
+    for stack in [module for module in model.modules() if isinstance(module, Stack)]:
+        check_split(stack.config)
+        if any(isinstance(block, Block) and block.cross is not None for block in stack.blocks):
+            raise UserError("train.parallel = 'context': cross-attention is not divided; use parallel = 'ddp'")
+        stack.part = part
 
 
 class Graph:

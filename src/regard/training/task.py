@@ -30,6 +30,7 @@ from regard.errors import UserError, suggest
 from regard.files import make_folder, write_atomically
 from regard.models.config import ModelConfig
 from regard.models.recipe import with_preset
+from regard.nn.parts import check_split
 from regard.predict.bundle import Bundle, Predictor
 from regard.progress import stage
 from regard.settings import from_dict, to_dict
@@ -68,6 +69,7 @@ class Task(ABC):
     METRICS: ClassVar[Mapping[str, Metric]] = {"loss": LOSS}  # the values of `train.metric`
     HEADLINE: tuple[str, str, str]  # the most important test metric: its key, its name, its format
     COLUMNS: ClassVar[Mapping[str, str]] = {}  # the metrics in the report's table: key and heading
+    SPLITS: ClassVar[bool] = False  # whether several processes can share a sequence (train.parallel = "context")
     UNIT: ClassVar[str] = "tokens"  # what `Batch.tokens` counts
     LOSS_UNIT: ClassVar[str] = "nats per token"
     EXAMPLE: ClassVar[str]  # a line of [data], for messages
@@ -97,6 +99,11 @@ class Task(ABC):
         for name in self.UNUSED:
             if value := getattr(self.config, name):
                 raise UserError(f"train.{name} = {value}: has no effect in {self.NAME}; remove it")
+        if self.config.parallel == "context" and not self.SPLITS:
+            raise UserError(
+                f"train.parallel = 'context': {self.NAME} does not divide sequences between processes; "
+                "use 'ddp' or 'fsdp'"
+            )
         self.model_fields = dict(tables.get("model", {}))
         self.read_tables(tables)
 
@@ -222,6 +229,8 @@ class Task(ABC):
             needed = ", ".join(f"{name} = {' or '.join(map(repr, values))}" for name, values in self.MODEL.items())
             raise UserError(f"{found}: {self.NAME} needs {needed}")
         self.check_model(config)
+        if self.config.parallel == "context":
+            check_split(config)
         return config
 
     def settle_model(self) -> ModelConfig:

@@ -99,7 +99,8 @@ class Trainer:
             )
         self.step = self.started = 0  # steps done, and those at the start of this process
         self.engine = distribute(model, objective, config, self.device, self.workers)
-        batches.shard(self.workers.rank, self.workers.world)
+        if self.engine.part is None:
+            batches.shard(self.workers.rank, self.workers.world)
         self._seed_rank()
         self.optimizer = make_optimizer(model, config, self.device)
         for stack in (module for module in model.modules() if isinstance(module, Stack)):
@@ -152,7 +153,8 @@ class Trainer:
         return newest
 
     def _batches_per_step(self) -> int:
-        return self.workers.world * self.config.gradient_accumulation
+        ranks = 1 if self.engine.part is not None else self.workers.world  # that have batches of their own
+        return ranks * self.config.gradient_accumulation
 
     def _seed_rank(self) -> None:
         """Dropout differs between ranks; rank 0 keeps the generator that initialized the weights."""
@@ -258,7 +260,7 @@ class Trainer:
         for group in self.optimizer.param_groups:  # of a CUDA graph, a tensor that it reads
             lr, value = group["lr"], rate(self.step + 1, self.config)
             group["lr"] = lr.fill_(value) if isinstance(lr, Tensor) else value
-        batches = [next(stream).to(self.device) for _ in range(self.config.gradient_accumulation)]
+        batches = [self.engine.take(next(stream).to(self.device)) for _ in range(self.config.gradient_accumulation)]
         loss, count = self.update(batches)
         self.loss, self.tokens, self.step = self.loss + loss, self.tokens + count, self.step + 1
 
