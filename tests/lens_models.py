@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,12 +22,12 @@ def make_peers(folder: Path) -> tuple[Any, Inside]:
     """(GPT2LMHeadModel, Inside) with the same weights, large enough that every effect is far above rounding."""
     import transformers
 
-    torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=len(WORDS), bos_token_id=0, eos_token_id=0, **SIZES)
     config._attn_implementation = "eager"
     peer = transformers.GPT2LMHeadModel(config).eval()
-    for parameter in peer.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)
+    for seed, (name, parameter) in enumerate(peer.named_parameters()):  # numbers that no version of PyTorch changes
+        values = np.random.RandomState(seed).standard_normal(parameter.shape)
+        parameter.data = torch.tensor(0.2 * values + (".ln_" in name and name.endswith("weight")), dtype=torch.float32)
     peer.save_pretrained(folder)
     model = read_folder(folder).model
     return peer, Inside(Bundle(model, {"tokenizer": WORDS}))

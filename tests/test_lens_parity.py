@@ -1,13 +1,17 @@
 """Lens, attribution, patching and scores equal what GPT-2 of transformers gives with the same weights.
 
-Every expected value is computed from the peer's own states, weights and gradients, with hooks of PyTorch. Where
-TransformerLens is installed (it is no dependency: it needs datasets, wandb, pandas and more), its own functions are
-compared too; install it with  pip install transformer-lens==4.3.0.
+Every expected value is computed from the peer's own states, weights and gradients, with hooks of PyTorch, or it is what
+TransformerLens 4.3.0 computes with its own functions, recorded in transformer_lens.json by  python
+tests/test_lens_parity.py. It is no dependency (it needs datasets, wandb, pandas and more); where it is installed, the
+record is compared with it.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +22,15 @@ from inside_models import WORDS
 from lens_models import CLEAN, CORRUPTED, SIZES, ids, make_peers
 from regard.explore.attribution import direct_logit_attribution
 from regard.explore.lens import logit_lens
+from regard.explore.neurons import neuron_activations
 from regard.explore.patching import activation_patching
 from regard.explore.saliency import gradient_times_input
 from regard.explore.scores import copying_scores, induction_scores, random_repeats
 
 pytest.importorskip("transformers", reason="install it with  pip install 'regard[hf]'")
 LAYERS, HEADS = SIZES["n_layer"], SIZES["n_head"]
+AT = 5  # the position whose logit is attributed
+RECORDED = Path(__file__).parent / "transformer_lens.json"
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +38,16 @@ def peers(tmp_path_factory):
     return make_peers(tmp_path_factory.mktemp("gpt2"))
 
 
-@pytest.fixture(scope="module")
-def lensed(peers):
+def lensed(peer):
     """TransformerLens around the same model, its weights as they are."""
-    bridge = pytest.importorskip("transformer_lens.model_bridge", reason="compares with transformer-lens if installed")
     import transformers
+    from transformer_lens.model_bridge import TransformerBridge
 
     names = {"eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
     raw = RawTokenizer.from_str(WORDS.json)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, **names)
-    peer = copy.deepcopy(peers[0])  # its modules are wrapped
-    return bridge.TransformerBridge.boot_transformers("gpt2", hf_model=peer, tokenizer=tokenizer)
+    peer = copy.deepcopy(peer)  # its modules are wrapped
+    return TransformerBridge.boot_transformers("gpt2", hf_model=peer, tokenizer=tokenizer)
 
 
 def hooked(peer, text):
@@ -165,38 +171,68 @@ def test_induction_copying_and_gradients(peers):
     assert (gradient_times_input(inside.look(CLEAN), 4) - wanted).abs().max() < 1e-4
 
 
-def test_transformer_lens_gives_the_same(peers, lensed):
+def transformer_lens_values(lensed, inside):
+    """What TransformerLens computes with its own functions: the lens, terms of a logit, patches, induction, neurons."""
     from transformer_lens import patching
 
-    _, inside = peers
-    look, tokens = inside.look(CLEAN), ids(CLEAN)
+    tokens, worse = ids(CLEAN), ids(CORRUPTED)
     logits, cache = lensed.run_with_cache(tokens)
-    assert (logits[0] - look.output.logits).abs().max() < 1e-4
-    lens = logit_lens(look, top=logits.shape[-1])
-    wanted = cache.logit_lens(positions=None).values[:, 0].softmax(dim=-1)
-    got = torch.zeros(wanted.shape).scatter(2, lens.ids, lens.probabilities)
-    assert (got - wanted).abs().max() < 1e-4
-    at, token = 5, int(logits[0, 5].argmax())
-    stack = cache.stack_head_results(layer=-1, apply_ln=True, pos_slice=at)[:, 0]
-    terms = direct_logit_attribution(look, at, token=token)
-    direction = lensed.ln_final.weight * lensed.W_U[:, token] if abs(lensed.ln_final.weight - 1).max() else 0
-    assert (torch.cat(terms.heads["decoder"]) - stack @ direction).abs().max() < 1e-4
-    clean, worse = lensed(tokens), lensed(ids(CORRUPTED))
-    grid = activation_patching(look, inside.look(CORRUPTED))
-    one, other = grid.pair.answers
+    token = int(logits[0, AT].argmax())
+    heads = cache.stack_head_results(layer=-1, apply_ln=True, pos_slice=AT)[:, 0]
+    clean, corrupted = lensed(tokens)[0, -1], lensed(worse)[0, -1]
+    one, other = int(clean.argmax()), int(corrupted.argmax())
 
     def metric(logits):
         return logits[0, -1, one] - logits[0, -1, other]
 
-    def scaled(values):
-        return (values - metric(worse)) / (metric(clean) - metric(worse))
+    def restored(values):
+        low = corrupted[one] - corrupted[other]
+        return (values - low) / (clean[one] - clean[other] - low)
 
-    wanted = scaled(patching.get_act_patch_resid_pre(lensed, ids(CORRUPTED), cache, metric))
-    assert (grid.residual["decoder"][:-1] - wanted).abs().max() < 1e-4
-    wanted = scaled(patching.get_act_patch_attn_head_out_all_pos(lensed, ids(CORRUPTED), cache, metric))
-    assert (torch.stack(grid.heads["decoder"]) - wanted).abs().max() < 1e-4
-    repeats = random_repeats(inside, length=8, rows=3)
-    _, cache = lensed.run_with_cache(repeats)
-    for layer, got in enumerate(induction_scores(inside, repeats)):
-        stripe = cache["pattern", layer].diagonal(offset=1 - 8, dim1=-2, dim2=-1)
-        assert (got - stripe.mean(dim=(0, 2))).abs().max() < 1e-4
+    _, repeats = lensed.run_with_cache(random_repeats(inside, length=8, rows=3))
+    stripes = [repeats["pattern", layer].diagonal(offset=1 - 8, dim1=-2, dim2=-1) for layer in range(LAYERS)]
+    return {
+        "lens": cache.logit_lens(positions=None).values[:, 0].softmax(dim=-1),
+        "heads": heads @ (lensed.ln_final.weight * lensed.W_U[:, token]),
+        "residual": restored(patching.get_act_patch_resid_pre(lensed, worse, cache, metric)),
+        "patched_heads": restored(patching.get_act_patch_attn_head_out_all_pos(lensed, worse, cache, metric)),
+        "induction": torch.stack([stripe.mean(dim=(0, 2)) for stripe in stripes]),
+        "neurons": torch.stack([cache["post", layer][0, AT] for layer in range(LAYERS)]),
+    }
+
+
+def own_values(inside):
+    look = inside.look(CLEAN)
+    lens = logit_lens(look, top=len(inside.bundle.source))
+    grid = activation_patching(look, inside.look(CORRUPTED))
+    return {
+        "lens": torch.zeros(lens.probabilities.shape).scatter(2, lens.ids, lens.probabilities),
+        "heads": torch.cat(direct_logit_attribution(look, AT).heads["decoder"]),
+        "residual": grid.residual["decoder"][:-1],
+        "patched_heads": torch.stack(grid.heads["decoder"]),
+        "induction": torch.stack(induction_scores(inside, random_repeats(inside, length=8, rows=3))),
+        "neurons": torch.stack([neuron_activations(look, layer).activations[AT] for layer in range(LAYERS)]),
+    }
+
+
+def test_values_are_those_that_transformer_lens_computed(peers):
+    recorded = json.loads(RECORDED.read_text())
+    own = own_values(peers[1])
+    assert own.keys() == recorded.keys()
+    for name, value in own.items():
+        assert (value - torch.tensor(recorded[name])).abs().max() < 1e-4, name
+
+
+def test_transformer_lens_computes_what_was_recorded(peers):
+    pytest.importorskip("transformer_lens.model_bridge", reason="needs  pip install transformer-lens==4.3.0")
+    recorded = json.loads(RECORDED.read_text())
+    for name, value in transformer_lens_values(lensed(peers[0]), peers[1]).items():
+        assert (value - torch.tensor(recorded[name])).abs().max() < 1e-5, name
+
+
+if __name__ == "__main__":  # record what the installed TransformerLens computes
+    with tempfile.TemporaryDirectory() as folder:
+        peer, inside = make_peers(Path(folder))
+        values = transformer_lens_values(lensed(peer), inside)
+    rounded = {name: value.double().round(decimals=7).tolist() for name, value in values.items()}
+    RECORDED.write_text(json.dumps(rounded) + "\n")
