@@ -1,4 +1,4 @@
-"""Fourier mixing and Linformer against other implementations; padding, lengths and documents."""
+"""Fourier mixing, Linformer and BigBird against other implementations; padding, lengths and documents."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from regard.nn.block import Stack
 from regard.nn.config import StackConfig
 from regard.nn.fourier import fourier
 from regard.nn.linformer import LinformerAttention
-from regard.nn.mask import AttentionMask, Positions, everything
-from regard.nn.multihead import Context
+from regard.nn.mask import AttentionMask, Positions, everything, from_tensor
+from regard.nn.multihead import Context, MultiHead
 
 CPU = torch.device("cpu")
 KINDS = ("linformer", "fourier")
@@ -49,8 +49,56 @@ def test_fourier_agrees_with_transformers() -> None:
     from transformers.models.fnet.modeling_fnet import FNetBasicFourierTransform
 
     theirs = FNetBasicFourierTransform(transformers.FNetConfig(hidden_size=16))
-    x = inputs(2, 9, 16).float()
-    torch.testing.assert_close(fourier(x), theirs(x)[0])
+    x = inputs(2, 9, 16).float().requires_grad_()
+    outputs = fourier(x), theirs(x)[0]
+    torch.testing.assert_close(*outputs)
+    weight = inputs(2, 9, 16).float()
+    torch.testing.assert_close(*(torch.autograd.grad((out * weight).sum(), x)[0] for out in outputs))
+
+
+@pytest.mark.parametrize("path", ["fused", "reference"])
+def test_bigbird_agrees_with_the_block_sparse_attention_of_transformers(path: Any) -> None:
+    """The same random blocks, which it has in training mode alone; its first and last blocks are global."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
+
+    size, blocks, dim = 4, 12, 8
+    length = size * blocks
+    config = transformers.BigBirdConfig(
+        hidden_size=dim, num_attention_heads=1, block_size=size, num_random_blocks=2, max_position_embeddings=length
+    )
+    theirs, chosen = BigBirdBlockSparseAttention(config, seed=3).train(), list[Any]()
+    choose = theirs._bigbird_block_rand_mask_with_head
+    theirs._bigbird_block_rand_mask_with_head = lambda **given: chosen.append(choose(**given)) or chosen[-1]
+    is_real = torch.arange(length) < torch.tensor([[length], [length - 6]])
+    masks = BigBirdModel.create_masks_for_block_sparse_attn(is_real.float(), size)
+    names = ("to_blocked_mask", "band_mask", "from_mask", "to_mask")
+    given = dict(zip(names, masks, strict=True))
+    x = torch.randn(2, length, dim, requires_grad=True)
+    expected = theirs(x, **given, from_blocked_mask=given["to_blocked_mask"])[0]
+
+    visible = torch.zeros(blocks, blocks, dtype=torch.bool)
+    visible[[0, -1]] = visible[:, [0, -1]] = True
+    for block in range(1, blocks - 1):
+        visible[block, [block - 1, block, block + 1, *chosen[0][0][block - 1].tolist()]] = True
+    assert visible[1:-1].sum(dim=1).max() == 7 and len(chosen) == 1  # 3 + 2 global + 2 random ones
+    ours = MultiHead(StackConfig(dim=dim, heads=1, attention=path))
+    parts = (theirs.query, theirs.key, theirs.value)
+    with torch.no_grad():
+        ours.qkv.weight.copy_(torch.cat([part.weight for part in parts]))
+        ours.qkv.bias.copy_(torch.cat([part.bias for part in parts]))
+        ours.out.weight.copy_(torch.eye(dim))
+        ours.out.bias.zero_()
+    mask = from_tensor(visible.repeat_interleave(size, 0).repeat_interleave(size, 1))
+    positions = Positions.of(length, CPU, is_real)
+    found = ours(x, Context(AttentionMask(mask, positions, positions)))
+    torch.testing.assert_close(found[is_real], expected.reshape(found.shape)[is_real], rtol=1e-4, atol=1e-5)
+    weight = torch.randn(int(is_real.sum()), dim)
+    own = torch.autograd.grad((found[is_real] * weight).sum(), [x, ours.qkv.weight, ours.qkv.bias])
+    out = (expected.reshape(found.shape)[is_real] * weight).sum()
+    other = torch.autograd.grad(out, [x, *(part.weight for part in parts), *(part.bias for part in parts)])
+    for one, peer in zip(own, (other[0], torch.cat(other[1:4]), torch.cat(other[4:])), strict=True):
+        torch.testing.assert_close(one, peer, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [12, 30])

@@ -199,6 +199,32 @@ def test_imported_weights_give_the_same_outputs(name, tmp_path, monkeypatch):
     assert largest_difference(outputs(model, peer)) < (1e-6 if name.startswith("longformer") else 1e-10)
 
 
+@pytest.mark.parametrize("name", ["longformer-masked", "big-bird-masked", "fnet-masked", "longformer-classes"])
+def test_gradients_are_those_of_transformers(name, tmp_path):
+    """The gradients of its weights, imported as if they were weights, are ours."""
+    peer = make_peer(name).double()
+    peer.save_pretrained(tmp_path / "weights")
+    model = read_folder(tmp_path / "weights").model
+    ids, is_real = tokens(27)
+    ids = ids + 4  # the embedding of padding has no gradient there
+    if name.startswith("fnet"):  # which mixes padding, too
+        is_real = torch.ones_like(is_real)
+    ours, theirs = model(ids, is_real, torch.zeros_like(ids)), peer(**encoder_inputs(peer, ids, is_real)).logits
+    if ours.dim() == 3:
+        ours, theirs = ours[is_real], theirs[is_real]
+    weight = torch.randn_like(ours)
+    for logits in (ours, theirs):
+        (logits * weight).sum().backward()
+    for parameter in peer.parameters():
+        parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    peer.save_pretrained(tmp_path / "gradients")
+    expected = dict(read_folder(tmp_path / "gradients").model.named_parameters())
+    tolerance = 1e-5 if name.startswith("longformer") else 1e-9  # its softmax is always in float32
+    for key, parameter in model.named_parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(gradient, expected[key].data, rtol=1e-4, atol=tolerance, msg=key)
+
+
 RENAMED = {
     "bert-pretraining": "BertForMaskedLM",
     "gpt2-headless": "GPT2LMHeadModel",

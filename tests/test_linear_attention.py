@@ -205,7 +205,8 @@ def test_gated_linear_attention_agrees_with_fla() -> None:
 
 
 def test_linear_attention_agrees_with_fla() -> None:
-    q, k, v = inputs(3, 2, 3, 64, 8).float()
+    given = [x.requires_grad_() for x in inputs(3, 2, 3, 64, 8).float()]
+    q, k, v = given
     features = [elu_features(x) for x in (q, k)]
     theirs, _ = naive("linear_attn").naive_recurrent_linear_attn(
         *(x.transpose(1, 2) for x in (*features, v)), normalize=True
@@ -213,6 +214,9 @@ def test_linear_attention_agrees_with_fla() -> None:
     layer = LinearAttention(StackConfig(dim=24, heads=3), causal=True)
     ours = layer.mix(q, *spread(q, k, v), context_of(64, True))[:, :, 0]
     torch.testing.assert_close(ours, theirs.transpose(1, 2), atol=1e-5, rtol=1e-5)
+    gradients = (torch.autograd.grad(x.square().sum(), given) for x in (ours, theirs))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
 # --- random features

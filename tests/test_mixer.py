@@ -109,11 +109,34 @@ def test_a_causal_stack_refuses_mixers_that_see_the_future(kind: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("position", ["rope", "t5", "learned"])
+@pytest.mark.parametrize("mixer", ["full", "window(4)", "bigbird(3), window(2)"])
+def test_padding_on_either_side_and_packing_change_nothing(mixer: str, position: Any, causal: bool) -> None:
+    fields: dict[str, Any] = {"global_tokens": 2, "dilation": 2} if "window" in mixer else {}
+    if "bigbird" in mixer:
+        fields |= {"block_size": 4, "random_blocks": 1}
+    stack = Stack(StackConfig(**SMALL, mixer=mixer, position=position, **fields), causal=causal).double().eval()
+    x, other = torch.randn(1, 30, 16).double(), torch.randn(1, 7, 16).double()
+    alone, index = stack(x, Positions.of(30, CPU)), torch.arange(37)[None]
+    left = stack(torch.cat((other, x), 1), Positions.of(37, CPU, index >= 7))[:, 7:]
+    right = stack(torch.cat((x, other), 1), Positions.of(37, CPU, index < 30))[:, :30]
+    packed = stack(torch.cat((other, x), 1), Positions.of(37, CPU, document=(index >= 7).long()))
+    for same in (left, right, packed[:, 7:]):
+        torch.testing.assert_close(same, alone)
+    torch.testing.assert_close(packed[:, :7], stack(other, Positions.of(7, CPU)))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("position", ["rope", "alibi", "learned", "relative"])
-@pytest.mark.parametrize("mixer", ["window(5)", "window(5), window(3)", "window(4), full", "window(3), bigbird(2)"])
+@pytest.mark.parametrize(
+    "mixer", ["window(5)", "window(5), window(3)", "window(4), full", "window(3), bigbird(2)", "window(3), global"]
+)
 def test_a_cache_of_windows_rolls(mixer: str, position: Any) -> None:
     """Pieces of any size give the logits of the whole sequence, and the keys of a window take constant memory."""
     fields: dict[str, Any] = {"mixer": mixer, "position": position, "position_distance": 5, "dilation": 2}
+    if "global" in mixer:
+        fields |= {"mixer": "window(3)", "global_tokens": 2}
     if "bigbird" in mixer:
         fields |= {"block_size": 4, "random_blocks": 1}
     stack = Stack(StackConfig(**SMALL, **fields), causal=True).double().eval()
@@ -133,5 +156,5 @@ def test_a_cache_of_windows_rolls(mixer: str, position: Any) -> None:
         sizes.append(cache.nbytes)
     torch.testing.assert_close(torch.cat(outputs, dim=1), whole)
     assert cache.length == 60
-    if "full" not in mixer and "bigbird" not in mixer:
+    if not any(kind in mixer for kind in ("full", "bigbird", "global")):
         assert sizes[-1] == sizes[10] and cache.positions is not None and cache.positions.length < 12
