@@ -134,7 +134,7 @@ class PlainTextTask(Task):
 
     def inputs(self, name: str, count: int) -> list[str]:
         """Texts of up to CHARACTERS from the beginning of the set, in whole words."""
-        begin = ""
+        begin = " "  # so that the first word is not taken for a part of one
         for piece in chain.from_iterable(self.groups(name)):
             begin += piece.text
             if len(begin) >= count * CHARACTERS:
