@@ -65,6 +65,13 @@ def make_captioner(folder: Path) -> Path:
     return folder
 
 
+def make_masked(folder: Path) -> Path:
+    tokenizer = Tokenizer.train([TEXT], "word").with_special_tokens(["<mask>"])
+    config = ModelConfig(architecture="encoder", output_head="tokens", vocab_size=len(tokenizer), **SMALL)
+    save(grow(build(config)), folder, tokenizers={"tokenizer": tokenizer})
+    return folder
+
+
 def make_numbers(folder: Path, channels: int = 1, **data: object) -> Path:
     config = ModelConfig(input="features", output_head="values", feature_dim=channels, **SMALL)
     tables = {"mean": [50.0] * channels, "std": [25.0] * channels, **data}

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("fastapi")
 
-from explorer import make_decoder, make_translator
+from explorer import make_decoder, make_masked, make_translator
 from regard.explore.inside import Inside
 from regard.explore.server.inputs import SENTENCES, covered, read_examples, unlike
 from regard.explore.server.models import Models, find_runs
@@ -92,6 +92,14 @@ def test_the_examples_of_a_run_fit_its_positions(tmp_path):
     kept = describe(task, "test", [long], ["0"])["inputs"]  # better than none, but the target is not that of the part
     assert len(kept) == 1 and long.startswith(kept[0]["text"]) and kept[0]["target"] is None
     assert len(inside.look(kept[0]["text"]).input.source_labels) > 3  # the model reads it
+
+
+def test_a_masked_model_begins_with_a_masked_word_and_its_target(tmp_path):
+    inside = Inside.open(make_masked(tmp_path / "masked"))
+    task = SimpleNamespace(tokenizers={"tokenizer": inside.bundle.source}, model_config=inside.config)
+    (kept,) = describe(task, "valid", ["the animal did not cross"], [None])["inputs"]
+    assert kept == {"text": "the animal <mask> not cross", "target": "did"}
+    assert [place.expected is None for place in inside.look(kept["text"]).output.positions].count(True) == 1
 
 
 def test_scripts_are_fractions_of_the_letters():

@@ -236,7 +236,7 @@ def test_figures_of_the_guide_hold_what_the_views_show(open_page, page_runs):
     page.get_by_role("region", name="Second").locator("canvas").wait_for()
     drawn = saved("Figure (SVG)")
     titles = [one.text for one in drawn.iter(f"{svg}title")]
-    assert titles == ["First: Layer 0, head 0", "Second: Layer 0, head 0"]
+    assert titles == [f"First: {TEXT[:60]} · Layer 0, head 0", f"Second: {SECOND} · Layer 0, head 0"]
     page.get_by_role("tab", name="Generation").click()
     page.locator("summary", has_text="Save").click()
     page.get_by_role("button", name="Figure (SVG)").click()  # nothing is generated yet, and it says so

@@ -17,24 +17,23 @@ pytest.importorskip("uvicorn")
 
 from playwright import sync_api
 
-from explorer import SMALL, TEXT, choices, grow, make_captioner, make_decoder, make_translator, served, settle, state
+from explorer import (
+    TEXT,
+    choices,
+    make_captioner,
+    make_decoder,
+    make_masked,
+    make_translator,
+    served,
+    settle,
+    state,
+)
 from regard.explore.inside import Inside
-from regard.models.config import ModelConfig
-from regard.models.folder import save
-from regard.models.transformer import build
 from regard.text.labels import labels
 from regard.text.scripts import scripts
-from regard.text.tokenizer import Tokenizer
 from regard.training.examples import as_json
 
 pytest_plugins = ["browser"]
-
-
-def make_masked(folder: Path) -> Path:
-    tokenizer = Tokenizer.train([TEXT], "word").with_special_tokens(["<mask>"])
-    config = ModelConfig(architecture="encoder", output_head="tokens", vocab_size=len(tokenizer), **SMALL)
-    save(grow(build(config)), folder, tokenizers={"tokenizer": tokenizer})
-    return folder
 
 
 def download(page, name: str, folder: Path) -> Path:
@@ -128,12 +127,14 @@ def test_a_masked_model_says_how_to_type_its_mask(open_page, page_runs, tmp_path
     assert mask is not None
     with served(folder) as listener:
         page = open_page("run=masked&text=the+cat", listener=listener)
+        assert "nothing is masked" in page.locator("#says").inner_text()
         assert mask in page.get_by_test_id("mask").inner_text()
         page.locator("#text").press("End")
         page.get_by_role("button", name=f"Insert {mask}").click()
         assert page.locator("#text").input_value() == f"the cat {mask}"
         settle(page)
         sync_api.expect(page.locator(".positions [aria-selected=true]")).to_contain_text(mask)
+        assert "masked tokens" in page.locator("#says").inner_text()
 
 
 # --- outputs and words

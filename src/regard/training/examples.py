@@ -53,7 +53,7 @@ def describe(task: Task, name: str, inputs: Sequence[Any], targets: Sequence[str
             content["tokens_per_character"] = max(rates)
     kept: list[dict[str, Any]] = []
     room = BYTES
-    for input, target in fitting(task, choose(inputs, targets))[:KEPT]:
+    for input, target in masked(task, fitting(task, choose(inputs, targets))[:KEPT]):
         if isinstance(input, Tensor):
             if input.is_floating_point() and input.numel() > VALUES:  # features of another model
                 break
@@ -80,6 +80,26 @@ def fitting(task: Task, pairs: list[tuple[Any, str | None]]) -> list[tuple[Any, 
         return text
 
     return [pair for pair in pairs if fits(pair[0])] or [(cut(text), None) for text, _ in pairs[:KEPT]]
+
+
+def masked(task: Task, pairs: list[tuple[Any, str | None]]) -> list[tuple[Any, str | None]]:
+    """For a model of masked tokens: each text with one word masked, which becomes the target."""
+    config = task.model_config
+    tokenizer = task.tokenizers.get("tokenizer")
+    if (
+        config.architecture != "encoder"
+        or config.output_head != "tokens"
+        or tokenizer is None
+        or tokenizer.mask is None
+    ):
+        return pairs
+    made: list[tuple[Any, str | None]] = []
+    for text, _ in pairs:
+        words = text.split(" ")
+        at = len(words) // 2
+        hidden, words[at] = words[at], tokenizer.token(tokenizer.mask)
+        made.append((" ".join(words), hidden))
+    return made
 
 
 def choose(inputs: Sequence[Any], targets: Sequence[str | None]) -> list[tuple[Any, str | None]]:

@@ -292,9 +292,10 @@ export class Explorer {
     if (chosen !== null && chosen <= last) return chosen;
     if (space === "target") return Math.min(1, last);
     if (output?.kind === "next") return last;
-    if (output?.kind === "tags" && /^[<[]/.test(this.shown?.labels.source?.[0] ?? "")) return Math.min(1, last);
-    if (output?.kind === "masked") return Math.max(0, output.positions.findIndex((position) => position.expected === null));
-    return 0;
+    const masked = output?.kind === "masked" ? output.positions.findIndex((position) => position.expected === null) : -1;
+    if (masked >= 0) return masked;
+    const special = /^[<[]/.test(this.shown?.labels.source?.[0] ?? ""); // <s>, [CLS]: predictions there mean nothing
+    return special && (output?.kind === "tags" || output?.kind === "masked") ? Math.min(1, last) : 0;
   }
 
   #key(look: Look, part: Part, head: number): string {

@@ -93,7 +93,7 @@ function stack(one: Figure | null, other: Figure | null): Figure | null {
   if (!one || !other) return one ?? other;
   const [width, height] = [Math.max(one.width, other.width), one.height + other.height];
   const lower = other.svg.replace("<svg ", `<svg y="${one.height}" `);
-  const svg = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">${one.svg}${lower}</svg>`;
+  const svg = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"><rect width="100%" height="100%" fill="${GROUND[currentTheme()]}"/>${one.svg}${lower}</svg>`;
   return { svg, width, height };
 }
 
