@@ -401,7 +401,7 @@ def test_an_edited_activation_is_what_later_layers_see() -> None:
         out = model(given)
     assert torch.equal(after["decoder.0.output"], patch)
     positions = Positions.of(6, given.device)
-    context, *_ = model.decoder._contexts(positions, positions.pos, None, None, everything)
+    context, *_ = model.decoder._contexts(positions, positions, positions.pos, None, None, everything)
     torch.testing.assert_close(out, model.output_head(model.decoder.blocks[1](patch, context)))
 
 
