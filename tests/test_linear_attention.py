@@ -260,6 +260,21 @@ def test_cached_equals_uncached(kind: str, fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_segments_of_a_long_sequence_change_nothing(kind: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU computes a long sequence in segments, each from the state after the one before."""
+    stack, x, results = stack_of(kind, is_causal=True), inputs(2, 200, 16).requires_grad_(), []
+    is_real = torch.arange(200) >= torch.tensor([[0], [70]]) if padded else None
+    for size in (2048, 64):
+        monkeypatch.setattr(linear_attention, "SEGMENT", size)
+        out = stack(x, Positions.of(200, CPU, is_real))
+        out = out if is_real is None else out[is_real]
+        results.append([out, *torch.autograd.grad(out.square().sum(), [x, *stack.parameters()])])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_rows_of_a_cache_can_be_reordered(kind: str) -> None:
     stack, x = stack_of(kind, is_causal=True), inputs(3, 12, 16)
     rows, cache = torch.tensor([2, 0, 0, 1]), Cache()

@@ -35,6 +35,7 @@ from regard.nn.position import rotate
 from regard.nn.trace import Traceable
 
 STRONGEST = -4.0  # log α: at most 8 gates lie between a token and its reference, and exp(2 · 8 · 4) is finite
+SEGMENT = 2048  # tokens that a CPU computes at once: the memory of larger tensors would be returned and taken each time
 START = -1e4  # the logarithm of the scale of an empty state
 State = tuple[Tensor, Tensor]  # S [B, Hkv, 1, F, Dv], and the logarithm of its scale [B, Hkv, 1, 1, 1]
 
@@ -239,6 +240,30 @@ class LinearAttention(Traceable):
 
     def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         """q [B, Hkv, H / Hkv, N, D], k and v [B, Hkv, 1, N, D] -> [B, Hkv, H / Hkv, N, Dv]."""
+        is_real, document = context.attention_mask.q.is_real, context.attention_mask.q.document
+        is_real = None if is_real is None else is_real[:, None, None, :, None]  # [B, 1, 1, N, 1]
+        if not self.causal:
+            return self.sums(x, q, k, v, is_real, document, None)[0]
+        state = None if context.cache is None else context.cache.states.get(self.layer)
+        size = q.shape[-2]
+        outputs: list[Tensor] = []
+        if x.device.type == "cpu" and document is None and not torch.compiler.is_compiling():
+            size = min(size, SEGMENT)
+        texts = torch.split(x, size, dim=1)
+        parts = zip(*(torch.split(part, size, dim=-2) for part in (q, k, v)), strict=True)
+        masks = [None] * len(texts) if is_real is None else torch.split(is_real, size, dim=-2)
+        for text, (own_q, own_k, own_v), mask in zip(texts, parts, masks, strict=True):
+            out, state = self.sums(text, own_q, own_k, own_v, mask, document, state)
+            outputs.append(out)
+        if context.cache is not None and state is not None:
+            context.cache.states[self.layer] = state
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-2)
+
+    def sums(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, is_real: Tensor | None, document: Tensor | None,
+        state: State | None,
+    ) -> tuple[Tensor, State | None]:  # fmt: skip
+        """The output of some tokens, and in a decoder the state after them, from the one before."""
         is_log = self.kind == "performer"
         if is_log:
             root = math.sqrt(abs(self.config.scale))  # φ(q)ᵀ φ(k) is exp(scale · q · k) on average
@@ -246,20 +271,16 @@ class LinearAttention(Traceable):
             q = torch.exp(q - q.detach().amax(dim=-1, keepdim=True))  # a factor of each query cancels
         else:
             q, k = elu_features(q), elu_features(k)
-        is_real = _real_keys(context)
         if is_real is not None:
             k = torch.where(is_real, k, -math.inf if is_log else 0.0)
         v = torch.cat((v, torch.ones_like(v[..., :1])), dim=-1)  # the denominator is one more column
-        document = context.attention_mask.q.document
         if self.causal:
-            state = _stored(context, self.layer)
             sums, state = causal_sum(q, k, v, document=document, state=state, k_is_log=is_log)
-            _store(context, self.layer, state)
         else:
             if is_log:  # so does one of all keys
                 k = torch.exp(k - k.detach().amax(dim=(-2, -1), keepdim=True).clamp_min(START))
             sums = full_sum(q, k, v, document=document)
-        return sums[..., :-1] / sums[..., -1:].clamp_min(torch.finfo(sums.dtype).tiny)
+        return sums[..., :-1] / sums[..., -1:].clamp_min(torch.finfo(sums.dtype).tiny), state
 
     def project(self, x: Tensor, heads: Tensor) -> Tensor:
         """The output [B, N, dim] from the heads [B, N, H, Dv]."""
@@ -277,19 +298,18 @@ class GatedLinearAttention(LinearAttention):
         self.output_gate = nn.Linear(config.dim, self.heads * config.val_dim, bias=False)
         self.heads_norm = RMSNorm(config.val_dim, eps=config.norm_eps)
 
-    def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+    def sums(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, is_real: Tensor | None, document: Tensor | None,
+        state: State | None,
+    ) -> tuple[Tensor, State | None]:  # fmt: skip
         gate = _split(self.gate_up(self.gate_down(x.to(self.gate_up.weight.dtype))), self.key_heads).to(q.dtype)
         log_gate = F.logsigmoid(gate)[:, :, None] / RANK
-        is_real = _real_keys(context)
         if is_real is not None:
             k, log_gate = torch.where(is_real, k, 0.0), torch.where(is_real, log_gate, 0.0)
-        q, document = q * self.config.scale, context.attention_mask.q.document
+        q = q * self.config.scale
         if not self.causal:
-            return full_sum(q, k, v, log_gate=log_gate, document=document)
-        state = _stored(context, self.layer)
-        sums, state = causal_sum(q, k, v, log_gate=log_gate, document=document, state=state)
-        _store(context, self.layer, state)
-        return sums
+            return full_sum(q, k, v, log_gate=log_gate, document=document), None
+        return causal_sum(q, k, v, log_gate=log_gate, document=document, state=state)
 
     def project(self, x: Tensor, heads: Tensor) -> Tensor:
         gate = F.silu(self.output_gate(x)).view_as(heads)
@@ -300,18 +320,3 @@ def _split(x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
     """[B, N, H · D] -> [B, H, N, D]"""
     parts = x.view(*x.shape[:2], heads, x.shape[2] // heads)
     return (parts if norm is None else norm(parts)).transpose(1, 2)
-
-
-def _real_keys(context: Context) -> Tensor | None:
-    """[B, 1, 1, N, 1]; None: there is no padding."""
-    is_real = context.attention_mask.q.is_real
-    return None if is_real is None else is_real[:, None, None, :, None]
-
-
-def _stored(context: Context, layer: int) -> State | None:
-    return None if context.cache is None else context.cache.states.get(layer)
-
-
-def _store(context: Context, layer: int, state: State) -> None:
-    if context.cache is not None:
-        context.cache.states[layer] = state
