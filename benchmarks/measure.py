@@ -89,10 +89,12 @@ def sample(call: Call, device: str, least: float) -> float:
         calls = max(calls + 1, int(calls * least / max(spent, 1e-6) * 1.1))
 
 
-def race(calls: Mapping[str, Call], device: str, rounds: int, least: float) -> dict[str, dict[str, float]]:
-    """{name: median, low and high quartile in ms}, the peers taking turns."""
+def race(
+    calls: Mapping[str, Call], device: str, rounds: int, least: float, warm: int = 3
+) -> dict[str, dict[str, float]]:
+    """{name: median, low and high quartile in ms}, the peers taking turns; each is called `warm` times before."""
     for call in calls.values():
-        for _ in range(3):
+        for _ in range(warm):
             call()
     times = take_turns({name: partial(sample, call, device, least) for name, call in calls.items()}, rounds)
     figures = {}
