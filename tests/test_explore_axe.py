@@ -7,18 +7,24 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("playwright", reason="needs the package playwright")
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
-from explorer import settle, state
+from playwright import sync_api
+
+from explorer import make_captioner, make_translator, settle, state
 from regard import page as built
+from regard.models.folder import read_weights
+from regard.training.snapshots import write_snapshot
 
 pytest_plugins = ["browser"]
 
 WEB = Path(__file__).parent.parent / "web"
 AXE = WEB / "node_modules" / "axe-core" / "axe.min.js"
+TEXT, OTHER = "the cat sat on the mat", "the cat sat on the sun"
 SCRIPT = 150_000  # bytes of script, compressed
 CHANGES = '{"heads": [["decoder", 0, 1]], "layers": [["decoder", 1]]}'
 
@@ -48,6 +54,38 @@ def violations(page) -> list[str]:
     return list(page.evaluate(CHECK))
 
 
+@pytest.fixture(scope="module")
+def page_runs(tmp_path_factory) -> Path:
+    """A translator with snapshots of training, a captioner, and the recurrent model of 2015."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("runs")
+    make_translator(folder / "translator")
+    make_captioner(folder / "captioner")
+    make_translator(folder / "recurrent", architecture="recurrent")
+    weights = read_weights(folder / "translator" / "model.safetensors")
+    for step in (0, 20):
+        write_snapshot(folder / "translator", step, weights)
+    (folder / "translator" / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n{"step": 20, "loss": 1.0}\n')
+    return folder
+
+
+def states() -> list[tuple[str, str, dict[str, object]]]:
+    """(run, view, fields of the link): every view, and what opens inside of some."""
+    changed = {"changes": CHANGES}
+    all_views = [("translator", view, changed) for view in view_names() if view not in ("image", "patching", "compare")]
+    return [
+        *all_views,
+        *(("translator", view, {"other.text": OTHER}) for view in ("patching", "compare")),
+        ("captioner", "image", {"part": "encoder"}),
+        ("translator", "model", {"grid": "off"}),
+        ("translator", "model", {"grid": "roles"}),
+        ("translator", "flow", {"box": "decoder.0.cross.heads.1"}),
+        ("translator", "embeddings", {"near": "cat"}),
+        ("translator", "lines", {"tour": 3}),
+        ("recurrent", "steps", {}),
+    ]
+
+
 @pytest.mark.skipif(not AXE.is_file(), reason="needs axe-core:  make page")
 @pytest.mark.parametrize(
     ("locale", "theme", "width"),
@@ -55,20 +93,19 @@ def violations(page) -> list[str]:
 )
 def test_axe_finds_no_violation_in_any_view(open_page, locale, theme, width):
     script, seen, found = AXE.read_text(encoding="utf-8"), set(), []
-    page = open_page(state("translator", changes=CHANGES), locale=locale, width=width)
+    page = open_page(state("translator", TEXT), locale=locale, width=width)
     page.emulate_media(color_scheme=theme, reduced_motion="reduce")
     page.evaluate(script)
-    for run, fields in (("translator", {"changes": CHANGES}), ("captioner", {"part": "encoder"})):
-        for view in view_names() if run == "translator" else ["image"]:
-            link = state(run, "" if run == "captioner" else "the cat sat on the mat", view=view, **fields)
-            page.evaluate("link => (location.hash = link)", link)
-            page.wait_for_timeout(150)
-            settle(page)
-            page.wait_for_timeout(250)
-            shown = page.locator("[role=tab][aria-selected=true]").get_attribute("id")
-            seen.add(shown)
-            found += [f"{view}: {one}" for one in violations(page)]
-    assert found == [] and len(seen) >= 6
+    for run, view, fields in states():
+        link = state(run, "" if run == "captioner" else TEXT, view=view, **fields)
+        page.evaluate("link => (location.hash = link)", link)
+        page.wait_for_timeout(80)
+        settle(page)
+        page.wait_for_timeout(120)
+        sync_api.expect(page.locator("[data-testid=off-map][data-state=busy]")).to_have_count(0)
+        seen.add(page.locator("[role=tab][aria-selected=true]").get_attribute("id"))
+        found += [f"{view} {fields}: {one}" for one in violations(page)]
+    assert found == [] and seen == {f"tab-{view}" for view in view_names()}
 
 
 def test_the_script_of_the_page_is_small():

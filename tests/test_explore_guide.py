@@ -45,14 +45,14 @@ def test_roles_and_heads_off_are_those_of_python(open_page, page_runs):
     page = open_page(state("decoder", view="model", grid="off"))
     page.locator("[data-testid=off-map][data-state=ready]").wait_for()
     off = heads_off(Inside.open(page_runs / "decoder").look(TEXT))
-    names = [one.get_attribute("aria-label") for one in page.get_by_test_id("off-map").get_by_role("button").all()]
+    names = [one.get_attribute("aria-label") for one in page.get_by_test_id("off-map").get_by_role("gridcell").all()]
     assert len(names) == len(off.heads)
     for name, changes, flipped in zip(names, off.changes, off.flipped, strict=True):
         value = float(re.search(r": ([<−\d.]+)", name)[1].replace("−", "-").replace("<", ""))
         assert value == pytest.approx(changes.mean().item(), abs=1.01e-3)
         assert ("other prediction" in name) == bool(flipped.any())
     page.get_by_test_id("off-position").select_option("3")
-    first = page.get_by_test_id("off-map").get_by_role("button").first.get_attribute("aria-label")
+    first = page.get_by_test_id("off-map").get_by_role("gridcell").first.get_attribute("aria-label")
     assert float(re.search(r": ([−\d.]+)", first)[1].replace("−", "-")) == pytest.approx(
         off.changes[0, 3].item(), abs=1e-3
     )
@@ -214,7 +214,7 @@ def test_figures_of_the_guide_hold_what_the_views_show(open_page, page_runs):
     page = open_page(state("decoder", view="model", grid="off"))
     page.locator("[data-testid=off-map][data-state=ready]").wait_for()
     shown = [
-        one.split("\n")[0].strip() for one in page.get_by_test_id("off-map").get_by_role("button").all_inner_texts()
+        one.split("\n")[0].strip() for one in page.get_by_test_id("off-map").get_by_role("gridcell").all_inner_texts()
     ]
     drawn = [one.text for one in saved("Figure (SVG)").iter(f"{svg}text")]
     assert "Layer 1" in drawn and all(value in drawn for value in shown)

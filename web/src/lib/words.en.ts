@@ -243,6 +243,7 @@ export const english = {
   flow: "Flow",
   flowHint: "The way of one token through the model. Click a box to see its arithmetic.",
   flowIntro: "From top to bottom: the token becomes a vector, every layer adds to it, and the output is read off the result. The vertical line is the residual stream. The number in a box is the length ‖x‖ of its vector; the stripe is the vector itself, blue above zero, amber below.",
+  flowIntroRecurrent: "From top to bottom: the token becomes a vector, the recurrent cell updates its state with it, and the output is read off the state and what attention reads from the encoder. The number in a box is the length ‖x‖ of its vector; the stripe is the vector itself, blue above zero, amber below.",
   flowPicture: "The model as boxes. Arrow keys move from box to box, Enter opens one.",
   flowPlay: "Follow the token",
   flowPause: "Pause",
