@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from urllib.parse import quote
+
 import pytest
 
 pytest.importorskip("playwright", reason="needs the package playwright")
@@ -10,7 +13,7 @@ pytest.importorskip("uvicorn")
 
 from playwright import sync_api
 
-from explorer import settle, state
+from explorer import served, settle, state
 
 pytest_plugins = ["browser"]
 
@@ -104,3 +107,15 @@ def test_ctrl_z_undoes_one_change_after_the_other(open_page):
     page.get_by_test_id("undo").click()
     sync_api.expect(off).to_have_count(0)
     sync_api.expect(page.get_by_test_id("undo")).to_have_count(0)
+
+
+def test_a_link_needs_no_model_where_one_is_open_and_says_if_its_model_is_missing(open_page, page_runs):
+    changes = quote('{"heads":[["decoder",1,2]]}')
+    with served(page_runs / "decoder") as listener:
+        page = open_page(f"view=lines&layer=1&head=2&changes={changes}", listener=listener)
+        assert page.get_by_test_id("layer").inner_text() == "1" and page.get_by_test_id("loss-after").count() == 1
+        sync_api.expect(page).to_have_url(re.compile("run=decoder.*layer=1.*changes="))
+        page.evaluate("link => (location.hash = link)", "run=elsewhere&text=a cat sat&layer=1")
+        sync_api.expect(page.get_by_test_id("missing")).to_contain_text("“elsewhere”, which is not open here")
+        settle(page)
+        assert page.locator("#text").input_value() == "a cat sat" and "run=decoder" in page.url

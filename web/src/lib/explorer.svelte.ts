@@ -27,6 +27,7 @@ export class Explorer {
   gone = $state<"" | "stopped" | "replaced">("");
   resized = $state<[number, number] | null>(null); // width and height of the user's image, which the model reads smaller
   refused = $state<string | null>(null);
+  missing = $state(""); // the model of a link, if it is not here
   images = $state.raw<Map<string, string>>(new Map()); // name -> URL
   hover = $state<number | null>(null); // the query under the pointer; overrides the pinned one
   fetched = $state.raw<Map<string, HeadMap>>(new Map()); // maps that were requested separately
@@ -63,24 +64,38 @@ export class Explorer {
 
   /** Show the precomputed example, load the list of runs, then request the state of the link. */
   async start(link: string): Promise<void> {
-    this.ask = fromLink(link);
+    this.ask = fromLink(link); // its view and text, while the list is loading
     const example = server.prepared().then((look) => {
       if (this.before === null) this.before = look;
     });
     try {
       const { runs, version, command } = await server.runs();
       [this.runs, this.version, this.command] = [runs, version, command];
-      const info = runs.find((run) => run.name === this.ask.run) ?? runs.find((run) => !run.error) ?? runs[0];
-      if (info && (this.ask.run !== info.name || !link)) this.open(info.name, this.ask.text);
-      else this.refresh();
+      this.#enter(link, (runs.find((run) => !run.error) ?? runs[0])?.name ?? "");
     } catch (error) {
       this.fail(error);
     }
     await example.catch(() => undefined); // the page works without it
   }
 
+  /** Apply a link. Without a model it is for `usual`; of a link for a model that is not here, the text is kept. */
+  #enter(link: string, usual: string): void {
+    const asked = fromLink(link);
+    asked.run ||= usual;
+    this.ask = asked;
+    if (!this.runs.some((run) => run.name === asked.run)) {
+      this.open(usual, asked.text);
+      this.missing = asked.run;
+      return;
+    }
+    this.missing = "";
+    this.#fresh = true;
+    this.refresh();
+  }
+
   /** Open another run with its first example. */
   open(name: string, text = ""): void {
+    this.missing = "";
     this.ask = { ...newAsk(name), view: this.ask.view, tour: this.ask.tour, text };
     this.#fresh = true;
     if (!this.example) this.before = this.after = null; // the example stays until there is a response
@@ -125,11 +140,7 @@ export class Explorer {
   /** Apply the state of the URL, after navigation or a pasted link. */
   follow(link: string): void {
     if (link.replace(/^#/, "") === toLink(this.ask)) return;
-    const { run } = this.ask;
-    this.ask = fromLink(link);
-    if (!this.ask.run) this.ask.run = run;
-    this.#fresh = true;
-    this.refresh();
+    this.#enter(link, this.ask.run);
   }
 
   /** Show an example; its target is what the test data has. */

@@ -42,6 +42,7 @@ export const english = {
   insertMaskToken: "Insert {0}",
   testTarget: "Target in the test data:",
   testImage: "Test image {0}: {1}",
+  missing: "The link is for the model “{0}”, which is not open here. This is “{1}”, with the text of the link.",
   refused: "Request failed",
   nothing: "Type a text above to see the attention of every head.",
   noImage: "Choose an image above to see the attention of every head.",
