@@ -109,6 +109,8 @@ def test_every_step_of_the_tour_acts_and_answers(open_page, run, locale):
     assert total >= 9  # of 12: those that apply to this model
     for number in range(1, total + 1):
         assert f"tour={number}" in page.url
+        sync_api.expect(tour.locator(".question")).to_be_visible()  # a prediction, before the experiment
+        assert "changes=" not in page.url and "step=" not in page.url  # every step begins with the unchanged model
         page.get_by_test_id("tour-do").click()
         settle(page)
         sync_api.expect(page.get_by_test_id("tour-do")).to_be_enabled()
@@ -251,3 +253,11 @@ def test_both_languages_have_the_same_steps():
         for text in texts
     ]
     assert places[0] == places[1] and len(places[0]) > 60
+    for text in texts:
+        steps = re.findall(r"^  (\w+): \{\n(.*?)^  \},", text, re.DOTALL | re.MULTILINE)
+        assert 10 <= len(steps) <= 12
+        for name, step in steps:
+            words = dict(re.findall(r"(\w+): \"(.*)\",", step))
+            assert len(re.findall(r"[.?](?= |$)", words["text"])) == 2, name  # two sentences,
+            assert len(re.findall(r"[.?](?= |$)", words["do"])) == 1, name  # one experiment
+            assert words["ask"].endswith("?"), name  # and one question

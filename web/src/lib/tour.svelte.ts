@@ -9,7 +9,7 @@ import { headMap, ONE, spaceOf, type Look, type Part } from "./look";
 import { headFacts } from "./heads.svelte";
 import { spread } from "./measure";
 import * as server from "./server";
-import { headTitle, lossNumber, partTitle } from "./titles";
+import { inPart, lossNumber, partTitle } from "./titles";
 import type { englishTour } from "./tour.en";
 import { say } from "./words.svelte";
 
@@ -30,7 +30,7 @@ interface Step {
   question: (explorer: Explorer, words: TourWords) => Question | null;
 }
 
-const DATE = "July 4th, 1976";
+export const DATE = "July 4th, 1976";
 const NO_DATE = "February 30th, 2021";
 
 export function fill(text: string, ...values: (string | number)[]): string {
@@ -41,8 +41,8 @@ export function isDemo(explorer: Explorer): boolean {
   return explorer.info?.generator === "korean-dates";
 }
 
-/** The page without changes, with the text of the tour if the model is the demo's. */
-function clear(explorer: Explorer): void {
+/** The page without changes, with the text of the tour if the model is the demo's: every step begins with it. */
+export function clear(explorer: Explorer): void {
   explorer.ask.changes = noChanges();
   if (explorer.ask.step !== null) explorer.atStep(null);
   explorer.ask.show = "after";
@@ -50,10 +50,12 @@ function clear(explorer: Explorer): void {
   explorer.refresh();
 }
 
-function view(explorer: Explorer, name: Explorer["ask"]["view"], grid: Explorer["ask"]["grid"] = "maps"): void {
+/** A view of the unchanged page, once its response is there. */
+async function view(explorer: Explorer, name: Explorer["ask"]["view"], grid: Explorer["ask"]["grid"] = "maps"): Promise<void> {
   clear(explorer);
   explorer.ask.view = name;
   explorer.ask.grid = grid;
+  while (explorer.busy) await new Promise((done) => setTimeout(done, 50));
 }
 
 function changed(explorer: Explorer, changes: object): Promise<Look> {
@@ -71,17 +73,27 @@ function queryOf(explorer: Explorer, part: Part): number {
   return part.part === "cross" && month > 0 ? month - 1 : labels.length - 1;
 }
 
-function pickHead(explorer: Explorer, wanted?: Part["part"]): void {
+/** The head that the tour looks at: the first one of the wanted part. */
+function firstHead(explorer: Explorer, wanted: Part["part"] = "cross"): { part: Part; title: string } | null {
   const parts = explorer.shown?.parts ?? [];
-  const part = parts.find((one) => one.part === wanted) ?? parts.find((one) => one.part === "cross") ?? parts[0];
+  const part = parts.find((one) => one.part === wanted) ?? parts[0];
+  return part ? { part, title: inPart(part.part, parts, say("headName", part.layer, 0)) } : null;
+}
+
+function pickHead(explorer: Explorer, wanted?: Part["part"]): void {
+  const part = firstHead(explorer, wanted)?.part;
   if (!part) return;
   explorer.select(part.part, part.layer, 0);
   explorer.choose(spaceOf(part.rows), queryOf(explorer, part));
 }
 
-/** Whole maps only: of a long input they come one by one. */
-function chosenMap(explorer: Explorer) {
-  return explorer.part && explorer.map?.rows ? explorer.map : null;
+/** That head with its query and the weights of the query; null while its map is loading (of a long input). */
+function firstRow(explorer: Explorer) {
+  const first = firstHead(explorer);
+  const map = first && explorer.mapOf(first.part, 0);
+  if (!map) return null;
+  const query = queryOf(explorer, first.part);
+  return { ...first, query, row: map.values.subarray(query * map.columns, (query + 1) * map.columns) };
 }
 
 /** The position whose prediction the tour is about: the month of a date, else the mean of all. */
@@ -122,8 +134,8 @@ export const STEPS: Step[] = [
     name: "input",
     mark: ".given",
     applies: isDemo,
-    act: (explorer) => {
-      view(explorer, "model");
+    act: async (explorer) => {
+      await view(explorer, "model");
       explorer.type(NO_DATE);
     },
     question: (explorer, words) => ({
@@ -154,19 +166,20 @@ export const STEPS: Step[] = [
     name: "lines",
     mark: "#view",
     applies: () => true,
-    act: (explorer) => {
-      view(explorer, "lines");
+    act: async (explorer) => {
+      await view(explorer, "lines");
       pickHead(explorer);
     },
     question: (explorer, words) => {
-      const [map, query] = [chosenMap(explorer), explorer.query];
-      if (!map || query === null || explorer.hover !== null) return null;
-      const row = map.values.subarray(query * map.columns, (query + 1) * map.columns);
+      const first = firstRow(explorer);
+      if (!first) return null;
+      const { part, title, query, row } = first;
+      const labels = explorer.shown!.labels;
       const best = row.indexOf(Math.max(...row));
-      const label = (at: number) => `${explorer.columns[at]} (${at + 1})`;
+      const label = (at: number) => `${labels[part.columns]?.[at]} (${at + 1})`;
       const few = Array.from(row, (_, at) => at).sort((one, other) => row[other] - row[one]).slice(0, 4);
       return {
-        ask: fill(words.lines.ask, explorer.rows[query]),
+        ask: `${fill(words.lines.ask, labels[part.rows]?.[query] ?? "")} (${title})`,
         options: few.sort((one, other) => one - other).map(label),
         answer: async () => label(best),
       };
@@ -176,15 +189,14 @@ export const STEPS: Step[] = [
     name: "steps",
     mark: "#view",
     applies: () => true,
-    act: (explorer) => {
-      view(explorer, "steps");
+    act: async (explorer) => {
+      await view(explorer, "steps");
       pickHead(explorer);
     },
     question: (explorer, words) => {
-      const [map, query] = [chosenMap(explorer), explorer.query ?? 0];
-      if (!map) return null;
-      const row = map.values.subarray(query * map.columns, (query + 1) * map.columns);
-      const sum = row.reduce((total, value) => total + value, 0) / ONE;
+      const first = firstRow(explorer);
+      if (!first) return null;
+      const sum = first.row.reduce((total, value) => total + value, 0) / ONE;
       const answer = Math.abs(sum - 1) < 0.01 ? "1" : words.steps.depends;
       return { ask: words.steps.ask, options: ["1", words.steps.keys, words.steps.depends], answer: async () => answer };
     },
@@ -193,28 +205,29 @@ export const STEPS: Step[] = [
     name: "mask",
     mark: "#view",
     applies: (explorer) => explorer.shown?.parts.some((part) => part.causal) ?? false,
-    act: (explorer) => {
-      view(explorer, "map");
+    act: async (explorer) => {
+      await view(explorer, "map");
       pickHead(explorer, "decoder");
     },
     question: (explorer, words) => {
-      const { part } = explorer;
-      const map = chosenMap(explorer);
-      if (!map || !part?.causal) return null;
+      const first = firstHead(explorer, "decoder");
+      const map = first && explorer.mapOf(first.part, 0);
+      if (!map) return null;
       let later = 0;
       for (let row = 0; row < map.rows; row++) for (let at = row + 1; at < map.columns; at++) later += map.values[row * map.columns + at];
       const fraction = later / map.rows / ONE;
       const answer = fraction === 0 ? "0" : `${fraction < 0.5 ? words.mask.some : words.mask.most} (${fraction.toFixed(2)})`;
-      return { ask: words.mask.ask, options: ["0", words.mask.some, words.mask.most], answer: async () => answer };
+      return { ask: `${words.mask.ask} (${first.title})`, options: ["0", words.mask.some, words.mask.most], answer: async () => answer };
     },
   },
   {
     name: "positions",
     mark: "#touch",
     applies: (explorer) => explorer.before?.shuffles ?? false,
-    act: (explorer) => {
-      view(explorer, "model");
+    act: async (explorer) => {
+      await view(explorer, "model");
       explorer.ask.changes.shuffle = 1;
+      explorer.refresh();
     },
     question: (explorer, words) => ({
       ask: words.positions.ask,
@@ -246,7 +259,7 @@ export const STEPS: Step[] = [
     mark: "[data-testid=output]",
     applies: () => true,
     act: async (explorer) => {
-      view(explorer, "model", "off");
+      await view(explorer, "model", "off");
       const head = await neededHead(explorer);
       explorer.ask.changes.heads = [head];
       explorer.refresh();
@@ -278,9 +291,10 @@ export const STEPS: Step[] = [
     name: "temperature",
     mark: "#touch",
     applies: (explorer) => explorer.before?.output.before.loss != null,
-    act: (explorer) => {
-      view(explorer, "model");
+    act: async (explorer) => {
+      await view(explorer, "model");
       explorer.ask.changes.temperature = 3;
+      explorer.refresh();
     },
     question: (explorer, words) => ({
       ask: words.temperature.ask,
@@ -333,23 +347,24 @@ export const STEPS: Step[] = [
     name: "training",
     mark: "#view",
     applies: (explorer) => (explorer.info?.snapshots?.length ?? 0) > 1,
-    act: (explorer) => {
-      view(explorer, "training");
+    act: async (explorer) => {
+      await view(explorer, "training");
       pickHead(explorer);
       explorer.atStep(explorer.info?.snapshots[0] ?? null);
     },
     question: (explorer, words) => {
-      const { part, head, ask } = explorer;
-      if (!part || head === null) return null;
+      const first = firstHead(explorer);
+      if (!first) return null;
+      const [{ ask }, { part }] = [explorer, first];
       return {
-        ask: `${words.training.ask} (${headTitle(explorer)})`,
+        ask: `${words.training.ask} (${first.title})`,
         options: [words.training.more, words.training.fewer, words.same],
         answer: async () => {
           // the same target for both: what the trained model generates
           const target = ask.target ?? (await plain(explorer)).output.before.generated;
           const question = { ...server.question(ask, false), target };
-          const [first, now] = await Promise.all([explorer.info?.snapshots[0] ?? 0, null].map((step) => server.look({ ...question, step })));
-          const [old, new_] = [first, now].map((look) => headMap(look, part, head));
+          const looks = await Promise.all([explorer.info?.snapshots[0] ?? 0, null].map((step) => server.look({ ...question, step })));
+          const [old, new_] = looks.map((look) => headMap(look, part, 0));
           if (!old || !new_) throw new Error(say("thinned"));
           const [a, b] = [spread(old), spread(new_)];
           const way = Math.abs(a - b) < 0.05 ? words.same : a > b ? words.training.more : words.training.fewer;
