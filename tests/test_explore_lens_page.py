@@ -183,7 +183,9 @@ def test_views_in_korean_on_a_phone_and_their_exports(open_page):
         page.get_by_role("tab", name=name, exact=True).click()
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        assert page.locator("[role=rowheader]").evaluate_all("all => all.filter(e => e.scrollWidth > e.clientWidth)") == []
+        assert (
+            page.locator("[role=rowheader]").evaluate_all("all => all.filter(e => e.scrollWidth > e.clientWidth)") == []
+        )
     page.get_by_role("tab", name="렌즈", exact=True).click()
     page.get_by_role("grid", name="렌즈", exact=True).wait_for()
     page.locator("summary", has_text="저장").click()
