@@ -22,7 +22,7 @@ from regard.predict import SearchConfig, Translator
 from regard.predict.beam import beam, largest
 from regard.predict.bundle import Bundle
 from regard.predict.engine import lean
-from regard.predict.lean import Lean
+from regard.predict.lean import Across, AcrossOne, Lean
 from regard.predict.workers import side_by_side
 from regard.text.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, object]] = {
     "pre": {"norm_order": "pre", "norm": "rms", "activation": "swiglu", "bias": False},
     "learned": {"position": "learned", "max_length": 64, "embed_norm": True, "logit_bias": True},
     "bare": {"position": "none", "norm": "none", "residual": False, "embed_scale": False},
-    "grouped": {"kv_heads": 2, "head_dim": 6, "value_dim": 10, "activation": "gelu"},
+    "grouped": {"kv_heads": 2, "head_dim": 6, "activation": "gelu"},
     "head": {"head_layer": True, "logit_scale": 0.5, "attention_scale": 1.0, "tie_embeddings": False},
     "pruned": {"pruned": {"decoder.0.attention": (1,), "decoder.1.cross": (0, 3)}},
 }
@@ -81,6 +81,25 @@ def test_every_step_gives_the_models_logits(kind: str, length: int) -> None:
         other.reorder(rows, kept)
         groups = len(kept)
         tokens = torch.randint(0, 30, (len(rows), 1))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["paper", "pre", "grouped", "pruned"])
+@pytest.mark.parametrize("length", [0, 5, 32, 33])
+def test_one_short_source_is_multiplied_by_the_projections_once(kind: str, length: int) -> None:
+    model = make(**{"dim": 64, **KINDS[kind]})
+    thin, source = lean(model), torch.randint(4, 30, (1, length))
+    is_real = torch.arange(length)[None] < 4
+    for mask in (None, is_real):
+        own, other = model.start(source, mask), thin.start(source, mask)
+        assert isinstance(other.across[0], AcrossOne if length < 33 else Across)
+        tokens = torch.full((1, 1), 2)
+        for _ in range(18):
+            torch.testing.assert_close(thin.step(tokens, other), model.step(tokens, own), rtol=1e-9, atol=1e-9)
+            rows = torch.randint(0, len(tokens), (3,))
+            own.reorder(rows, torch.tensor([0]))
+            other.reorder(rows, torch.tensor([0]))
+            tokens = torch.randint(0, 30, (3, 1))
 
 
 @torch.inference_mode()

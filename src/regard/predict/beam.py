@@ -7,8 +7,8 @@ keeps the `beam` most probable again (Graves 2012; Sutskever et al. 2014):
     total(y_1 … y_t) = Σ_i log p(y_i | y_<i, x)          [sentences, beam] + [sentences, beam, vocab_size]
 
 Of the 2 · beam best extensions at most `beam` end with </s>, so enough continue. Those that end among the first
-`beam` are finished and ranked by score (see `config`). A sentence is closed when it has `beam` finished
-hypotheses and no live one can pass the worst of them: log p <= 0, so the best that a live one can become is
+`beam` are finished and ranked by score (see `config`). A sentence is closed when no live hypothesis can be among its
+`n_best` best: log p <= 0, so the best that a live one can become is
 
     total / lp(longest it may get)  with length_penalty >= 0,      total / lp(one more token)  with < 0
 
@@ -213,10 +213,11 @@ class Beams:
         # The first `beam` that continue; where </s> is among them for want of others, that beam is dead.
         order = ends.int().sort(dim=1, stable=True).indices[:, :size]
         totals = totals.masked_fill(ends, -INFINITY).gather(1, order)
-        # Sentences are closed whose best live total can no longer pass the worst of the finished.
-        best, worst = totals[:, 0], self.found_score[:, -1]
+        # Sentences are closed whose best live total can no longer pass the last of the finished that are given out.
+        stop_early = self.config.early_stopping
+        best, worst = totals[:, 0], self.found_score[:, (size if stop_early else self.config.n_best) - 1]
         settled = worst > -INFINITY
-        if not (self.config.early_stopping or size == 1):  # beam 1 is greedy search: the first </s> is the end
+        if not (stop_early or size == 1):  # beam 1 is greedy search: the first </s> is the end
             longest = self.limits if self.config.length_penalty >= 0 else length + 1
             settled &= best.double() / self.penalties[longest] <= worst
         self.closed |= (self.limits == length) | (best == -INFINITY) | settled

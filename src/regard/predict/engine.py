@@ -12,6 +12,7 @@ position that is added later is left to the eager engine until someone teaches t
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -60,11 +61,20 @@ class Engine(Protocol):
         """Read `tokens` [B, n]; logits [B, n, vocab_size] of the token after each."""
 
 
+def parts_of(model: nn.Module) -> Iterator[nn.Module]:
+    """All modules, as `modules()`, which takes six times as long: the checks below precede every search."""
+    waiting = [model]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        waiting += [child for child in part._modules.values() if child is not None]
+
+
 def traced(model: nn.Module) -> bool:
     """Whether activations are recorded or changed: by a trace, or by hooks of PyTorch."""
     return any(
         (isinstance(part, Traceable) and part.tap is not None) or part._forward_hooks or part._forward_pre_hooks
-        for part in model.modules()
+        for part in parts_of(model)
     )
 
 
@@ -74,29 +84,34 @@ def known(model: nn.Module) -> bool:
         type(part) in KNOWN
         and "forward" not in part.__dict__
         and (not isinstance(part, FeedForward) or part.activation in ACTIVATIONS)
-        for part in model.modules()
+        for part in parts_of(model)
     )
 
 
 class Weights:
-    """Where the weights of a model are, how often each was changed, and up to 1,024 numbers of each.
+    """Where the weights of a model are, how often each was changed, and up to 64 numbers of each.
 
     PyTorch counts changes of a tensor, but not those of a fused optimizer, through `.data` or in inference mode. An
     optimizer changes all numbers of a weight, which a sample shows; to read all of them takes as long as a step.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.places = self._places(model)
-        weights = (weight.detach().reshape(-1) for weight in model.parameters())
-        self.views = [weight[:: max(1, len(weight) // 1024)] for weight in weights]
+        weights = list(self._weights(model))
+        self.places = self._places(weights)
+        flat = (weight.detach().reshape(-1) for weight in weights)
+        self.views = [weight[:: max(1, len(weight) // 64)] for weight in flat]
         self.sample = torch.cat(self.views)
 
     def changed(self, model: nn.Module) -> bool:
-        return self.places != self._places(model) or not torch.equal(torch.cat(self.views), self.sample)
+        return self.places != self._places(self._weights(model)) or not torch.equal(torch.cat(self.views), self.sample)
 
     @staticmethod
-    def _places(model: nn.Module) -> list[tuple[int, int]]:
-        return [(weight.data_ptr(), -1 if weight.is_inference() else weight._version) for weight in model.parameters()]
+    def _weights(model: nn.Module) -> Iterator[Tensor]:
+        return (one for part in parts_of(model) for one in part._parameters.values() if one is not None)
+
+    @staticmethod
+    def _places(weights: Iterable[Tensor]) -> list[tuple[int, int]]:
+        return [(weight.data_ptr(), -1 if weight.is_inference() else weight._version) for weight in weights]
 
 
 _lean = WeakKeyDictionary[nn.Module, tuple[Weights, Any]]()  # engines, and the weights they are made of
@@ -107,7 +122,8 @@ def lean(model: Any) -> Any:
     if type(model) not in (EncoderDecoder, Decoder):
         return model
     # Biases, windows, experts, learned scores, uneven groups, traces and autocast are the model's own; those of an
-    # encoder-decoder also rotation, normalised queries, half precision and outputs that are not tokens.
+    # encoder-decoder also rotation, normalised queries, values of another size, half precision and outputs that are not
+    # tokens.
     config, is_decoder = model.decoder.config, isinstance(model, Decoder)
     is_known = (
         (config.attention_score, config.attention) == ("dot", "fused")
@@ -117,6 +133,7 @@ def lean(model: Any) -> Any:
         and (is_decoder or model.config.causal)
         and config.position in ("sinusoidal", "learned", "none", "rope")
         and (is_decoder or not (config.position == "rope" or config.qk_norm))
+        and (is_decoder or config.key_dim == config.val_dim)
         and (is_decoder or model.output_head.project.weight.dtype in (torch.float32, torch.float64))
         and (is_decoder or isinstance(model.target_embedding, Tokens))
         and next(model.parameters()).device.type == "cpu"

@@ -6,10 +6,16 @@ reading its weights, and most of the time is lost where their layout is that of 
 same numbers, up to rounding, from tensors alone:
 
     x [rows, dim]                     one token per row, no axis of length 1
-    k, v [rows, Hkv, capacity, D]     buffers of zeros; a multiple of 16 slots takes part, masked ones at -inf
+    k, v [2, rows, Hkv, capacity, D]  one buffer of zeros; a multiple of 16 slots takes part, masked ones at -inf
     attention                         softmax(mask + scale · q kᵀ) v as two batched matmuls; the beams of a sentence
                                       attend to its memory [sources, Hkv, M, D] together
-    W                                 a copy in the blocked layout of oneDNN, made once for a model
+    W                                 a copy in the blocked layout of oneDNN, made once for a model; small ones for a
+                                      single row also transposed: oneDNN takes 10 µs before it begins to multiply
+
+The memory of a single short source does not change, so its keys and values are multiplied by the projections once,
+and cross-attention is a softmax between two small matmuls. With head h of H, and all heads side by side,
+
+    q_h k_hᵀ = x (W_q,h k_hᵀ)         (Σ over h)  weights_h v_h W_o,h = weights (v_h W_o,h)
 
 What they do not know (biases, windows, experts, learned scores, tracing, autocast, half precision) is left to the
 model itself: `regard.predict.engine` decides.
@@ -33,6 +39,7 @@ from regard.nn.mask import Positions
 from regard.nn.multihead import MultiHead
 from regard.nn.position import Learned, Rotation, rotate
 
+SMALL = 2**18  # numbers of a weight that one core multiplies with a row before oneDNN has divided it among two
 LANE = 16  # float32 numbers of a vector register: a softmax over a multiple of them is up to 9 times as fast
 
 
@@ -52,7 +59,7 @@ class Lean:
         self.project = linear(model.output_head.project.weight, model.output_head.bias)
 
     def start(self, source: Tensor, is_real: Tensor | None = None) -> LeanState:
-        return LeanState(self.model, self.encode(source, is_real), is_real)
+        return LeanState(self, self.encode(source, is_real), is_real)
 
     def encode(self, source: Tensor, is_real: Tensor | None) -> Tensor:
         """The states of the encoder [sources, length, dim]."""
@@ -82,24 +89,17 @@ class Lean:
             table = position.embed(torch.arange(size)[None])
             self.positions = positions = x.new_zeros(size, 1) if table is None else table[0].to(x.dtype)
         x = self.first(x + positions[slot])
-        if state.within[0][0].shape[2] == slot:
-            state.within = [(F.pad(k, (0, 0, 0, LANE)), F.pad(v, (0, 0, 0, LANE))) for k, v in state.within]
-        mask = x.new_zeros(1, 1, state.within[0][0].shape[2])
-        mask[..., slot + 1 :] = float("-inf")
-        for layer, (k, v), (memory_k, memory_v, memory_mask) in zip(
-            self.layers, state.within, state.across, strict=True
-        ):
-            within = partial(attend_self, layer.attention, k, v, mask, slot)
-            across = partial(attend_memory, layer.cross, memory_k, memory_v, memory_mask)
-            x = layer.step(x, within, across)
+        mask = state.next_slot()
+        for layer, own, across in zip(self.layers, state.own, state.across, strict=True):
+            x = layer.step(x, partial(attend_self, layer.attention, own, mask, slot), across)
         state.length += 1
         return self.project(self.model.output_head.transform(self.last(x)))[:, None]
 
 
 class LeanState:
-    """Keys and values by layer, of the tokens so far and of the memory, the latter with their mask."""
+    """Keys and values by layer, of the tokens so far and of the memory."""
 
-    def __init__(self, model: EncoderDecoder, states: Tensor, is_real: Tensor | None = None) -> None:
+    def __init__(self, engine: Lean, states: Tensor, is_real: Tensor | None = None) -> None:
         """`states` [sources, length, dim] are those of the encoder."""
         sources, length = states.shape[:2]
         more = -length % LANE if length else LANE
@@ -110,35 +110,50 @@ class LeanState:
         masked &= ~empty[:, None]
         mask = states.new_zeros(masked.shape).masked_fill(masked, float("-inf"))[:, None, None]  # [sources, 1, 1, M]
         self.length = 0
-        self.within: list[Any] = []  # (k, v): [rows, Hkv, capacity, D]
-        self.across: list[Any] = []  # (k, v, mask): [sources, Hkv, M, D] and [sources, Hkv, 1, M]
-        blocks: Any = model.decoder.blocks
-        for own, cross in ((block.attention, block.cross) for block in blocks):
-            shape, config = (sources, own.key_heads, LANE), own.config
-            self.within.append((states.new_zeros(*shape, config.key_dim), states.new_zeros(*shape, config.val_dim)))
-            k, v = (F.pad(x, (0, 0, 0, more)).contiguous() for x in cross.project_memory(states))
+        self.own: list[Own] = []
+        self.across: list[Across | AcrossOne] = []
+        self.mask = states.new_empty(1, 1, 0)  # [1, 1, capacity]: 0 for the tokens so far, -inf for free slots
+        for layer in engine.layers:
+            own, cross = layer.attention, layer.cross
+            self.own.append(Own(states.new_zeros(2, sources, own.key_heads, 0, own.key_dim)))
+            k, v = (F.pad(x, (0, 0, 0, more)) for x in cross.memory(states))
             v[empty] = 0
-            self.across.append((k, v, mask.repeat(1, cross.key_heads, 1, 1)))
+            is_short = sources == 1 and cross.heads * k.shape[2] <= 2 * states.shape[2]
+            self.across.append((AcrossOne if is_short else Across)(cross, k, v, mask))
+
+    def next_slot(self) -> Tensor:
+        """Make room for one more token; the mask with its slot."""
+        if self.length == self.mask.shape[2]:
+            self.mask = F.pad(self.mask, (0, LANE), value=float("-inf"))
+            self.own = [Own(F.pad(own.buffer, (0, 0, 0, LANE))) for own in self.own]
+        self.mask[..., self.length] = 0
+        return self.mask
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """As `Cache.reorder`."""
-        used = -(-self.length // LANE) * LANE
-        self.within = [tuple(x[:, :, :used].index_select(0, rows) for x in parts) for parts in self.within]
-        if sources is None or len(sources) < len(self.across[0][0]):
-            kept = rows if sources is None else sources
-            self.across = [tuple(x.index_select(0, kept) for x in parts) for parts in self.across]
+        self.own = [Own(own.buffer.index_select(1, rows)) for own in self.own]
+        if sources is None or len(sources) < self.across[0].sources:
+            self.across = [across.select(rows if sources is None else sources) for across in self.across]
 
 
-def attend_self(lean: LeanMultiHead, keys: Tensor, values: Tensor, mask: Tensor, slot: int, x: Tensor) -> Tensor:
-    """x [rows, dim]; keys, values [rows, Hkv, M, D], where those of x are stored in `slot`; mask [1, 1, M], added."""
-    rows, key_heads = len(x), lean.key_heads
-    q, k, v = lean.project(x).split(lean.sizes, dim=-1)
-    keys.select(2, slot).copy_(k.view(rows, key_heads, lean.key_dim))
-    values.select(2, slot).copy_(v.view(rows, key_heads, lean.val_dim))
+class Own:
+    """Keys and values of the tokens so far: one buffer [2, rows, Hkv, capacity, D], and matrices of it."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self.buffer = buffer
+        matrices = buffer.flatten(1, 2)  # [2, rows · Hkv, capacity, D]
+        self.keys, self.values = matrices[0].mT, matrices[1]
+
+
+def attend_self(lean: LeanMultiHead, own: Own, mask: Tensor, slot: int, x: Tensor) -> Tensor:
+    """x [rows, dim], whose keys and values are stored in `slot`; mask [1, 1, capacity], added."""
+    rows, size, qkv = x.shape[0], lean.sizes[0], lean.project(x)
+    new = qkv[:, size:].view(rows, 2, lean.key_heads, lean.key_dim)
+    own.buffer.select(3, slot).copy_(new.transpose(0, 1))
     # heads that share keys are queries of one small matmul
-    queries = q.reshape(rows * key_heads, lean.group, lean.key_dim)
-    weights = torch.baddbmm(mask, queries, keys.flatten(0, 1).mT, alpha=lean.scale).softmax(dim=-1)
-    return lean.out(torch.bmm(weights, values.flatten(0, 1)).view(rows, -1))
+    queries = qkv[:, :size].reshape(rows * lean.key_heads, lean.group, lean.key_dim)
+    weights = torch.baddbmm(mask, queries, own.keys, alpha=lean.scale).softmax(dim=-1)
+    return lean.out(torch.bmm(weights, own.values).view(rows, -1))
 
 
 def attend_all(lean: LeanMultiHead, mask: Tensor | None, shape: tuple[int, int], x: Tensor) -> Tensor:
@@ -150,16 +165,55 @@ def attend_all(lean: LeanMultiHead, mask: Tensor | None, shape: tuple[int, int],
     return lean.out(heads.transpose(1, 2).reshape(len(x), -1))
 
 
-def attend_memory(lean: LeanMultiHead, keys: Tensor, values: Tensor, mask: Tensor, x: Tensor) -> Tensor:
-    """x [rows, dim]; keys, values [sources, Hkv, M, D]; mask [sources, Hkv, 1, M], added."""
-    sources, key_heads, group = len(keys), lean.key_heads, lean.group
-    beams = len(x) // sources
-    # so are beams that share a source
-    queries = lean.project(x).view(sources, beams, key_heads, group, lean.key_dim).transpose(1, 2)
-    queries = queries.reshape(sources * key_heads, beams * group, lean.key_dim)
-    weights = torch.baddbmm(mask.flatten(0, 1), queries, keys.flatten(0, 1).mT, alpha=lean.scale).softmax(dim=-1)
-    heads = torch.bmm(weights, values.flatten(0, 1)).view(sources, key_heads, beams, group, lean.val_dim)
-    return lean.out(heads.transpose(1, 2).reshape(len(x), -1))
+class Across:
+    """Attention to memories: k, v [sources, Hkv, M, D] and their mask [sources, 1, 1, M], added."""
+
+    def __init__(self, lean: LeanMultiHead, k: Tensor, v: Tensor, mask: Tensor) -> None:
+        self.lean, self.sources, self.parts = lean, len(k), (k, v, mask)
+        self.keys, self.values = k.flatten(0, 1).mT, v.flatten(0, 1)
+        self.mask = mask.expand(-1, lean.key_heads, -1, -1).flatten(0, 1)
+
+    def select(self, rows: Tensor) -> Across:
+        return Across(self.lean, *(part.index_select(0, rows) for part in self.parts))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, dim], the same number of rows for each source."""
+        lean, sources = self.lean, self.sources
+        beams, key_heads, group = x.shape[0] // sources, lean.key_heads, lean.group
+        # beams that share a source are queries of one small matmul, and so are heads that share keys
+        queries = lean.project(x).view(sources, beams, key_heads, group, lean.key_dim).transpose(1, 2)
+        queries = queries.reshape(sources * key_heads, beams * group, lean.key_dim)
+        weights = torch.baddbmm(self.mask, queries, self.keys, alpha=lean.scale).softmax(dim=-1)
+        heads = torch.bmm(weights, self.values).view(sources, key_heads, beams, group, lean.val_dim)
+        return lean.out(heads.transpose(1, 2).reshape(x.shape[0], -1))
+
+
+class AcrossOne:
+    """Attention to one short memory, with the projections of queries and outputs multiplied into keys and values."""
+
+    sources = 1
+
+    def __init__(self, lean: LeanMultiHead, k: Tensor, v: Tensor, mask: Tensor) -> None:
+        """k, v [1, Hkv, M, D]; mask [1, 1, 1, M], added."""
+        heads, length, q, out = lean.heads, k.shape[2], lean.part.q, lean.part.out
+        k, v = k[0] * lean.scale, v[0]
+        if lean.group > 1:
+            k, v = (x.repeat_interleave(lean.group, dim=0) for x in (k, v))  # [H, M, D]
+        self.shape, self.bias = (heads, length), mask.flatten().repeat(heads)  # [H · M]
+        if q.bias is not None:
+            self.bias += torch.bmm(k, q.bias.view(heads, -1, 1)).flatten()
+        self.scores = torch.bmm(k, q.weight.view(heads, -1, q.in_features)).flatten(0, 1).t()  # [dim, H · M]
+        self.outputs = torch.bmm(v, out.weight.view(-1, heads, v.shape[2]).permute(1, 2, 0)).flatten(0, 1)
+        self.out_bias = self.outputs.new_zeros(1) if out.bias is None else out.bias
+
+    def select(self, rows: Tensor) -> AcrossOne:
+        return self  # there is one source
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, dim]"""
+        scores = torch.addmm(self.bias, x, self.scores)
+        weights = scores.view(x.shape[0], *self.shape).softmax(dim=-1)
+        return torch.addmm(self.out_bias, weights.view(scores.shape), self.outputs)
 
 
 class LeanDecoder:
@@ -214,14 +268,26 @@ def attend_cache(
 
 
 class LeanMultiHead:
-    """The projections of a `MultiHead`: queries, keys and values of x, or the queries alone, and the output."""
+    """The projections of a `MultiHead`: queries, keys and values of x, and the output.
+
+    Of cross-attention: the queries of x, the keys and values of a memory, and the output.
+    """
 
     def __init__(self, part: MultiHead, is_cross: bool = False) -> None:
         project, config = part.q if is_cross else part.qkv, part.config
         self.part, self.project = part, linear(project.weight, project.bias)
         self.out = linear(part.out.weight, part.out.bias)
-        self.key_heads, self.group, self.sizes = part.key_heads, part.heads // part.key_heads, part.sizes
+        self.project_memory = linear(part.kv.weight, part.kv.bias) if is_cross else None
+        self.heads, self.key_heads, self.sizes = part.heads, part.key_heads, part.sizes
+        self.group = part.heads // part.key_heads  # heads that share a key/value head
         self.key_dim, self.val_dim, self.scale = config.key_dim, config.val_dim, config.scale
+
+    def memory(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [sources, Hkv, M, D] of the states of an encoder [sources, M, dim]."""
+        assert self.project_memory is not None
+        size = (*states.shape[:2], 2, self.key_heads, self.key_dim)
+        both = self.project_memory(states.flatten(0, 1)).view(size).permute(2, 0, 3, 1, 4)
+        return both[0], both[1]
 
 
 class Layer:
@@ -253,7 +319,10 @@ def linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     if weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
         return lambda x: F.linear(x, weight, bias)
     packed, multiply = torch.ops.mkldnn._reorder_linear_weight(weight), torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: multiply(x, packed, bias, "none", [], "")
+    if weight.numel() > SMALL or bias is None:
+        return lambda x: multiply(x, packed, bias, "none", [], "")
+    turned = weight.t().contiguous()
+    return lambda x: torch.addmm(bias, x, turned) if x.shape[0] == 1 else multiply(x, packed, bias, "none", [], "")
 
 
 def norm_of(module: Any) -> Callable[[Tensor], Tensor]:
