@@ -13,7 +13,7 @@ pytest.importorskip("uvicorn")
 
 from playwright import sync_api
 
-from explorer import TEXT, ask, ask_frame, make_numbers, make_translator, refusal, served, state
+from explorer import TEXT, ask, ask_frame, make_decoder, make_numbers, make_translator, refusal, served, state
 from regard.explore.flow import Flow
 from regard.explore.generation import generate_steps
 from regard.explore.inside import Inside
@@ -164,3 +164,28 @@ def test_post_norm_and_numbers_are_drawn_as_they_are_computed(open_page, tmp_pat
         values = Inside.open(tmp_path / "numbers").look("10 20 30").output.logits[:, 0].tolist()
         shown = [float(text.replace("−", "-")) for text in page.get_by_test_id("before").all_inner_texts()]
         assert shown == pytest.approx(values, rel=1e-3)
+        assert f"{values[1]:.2f}" in page.locator("[data-box='values']").text_content()
+
+
+def test_formulas_are_those_of_the_model(open_page, tmp_path):
+    """Position bias, gates, no biases; and the state that queries in a recurrent decoder."""
+    changes = {"position": "alibi", "activation": "swiglu", "norm": "rms", "bias": False, "qk_norm": True}
+    make_decoder(tmp_path / "modern", **changes)
+    make_translator(tmp_path / "recurrent", architecture="recurrent")
+    with served(tmp_path) as listener:
+        page = open_page(state("modern", view="flow"), listener=listener)
+
+        def formula(box: str) -> str:
+            page.locator(f"[data-box='{box}']").click()
+            sync_api.expect(page.locator(f"[data-box='{box}']")).to_have_attribute("aria-pressed", "true")
+            return page.locator(".formula").inner_text()
+
+        assert formula("decoder.0.attention.q") == "q = RMSNorm(W_q x)"
+        assert formula("decoder.0.feedforward.up") == "h = [W_g x; W_u x]"
+        assert formula("decoder.0.feedforward.output") == "f(x) = W₂ SwiGLU"
+        assert formula("decoder.0.attention.heads.2") == "softmax(q · k / √d_k + b) · V"
+        assert "position bias (ALiBi)" in page.get_by_test_id("detail").inner_text()
+        page = open_page(state("recurrent", view="flow"), listener=listener)
+        assert formula("decoder.cross.q") == "q = U s" and formula("decoder.cross.v") == "v = h"
+        assert formula("decoder.cross.heads.0") == "softmax(aᵀ tanh(q + k)) · V"
+        assert page.locator(".line.previous").count() == 1  # from the cell to the query of the next step

@@ -162,6 +162,8 @@ def describe_stack(model: Any, name: str, writes: bool) -> dict[str, Any]:
     elif config.output_head == "values":
         about["input"] = "features"
     about["embed_scale"] = math.sqrt(config.token_dim) if config.embed_scale and about["input"] == "tokens" else 1.0
+    about["types"] = about["input"] == "tokens" and side == "source" and config.token_types > 0
+    about["cls"] = about["input"] == "patches" and config.has_cls
     if not isinstance(stack, Stack):
         layers = config.decoder_layers or config.layers if name == "decoder" else config.layers
         count = {"cell": config.cell, "count": layers, "score": config.attention_score, "scale": stack_scale(stack)}
@@ -182,6 +184,8 @@ def describe_stack(model: Any, name: str, writes: bool) -> dict[str, Any]:
         "key_dim": config.key_dim,
         "scale": config.scale,
         "score": config.attention_score,
+        "bias": config.bias,
+        "qk_norm": config.qk_norm,
     }
     return {**about, "layers": [_layer(stack, layer, size) for layer in range(len(stack.blocks))]}
 
@@ -231,6 +235,9 @@ def _describe_output(look: Look, at: int) -> dict[str, Any]:
     config, reader = look.inside.config, look.inside.reader
     about: dict[str, Any] = {"kind": look.output.kind, "head": config.output_head, "pooling": config.pooling}
     about |= {"pooler": config.pooler, "head_layer": config.head_layer, "tied": config.tie_embeddings, "best": []}
+    about |= {"bias": config.output_head == "classes" or config.logit_bias, "scale": config.logit_scale}
+    if look.output.kind == "values":
+        about["values"] = look.output.logits[min(at, len(look.output.logits) - 1)].tolist()  # as they are predicted
     if look.output.kind in ("vector", "values"):
         return about
     logits = look.output.logits[min(at, len(look.output.logits) - 1)].double()

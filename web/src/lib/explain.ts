@@ -1,7 +1,7 @@
 /* The arithmetic of one box of the picture: formulas, vectors and numbers of the selected token. */
 
 import { length, vector, type Box, type Flow, type Kind } from "./flow";
-import { number } from "./titles";
+import { number, positionTitle } from "./titles";
 import { say, type Word } from "./words.svelte";
 
 export type Row =
@@ -15,9 +15,13 @@ const ACTIVATIONS: Record<string, string> = {
   gelu: "GELU(h) = h · Φ(h)",
   "gelu-tanh": "GELU(h) ≈ h/2 · (1 + tanh(√(2/π) (h + 0.0447 h³)))",
   silu: "SiLU(h) = h · σ(h)",
-  swiglu: "SwiGLU = SiLU(W_g x) ⊙ W_u x",
-  geglu: "GEGLU = GELU(W_g x) ⊙ W_u x",
 };
+const GATED: Record<string, string> = {
+  swiglu: "SwiGLU(h) = SiLU(W_g x) ⊙ W_u x",
+  geglu: "GEGLU(h) = GELU(W_g x) ⊙ W_u x",
+};
+/** Scores that are not the dot product: of a Transformer, and of a recurrent model, which projects q and k first. */
+const SCORES: Record<string, string> = { multiplicative: "q · W k", additive: "aᵀ tanh(U q + W k)", concat: "aᵀ tanh(W [q; k])" };
 const NAMES: Record<string, string> = { relu: "ReLU", silu: "SiLU", swiglu: "SwiGLU", geglu: "GEGLU" };
 
 /** The name of an activation function. */
@@ -80,8 +84,10 @@ const EXPLAIN: Partial<Record<Kind, (e: Explanation) => void>> = {
     e.fact("position", e.at);
   },
   embedding(e) {
-    const { input, embed_scale: scale } = e.box.stack;
-    e.formula(input !== "tokens" ? "x = W · v + b" : scale === 1 ? "x = E[id]" : `x = E[id] · √d = E[id] · ${number(scale, 2)}`);
+    const { input, embed_scale: scale, types, cls } = e.box.stack;
+    const token = scale === 1 ? "E[id]" : `E[id] · √d = E[id] · ${number(scale, 2)}`;
+    if (cls && e.at === 0) e.formula("x = [CLS]");
+    else e.formula(input !== "tokens" ? "x = W · v + b" : `x = ${token}${types ? " + T[0]" : ""}`);
     e.show("x");
   },
   position(e) {
@@ -106,18 +112,19 @@ const EXPLAIN: Partial<Record<Kind, (e: Explanation) => void>> = {
   },
   head: explainHead,
   project(e) {
-    e.formula("W_o [head 0; head 1; …] + b");
+    e.formula(`W_o [head 0; head 1; …]${e.box.stack.bias ? " + b" : ""}`);
     e.show("heads", `${e.path}.heads`);
     e.show("f(x)");
   },
   up(e) {
-    e.formula("h = W₁ x + b₁");
+    const { activation, bias } = e.box.stack;
+    e.formula(`h = ${activation in GATED ? "[W_g x; W_u x]" : "W₁ x"}${bias ? " + b₁" : ""}`);
     e.fact("flowWider", `${e.box.stack.dim} → ${e.flow.shapes[e.box.stage!]?.[1]}`);
     e.show("h");
   },
   activation: explainActivation,
   down(e) {
-    e.formula("f(x) = W₂ h + b₂");
+    e.formula(`f(x) = W₂ ${activationName(e.box.stack.activation)}${e.box.stack.bias ? " + b₂" : ""}`);
     e.show("f(x)");
   },
   experts(e) {
@@ -126,14 +133,24 @@ const EXPLAIN: Partial<Record<Kind, (e: Explanation) => void>> = {
     e.show("f(x)");
   },
   logits(e) {
-    const { tied, head, size, best } = e.flow.output;
-    e.formula(`logits = W x${tied && head === "tokens" ? ",  W = E" : ""}`);
+    const { tied, head, head_layer, bias, scale, size, best } = e.flow.output;
+    const x = head_layer ? "LayerNorm(GELU(W′ x + b′))" : "x";
+    e.formula(`logits = W ${x}${scale === 1 ? "" : ` · ${number(scale)}`}${bias ? " + b" : ""}${tied && head === "tokens" ? ",  W = E" : ""}`);
     e.fact("flowOutputs", (size ?? 0).toLocaleString("en"));
     table(e.rows, [say(head === "classes" ? "flowClass" : "token"), "logit"], best.map((one) => [one.label, number(one.logit, 2)]), []);
   },
   softmax: explainSoftmax,
+  values(e) {
+    const { values = [] } = e.flow.output;
+    e.formula("y = W x + b,  y · σ + μ");
+    [...(vector(e.flow, "values") ?? [])].forEach((y, index) => {
+      e.rows.push({ kind: "fact", label: values.length > 1 ? `y[${index}]` : "y", value: number(y) });
+      e.rows.push({ kind: "fact", label: "y · σ + μ", value: number(values[index]) });
+    });
+  },
   pooled(e) {
-    e.formula(e.flow.output.pooling === "mean" ? "x̄ = Σ x_i / N" : "x̄ = x_0");
+    const x = e.flow.output.pooling === "mean" ? "Σ x_i / N" : "x_0";
+    e.formula(`x̄ = ${e.flow.output.pooler ? `tanh(W (${x}) + b)` : x}`);
     e.show("x̄");
   },
   cell(e) {
@@ -174,7 +191,9 @@ function explainSum(e: Explanation): void {
 function explainProjection(e: Explanation): void {
   const { kind, part, stack, stage } = e.box;
   const rotated = stack.position === "rope" && kind !== "v" && part !== "cross";
-  e.formula(`${kind} = W_${kind} ${part === "cross" && kind !== "q" ? "m" : "x"}${rotated ? `,  ${say("flowRotated", e.at)}` : ""}`);
+  const product = `W_${kind} ${part === "cross" && kind !== "q" ? "m" : "x"}${stack.bias ? " + b" : ""}`;
+  const made = stack.kind === "recurrent" ? recurrentPart(stack, kind) : stack.qk_norm && kind !== "v" ? `RMSNorm(${product})` : product;
+  e.formula(`${kind} = ${made}${rotated ? `,  ${say("flowRotated", e.at)}` : ""}`);
   const block = e.flow.blocks.get(`v:${stage}`);
   if (!block) return;
   const size = block.values.length / block.shape[0];
@@ -184,10 +203,16 @@ function explainProjection(e: Explanation): void {
   }
 }
 
+/** q, k and v of a recurrent model: s is the state of the decoder before this step, h the encoder's output. */
+function recurrentPart({ score }: Box["stack"], kind: Kind): string {
+  if (kind === "q") return score === "additive" ? "U s" : "s";
+  return kind === "v" ? "h" : score === "dot" ? "h→ + h←" : "W h";
+}
+
 function explainActivation(e: Explanation): void {
   const { activation } = e.box.stack;
   const values = vector(e.flow, e.box.stage);
-  e.formula(ACTIVATIONS[activation] ?? activation);
+  e.formula(ACTIVATIONS[activation] ?? GATED[activation]);
   if (!values) return;
   e.fact("flowActive", `${values.filter((value) => value > 0).length} / ${values.length}`);
   const best = [...values.keys()].sort((one, other) => Math.abs(values[other]) - Math.abs(values[one])).slice(0, 5);
@@ -220,7 +245,7 @@ function explainNorm({ flow, box, rows, path }: Explanation): void {
   const layer = stack.norm === "layer";
   const mean = layer ? x.reduce((sum, value) => sum + value, 0) / x.length : 0;
   const deviation = Math.sqrt(x.reduce((sum, value) => sum + (value - mean) ** 2, 0) / x.length + stack.eps);
-  rows.push({ kind: "formula", text: layer ? "y = (x − μ) / σ · γ + β" : "y = x / rms · γ" });
+  rows.push({ kind: "formula", text: layer ? `y = (x − μ) / σ · γ${bias ? " + β" : ""}` : "y = x / rms · γ" });
   if (layer) rows.push({ kind: "fact", label: "μ", value: number(mean) });
   rows.push({ kind: "fact", label: layer ? "σ" : "rms", value: number(deviation) });
   const n = (value: number) => (value < 0 ? `(${number(value, 2)})` : number(value, 2));
@@ -240,13 +265,18 @@ function explainHead({ flow, box, rows, keys }: Explanation): void {
   };
   const [scores, scaled, weights, output] = [pick("scores"), pick("scaled"), pick("weights"), pick("heads")];
   if (scores && scaled && weights) {
-    const { scale, key_dim } = box.stack;
+    const { scale, key_dim, score, position } = box.stack;
     const root = key_dim !== undefined && Math.abs(scale - key_dim ** -0.5) < 1e-6;
-    rows.push({ kind: "formula", text: root ? "softmax(q · k / √d_k) · V" : "softmax(q · k) · V" });
+    const biased = scores.some((one, key) => Math.abs(one * scale - scaled[key]) > 1e-3 * (1 + Math.abs(scaled[key])));
+    const recurrent = box.stack.kind === "recurrent" && (score === "additive" ? "aᵀ tanh(q + k)" : "q · k");
+    const product = recurrent || (SCORES[score] ?? "q · k");
+    const factor = root ? " / √d_k" : scale === 1 ? "" : ` · ${number(scale)}`;
+    rows.push({ kind: "formula", text: `softmax(${product}${factor}${biased ? " + b" : ""}) · V` });
+    if (biased) rows.push({ kind: "fact", label: "b", value: say("flowBias", positionTitle(position)) });
     if (root) rows.push({ kind: "fact", label: "1/√d_k", value: `1/√${key_dim} = ${number(scale)}` });
     else if (scale !== 1) rows.push({ kind: "fact", label: say("flowScale"), value: number(scale) });
     const best = [...weights.keys()].sort((one, other) => weights[other] - weights[one]).slice(0, 8);
-    const heads = [say("stepKey"), "q · k", root ? "· 1/√d_k" : `· ${number(scale, 2)}`, "softmax"];
+    const heads = [say("stepKey"), product === "q · k" ? product : say("score"), `· ${root ? "1/√d_k" : number(scale, 2)}${biased ? " + b" : ""}`, "softmax"];
     table(rows, heads, best.map((key) => [keys[key] ?? "", number(scores[key], 2), number(scaled[key], 2), number(weights[key])]), best.map((key) => weights[key]));
     const shown = best.reduce((sum, key) => sum + weights[key], 0);
     if (weights.length > best.length) rows.push({ kind: "fact", label: say("flowOtherKeys", weights.length - best.length), value: number(Math.max(0, 1 - shown)) });

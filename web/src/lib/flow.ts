@@ -25,6 +25,8 @@ export interface StackInfo {
   input: "tokens" | "patches" | "features";
   dim: number;
   embed_scale: number;
+  types: boolean; // a vector for the sentence, A or B, is added
+  cls: boolean; // a learned vector is the first patch
   layers: LayerInfo[];
   // transformer
   norm: "layer" | "rms" | "none";
@@ -39,7 +41,9 @@ export interface StackInfo {
   ff_dim: number;
   key_dim: number;
   scale: number;
-  score: string;
+  score: "dot" | "multiplicative" | "additive" | "concat";
+  bias: boolean; // of the linear layers
+  qk_norm: boolean;
   // recurrent
   cell: string;
   count: number;
@@ -60,7 +64,11 @@ export interface Flow {
     head: string;
     pooling: string;
     pooler: boolean;
+    head_layer: boolean; // BERT's: a linear layer, GELU and a norm before the logits
+    bias: boolean;
+    scale: number;
     tied: boolean;
+    values?: number[]; // the predicted numbers
     size?: number;
     max?: number;
     log_sum?: number;
@@ -94,7 +102,7 @@ export interface Box {
 
 export interface Line {
   d: string;
-  kind: "stream" | "branch" | "memory";
+  kind: "stream" | "branch" | "memory" | "previous"; // previous: of the step before
 }
 
 export interface Picture {
@@ -351,19 +359,19 @@ class Column {
       return;
     }
     const part = { part: "cross" as const, layer: 0 };
-    const from = this.#end + 4;
     const y = this.#end + 14;
-    const last = this.#recurrentAttention(y, part, [this.#stream, from]);
+    const [q, last] = this.#recurrentAttention(y, part);
     this.#line("stream", [this.#stream, this.#end], [this.#stream, last + GAP]);
     this.#end = last;
-    this.on("cell", "decoder.states", ROW, { id: "decoder.cell" });
+    const cell = this.on("cell", "decoder.states", ROW, { id: "decoder.cell" });
+    const [edge, lane] = this.mirrored ? [q.x + q.w, q.x + q.w + 12] : [q.x, q.x - 12]; // the query is the state before
+    this.#line("previous", [lane, cell.y], [lane, y + ROW / 2], [edge, y + ROW / 2]);
     this.on("readout", "decoder.output");
   }
 
-  #recurrentAttention(y: number, more: Partial<Box>, stream: [number, number]): number {
+  #recurrentAttention(y: number, more: Partial<Box>): [Box, number] {
     const path = "decoder.cross";
     const [q, k, v] = this.#row(y, [["q", `${path}.q`], ["k", `${path}.k`], ["v", `${path}.v`]], more);
-    this.#fan([q], y, stream);
     this.readers.push([this.mirrored ? v.x : v.x + v.w, y + ROW / 2]);
     const top = y + ROW + GAP;
     for (const box of [q, k, v]) this.#line("branch", [box.x + box.w / 2, y + ROW], [box.x + box.w / 2, top]);
@@ -371,7 +379,7 @@ class Column {
     const head = this.#box("head", `${path}.heads`, centre - 15, top + 2, 30, 30, { ...more, id: `${path}.heads.0` });
     const at = head.y + 46;
     this.#line("branch", [centre, head.y + 30], [centre, at], [this.#stream, at]);
-    return at;
+    return [q, at];
   }
 }
 
