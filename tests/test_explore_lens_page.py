@@ -13,13 +13,14 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 from playwright import sync_api
+from safetensors.torch import save_file
 
-from explorer import SMALL, TEXT, grow, make_numbers, served, settle, state
+from explorer import SMALL, TEXT, grow, make_decoder, make_numbers, served, settle, state
 from regard import explore
 from regard.explore.changes import Changes
 from regard.explore.inside import Inside
 from regard.models.config import ModelConfig
-from regard.models.folder import save
+from regard.models.folder import read_weights, save
 from regard.models.transformer import build
 from regard.training.examples import as_json
 
@@ -121,6 +122,25 @@ def test_neurons_and_embeddings(open_page, page_runs):
     page.get_by_test_id("near").fill("nonsense!")
     page.get_by_test_id("near").press("Enter")
     sync_api.expect(page.get_by_test_id("analysis-error")).to_contain_text("nonsense!")
+
+
+def test_one_far_token_does_not_press_the_others_together(open_page, tmp_path):
+    make_decoder(tmp_path / "decoder")
+    weights = read_weights(tmp_path / "decoder" / "model.safetensors")
+    weights["embedding.tokens.weight"][20] *= 50
+    save_file(weights, tmp_path / "decoder" / "model.safetensors")
+    with served(tmp_path) as listener:
+        page = open_page(state("decoder", view="embeddings"), listener=listener)
+        sync_api.expect(page.get_by_test_id("outside")).to_contain_text("beyond the edge, drawn on it")
+        drawn = page.locator(".map canvas").evaluate(
+            """canvas => {
+              const {width, height} = canvas, {data} = canvas.getContext("2d").getImageData(0, 0, width, height);
+              const columns = new Set();
+              for (let i = 3; i < data.length; i += 4)
+                if (data[i]) columns.add(Math.floor(((i >> 2) % width) / width * 10));
+              return columns.size; }"""
+        )
+        assert drawn >= 8  # of ten parts of the width
 
 
 OVERLAPS = """all => all.map(one => one.getBoundingClientRect())
