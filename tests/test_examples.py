@@ -11,12 +11,21 @@ import torch
 
 pytest.importorskip("fastapi")
 
-from explorer import make_decoder, make_masked, make_translator
+from explorer import SMALL, make_decoder, make_masked, make_numbers, make_translator
+from regard.data.numeric import parse_numbers
 from regard.explore.inside import Inside
 from regard.explore.server.inputs import SENTENCES, covered, read_examples, unlike
 from regard.explore.server.models import Models, find_runs
+from regard.models.config import ModelConfig
+from regard.tasks.regression import Regression
 from regard.text.scripts import scripts
 from regard.training.examples import LONGEST, as_json, choose, describe
+
+
+def task_of(inside):
+    """What a task has that describes its examples."""
+    tokenizers = {"tokenizer": inside.bundle.source}
+    return SimpleNamespace(tokenizers=tokenizers, model_config=inside.config, as_example=lambda input: input)
 
 
 def test_examples_of_different_targets_come_first_and_long_texts_last():
@@ -58,24 +67,67 @@ def test_an_input_unlike_the_training_data_is_recognised(tmp_path):
     folder = make_decoder(tmp_path / "run")
     inside = Inside.open(folder)
     kinds = lambda text: [note["kind"] for note in unlike(inside, inside.reader.read(text))]  # noqa: E731
-    assert kinds("나는 학교에 간다") == []  # nothing is known about the data
+    assert kinds("the cat sat") == []  # nothing is known about the data
+    assert kinds("나는 학교에 간다") == ["bytes"]  # but the tokenizer has two tokens per letter
     content = {"inputs": [], "scripts": scripts("the animal did not cross the street")}
-    content["tokens_per_character"] = 0.4
+    content |= {"tokens_per_character": 0.4, "tokens": 9}
     (folder / "examples.json").write_text(json.dumps(content))
     assert read_examples(folder)["scripts"] == {"LATIN": 1.0}
     assert kinds("the animal did not cross the street") == []
     assert kinds("나는 학교에 간다") == ["script"]
     assert kinds("Zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich") == ["fertility"]
     words = Inside.open(make_translator(tmp_path / "words"))
+    (words.bundle.path / "examples.json").write_text(json.dumps({"inputs": [], "tokens": 3}))
+    (note,) = unlike(words, words.reader.read("the animal sat on the mat"))
+    assert note == {"kind": "length", "what": "6", "trained": "3"}
+    (words.bundle.path / "examples.json").unlink()
     (note,) = unlike(words, words.reader.read("the animal zebra sat"))
     assert note == {"kind": "unknown", "what": "zebra"}
+
+
+def test_a_text_longer_than_the_rows_of_training_is_recognised(tmp_path):
+    inside = Inside.open(make_decoder(tmp_path / "run"))
+    inside.bundle.tables["train"] = {"pack": 4}
+    text = "the animal did not cross the street"
+    (note,) = unlike(inside, inside.reader.read(text))
+    assert note == {"kind": "row", "what": str(len(inside.bundle.source.encode(text))), "trained": "4"}
+
+
+def test_numbers_unlike_the_training_data_are_recognised(tmp_path):
+    rule = {"low": 0.0, "high": 100.0}
+    inside = Inside.open(make_numbers(tmp_path / "numbers", longest=3, rule=rule))
+    notes = unlike(inside, inside.look("10 120 -7 30").input)
+    assert notes[0] == {"kind": "range", "what": "120, -7", "trained": "0 … 100"}
+    assert notes[1] == {"kind": "numbers", "what": "4", "trained": "3"}
+    assert unlike(inside, inside.look("10 20 30").input) == []
+
+
+def test_a_run_of_numbers_begins_with_its_own_test_data(tmp_path):
+    series = {"seasonal": {"steps": 200, "channels": 2}, "context": 12, "horizon": 3, "period": 12}
+    for data in ({"rule": {"train": 20, "valid": 5, "test": 5}, "longest": 4}, series):
+        tables = {"data": data, "model": SMALL, "train": {"steps": 1, "batch_tokens": 64}}
+        task = Regression(tables, tmp_path, torch.device("cpu"))
+        task.check_data()
+        inputs, targets = task.inputs("test", 5), task.references("test", 5)
+        task.model_config = ModelConfig(input="features", output_head="values", feature_dim=1)
+        kept = describe(task, "test", inputs, targets)
+        batch = task.numbers.rows["test"]
+        for at, one in enumerate(kept["inputs"]):
+            for text, part, is_real in (
+                (one["text"], batch.source, batch.source_is_real),
+                (one["target"], batch.target, batch.target_is_real),
+            ):
+                real = part[at] if is_real is None else part[at][is_real[at]]
+                numbers = torch.tensor(parse_numbers(text)).view(real.shape)
+                torch.testing.assert_close(task.data.normalize(numbers), real, atol=1e-3, rtol=1e-3)
+        assert len(kept["inputs"]) == 5
 
 
 def test_no_example_of_a_run_is_called_unlike_its_data(tmp_path):
     folder = make_decoder(tmp_path / "run")
     inside = Inside.open(folder)
     texts = ["the animal did not cross the street"] * 9 + ["Friday, 1976-07-04, 12:30:59", "1"]
-    task = SimpleNamespace(tokenizers={"tokenizer": inside.bundle.source}, model_config=inside.config)
+    task = task_of(inside)
     content = describe(task, "test", texts, [None] * len(texts))
     (folder / "examples.json").write_text(json.dumps(content))
     date = texts[-2]  # "1" is too short to count
@@ -85,7 +137,7 @@ def test_no_example_of_a_run_is_called_unlike_its_data(tmp_path):
 
 def test_the_examples_of_a_run_fit_its_positions(tmp_path):
     inside = Inside.open(make_decoder(tmp_path / "run", position="learned", max_length=12))
-    task = SimpleNamespace(tokenizers={"tokenizer": inside.bundle.source}, model_config=inside.config)
+    task = task_of(inside)
     long = "the animal did not cross the street because it was too tired"
     kept = describe(task, "test", [long, "the cat sat", long], ["0", "1", "2"])["inputs"]
     assert kept == [{"text": "the cat sat", "target": "1"}]
@@ -96,7 +148,7 @@ def test_the_examples_of_a_run_fit_its_positions(tmp_path):
 
 def test_a_masked_model_begins_with_a_masked_word_and_its_target(tmp_path):
     inside = Inside.open(make_masked(tmp_path / "masked"))
-    task = SimpleNamespace(tokenizers={"tokenizer": inside.bundle.source}, model_config=inside.config)
+    task = task_of(inside)
     (kept,) = describe(task, "valid", ["the animal did not cross"], [None])["inputs"]
     assert kept == {"text": "the animal <mask> not cross", "target": "did"}
     assert [place.expected is None for place in inside.look(kept["text"]).output.positions].count(True) == 1

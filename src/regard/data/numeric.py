@@ -151,6 +151,11 @@ class NumberData(TextFiles):
         return numbers.double().cpu() * std + mean
 
 
+def number_text(series: Tensor) -> str:
+    """[steps, channels] as text, which `parse_numbers` reads: channels separated by blanks, steps by commas."""
+    return ", ".join(" ".join(f"{value:.4g}" for value in step) for step in series.tolist())
+
+
 @dataclass(frozen=True)
 class NumberBatch(Tensors):
     """Normalised numbers; where `is_real` is False, it is padding."""

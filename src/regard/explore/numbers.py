@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.data.numeric import parse_numbers
+from regard.data.numeric import number_text, parse_numbers
 from regard.errors import UserError
 from regard.explore.forward import Input, Output
 from regard.predict.bundle import Bundle
@@ -60,7 +60,7 @@ class NumberReader:
 
     def output(self, values: Tensor, generated: Tensor | None) -> Output:
         """From what the model predicts after each step, and what it generates, [T, channels] in its own scale each."""
-        texts = () if generated is None else ((self.text(self.data.denormalize(generated)), 0.0),)
+        texts = () if generated is None else ((number_text(self.data.denormalize(generated)), 0.0),)
         shown = self.data.denormalize(values.float().cpu()).float()
         return Output("values", (), None, shown, texts[0][0] if texts else None, texts)
 
@@ -69,9 +69,6 @@ class NumberReader:
         if self.channels > 1:
             return tuple(f"{step}" for step in range(len(series)))
         return tuple(f"{value:.4g}" for value in series[:, 0].tolist())
-
-    def text(self, series: Tensor) -> str:
-        return ", ".join(" ".join(f"{value:.4g}" for value in step) for step in series.tolist())
 
     def _series(self, text: str) -> Tensor:
         numbers = parse_numbers(text)

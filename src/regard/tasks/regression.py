@@ -21,7 +21,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.data.numeric import NumberBatch, NumberData, NumberSets, last_season, last_value, make_sets
+from regard.data.numeric import (
+    NumberBatch,
+    NumberData,
+    NumberSets,
+    last_season,
+    last_value,
+    make_sets,
+    number_text,
+)
 from regard.data.streams import Examples
 from regard.messages import localize
 from regard.models.config import ModelConfig
@@ -129,6 +137,15 @@ class Regression(Task):
         is_real = torch.ones(batch.source.shape[:2], dtype=torch.bool)
         is_real = is_real if batch.source_is_real is None else batch.source_is_real
         return [one[real] for one, real in zip(batch.source[:count], is_real, strict=False)]
+
+    def references(self, name: str, count: int) -> list[str]:
+        batch = self.numbers.rows[name]
+        is_real = torch.ones(batch.target.shape[:2], dtype=torch.bool)
+        is_real = is_real if batch.target_is_real is None else batch.target_is_real
+        return [self.as_example(one[real]) for one, real in zip(batch.target[:count], is_real, strict=False)]
+
+    def as_example(self, input: Tensor) -> str:
+        return number_text(self.data.denormalize(input))
 
     def model_sizes(self) -> dict[str, int | None]:
         return {"feature_dim": len(self.numbers.channels)}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 from regard.data.batch import Pairs
@@ -151,8 +151,12 @@ class TextToText(Translation):
         return lines, Pairs(sources, targets)
 
     def inputs(self, name: str, count: int) -> list[str]:
-        is_pairs = not isinstance(self.tasks[name.partition(".")[0]].data, TextData)
-        return super().inputs(name, count) if is_pairs else []
+        """Lines; of a denoising task whole texts, as nobody can type the tokens that replace removed ones."""
+        task, _, part = name.partition(".")
+        if not isinstance(self.tasks[task].data, TextData):
+            return super().inputs(name, count)
+        pieces, prefix = chain.from_iterable(self.tasks[task].texts(part)), self.tasks[task].options.prefix
+        return [prefix + text for piece in islice(pieces, count) if (text := piece.text.strip())]
 
     def references(self, name: str, count: int) -> list[str]:
         is_pairs = not isinstance(self.tasks[name.partition(".")[0]].data, TextData)

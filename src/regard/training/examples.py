@@ -3,9 +3,10 @@
 The page of `regard explore` begins with them, and knows by them what the training data is like, without the data:
 
     inputs       [{"text": …, "target": …}], {"pixels": base64 of bytes, "shape": [channels, side, side], "target": …}
-                 or {"values": [[…]]} of numbers; examples of different targets come first
+                 or {"values": [[…]]} of features; examples of different targets come first
     scripts      {"HANGUL": 0.93, "LATIN": 0.07}: the fraction of the letters that belong to each script
     tokens_per_character    of the text that has the most (a mean would be exceeded by every date among words)
+    tokens       of the longest text
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def describe(task: Task, name: str, inputs: Sequence[Any], targets: Sequence[str
         rates = [len(one) / len(text) for one, text in zip(ids, texts, strict=True) if len(text) >= SHORT]
         if rates:
             content["tokens_per_character"] = max(rates)
+        content["tokens"] = max(map(len, ids))
     kept: list[dict[str, Any]] = []
     room = BYTES
     for input, target in masked(task, fitting(task, choose(inputs, targets))[:KEPT]):
@@ -60,7 +62,7 @@ def describe(task: Task, name: str, inputs: Sequence[Any], targets: Sequence[str
             room -= input.numel()
         if kept and room < 0:
             break
-        kept.append({**as_json(input), "target": target})
+        kept.append({**as_json(task.as_example(input)), "target": target})
     return {**content, "inputs": kept}
 
 

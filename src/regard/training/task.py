@@ -303,6 +303,10 @@ class Task(ABC):
         """The first inputs of one of `sets`, or none: texts, vectors [N, features] or bytes [channels, side, side]."""
         return []
 
+    def as_example(self, input: Any) -> Any:
+        """An input as a user gives it: numbers as text."""
+        return input
+
     def references(self, name: str, count: int) -> list[str]:
         """The targets of the first inputs of a set, as text; none if the inputs are their own targets."""
         return []

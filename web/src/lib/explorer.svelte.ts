@@ -50,6 +50,10 @@ export class Explorer {
   touched = $derived(anyChange(this.ask.changes));
   /** The response whose maps are shown. */
   shown = $derived(this.touched && this.ask.show !== "before" && this.after ? this.after : this.before);
+  /** What is shown belongs to an earlier input: the response to the current one is not there yet, or it was refused. */
+  stale = $derived(
+    !this.example && this.before !== null && JSON.stringify(server.question(this.ask, false)) !== JSON.stringify(this.before.question),
+  );
   part = $derived(this.#choose());
   head = $derived(this.ask.head === null || !this.part ? null : Math.min(this.ask.head, this.part.heads - 1));
   map = $derived(this.shown && this.part ? this.#find(this.shown, this.part, this.head) : null);

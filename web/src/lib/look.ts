@@ -82,9 +82,9 @@ export interface Header {
   arrays: Stored[];
 }
 
-/** "unknown": pieces without a token; "script" and "fertility": the input's, and that of the training data. */
+/** "unknown": pieces without a token; the others: what the input has, and what the training data has. */
 export interface Unlike {
-  kind: "unknown" | "script" | "fertility";
+  kind: "unknown" | "script" | "fertility" | "bytes" | "length" | "row" | "numbers" | "range";
   what: string;
   trained?: string;
 }

@@ -7,6 +7,11 @@ or the predictions of its test sets. A model without any of these, such as one f
     unknown     characters of the input that the tokenizer has no token for
     script      most letters belong to a script that the training data hardly has
     fertility   more tokens per character than any text of the test data, as in another language
+    bytes       several tokens per character, in a tokenizer that needs few for another language
+    length      far more tokens than any text of the test data
+    row         more tokens than a row of a language model's training data
+    numbers     more steps than a sequence of the training data
+    range       numbers outside of the range of the training data
 """
 
 from __future__ import annotations
@@ -23,6 +28,8 @@ from regard.text.scripts import scripts
 if TYPE_CHECKING:
     from regard.explore.forward import Input
     from regard.explore.inside import Inside
+    from regard.explore.numbers import NumberReader
+    from regard.text.tokenizer import Tokenizer
 
 SENTENCES = (
     "The animal didn't cross the street because it was too tired.",
@@ -39,6 +46,8 @@ SENTENCES = (
 )
 RARE = 0.02  # a script with a smaller fraction of the training data's letters is foreign to it
 FERTILITY = 1.25  # times as many tokens per character as the test text with the most
+LENGTH = 1.5  # times as many tokens as the longest test text
+NATIVE = 0.5  # tokens per character, at most, in a language that a tokenizer was trained on
 COUNT = 3
 
 
@@ -83,15 +92,16 @@ def covered(inside: Inside) -> list[str]:
     """The sentences that the tokenizer of a model covers best, with a mask where the model predicts masked tokens."""
     if inside.config.input != "tokens":
         return []
-    tokenizer = inside.bundle.source
-
-    def cost(text: str) -> tuple[float, float]:
-        ids = tokenizer.encode(text)
-        return sum(id == tokenizer.unk for id in ids) / max(1, len(ids)), len(ids) / len(text)
-
-    best = sorted(SENTENCES, key=lambda text: (cost(text)[0], cost(text)[1] > 0.5, SENTENCES.index(text)))[:COUNT]
+    costs = {text: cost(inside.bundle.source, text) for text in SENTENCES}
+    best = sorted(SENTENCES, key=lambda text: (costs[text][0], costs[text][1] > NATIVE, SENTENCES.index(text)))[:COUNT]
     mask = inside.reader.mask
     return [with_mask(text, mask) for text in best] if mask is not None else best
+
+
+def cost(tokenizer: Tokenizer, text: str) -> tuple[float, float]:
+    """How badly a tokenizer covers a text: the fraction of unknown tokens, and its tokens per character."""
+    ids = tokenizer.encode(text)
+    return sum(id == tokenizer.unk for id in ids) / max(1, len(ids)), len(ids) / len(text)
 
 
 def with_mask(text: str, mask: str) -> str:
@@ -106,6 +116,8 @@ def unlike(inside: Inside, input: Input) -> list[dict[str, str]]:
     """How an input differs from the training data; [] if it does not, or if nothing is known."""
     from regard.training.examples import SHORT
 
+    if inside.numbers is not None:
+        return outside(inside.numbers, input)
     if input.text is None or inside.config.input != "tokens":
         return []
     tokenizer, notes = inside.bundle.source, []
@@ -119,9 +131,30 @@ def unlike(inside: Inside, input: Input) -> list[dict[str, str]]:
         main = next(iter(own))
         if own[main] > 0.5 and trained.get(main, 0.0) < RARE:
             notes.append({"kind": "script", "what": main.title(), "trained": next(iter(trained)).title()})
-    most = known.get("tokens_per_character")
-    if len(text) >= SHORT and isinstance(most, float) and not notes:
-        rate = len(tokenizer.encode(text)) / len(text)
-        if rate > FERTILITY * most:
-            notes.append({"kind": "fertility", "what": f"{rate:.2f}", "trained": f"{most:.2f}"})
+    most, count = known.get("tokens_per_character"), len(tokenizer.encode(text))
+    rate = count / max(1, len(text))
+    if len(text) >= SHORT and isinstance(most, float) and not notes and rate > FERTILITY * most:
+        notes.append({"kind": "fertility", "what": f"{rate:.2f}", "trained": f"{most:.2f}"})
+    if not known and not notes and rate > 1 and min(cost(tokenizer, one)[1] for one in SENTENCES) < NATIVE:
+        notes.append({"kind": "bytes", "what": f"{rate:.2f}"})
+    if inside.reader.writes or inside.config.output_head != "tokens":
+        longest = known.get("tokens")
+        if isinstance(longest, int) and count > LENGTH * longest:
+            notes.append({"kind": "length", "what": f"{count:,}", "trained": f"{longest:,}"})
+    elif (row := inside.bundle.tables["train"].get("pack")) and count > row:
+        notes.append({"kind": "row", "what": f"{count:,}", "trained": f"{row:,}"})
+    return notes
+
+
+def outside(reader: NumberReader, input: Input) -> list[dict[str, str]]:
+    """The numbers of an input that lie outside of the training data, and whether there are more than it has."""
+    notes, regressor, series = [], reader.regressor, reader.parse(input.text or "")
+    for at, numbers in enumerate(regressor.out_of_range(series)):
+        if numbers:
+            low, high = (f"{bound[at].item():.4g}" for bound in regressor.training_range)
+            what = ", ".join(f"{number:.4g}" for number in numbers[:5])
+            notes.append({"kind": "range", "what": what, "trained": f"{low} … {high}"})
+            break
+    if regressor.longest and len(series) > regressor.longest:
+        notes.append({"kind": "numbers", "what": f"{len(series):,}", "trained": f"{regressor.longest:,}"})
     return notes

@@ -108,8 +108,6 @@ class Models:
         """Inputs of a run's own test data, with targets; None if they are known only once the model is loaded."""
         folder, kept = self.folders[name], []
         model, data = (table if isinstance(table := (tables or {}).get(key), dict) else {} for key in ("model", "data"))
-        if model.get("output_head") == "values":
-            return [{"text": text, "target": None} for text in number_examples(data)]
         for example in read_examples(self.folders[name]).get("inputs", []):
             if "pixels" in example:
                 if (image := decode_pixels(example)) is not None:
@@ -118,6 +116,8 @@ class Models:
                 kept.append({"text": example["text"], "target": example.get("target")})
         if not kept and (pairs := self.pairs(name, COUNT)):
             kept = [{"text": text, "target": target} for text, target in pairs]
+        if not kept and model.get("output_head") == "values":
+            kept = [{"text": text, "target": None} for text in number_examples(data)]
         return kept or predicted(folder) or None
 
     def examples(self, name: str) -> list[dict[str, Any]]:
