@@ -23,11 +23,13 @@ from explorer import (
     make_captioner,
     make_decoder,
     make_masked,
+    make_numbers,
     make_translator,
     served,
     settle,
     state,
 )
+from regard import explore
 from regard.explore.inside import Inside
 from regard.text.labels import labels
 from regard.text.scripts import scripts
@@ -57,6 +59,16 @@ def test_the_example_and_the_users_input_are_not_mixed(open_page, page_runs):
             assert re.search("March 3rd, 2021.*→.*3월 3일", page.get_by_test_id("example").inner_text())
         settle(page)
         assert page.get_by_test_id("example").count() == 0 and page.locator("#target").count() == 1
+        results = (page.locator("#target"), page.locator(".columns"))
+        for one in results:
+            sync_api.expect(one).to_have_css("opacity", "1")
+        with slow.models._lock:
+            page.locator("#text").fill("the cat sat on the mat")
+            for one in results:  # they belong to the earlier text
+                sync_api.expect(one).to_have_css("opacity", "0.4")
+        settle(page)
+        for one in results:
+            sync_api.expect(one).to_have_css("opacity", "1")
 
 
 def test_a_server_that_was_restarted_is_told_from_one_that_stopped(open_page, tmp_path):
@@ -119,6 +131,23 @@ def test_an_input_unlike_the_training_data_gets_a_hint(open_page, tmp_path):
         assert page.locator("#text").input_value() == TEXT and page.get_by_test_id("unlike").count() == 0
         page.locator("#text").fill("고양이가 앉아 있다")
         sync_api.expect(page.get_by_test_id("unlike")).to_contain_text("Hangul")
+
+
+def test_a_model_of_numbers_shows_its_test_data_and_its_output_on_a_phone(open_page, tmp_path):
+    folder = make_numbers(tmp_path / "numbers", rule={"low": 0.0, "high": 100.0})
+    (folder / "examples.json").write_text(json.dumps({"inputs": [{"text": "7, 9, 11", "target": "9, 11, 13"}]}))
+    with served(folder) as listener:
+        page = open_page("run=numbers&view=map", listener=listener, width=390)
+        assert page.locator("#text").input_value() == "7, 9, 11"
+        assert "9, 11, 13" in page.get_by_test_id("target").inner_text()
+        assert page.get_by_test_id("unlike").count() == 0
+        summary, shown = page.get_by_test_id("summary"), page.get_by_test_id("value").nth(1)
+        assert shown.get_by_test_id("before").inner_text() in summary.inner_text()
+        summary.get_by_role("button", name="Switch head off").click()
+        sync_api.expect(summary).to_contain_text("→")
+        assert shown.get_by_test_id("after").inner_text() in summary.inner_text()
+        page.locator("#text").fill("7 9 500")
+        sync_api.expect(page.get_by_test_id("unlike")).to_contain_text("500")
 
 
 def test_a_masked_model_says_how_to_type_its_mask(open_page, page_runs, tmp_path):
@@ -238,6 +267,29 @@ def test_exports_hold_what_the_view_shows(open_page, page_runs, tmp_path):
     assert look.parts["cross"].rows[2] in text and "Σ weight × v" in text
     keys = len(look.parts["cross"].columns)
     assert len(drawn.findall(".//{http://www.w3.org/2000/svg}image")) == 2 * keys + 2  # q, q × k, weight × v, the sum
+
+
+def test_exported_steps_name_what_the_model_computes(open_page, tmp_path):
+    folder = make_translator(tmp_path / "recurrent", architecture="recurrent", attention_score="additive")
+    with served(folder) as listener:
+        page = open_page(state("recurrent", view="steps"), listener=listener)
+        page.locator(".rows .row").first.wait_for()
+        heads = page.locator("[role=columnheader]").all_inner_texts()
+        drawn = "".join(ElementTree.parse(download(page, "Figure (SVG)", tmp_path)).getroot().itertext())
+        assert "score" in heads and "score" in drawn and "q · k" not in [*heads, drawn]  # an additive score is none
+
+
+def test_exports_of_tables_and_embeddings_are_complete(open_page, page_runs, tmp_path):
+    page = open_page(state("translator", view="attribution"))
+    logit = page.get_by_test_id("logit").inner_text()
+    saved = download(page, "Figure (SVG)", tmp_path).read_text(encoding="utf-8")
+    assert f"= {logit}<" in saved  # the sum, as on the page
+    page.get_by_role("tab", name="Embeddings").click()
+    page.get_by_test_id("position").wait_for()
+    answers = json.loads(download(page, "Values (JSON)", tmp_path).read_text(encoding="utf-8"))["analysis"]
+    wanted = explore.embedding_map(Inside.open(page_runs / "translator"), "source")
+    assert answers["embeddings"]["points"]["values"] == pytest.approx(wanted.points.flatten().tolist(), abs=1e-3)
+    assert "neighbours" not in answers and answers["position"]["kind"] == "sinusoidal"
 
 
 # --- phone and screen reader

@@ -102,6 +102,7 @@ export class Answer<T> {
     this.#abort = new AbortController();
     this.busy = true;
     this.error = null;
+    exported.answers.delete(this.path);
     try {
       const value = await server.analysis<T>(this.path, body, this.#abort.signal);
       if (key !== this.#key) return;
@@ -119,6 +120,7 @@ export class Answer<T> {
   clear(): void {
     this.#key = "";
     this.#abort?.abort();
+    exported.answers.delete(this.path);
     this.value = this.error = null;
     this.busy = false;
   }

@@ -11,7 +11,7 @@ import { binName, byDistance, byKey } from "./measure";
 import { changePixels, dataUrl, pixels } from "./paint";
 import { peak, Stages } from "./stages";
 import { currentTheme } from "./theme.svelte";
-import { headTitle, number, partTitle } from "./titles";
+import { headTitle, labelRoom, number, partTitle, stageTitles } from "./titles";
 import { place } from "./tree";
 import { say } from "./words.svelte";
 
@@ -42,7 +42,8 @@ function text(x: number, y: number, label: string, fill: string, extra = ""): st
   return `<text x="${x.toFixed(1)}" y="${y.toFixed(1)}" fill="${fill}" ${extra}>${safe(label)}</text>`;
 }
 
-function frame(width: number, height: number, title: string, theme: Theme, body: string): Figure {
+function frame(narrow: number, height: number, title: string, theme: Theme, body: string): Figure {
+  const width = Math.max(narrow, Math.ceil(32 + 16 * labelRoom(title)));
   const svg =
     `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +
     `font-family="${SANS}" font-size="12"><title>${safe(title)}</title>` +
@@ -158,8 +159,9 @@ function drawTables(explorer: Explorer, theme: Theme): Figure | null {
   const high = 24;
   let [y, wide, body] = [44, 300, ""];
   for (const table of exported.tables.values()) {
-    const [left, cell] = table.wide ?? [110, 54];
-    const letters = Math.floor(cell / 7.5);
+    const longest = (labels: string[]) => Math.max(...labels.map((label) => 14 * labelRoom(label)));
+    const [left, cell] = table.wide ?? [110, Math.max(54, Math.min(160, longest([...table.columns, ...table.texts.flat()])))];
+    const letters = Math.floor(cell / 7);
     body += text(16, y + 14, table.title, INK[theme], 'font-weight="600"');
     y += 40;
     table.columns.forEach((label, at) => (body += text(left + (at + 0.5) * cell, y - 6, cut(label, letters), MUTE[theme], 'text-anchor="middle"')));
@@ -216,15 +218,16 @@ function drawSteps(explorer: Explorer, theme: Theme): Figure | null {
   const [top, high] = [104, 24];
   const end = 'text-anchor="end"';
   let body = text(16, 50, say("stepQ", query), INK[theme]) + strip(150, 40, 130, stages.q, peak(stages.q), theme);
-  body += [dotted ? say("stepProduct") : "", "q · k", `× ${number(steps.scale)}`, say("stepMasked"), say("stepWeights"), say("stepValues")]
-    .map((label, at) => text([150, 370, 450, 530, 550, 810][at], top - 14, label, MUTE[theme], at > 0 && at < 4 ? end : ""))
+  const names = stageTitles(stages, explorer.ask);
+  body += [dotted ? names[0] : "", ...names.slice(1), say("stepWeights"), say("stepValues")]
+    .map((label, at) => text([150, 350, 460, 540, 560, 810][at], top - 14, label, MUTE[theme], at > 0 && at < 4 ? end : ""))
     .join("");
   shown.forEach((key, row) => {
     const y = top + row * high + 8;
     body += text(16, y, cut(columns[key] ?? ""), INK[theme]);
     if (dotted) body += strip(150, y - 10, 130, stages.product(key), largestProduct, theme);
-    [scores, scaled, masked].forEach((values, at) => (body += text(370 + 80 * at, y, number(values[key], 2), INK[theme], end)));
-    body += `<rect x="550" y="${y - 10}" width="${(190 * weights[key]).toFixed(1)}" height="13" rx="2" fill="${weightColour(0.8, theme)}"/>`;
+    [scores, scaled, masked].forEach((values, at) => (body += text([350, 460, 540][at], y, number(values[key], 2), INK[theme], end)));
+    body += `<rect x="560" y="${y - 10}" width="${(180 * weights[key]).toFixed(1)}" height="13" rx="2" fill="${weightColour(0.8, theme)}"/>`;
     body += text(790, y, weights[key].toFixed(3), INK[theme], end);
     body += strip(810, y - 10, 130, stages.weighted(key, weights[key]), largestValue, theme);
   });

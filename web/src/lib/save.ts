@@ -1,6 +1,6 @@
 /* Export: the view as SVG or PNG, its values as JSON. */
 
-import { ONE, plainBlocks, spaceOf, type HeadMap } from "./look";
+import { ONE, plainBlocks, spaceOf, type Block, type HeadMap } from "./look";
 import { compact, toLink, type View } from "./ask";
 import type { Explorer } from "./explorer.svelte";
 import { exported } from "./analysis.svelte";
@@ -14,7 +14,7 @@ const ANSWERS: Partial<Record<View, string[]>> = {
   attribution: ["attribution", "saliency", "scores"],
   patching: ["patching", "patched"],
   neurons: ["neurons"],
-  embeddings: ["neighbours"],
+  embeddings: ["embeddings", "neighbours", "position"],
   flow: ["flow"],
   model: ["roles"],
   training: ["training"],
@@ -57,6 +57,14 @@ export async function savePage(explorer: Explorer): Promise<void> {
   const { standalonePage } = await import("./standalone");
   const content = await standalonePage(explorer);
   download(new Blob([content], { type: "text/html" }), fileName(explorer, explorer.ask.view, "html"));
+}
+
+/** An answer of the server as plain numbers. */
+function plainAnswer(name: string): unknown {
+  const answer = exported.answers.get(name) as { arrays?: unknown; blocks?: Map<string, Block> } | undefined;
+  if (!(answer?.blocks instanceof Map)) return answer;
+  const { arrays: _, blocks, ...rest } = answer;
+  return { ...rest, ...plainBlocks(blocks) };
 }
 
 /** Rows of weights as plain numbers. */
@@ -108,7 +116,7 @@ export function saveNumbers(explorer: Explorer): void {
     generation: ask.view === "generate" ? { sampling: ask.sampling, steps: generation.steps } : undefined,
     compare: ask.view === "compare" ? [...exported.maps].map(([name, one]) => ({ name, rows: one.rows, columns: one.columns, weights: plain(one.map) })) : undefined,
     tables: [...exported.tables.values()].map(({ title, rows, columns, texts }) => ({ title, rows, columns, texts })),
-    analysis: Object.fromEntries((ask.view === "model" && ask.grid !== "roles" ? [] : (ANSWERS[ask.view] ?? [])).map((name) => [name, exported.answers.get(name)])),
+    analysis: Object.fromEntries((ask.view === "model" && ask.grid !== "roles" ? [] : (ANSWERS[ask.view] ?? [])).map((name) => [name, plainAnswer(name)])),
   };
   download(new Blob([JSON.stringify(content, null, 1)], { type: "application/json" }), fileName(explorer, "numbers", "json"));
 }

@@ -1,7 +1,9 @@
 /* Names for parts of a model, as shown to the user. */
 
 import type { Part, PartName } from "./look";
+import type { Ask } from "./ask";
 import type { Explorer } from "./explorer.svelte";
+import type { Stages } from "./stages";
 import { say, type Word } from "./words.svelte";
 
 /** A model with one stack has only self-attention. */
@@ -33,10 +35,32 @@ export function positionTitle(kind: string): string {
   return names[kind] ?? say(kind === "learned" ? "positionLearned" : "positionSinusoidal");
 }
 
+/** Room for a label in a table, in rem. */
+export function labelRoom(label: string): number {
+  return [...label].reduce((sum, letter) => sum + (letter.codePointAt(0)! > 0x2e80 ? 0.86 : 0.5), 0.5);
+}
+
+/** The columns of a step: products, scores, scaled, masked. 1/√d_k has its name, unless the model has another scale. */
+export function stageTitles({ dotted, biased, scale, q }: Stages, { changes, show }: Ask): string[] {
+  const factor = `${Math.abs(scale - q.length ** -0.5) < 1e-6 ? "1/√d_k = " : ""}${number(scale)}`;
+  const cooled = changes.temperature === 1 || show === "before" ? "" : ` ÷ ${changes.temperature}`;
+  return [
+    dotted ? say("stepProduct") : "q",
+    say(dotted ? "stepScores" : "score"),
+    say(biased ? "stepBias" : "stepScaled", factor),
+    say("stepMasked") + cooled,
+  ];
+}
+
 /** A loss: small ones keep two digits. */
 export function lossNumber(value: number): string {
   if (value > 0 && value < 1e-6) return "<0.000001";
   return value < 0.01 ? value.toPrecision(2) : value.toFixed(3);
+}
+
+/** The numbers of one step, of one or several channels. */
+export function stepNumbers(step: number[]): string {
+  return step.map((value) => Number(value.toPrecision(4)).toString().replace("-", "−")).join(" ");
 }
 
 export function number(value: number, digits = 3): string {
