@@ -65,7 +65,7 @@ export const englishTour = {
     title: "Order is an input, too",
     text: "Attention itself does not know the order of tokens; a position encoding adds it. Shuffling the positions shows how much the model relies on it.",
     do: "Shuffle the positions of the tokens.",
-    ask: "Is the most probable output still the same?",
+    ask: "Will the most probable output stay the same?",
   },
   off: {
     title: "Which head does the prediction need?",
@@ -78,14 +78,14 @@ export const englishTour = {
     title: "Switch it off for good",
     text: "On the right, the output before and after stand side by side. Other heads may do the same work, so one missing head is often no loss.",
     do: "Switch off the head that this input needs most.",
-    ask: "Does the generated output change?",
-    askLoss: "Does the loss rise, fall or stay the same?",
+    ask: "Will the generated output change?",
+    askLoss: "Will the loss rise, fall or stay the same?",
   },
   temperature: {
     title: "Sharper and flatter attention",
     text: "Dividing the scores by a temperature before softmax makes attention flatter above 1 and sharper below 1. The model was trained at 1.",
     do: "Set the attention temperature to 3.",
-    ask: "What happens to the loss?",
+    ask: "What will happen to the loss?",
   },
   roles: {
     title: "Patterns and importance",
