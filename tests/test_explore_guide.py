@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn")
 from playwright import sync_api
 
 from explorer import TEXT, make_decoder, make_translator, settle, state
-from regard.explore.heads_off import heads_off
+from regard.explore import heads_off
 from regard.explore.inside import Inside
 from regard.models.folder import read_weights
 from regard.training.snapshots import fill_snapshot, write_snapshot

@@ -10,8 +10,8 @@ pytest.importorskip("uvicorn")
 
 from explorer import TEXT, ask, ask_frame, make_decoder, make_translator, refusal, served
 from regard.errors import UserError
+from regard.explore import heads_off
 from regard.explore.changes import Changes
-from regard.explore.heads_off import heads_off
 from regard.explore.inside import Inside
 from regard.models.folder import read_weights
 from regard.training.snapshots import write_snapshot

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -249,3 +251,30 @@ def test_what_does_not_exist_is_refused_with_the_reason():
         neuron_activations(look, 2)
     with pytest.raises(UserError, match="positions 0 to"):
         logit_lens(look, [40])
+
+
+def test_every_analysis_has_a_formula_and_a_notebook_view():
+    from regard import explore
+    from regard.predict.config import SearchConfig
+
+    look = opened("decoder").look(**given("decoder"))
+    made = {
+        "logit_lens": explore.logit_lens(look),
+        "direct_logit_attribution": explore.direct_logit_attribution(look),
+        "neuron_activations": explore.neuron_activations(look, 0),
+        "token_saliency": explore.token_saliency(look),
+        "embedding_map": explore.embedding_map(look.inside),
+        "position_picture": explore.position_picture(look.inside),
+        "head_scores": explore.head_scores(look.inside, length=4, rows=1),
+        "heads_off": explore.heads_off(look),
+        "generate_steps": explore.generate_steps(look, SearchConfig(sample=True), count=2),
+        "Flow.of": explore.Flow.of(look),
+    }
+    for name, result in made.items():
+        html = result._repr_html_()
+        assert "<svg" in html or "<table" in html, name
+    numbers = ("attention_rollout", "gradient_times_input", "induction_scores", "copying_scores", "activation_patching")
+    for name in (*made, *numbers):
+        function = explore.Flow.of if name == "Flow.of" else getattr(explore, name)
+        assert re.search(r"[=·Σ∂∝]|mean a\(", function.__doc__), name  # its formula
+    assert all(callable(getattr(explore, name)) for name in explore.__all__)  # no module hides a function

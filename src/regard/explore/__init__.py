@@ -11,10 +11,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from regard.explore.ablation import heads_off
     from regard.explore.attribution import direct_logit_attribution
     from regard.explore.changes import Changes
     from regard.explore.chart import line_chart
     from regard.explore.embeddings import embedding_map, position_picture
+    from regard.explore.flow import Flow
+    from regard.explore.generation import generate_steps
     from regard.explore.heatmap import head_grid, heat_map
     from regard.explore.html import Section, attention_note, examples_table, figure, page, paragraph, table, write_page
     from regard.explore.inside import Inside
@@ -26,12 +29,14 @@ if TYPE_CHECKING:
     from regard.explore.svg import svg_file
 
 __all__ = [
-    "Changes", "Inside", "Section", "activation_patching", "attention_note", "attention_rollout", "copying_scores",
-    "direct_logit_attribution", "embedding_map", "examples_table", "figure", "gradient_times_input", "head_grid",
-    "head_scores", "heat_map", "induction_scores", "line_chart", "logit_lens", "neuron_activations", "page",
-    "paragraph", "position_picture", "svg_file", "table", "token_saliency", "write_page",
+    "Changes", "Flow", "Inside", "Section", "activation_patching", "attention_note", "attention_rollout",
+    "copying_scores", "direct_logit_attribution", "embedding_map", "examples_table", "figure", "generate_steps",
+    "gradient_times_input", "head_grid", "head_scores", "heads_off", "heat_map", "induction_scores", "line_chart",
+    "logit_lens", "neuron_activations", "page", "paragraph", "position_picture", "svg_file", "table", "token_saliency",
+    "write_page",
 ]  # fmt: skip
 _MODULES = {
+    "Flow": "flow", "generate_steps": "generation", "heads_off": "ablation",
     "Changes": "changes", "Inside": "inside", "head_grid": "heatmap", "heat_map": "heatmap", "line_chart": "chart",
     "svg_file": "svg", "activation_patching": "patching", "attention_rollout": "saliency", "copying_scores": "scores",
     "direct_logit_attribution": "attribution", "embedding_map": "embeddings", "gradient_times_input": "saliency",

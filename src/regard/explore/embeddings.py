@@ -79,7 +79,10 @@ class EmbeddingMap:
 
 @torch.inference_mode()
 def embedding_map(inside: Inside, side: str | None = None) -> EmbeddingMap:
-    """(E - mean) V₁₂ of the token embeddings: `side` is "source" or "target" (by default what the model reads)."""
+    """(E - mean) V₁₂ with E - mean = U S Vᵀ, of the token embeddings E.
+
+    `side` is "source" or "target", by default what the model reads.
+    """
     matrix, tokenizer = _matrix(inside, side)
     vectors = matrix[: len(tokenizer)].float().cpu()  # a matrix may be padded beyond the vocabulary
     centred = (vectors - vectors.mean(dim=0)).double()
@@ -130,7 +133,7 @@ class PositionPicture:
 
 @torch.inference_mode()
 def position_picture(inside: Inside, stack: PartName | None = None, length: int = REACH) -> PositionPicture:
-    """What the position encoding of a stack looks like, for `length` positions (or distances up to it)."""
+    """The vectors P[pos] that are added, cos(pos · θ_i) of a rotation, or b[head, distance]: up to `length`."""
     names = [name for name in ("encoder", "decoder") if hasattr(getattr(inside.model, name, None), "position")]
     if not names:
         raise UserError("architecture = 'recurrent': has no position encoding; the order is that of the steps")

@@ -64,7 +64,10 @@ class Flow:
     @classmethod
     @torch.inference_mode()
     def of(cls, look: Look, source: int | None = None, target: int | None = None) -> Flow:
-        """Follow these positions; by default the last token that a decoder reads, else the first."""
+        """x of these positions at every stage, and |x| = sqrt(Σ x_i²) of all, from one pass.
+
+        By default the last token that a decoder reads, else the first.
+        """
         inside, input = look.inside, look.input
         model, config = inside.model, inside.config
         ends = {"encoder": len(input.source_labels), "decoder": len(input.read or input.source_labels)}

@@ -68,6 +68,21 @@ class GenerationStep:
     ended: bool
 
 
+class Generation(list[GenerationStep]):
+    """The steps, one after another."""
+
+    def _repr_html_(self) -> str:
+        """A notebook shows every token with its probability before and after the options."""
+        from regard.explore.html import table
+
+        rows = []
+        for step in self:
+            (one,) = (choice for choice in step.choices if choice.id == step.id)
+            numbers = f"{one.probability:.4f}", f"{one.kept:.4f}", f"{step.count:,}", f"{step.cache.used:,}"
+            rows.append((step.label, *numbers))
+        return table(("token", "p", "p after the options", "tokens to sample from", "KV cache, bytes"), rows)
+
+
 @torch.inference_mode()
 def generate_steps(
     look: Look,
@@ -75,8 +90,10 @@ def generate_steps(
     prefix: Sequence[int] = (),
     count: int = 1,
     interrupt: Callable[[], None] = lambda: None,
-) -> list[GenerationStep]:
-    """The next `count` tokens after `prefix`, fewer where the output or the positions of the model end.
+) -> Generation:
+    """The next `count` tokens, sampled from p' ∝ p^(1 / temperature) of those that top_k and top_p keep of p.
+
+    They follow `prefix`, and are fewer where the output or the positions of the model end.
 
     `interrupt` is called before every step, and ends the generation by raising an error.
     """
@@ -93,11 +110,11 @@ def generate_steps(
     else:
         eos, known = cast(int, bundle.source.eos), len(bundle.source)
         read = [*look.input.source[0].tolist(), *prefix]
-    limit, steps = bundle.limits.positions, list[GenerationStep]()
+    limit, steps = bundle.limits.positions, Generation()
     uniform = Uniform(config.seed, [0], 1).following(len(prefix) + count)[0, len(prefix) :]
     written, model = list(prefix), cast(Any, inside.model)
     if prefix and prefix[-1] == eos:
-        return []
+        return steps
     with inside.lock, trace(model, inside.edits(look.changes, look.input), only=""):
         state = model.start(look.input.source) if inside.reader.writes else model.start()
         tokens = torch.tensor([read], device=inside.device)

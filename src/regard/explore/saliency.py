@@ -58,7 +58,10 @@ class Saliency:
 
 
 def token_saliency(look: Look, at: int | None = None, *, token: int | str | None = None) -> Saliency:
-    """Attention, rollout and gradient × input of one output, by default of its most probable token."""
+    """Mean attention Ā_L of the last layer, rollout R = Π (½ Ā + ½ I), and (∂ logit / ∂ e_i) · e_i of one output.
+
+    By default the logit of its most probable token.
+    """
     at = output_position(look, at)
     id = output_token(look, at, token)
     labels, sides, attention = list(look.input.source_labels), ["source"] * len(look.input.source_labels), []
@@ -99,7 +102,11 @@ def rollout(layers: Sequence[Tensor]) -> Tensor:
 
 
 def attention_rollout(look: Look) -> Tensor:
-    """R [output positions, input tokens]; of an encoder-decoder [target, source + target]."""
+    """R = Ā_L · … · Ā_1 with Ā = ½ A + ½ I, A the mean of the heads: [output positions, input tokens].
+
+    Of an encoder-decoder [target, source + target]: per layer first the decoder's own attention, then
+    R ← ½ R + ½ C · R_encoder with its cross-attention C.
+    """
     parts = look.parts
     means = {name: [_mean(part, layer) for layer in range(len(part.weights))] for name, part in parts.items()}
     if "cross" not in parts:

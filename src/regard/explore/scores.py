@@ -59,7 +59,7 @@ class HeadScores:
 
 
 def head_scores(inside: Inside, *, length: int = LENGTH, rows: int = ROWS, seed: int = 0) -> HeadScores:
-    """Both scores; copying is None where the stack does not predict the tokens that it reads."""
+    """Induction, mean a(i, i - n + 1), and copying, Σ λ / Σ |λ| (None where a stack does not predict what it reads)."""
     return HeadScores(induction_scores(inside, length=length, rows=rows, seed=seed), copying_scores(inside))
 
 

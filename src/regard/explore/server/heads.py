@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from regard.explore.ablation import heads_off
 from regard.explore.changes import PartName
 from regard.explore.examples import examples_of, in_batches
 from regard.explore.heads import measure
-from regard.explore.heads_off import heads_off
 from regard.explore.importance import gradients, losses_when_off
 from regard.explore.inside import Look
 from regard.explore.server.responses import pack

@@ -46,7 +46,10 @@ class HeadsOff:
 def heads_off(
     look: Look, heads: Iterable[Head] | None = None, *, watch: Callable[[list[Head]], Iterable[Head]] = iter
 ) -> HeadsOff:
-    """The changes of `heads` (default: all that are on), in addition to those of `look`; `watch` may show progress."""
+    """Δ_h,n = log p(y_n) - log p_h(y_n) at every position n, for each head h set to 0.
+
+    `heads` are by default all that are on; changes of `look` stay. `watch` may show progress.
+    """
     inside, before = look.inside, look.output
     chosen = [head for head in heads or inside.anatomy.heads if head not in look.changes.heads]
     labels = predicted_tokens(look)
