@@ -102,8 +102,11 @@ class LeanState:
     def __init__(self, engine: Lean, states: Tensor, is_real: Tensor | None = None) -> None:
         """`states` [sources, length, dim] are those of the encoder."""
         sources, length = states.shape[:2]
-        more = -length % LANE if length else LANE
-        masked = (torch.arange(length + more) >= length).repeat(sources, 1)
+        heads = max(layer.cross.heads for layer in engine.layers)
+        is_short = sources == 1 and 0 < heads * length <= 2 * states.shape[2]
+        more = 0 if is_short else -length % LANE if length else LANE
+        masked = torch.zeros(sources, length + more, dtype=torch.bool)
+        masked[:, length:] = True
         if is_real is not None:
             masked[:, :length] = ~is_real
         empty = masked.all(dim=1)  # attention to a source without a token gives zeros
@@ -116,9 +119,11 @@ class LeanState:
         for layer in engine.layers:
             own, cross = layer.attention, layer.cross
             self.own.append(Own(states.new_zeros(2, sources, own.key_heads, 0, own.key_dim)))
-            k, v = (F.pad(x, (0, 0, 0, more)) for x in cross.memory(states))
-            v[empty] = 0
-            is_short = sources == 1 and cross.heads * k.shape[2] <= 2 * states.shape[2]
+            k, v = cross.memory(states)
+            if more:
+                k, v = F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more))
+            if is_real is not None or not length:
+                v = v.masked_fill(empty[:, None, None, None], 0)
             self.across.append((AcrossOne if is_short else Across)(cross, k, v, mask))
 
     def next_slot(self) -> Tensor:
