@@ -8,7 +8,8 @@
     alive     ms of `api/alive` while `clients` clients send requests one after the other, and how many got a 503;
               patient clients wait a second after a refusal, as the page does, the others send again at once
 
-Other processes slow everything down: `load` is the load average, on `threads` cores. Needs Linux for the memory.
+Requests are those of the views in turn (`views`), with and without a change. Other processes slow everything down:
+`load` is the load average, on `threads` cores. Needs Linux for the memory.
 """
 
 from __future__ import annotations
@@ -58,8 +59,23 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
     return round((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), 2)
 
 
+PASSES = {
+    "look": {}, "flow": {}, "lens": {}, "attribution": {}, "saliency": {}, "neurons": {}, "search": {"beam": 4},
+    "generate": {}, "embeddings": {"side": "source"}, "position": {},
+    "maps": {"part": "cross", "layer": 0, "heads": [0]},
+    "steps": {"part": "cross", "layer": 0, "head": 0, "query": 0},
+}  # fmt: skip
+
+
 def question(run: str, number: int) -> dict[str, Any]:
     return {"run": run, "text": f"the {number} of {number * 7919 % 1000} was {number * 31 % 97}", "target": "1 2 3"}
+
+
+def ask_view(address: str, run: str, number: int) -> int:
+    """What one of the views asks; every other time with a head off."""
+    path, fields = list(PASSES.items())[number % len(PASSES)]
+    changes = {"heads": [["decoder", 0, 1]]} if number // len(PASSES) % 2 else {}
+    return ask(address, f"api/{path}", {**question(run, number), **fields, "changes": changes})
 
 
 def send(address: str, run: str, clients: int, seconds: float, pause: float, statuses: Any) -> None:
@@ -70,7 +86,7 @@ def send(address: str, run: str, clients: int, seconds: float, pause: float, sta
     def client(number: int) -> None:
         while time.monotonic() < end:
             number += 1
-            status = ask(address, "api/look", question(run, number))
+            status = ask_view(address, run, number)
             counts[status] += 1
             time.sleep(pause if status == 503 else 0)
 
@@ -139,10 +155,10 @@ def run(folder: Path, rounds: int, requests: int, clients: int, seconds: float) 
         start = {"address_s": round(time.perf_counter() - began, 2)}
         assert ask(address, "api/look", question(name, 0)) == 200
         start |= {"first_response_s": round(time.perf_counter() - began, 2), "cpu_s": cpu_seconds(process)}
-        result |= {"start": start, "memory_mb": {"0": memory(process)}}
+        result |= {"start": start, "views": list(PASSES), "memory_mb": {"0": memory(process)}}
         print(result, flush=True)
         for number in range(1, requests + 1):
-            assert ask(address, "api/look", question(name, number)) == 200
+            assert ask_view(address, name, number) == 200, number
             if number % max(1, requests // 10) == 0:
                 result["memory_mb"][str(number)] = memory(process)
                 print(number, memory(process), flush=True)
@@ -157,7 +173,7 @@ def run(folder: Path, rounds: int, requests: int, clients: int, seconds: float) 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a run that reads text")
+    parser.add_argument("run", type=Path, help="an encoder-decoder that reads text, such as the demo")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/explore-load-cpu.json"))
     parser.add_argument("--rounds", type=int, default=3, help="starts with a page")
     parser.add_argument("--requests", type=int, default=5000)
