@@ -134,6 +134,15 @@ def test_512_tokens_do_not_hang_it(open_page, page_runs):
     assert page.locator(".positions button").count() == len(look.input.read)
 
 
+def test_a_page_that_nobody_touches_asks_nothing(open_page):
+    page = open_page(state("translator", view="compare") + "&other.text=the+cat+sat")
+    page.get_by_test_id("compare-output").nth(1).wait_for()
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(800)
+    assert [url for url in asked if not url.endswith("api/alive")] == []
+
+
 # --- what a link or a folder leaves out
 
 

@@ -103,6 +103,10 @@ def test_ctrl_z_undoes_one_change_after_the_other(open_page):
     page.locator("#text").press_sequentially(" x")
     page.locator("#text").press("Control+z")  # the field's own
     assert off.count() == 2
+    page.get_by_role("tab", name="Embeddings").click()
+    page.get_by_test_id("near").press_sequentially("cat")
+    page.get_by_test_id("near").press("Control+z")
+    assert off.count() == 2
     page.get_by_test_id("undo").click()
     page.get_by_test_id("undo").click()
     sync_api.expect(off).to_have_count(0)
