@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 import pytest
@@ -15,7 +16,7 @@ pytest.importorskip("uvicorn")
 
 from playwright import sync_api
 
-from explorer import TEXT, make_decoder, make_translator, settle, state
+from explorer import TEXT, make_captioner, make_decoder, make_translator, served, settle, state
 from regard.explore import heads_off
 from regard.explore.inside import Inside
 from regard.models.folder import read_weights
@@ -164,7 +165,7 @@ def test_a_saved_page_opens_from_disk_and_still_answers(open_page, page_runs, tm
     download.value.save_as(path)
     assert path.stat().st_size < 20_000_000
     faults: list[str] = []
-    context = chromium.new_context(viewport={"width": 1280, "height": 860}, locale="en-US")
+    context = chromium.new_context(viewport={"width": 1280, "height": 860}, locale="en-US", offline=True)
     try:
         saved = context.new_page()
         saved.on("pageerror", lambda error: faults.append(str(error)))
@@ -196,6 +197,41 @@ def test_a_saved_page_opens_from_disk_and_still_answers(open_page, page_runs, tm
     finally:
         context.close()
     assert not faults
+
+
+def test_a_saved_page_holds_the_second_side_a_generation_and_images(open_page, page_runs, tmp_path, chromium):
+    other = TEXT.replace("tired", "sun")
+    make_captioner(tmp_path / "runs" / "captioner")
+    states = {
+        "decoder": state("decoder", view="compare") + f"&other.text={quote(other)}",
+        "captioner": "run=captioner&view=image",
+    }
+    context = chromium.new_context(viewport={"width": 1280, "height": 860}, locale="en-US", offline=True)
+    try:
+        with served(tmp_path / "runs") as images:
+            for run, link in states.items():
+                page = open_page(link, **({"listener": images} if run == "captioner" else {}))
+                page.get_by_text("Save", exact=True).click()
+                with page.expect_download() as download:
+                    page.get_by_test_id("save-html").click()
+                download.value.save_as(tmp_path / f"{run}.html")
+        saved = context.new_page()
+        saved.goto((tmp_path / "decoder.html").as_uri())
+        settle(saved)
+        best = Inside.open(page_runs / "decoder").look(other).output.positions[-1].top[0].label
+        sync_api.expect(saved.get_by_test_id("compare-output").nth(1)).to_contain_text(best)
+        saved.get_by_role("tab", name="Patching").click()
+        grid = saved.get_by_role("grid", name="Residual stream: Decoder")
+        grid.locator("[data-cell='1 2']").click()
+        saved.get_by_test_id("patched").wait_for()
+        saved.get_by_role("tab", name="Generation").click()
+        saved.get_by_test_id("step").click()
+        sync_api.expect(saved.get_by_test_id("generated")).to_have_count(1)
+        saved.goto((tmp_path / "captioner.html").as_uri())
+        settle(saved)
+        assert saved.locator("#view canvas, #view img").count() > 0 and saved.get_by_test_id("refused").count() == 0
+    finally:
+        context.close()
 
 
 def _off(part, layer, head):

@@ -4,7 +4,7 @@ import { explorer } from "./explorer.svelte";
 import type { Look } from "./look";
 import { generate, type GenerationStep } from "./server";
 
-const AHEAD = 8; // tokens requested at once while playing
+export const AHEAD = 8; // tokens requested at once while playing
 const PACE = 800; // ms per token
 
 export class Generation {

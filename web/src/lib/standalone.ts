@@ -1,15 +1,21 @@
 /* A page in one file: this page with the responses of its current state inside, for slides and blog posts.
 
    It opens from disk and needs no server and no network. What it can still do is what was recorded: the views of the
-   current input, each head on or off, the steps of all queries of the current head, the snapshots of training. */
+   current input with its second side, each head on or off, the steps of all queries of the current head, a generation
+   with the current options, the snapshots of training. */
 
+import type { Patching } from "./analysis.svelte";
 import { compact, toLink } from "./ask";
 import type { Explorer } from "./explorer.svelte";
+import { AHEAD } from "./generation.svelte";
 import { spaceOf, type Question } from "./look";
+import { patchingQuestion, secondSide } from "./second";
 import * as server from "./server";
 import { record } from "./tape";
 
 const MOST = 12_000_000; // characters of recorded responses
+const TOKENS = 24; // of the generation
+const CELLS = 160; // of the tables of patching, of which each is a pass
 
 function escape(text: string): string {
   return text.replace(/</g, "\\u003c"); // no markup inside a script
@@ -42,16 +48,54 @@ function analyses(explorer: Explorer, question: Question): [string, object][] {
   ];
 }
 
+type Once = (work: () => Promise<unknown>) => Promise<void>;
+
+/** The tables of patching, and the output for each of their cells. */
+async function rehearsePatching(explorer: Explorer, once: Once): Promise<void> {
+  const asked = patchingQuestion(explorer);
+  if (!asked) return;
+  await once(async () => {
+    const { residual, heads } = await server.analysis<Patching>("patching", asked);
+    const cells = [
+      ...Object.entries(residual).flatMap(([stack, rows]) => rows.flatMap((row, layer) => row.map((_, position) => ({ stack, layer: layer - 1, position, head: null })))),
+      ...Object.entries(heads).flatMap(([stack, rows]) => rows.flatMap((row, layer) => row.map((_, head) => ({ stack, layer, position: 0, head })))),
+    ];
+    if (cells.length <= CELLS) for (const cell of cells) await once(() => server.analysis("patched", { ...asked, ...cell }));
+  });
+}
+
+/** A generation from the start, as Generate and as Next token ask for it. */
+async function rehearseGeneration(explorer: Explorer, question: Question, once: Once): Promise<void> {
+  const { sampling } = explorer.ask;
+  let prefix: number[] = [];
+  let ended = false;
+  while (!ended && prefix.length < TOKENS) {
+    ended = true; // unless there is an answer
+    await once(async () => {
+      const steps = await server.generate({ ...question, prefix, count: AHEAD, sampling });
+      for (const [at] of steps.entries())
+        await once(() => server.generate({ ...question, prefix: [...prefix, ...steps.slice(0, at).map((step) => step.id)], count: 1, sampling }));
+      prefix = [...prefix, ...steps.map((step) => step.id)];
+      ended = steps.length === 0 || steps[steps.length - 1].ended;
+    });
+  }
+}
+
 /** Request what the saved page will ask for, the most important first. */
 async function rehearse(explorer: Explorer, full: () => boolean): Promise<void> {
   const { ask, before, part, head, info } = explorer;
   if (!before) return;
   const plain = server.question(ask, false);
   const changed = explorer.touched ? server.question(ask, true) : plain;
-  const once = async (work: () => Promise<unknown>) => (full() ? undefined : tryTo(work));
+  const once: Once = async (work) => (full() ? undefined : tryTo(work));
   await server.runs();
   await server.look(plain);
   if (explorer.touched) await server.look(changed);
+  const second = secondSide(explorer);
+  const pictures = [ask.image, second.image, ...(info?.examples ?? []).map((one) => one.image)];
+  for (const name of new Set(pictures)) if (name) await once(() => server.fetchImage(name));
+  await once(() => server.look(second));
+  await rehearsePatching(explorer, once);
   if (part && !part.whole) await once(() => server.maps({ ...changed, part: part.part, layer: part.layer, heads: [head ?? 0] }));
   if (part && head !== null)
     for (let query = 0; query < explorer.rows.length; query++)
@@ -59,6 +103,7 @@ async function rehearse(explorer: Explorer, full: () => boolean): Promise<void> 
   const at = { source: explorer.selected.source, target: explorer.selected.target };
   await once(() => server.flow({ ...changed, at: spaceOf(part?.rows ?? "source") === "source" && !before.labels.written ? { source: at.source } : at }));
   if (before.output.kind === "target") await once(() => server.search({ ...changed, beam: ask.beam }));
+  if (["target", "next"].includes(before.output.kind)) await rehearseGeneration(explorer, changed, once);
   for (const [path, body] of analyses(explorer, changed)) await once(() => server.analysis(path, body));
   await once(() => server.roles(plain));
   for (const { part, layer } of before.parts) await once(() => server.off({ ...changed, part, layer }));
