@@ -297,3 +297,12 @@ def test_both_languages_have_the_same_steps():
             assert len(re.findall(r"[.?](?= |$)", words["text"])) == 2, name  # two sentences,
             assert len(re.findall(r"[.?](?= |$)", words["do"])) == 1, name  # one experiment
             assert words["ask"].endswith("?"), name  # and one question
+
+
+def test_the_documentation_shows_every_view():
+    docs = TOUR.parents[2] / "docs"
+    (views,) = re.findall(r"VIEWS = \[(.*?)\]", (TOUR / "ask.ts").read_text(), re.DOTALL)
+    names = re.findall(r'"(\w+)"', views)
+    assert len(names) == 16
+    for text in ((docs / "explore.md").read_text("utf-8"), (docs / "ko" / "explore.md").read_text("utf-8")):
+        assert [name for name in names if f"images/page-{name}.webp" not in text] == []

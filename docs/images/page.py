@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 MARCH = {"run": "demo", "text": "March 3rd, 2021"}
 JULY = {"run": "demo", "text": "July 4th, 1976"}
 ANIMAL = {"run": "minilm", "text": "The animal didn't cross the street because it was too tired."}
-OFF = json.dumps({"heads": [["decoder", 0, 0], ["decoder", 0, 3]]})
+OFF = json.dumps({"heads": [["decoder", 0, 0]]})
 
 # name -> the state in the link, and options of the screenshot
 SHOTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -37,21 +37,25 @@ SHOTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**JULY, "view": "flow", "box": "decoder.0.cross.heads.1", "at.target": 6},
         {"width": 1440, "height": 1240},
     ),
-    "page-touch": ({**JULY, "view": "map", "part": "cross", "layer": 1, "head": 2, "changes": OFF}, {}),
+    "page-touch": (
+        {**JULY, "view": "map", "part": "cross", "layer": 1, "head": 2, "at.target": 6, "changes": OFF},
+        {"height": 1000},
+    ),
     "page-model": (ANIMAL, {"dark": True}),
     "page-lines": ({**ANIMAL, "view": "lines", "layer": 3, "head": 1, "at.source": 10}, {}),
     "page-map": ({**MARCH, "view": "map", "part": "cross", "layer": 1, "head": ""}, {"hover": (75, 345)}),
     "page-steps": ({**ANIMAL, "view": "steps", "layer": 3, "head": 1, "at.source": 10}, {"height": 1010}),
     "page-positions": ({**ANIMAL, "view": "positions", "layer": 1, "head": 8}, {"height": 880}),
-    "page-search": ({**JULY, "view": "search", "changes": OFF}, {"height": 720}),
+    "page-search": ({**JULY, "view": "search", "at.target": 6, "changes": OFF}, {"height": 760}),
     "page-image": ({"run": "shapes", "view": "image", "part": "cross", "layer": 1, "head": 2}, {"file": True}),
+    "page-generate": ({**JULY, "view": "generate", "temperature": 1.5, "top_k": 5}, {"height": 980, "steps": 7}),
     "page-lens": ({**JULY, "view": "lens", "at.target": 6}, {"height": 720}),
     "page-attribution": ({**JULY, "view": "attribution", "at.target": 6}, {"height": 980}),
-    "page-patching": ({**JULY, "view": "patching", "other.text": "March 4th, 1976"}, {"height": 980, "pick": "1 0"}),
+    "page-patching": ({**JULY, "view": "patching", "other.text": "March 4th, 1976"}, {"height": 1240, "pick": "1 0"}),
     "page-neurons": ({**JULY, "view": "neurons", "part": "decoder", "layer": 0}, {"height": 800}),
     "page-embeddings": ({**JULY, "view": "embeddings", "near": "July"}, {"height": 1180}),
     "page-tour": ({**JULY, "tour": 7, "grid": "off"}, {"width": 1440, "height": 1240, "answer": True}),
-    "page-roles": ({**JULY, "grid": "roles"}, {"height": 900}),
+    "page-roles": ({**JULY, "grid": "roles"}, {"height": 1300, "wait": "[data-testid=roles]"}),
     "page-training": (
         {**JULY, "view": "training", "step": 136, "target": "1976년 7월 4일"},
         {"height": 1180},
@@ -75,6 +79,8 @@ def photograph(browser: Browser, address: str, state: dict[str, Any], how: dict[
     page.goto(f"{address}#{urlencode(state)}")
     page.locator("main[data-state=ready]").wait_for(timeout=60_000)
     page.wait_for_timeout(1500)
+    if "wait" in how:
+        page.locator(how["wait"]).wait_for(timeout=60_000)
     if "file" in how:
         content = {"name": "shapes.png", "mimeType": "image/png", "buffer": example_image()}
         page.locator("input[type=file]").set_input_files(files=[content])  # type: ignore[list-item]
@@ -84,6 +90,9 @@ def photograph(browser: Browser, address: str, state: dict[str, Any], how: dict[
     if "pick" in how:
         page.locator(f"[data-cell='{how['pick']}']").first.click()
         page.wait_for_timeout(1500)
+    for count in range(1, how.get("steps", 0) + 1):
+        page.get_by_test_id("step").click()
+        page.get_by_test_id("generated").nth(count - 1).wait_for()
     if "answer" in how:
         page.get_by_text("Show the answer").click()
         page.wait_for_timeout(4000)
