@@ -83,6 +83,8 @@ def test_an_input_unlike_the_training_data_is_recognised(tmp_path):
     (words.bundle.path / "examples.json").unlink()
     (note,) = unlike(words, words.reader.read("the animal zebra sat"))
     assert note == {"kind": "unknown", "what": "zebra"}
+    (note,) = unlike(words, words.reader.read("x" * 2000))
+    assert note["what"] == "x" * 40 + "…"
 
 
 def test_a_text_longer_than_the_rows_of_training_is_recognised(tmp_path):

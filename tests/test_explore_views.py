@@ -148,6 +148,10 @@ def test_a_model_of_numbers_shows_its_test_data_and_its_output_on_a_phone(open_p
         assert shown.get_by_test_id("after").inner_text() in summary.inner_text()
         page.locator("#text").fill("7 9 500")
         sync_api.expect(page.get_by_test_id("unlike")).to_contain_text("500")
+        page.locator("#text").fill("seven")  # refused: what was said about other numbers is not said about it
+        sync_api.expect(page.get_by_test_id("refused")).to_contain_text("not a number")
+        sync_api.expect(page.get_by_test_id("unlike")).to_have_count(0)
+        sync_api.expect(page.locator(".columns")).to_have_css("opacity", "0.4")
 
 
 def test_a_masked_model_says_how_to_type_its_mask(open_page, page_runs, tmp_path):

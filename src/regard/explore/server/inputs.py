@@ -48,7 +48,9 @@ RARE = 0.02  # a script with a smaller fraction of the training data's letters i
 FERTILITY = 1.25  # times as many tokens per character as the test text with the most
 LENGTH = 1.5  # times as many tokens as the longest test text
 NATIVE = 0.5  # tokens per character, at most, in a language that a tokenizer was trained on
+BYTES = 2  # times as many tokens per character as in the language that a tokenizer covers best
 COUNT = 3
+LONGEST = 40  # letters of a word in a hint
 
 
 def read_examples(folder: Path) -> dict[str, Any]:
@@ -124,7 +126,7 @@ def unlike(inside: Inside, input: Input) -> list[dict[str, str]]:
     text = input.text if inside.reader.mask is None else input.text.replace(inside.reader.mask, " ")
     if tokenizer.unk is not None and tokenizer.unk in input.source[0].tolist():
         unknown = [piece for piece in dict.fromkeys(text.split()) if tokenizer.unk in tokenizer.encode(piece)]
-        notes.append({"kind": "unknown", "what": ", ".join(unknown[:5])})
+        notes.append({"kind": "unknown", "what": ", ".join(shorten(piece) for piece in unknown[:5])})
     known = read_examples(inside.bundle.path) if inside.bundle.path is not None else {}
     own, trained = scripts(text), known.get("scripts")
     if own and isinstance(trained, dict) and trained:
@@ -135,7 +137,7 @@ def unlike(inside: Inside, input: Input) -> list[dict[str, str]]:
     rate = count / max(1, len(text))
     if len(text) >= SHORT and isinstance(most, float) and not notes and rate > FERTILITY * most:
         notes.append({"kind": "fertility", "what": f"{rate:.2f}", "trained": f"{most:.2f}"})
-    if not known and not notes and rate > 1 and min(cost(tokenizer, one)[1] for one in SENTENCES) < NATIVE:
+    if not known and not notes and rate > 1 and rate > BYTES * min(cost(tokenizer, one)[1] for one in SENTENCES):
         notes.append({"kind": "bytes", "what": f"{rate:.2f}"})
     if inside.reader.writes or inside.config.output_head != "tokens":
         longest = known.get("tokens")
@@ -144,6 +146,10 @@ def unlike(inside: Inside, input: Input) -> list[dict[str, str]]:
     elif (row := inside.bundle.tables["train"].get("pack")) and count > row:
         notes.append({"kind": "row", "what": f"{count:,}", "trained": f"{row:,}"})
     return notes
+
+
+def shorten(word: str) -> str:
+    return word if len(word) <= LONGEST else f"{word[:LONGEST]}…"
 
 
 def outside(reader: NumberReader, input: Input) -> list[dict[str, str]]:
