@@ -15,7 +15,7 @@ pytest.importorskip("uvicorn")
 
 from playwright import sync_api
 
-from explorer import make_captioner, make_translator, settle, state
+from explorer import make_captioner, make_numbers, make_translator, settle, state
 from regard import page as built
 from regard.models.folder import read_weights
 from regard.training.snapshots import write_snapshot
@@ -25,6 +25,7 @@ pytest_plugins = ["browser"]
 WEB = Path(__file__).parent.parent / "web"
 AXE = WEB / "node_modules" / "axe-core" / "axe.min.js"
 TEXT, OTHER = "the cat sat on the mat", "the cat sat on the sun"
+INPUTS = {"captioner": "", "numbers": "10 20 500"}  # the last number gets a hint
 SCRIPT = 150_000  # bytes of script, compressed
 CHANGES = '{"heads": [["decoder", 0, 1]], "layers": [["decoder", 1]]}'
 
@@ -56,12 +57,13 @@ def violations(page) -> list[str]:
 
 @pytest.fixture(scope="module")
 def page_runs(tmp_path_factory) -> Path:
-    """A translator with snapshots of training, a captioner, and the recurrent model of 2015."""
+    """A translator with snapshots of training, a captioner, the recurrent model of 2015, and a model of numbers."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("runs")
     make_translator(folder / "translator")
     make_captioner(folder / "captioner")
     make_translator(folder / "recurrent", architecture="recurrent")
+    make_numbers(folder / "numbers", rule={"low": 0.0, "high": 100.0})
     weights = read_weights(folder / "translator" / "model.safetensors")
     for step in (0, 20):
         write_snapshot(folder / "translator", step, weights)
@@ -83,6 +85,7 @@ def states() -> list[tuple[str, str, dict[str, object]]]:
         ("translator", "embeddings", {"near": "cat"}),
         ("translator", "lines", {"tour": 3}),
         ("recurrent", "steps", {}),
+        ("numbers", "steps", {"changes": CHANGES}),
     ]
 
 
@@ -97,7 +100,7 @@ def test_axe_finds_no_violation_in_any_view(open_page, locale, theme, width):
     page.emulate_media(color_scheme=theme, reduced_motion="reduce")
     page.evaluate(script)
     for run, view, fields in states():
-        link = state(run, "" if run == "captioner" else TEXT, view=view, **fields)
+        link = state(run, INPUTS.get(run, TEXT), view=view, **fields)
         page.evaluate("link => (location.hash = link)", link)
         page.wait_for_timeout(80)
         settle(page)
