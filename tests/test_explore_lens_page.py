@@ -208,6 +208,10 @@ def test_views_in_korean_on_a_phone_and_their_exports(open_page):
         )
     page.get_by_role("tab", name="렌즈", exact=True).click()
     page.get_by_role("grid", name="렌즈", exact=True).wait_for()
+    term = page.locator(".term", has_text="잔차 스트림")  # explained on hover, within the screen
+    term.hover()
+    box = term.get_by_role("tooltip").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["height"] > 20
     page.locator("summary", has_text="저장").click()
     with page.expect_download() as download:
         page.get_by_role("button", name="그림 (SVG)").click()

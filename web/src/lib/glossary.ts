@@ -24,6 +24,13 @@ const ENGLISH: Entry[] = [
   [["tokens", "token"], "A piece of text that the model reads or generates: a word, a part of one, or a character."],
   [["temperature"], "A number by which scores are divided before softmax."],
   [["snapshots"], "Copies of the weights that training kept along the way."],
+  [["residual stream"], "The vector of a token on its way through the layers; every layer reads it and adds to it."],
+  [["logits", "logit"], "The score of one possible output, before softmax."],
+  [["feed-forward layer", "feed-forward"], "The part of a layer that transforms every token by itself."],
+  [["embedding matrix", "embeddings", "embedding"], "The vectors with which tokens enter the model: one row of the matrix per token."],
+  [["activations", "activation"], "A vector that the model computes on the way from input to output."],
+  [["principal components"], "The directions in which vectors differ most."],
+  [["cosine similarity"], "1: two vectors have the same direction; 0: they are unrelated."],
   [["gradient"], "How fast the loss changes when a number is changed a little."],
 ];
 
@@ -46,6 +53,13 @@ const KOREAN: Entry[] = [
   [["토큰"], "모델이 읽거나 생성하는 텍스트 조각: 단어, 단어의 일부, 또는 글자."],
   [["온도"], "소프트맥스 전에 점수를 나누는 수."],
   [["스냅샷"], "학습 도중에 남겨 둔 가중치 사본."],
+  [["잔차 스트림"], "레이어를 지나가는 토큰의 벡터. 레이어마다 이 벡터를 읽고 결과를 더합니다."],
+  [["로짓"], "소프트맥스를 적용하기 전, 가능한 출력 하나의 점수."],
+  [["피드포워드"], "레이어에서 토큰을 하나씩 따로 변환하는 부분."],
+  [["임베딩 행렬", "임베딩"], "토큰이 모델에 들어갈 때의 벡터. 행렬의 한 행이 토큰 하나입니다."],
+  [["활성값"], "입력에서 출력까지 모델이 계산하는 벡터."],
+  [["주성분 분석"], "벡터들이 가장 많이 다른 방향을 찾는 방법."],
+  [["코사인 유사도"], "1이면 두 벡터의 방향이 같고, 0이면 관련이 없습니다."],
   [["그래디언트"], "어떤 수를 조금 바꿀 때 손실이 변하는 정도."],
 ];
 
