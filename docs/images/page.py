@@ -35,7 +35,7 @@ OFF = json.dumps({"heads": [["decoder", 0, 0]]})
 SHOTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "page-flow": (
         {**JULY, "view": "flow", "box": "decoder.0.cross.heads.1", "at.target": 6},
-        {"width": 1440, "height": 1240},
+        {"width": 1440, "height": 1560},
     ),
     "page-touch": (
         {**JULY, "view": "map", "part": "cross", "layer": 1, "head": 2, "at.target": 6, "changes": OFF},
