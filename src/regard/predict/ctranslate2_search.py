@@ -80,7 +80,9 @@ def search(
     most = max(config.limit(len(ids)) for ids in lines)
     # By log P alone the first finished is the best, and the engine may end early; else all are ranked again.
     kept = config.n_best if config.length_penalty == 0 else config.beam
-    room = max(512 // config.beam, 256)  # source tokens of a batch, whose states stay in the cache of a core
+    # Source tokens of a batch. In int8 the states are most of the memory that a step reads, and those of a small batch
+    # stay in the cache of a core; in fp32 it is the weights, which a large batch reads less often.
+    room = max(512 // config.beam, 256) if "int8" in engine.compute_type else 2048
     results = engine.translate_batch(
         [sources.of(ids) for ids in lines], max_batch_size=room, batch_type="tokens", beam_size=config.beam,
         num_hypotheses=kept, length_penalty=0.0, return_scores=True, max_decoding_length=most,
