@@ -88,6 +88,21 @@ def test_a_small_response_is_sent_at_once() -> None:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="connections are divided by Linux")
+def test_connections_are_divided_among_the_processes(run: Path) -> None:
+    def sockets(pid: int) -> int:
+        return sum(os.readlink(one).startswith("socket:") for one in Path(f"/proc/{pid}/fd").iterdir())
+
+    with command(run) as (process, server), contextlib.ExitStack() as stack:
+        workers = until(lambda: len(found := children(process.pid)) == 2 and found)
+        listens = f":{server.port:04X} 00000000:0000 0A"
+        until(lambda: Path("/proc/net/tcp").read_text().count(listens) == 2)
+        before = [sockets(pid) for pid in workers]
+        for _ in range(64):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        until(lambda: all(sockets(pid) - count >= 8 for pid, count in zip(workers, before, strict=True)), 10)
+
+
 @pytest.mark.slow
 def test_no_request_gets_503_after_the_first_success(run: Path) -> None:
     """Connections go to either process: the second accepts them when both have loaded the models."""

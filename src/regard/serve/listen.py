@@ -1,6 +1,8 @@
-"""Listening: the socket, the processes that share it, signals, logs.
+"""Listening: the sockets, the processes that share a port, signals, logs.
 
-With `--workers N`, N processes accept connections from one socket; the kernel gives each connection to one that waits.
+With `--workers N`, N processes listen on one port, each with a socket of its own, among which Linux divides the
+connections evenly (SO_REUSEPORT): of processes that wait for one socket, it wakes the same one again and again.
+Elsewhere they share the socket.
 Every process has its own copy of the models, its part of the cores and its part of the queue: with 1/N of the cores
 it computes 1/N of the tokens/s, so that an accepted request waits as long as with one process. The first process
 only watches: one that ends unexpectedly is started again, after a pause that doubles each time it ends soon. One worker
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 SOON = 60.0  # seconds: a process that ends earlier is started again after a pause
 PAUSES = (1.0, 64.0)  # the first pause, and the longest
 USER_ERROR = 2  # exit code
+DIVIDES = sys.platform == "linux"  # whether connections are divided among sockets with the same port
 
 
 @dataclass(frozen=True)
@@ -91,9 +94,18 @@ def serve(settings: Settings) -> int:
 
     Keys(settings.keys)  # a mistake shows before anything is started
     sock = bind(settings.host, settings.port)
+    if settings.workers == 1 or not DIVIDES:
+        announce(sock)
+    else:
+        address = sock.getsockname()
+        sock.close()  # nobody else has the port: now it is only reserved, and the workers listen
+        sock = reserve(sock.family, address)
+    return run(settings, sock) if settings.workers == 1 else supervise(settings, sock)
+
+
+def announce(sock: socket.socket) -> None:
     host, port = sock.getsockname()[:2]
     print(f"http://{f'[{host}]' if ':' in host else host}:{port}\n{localize('Ctrl-C stops it')}", flush=True)
-    return run(settings, sock) if settings.workers == 1 else supervise(settings, sock)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -107,6 +119,18 @@ def bind(host: str, port: int) -> socket.socket:
     # writes waits 40 ms for the acknowledgement of the first.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.set_inheritable(True)
+    return sock
+
+
+def reserve(family: int, address: Any) -> socket.socket:
+    """A socket that does not listen yet, at an address that others of its kind may have, too."""
+    sock = socket.socket(family)
+    for level, option in ((socket.SOL_SOCKET, socket.SO_REUSEADDR), (socket.SOL_SOCKET, socket.SO_REUSEPORT)):
+        sock.setsockopt(level, option, 1)
+    if family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as `bind`
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.bind(address)
     return sock
 
 
@@ -185,6 +209,11 @@ def run(settings: Settings, sock: socket.socket, ready: Event | None = None) -> 
             while not (service.draining or ready.wait(0.1)):
                 pass
         server.capture_signals = contextlib.nullcontext
+        if settings.workers > 1 and DIVIDES:
+            sock = stack.enter_context(reserve(sock.family, sock.getsockname()))
+            sock.listen(2048)
+            if settings.first:
+                announce(sock)
         server.run(sockets=[sock])
         if not server.force_exit:
             service.models.close()
