@@ -9,6 +9,7 @@ import { Refused, off as askOff, roles as askRoles, type Off, type Role, type Ro
 export class HeadFacts {
   roles = $state.raw<Roles | null>(null);
   off = $state.raw<Map<string, Off>>(new Map()); // by "part.layer"
+  at = $state<number | null>(null); // the position whose changes are shown, or the mean of all
   busy = $state(false);
   refused = $state<string | null>(null);
   #rolesOf = "";

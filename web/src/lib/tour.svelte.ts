@@ -97,9 +97,14 @@ function firstRow(explorer: Explorer) {
 }
 
 /** The position whose prediction the tour is about: the month of a date, else the mean of all. */
-function important(): number | null {
-  const month = headFacts.labels.lastIndexOf("월");
+function important(labels: string[]): number | null {
+  const month = labels.lastIndexOf("월");
   return month > 0 ? month - 1 : null;
+}
+
+async function viewOff(explorer: Explorer): Promise<void> {
+  await view(explorer, "model", "off");
+  headFacts.at = important(explorer.shown?.labels.written ?? []);
 }
 
 async function neededHead(explorer: Explorer): Promise<HeadName> {
@@ -108,7 +113,7 @@ async function neededHead(explorer: Explorer): Promise<HeadName> {
   const all = (explorer.shown?.parts ?? []).flatMap((part) =>
     Array.from({ length: part.heads }, (_, head) => ({
       head: [part.part, part.layer, head] as HeadName,
-      change: headFacts.change(part.part, part.layer, head, important())?.change ?? -Infinity,
+      change: headFacts.change(part.part, part.layer, head, important(headFacts.labels))?.change ?? -Infinity,
     })),
   );
   return all.reduce((best, one) => (one.change > best.change ? one : best)).head;
@@ -243,12 +248,12 @@ export const STEPS: Step[] = [
     name: "off",
     mark: "#view",
     applies: () => true,
-    act: (explorer) => view(explorer, "model", "off"),
+    act: viewOff,
     question: (explorer, words) => {
       const parts = explorer.shown?.parts ?? [];
       const labels = explorer.shown?.labels.written ?? [];
-      const month = labels.lastIndexOf("월");
-      const ask = month > 0 ? fill(words.off.ask, labels[month - 1]) : words.off.askAny;
+      const at = important(labels);
+      const ask = at === null ? words.off.askAny : fill(words.off.ask, labels[at]);
       const all = parts.flatMap((part) => Array.from({ length: part.heads }, (_, head): HeadName => [part.part, part.layer, head]));
       const options = (all.length <= 24 ? all : []).map((head) => headName(explorer, head));
       return { ask, options, answer: async () => headName(explorer, await neededHead(explorer)) };
@@ -259,7 +264,7 @@ export const STEPS: Step[] = [
     mark: "[data-testid=output]",
     applies: () => true,
     act: async (explorer) => {
-      await view(explorer, "model", "off");
+      await viewOff(explorer);
       const head = await neededHead(explorer);
       explorer.ask.changes.heads = [head];
       explorer.refresh();
