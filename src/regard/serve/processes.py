@@ -13,10 +13,12 @@ libraries, and end with the server.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import pickle
 import queue
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -119,6 +121,7 @@ def compute(pipe: Connection, folder: Path) -> None:
     """A process: load the model, then search until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the server decides
     torch.set_num_threads(1)
+    _keep_memory()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             predictor = load(folder, torch.device("cpu")).predictor
@@ -161,6 +164,13 @@ class Sender:
             self.pipe.send(("some", self.done))
             self.done.clear()
             self.sent = time.monotonic()
+
+
+def _keep_memory() -> None:
+    """Keep freed memory for the next step: glibc gives it back, and getting it again costs 1 ms per sentence."""
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
+        mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at its maximum: blocks up to 32 MB are taken from the heap
+        mallopt(-1, 2**29)  # M_TRIM_THRESHOLD: bytes at the end of the heap that may be free
 
 
 def _portable(error: Exception) -> Exception:
