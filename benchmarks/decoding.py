@@ -70,19 +70,19 @@ def make_model(args: argparse.Namespace) -> tuple[SequenceToSequence, Tokenizer,
         model, tokenizers = load(args.run), load_tokenizers(args.run)
         if not isinstance(model, SequenceToSequence) or "tokenizer" not in tokenizers:
             raise UserError(f"--run {args.run}: needs an encoder-decoder with one tokenizer for both sides")
-        return model, tokenizers["tokenizer"], test_lines(args)
+        return model, tokenizers["tokenizer"], source_lines(args)
     torch.manual_seed(1)
     config = preset("tiny", dim=16, layers=1, heads=2, ff_dim=32, vocab_size=200) if args.smoke else preset(args.size)
     if args.data is None:
         tokenizer, lines = sentences.made_up_lines(args.sentences, config.target_size)
     else:
-        tokenizer, lines = sentences.learn_tokenizer(args.data, config.target_size), test_lines(args)
+        tokenizer, lines = sentences.learn_tokenizer(args.data, config.target_size), source_lines(args)
     model = build(replace(config, vocab_size=len(tokenizer)))
     assert isinstance(model, SequenceToSequence)
     return model.eval(), tokenizer, lines
 
 
-def test_lines(args: argparse.Namespace) -> list[str]:
+def source_lines(args: argparse.Namespace) -> list[str]:
     lines, _ = sentences.read_lines(args.data, "test_2016_flickr")
     return lines[: args.sentences]
 
