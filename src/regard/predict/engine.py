@@ -138,7 +138,7 @@ def lean(model: Any) -> Any:
         and (is_decoder or isinstance(model.target_embedding, Tokens))
         and next(model.parameters()).device.type == "cpu"
         and not (model.training or torch.is_autocast_enabled("cpu") or traced(model))
-        and not any(part.uneven for part in model.decoder.modules() if isinstance(part, PrunedMultiHead))
+        and not any(part.uneven for part in parts_of(model.decoder) if isinstance(part, PrunedMultiHead))
         and known(model.decoder)
         and known(model.output_head)
     )
@@ -153,7 +153,7 @@ def lean(model: Any) -> Any:
 
 def _encodes(model: EncoderDecoder) -> bool:
     """Whether the encoder, too, is one that a lean engine knows."""
-    config, parts = model.encoder.config, list(model.encoder.modules())
+    config, parts = model.encoder.config, list(parts_of(model.encoder))
     return (
         config.all_full
         and not config.embed_projection

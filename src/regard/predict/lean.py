@@ -334,7 +334,7 @@ def norm_of(module: Any) -> Callable[[Tensor], Tensor]:
     match module:
         case nn.LayerNorm():
             shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
-            return lambda x: F.layer_norm(x, shape, weight, bias, eps)
+            return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
         case nn.RMSNorm():
             return partial(F.rms_norm, normalized_shape=module.normalized_shape, weight=module.weight, eps=module.eps)
         case nn.Identity():
