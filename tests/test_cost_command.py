@@ -113,3 +113,16 @@ def test_units():
         "1.00e+12 E",
     ]
     assert [size(x) for x in (512, 1536, 36 * 2**20, 2**40)] == ["512 B", "1.50 KiB", "36.00 MiB", "1.00 TiB"]
+
+
+def test_a_recipe_has_the_vocabulary_size_of_its_tokenizer(capsys, tmp_path):
+    recipe = tmp_path / "mine.toml"
+    text, model = "[text]\nvocab_size = 8000\n", '[model]\npreset = "tiny"\n'
+    expected = {size: cost(preset("tiny", vocab_size=size)).to_dict()["parameters"] for size in (500, 700, 8000)}
+    recipe.write_text(text + model)
+    assert json.loads(run(capsys, str(recipe), "--json"))["parameters"] == expected[8000]
+    assert json.loads(run(capsys, str(recipe), "--set", "vocab_size=500", "--json"))["parameters"] == expected[500]
+    recipe.write_text(text + model + "vocab_size = 700\n")
+    assert json.loads(run(capsys, str(recipe), "--json"))["parameters"] == expected[700]
+    recipe.write_text('task = "language-modeling"\n' + text + '[model]\npreset = "gpt2"\n')
+    assert ", vocab_size 8000\n" in run(capsys, str(recipe))

@@ -121,15 +121,19 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _read_model(name: str, changes: dict[str, Any]) -> ModelConfig:
-    """The config of a preset, a folder, or a recipe with what its task implies: a classifier is an encoder."""
+    """The config of a preset, a folder, or a recipe with what its task and its [text] imply."""
     from regard.models.recipe import PRESETS, model_config, read_model, read_recipe
 
     tables = {} if name in PRESETS or os.path.isdir(name) else read_recipe(name)
-    if "task" not in tables or not isinstance(tables.get("model"), dict):
+    model, text = tables.get("model"), tables.get("text")
+    if not isinstance(model, dict):
         return read_model(name, changes)
-    from regard.tasks.registry import task_of
+    if "task" in tables:  # a classifier is an encoder
+        from regard.tasks.registry import task_of
 
-    model = {**task_of(tables).DEFAULTS.get("model", {}), **tables["model"]}
+        model = {**task_of(tables).DEFAULTS.get("model", {}), **model}
+    if isinstance(text, dict) and type(text.get("vocab_size")) is int:  # the tokenizer's, not that of a preset
+        model = {"vocab_size": text["vocab_size"], **model}
     return model_config({**tables, "model": model}, name, changes)
 
 
