@@ -1,0 +1,129 @@
+"""Mixers on a GPU: FlexAttention, compiled layers and caches compute what plain PyTorch computes on a CPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from regard.nn import attention
+from regard.nn.banded import prepare
+from regard.nn.block import Stack, run_block
+from regard.nn.cache import Cache
+from regard.nn.config import StackConfig
+from regard.nn.mask import AttentionMask, Positions, causal, window
+
+pytestmark = pytest.mark.cuda
+
+CAUSAL: dict[str, dict[str, Any]] = {
+    "full": {},
+    "window": {"mixer": "window(100)"},
+    "global": {"mixer": "window(60)", "global_tokens": 3},
+    "dilated": {"mixer": "window(40)", "dilation": 3},
+    "bigbird": {"mixer": "bigbird(64)", "global_tokens": 32, "block_size": 32},
+    "linear": {"mixer": "linear"},
+    "performer": {"mixer": "performer"},
+    "gated-linear": {"mixer": "gated-linear"},
+    "pattern": {"mixer": "window(50), gated-linear, full"},
+}
+MIXERS: dict[str, dict[str, Any]] = CAUSAL | {
+    "projections": {"mixer": "window(60)", "global_tokens": 3, "global_projections": True},
+    "linformer": {"mixer": "linformer", "max_length": 800, "projected_length": 64},
+    "fourier": {"mixer": "fourier"},
+}
+
+
+def make(fields: dict[str, Any], is_causal: bool = False) -> Stack:
+    sizes: dict[str, Any] = {"dim": 64, "heads": 2, "ff_dim": 64, "layers": 3, "dropout": 0.0, "embed_dropout": 0.0}
+    torch.manual_seed(0)
+    return Stack(StackConfig(**(sizes | {"position": "none", "norm_order": "pre"} | fields)), causal=is_causal)
+
+
+@pytest.fixture(autouse=True)
+def compile_anew() -> None:
+    torch._dynamo.reset()  # past 8 kinds of graph in one process, nothing more would be compiled
+    counters.clear()
+
+
+def padded(rows: int, length: int, device: str) -> Positions:
+    real = torch.arange(length)[None] < torch.linspace(length, length // 2, rows)[:, None]
+    return Positions.of(length, torch.device(device), real.to(device))
+
+
+def passes(stack: Stack, x: Tensor) -> list[Tensor]:
+    """Output and gradients, without those of padding."""
+    x, positions = x.detach().requires_grad_(), padded(len(x), x.shape[1], x.device.type)
+    assert positions.is_real is not None
+    stack.zero_grad(set_to_none=True)
+    out = stack(x, positions) * positions.is_real[..., None]
+    out.sin().sum().backward()
+    assert x.grad is not None
+    return [out.detach(), x.grad, *(parameter.grad for parameter in stack.parameters() if parameter.grad is not None)]
+
+
+def relative_error(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    errors = [(a.cpu() - b.cpu()).norm() / b.cpu().norm().clamp_min(1e-3) for a, b in zip(ours, theirs, strict=True)]
+    return float(torch.stack(errors).max())
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("name", MIXERS)
+def test_values_and_gradients_are_those_of_a_cpu(name: str, is_compiled: bool) -> None:
+    stack, x = make(MIXERS[name]), torch.randn(3, 777, 64)
+    expected, ours = passes(stack, x), copy.deepcopy(stack).cuda()
+    ours.compute = torch.compile(run_block) if is_compiled else None
+    assert relative_error(passes(ours, x.cuda()), expected) < 2e-2  # FlexAttention multiplies in TF32
+
+
+@pytest.mark.parametrize("name", ["window", "global", "bigbird"])
+def test_batches_of_many_shapes_share_a_few_graphs(name: str) -> None:
+    stack = make(MIXERS[name]).cuda()
+    for rows, length in ((3, 600), (2, 777), (4, 640), (5, 513), (2, 1500), (3, 1024), (6, 901)):
+        passes(stack, torch.randn(rows, length, 64, device="cuda"))
+    assert counters["stats"]["unique_graphs"] <= 4
+
+
+def test_a_window_takes_memory_in_proportion_to_the_length() -> None:
+    def peak(length: int) -> int:
+        stack, x = make({"mixer": "window(512)"}, True).cuda(), torch.randn(1, length, 64, device="cuda")
+        for _ in range(2):  # the first pass compiles
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            passes(stack, x)
+        return torch.cuda.max_memory_allocated() - before
+
+    assert peak(32768) < 2.3 * peak(16384)
+
+
+def test_long_windows_use_flex_and_dropout_does_not() -> None:
+    positions = Positions.of(4096, torch.device("cuda"))
+    for dropout, route in ((0.0, "flex"), (0.1, "banded")):
+        mask = AttentionMask(causal & window(256), positions, positions)
+        assert prepare(mask, torch.device("cuda"), dropout, allow_flex=True) == route
+
+
+def test_dropout_of_weights_keeps_their_mean() -> None:
+    """Banded attention on a GPU: the mean over many samples of the dropout is the output without it."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 1, 2048, 16, device="cuda")
+    positions = Positions.of(2048, torch.device("cuda"))
+    mask = AttentionMask(causal & window(128), positions, positions)
+    mean = torch.stack([attention.attend(q, k, v, mask, dropout=0.2) for _ in range(200)]).mean(dim=0)
+    fresh = AttentionMask(causal & window(128), positions, positions)
+    exact = attention.attend(q, k, v, fresh, path="reference")
+    assert ((mean - exact).norm() / exact.norm()) < 0.1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_cache_gives_the_output_of_the_whole_sequence(name: str) -> None:
+    stack = make(CAUSAL[name] | {"position": "rope"}, True).cuda().eval()
+    x, cache, device = torch.randn(2, 700, 64, device="cuda"), Cache(), torch.device("cuda")
+    pieces = x.split((600, 1, 1, 90, *[1] * 8), dim=1)
+    outputs = [stack(piece, cache.next_positions(piece.shape[1], device), cache=cache) for piece in pieces]
+    assert relative_error([torch.cat(outputs, dim=1)], [stack(x, Positions.of(700, device))]) < 1e-2
