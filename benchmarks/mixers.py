@@ -35,6 +35,7 @@ from regard.cost.layers import crossing
 from regard.explore.chart import line_chart
 from regard.nn.attention import attend
 from regard.nn.block import Stack, run_block
+from regard.nn.compiled import compiled
 from regard.nn.config import StackConfig
 from regard.nn.mask import AttentionMask, Positions, causal, everything, window
 
@@ -68,7 +69,7 @@ class Ours(nn.Module):
             **settings(mixer, args),
         )  # fmt: skip
         self.stack = Stack(config, causal=not mixer.endswith(ENCODER))
-        self.run = torch.compile(run_block) if args.compile else run_block
+        self.run = compiled(run_block) if args.compile else run_block
         self.stack.compute = self.run
 
     def forward(self, x: Tensor) -> Tensor:

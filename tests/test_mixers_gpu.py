@@ -127,3 +127,14 @@ def test_a_cache_gives_the_output_of_the_whole_sequence(name: str) -> None:
     pieces = x.split((600, 1, 1, 90, *[1] * 8), dim=1)
     outputs = [stack(piece, cache.next_positions(piece.shape[1], device), cache=cache) for piece in pieces]
     assert relative_error([torch.cat(outputs, dim=1)], [stack(x, Positions.of(700, device))]) < 1e-2
+
+
+def test_more_masks_than_pytorch_compiles_by_default() -> None:
+    """Each of nine windows is a graph of its own; without a graph, FlexAttention would store all pairs of tokens."""
+    stack = make({"mixer": ", ".join(f"window({32 + 8 * i})" for i in range(9)), "layers": 9}).cuda()
+    x = torch.randn(1, 16384, 64, device="cuda")
+    passes(stack, x)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    passes(stack, x)
+    assert torch.cuda.max_memory_allocated() - before < 2 * 16384**2  # bytes: less than one row of scores per head

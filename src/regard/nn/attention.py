@@ -24,6 +24,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from regard.errors import UserError
 from regard.nn.banded import attend_banded, flex_can, prepare
+from regard.nn.compiled import compiled
 from regard.nn.config import Path
 from regard.nn.mask import AttentionMask
 from regard.nn.plan import Plan
@@ -144,4 +145,4 @@ def _check_flex(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
 
 @cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    return torch.compile(flex_attention)
+    return compiled(flex_attention)

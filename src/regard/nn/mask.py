@@ -288,16 +288,27 @@ class AttentionMask:
         if self._blocks is None:
             length = self.q.length
             queries = queries or length
-            q_index, k_index = self.index(self.q), self.index(self.k)
 
             def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                return self.mask.predicate(_pick(self.q, b, i % length, q_index), _pick(self.k, b, j, k_index))
+                own = i if queries == length else i % length
+                return self.mask.predicate(self._pick(self.q, b, own), self._pick(self.k, b, j))
 
             some, every = self.bounds(BLOCK, queries // length)
             if max(self.mask.rows, self.q.rows, self.k.rows) > 1:
                 some = some.expand(batch, -1, -1)
             self._blocks = blocks.block_mask((some, every), (queries, self.k.length), BLOCK, mask_mod)
         return self._blocks
+
+    def _pick(self, side: Positions, b: Tensor, i: Tensor) -> Token:
+        """Token `i` of row `b`, as FlexAttention reads it; consecutive positions are computed, not read."""
+        index = i + (self.first if side is self.q else self.k_first) if self.order is None else self.order[i]
+        pos = i + side.start if side.start is not None else _read(side.pos, b, i)
+        is_real, document = (None if x is None else _read(x, b, i) for x in (side.is_real, side.document))
+        return Token(b, index, pos, is_real, document)
+
+
+def _read(x: Tensor, b: Tensor, i: Tensor) -> Tensor:
+    return x[b, i] if x.shape[0] > 1 else x[0, i]
 
 
 def _spread(positions: Positions, rows: int, axis: int, index: Tensor) -> Token:
@@ -309,8 +320,3 @@ def _spread(positions: Positions, rows: int, axis: int, index: Tensor) -> Token:
     device = positions.pos.device
     batch = torch.arange(max(rows, positions.rows), device=device).view(-1, 1, 1, 1)
     return Token(batch, along(index[None]), *positions.apply(along))
-
-
-def _pick(positions: Positions, b: Tensor, i: Tensor, index: Tensor) -> Token:
-    """Token `i` of row `b`, as FlexAttention reads it."""
-    return Token(b, index[i], *positions.apply(lambda x: x[b, i] if x.shape[0] > 1 else x[0, i]))
