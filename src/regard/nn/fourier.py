@@ -8,8 +8,12 @@ fast Fourier transform takes O(N log N) operations.
 
     x [B, N, dim] -> [B, N, dim]
 
-Each row is transformed over its own real tokens: padding changes nothing, and its own output is zero. A token sees
-later ones, so only an encoder can use it.
+Each row is transformed over its own real tokens, n of them: padding changes nothing, and its own output is zero. Rows
+of different length are transformed together as a convolution (Bluestein 1970), since 2ab = a² + b² - (a - b)²:
+
+    Σ_b x_b exp(-2πi · ab / n) = w_a Σ_b (x_b w_b) / w_{a-b}        w_k = exp(-πi · k² / n)
+
+A token sees later ones, so only an encoder can use it.
 """
 
 from __future__ import annotations
@@ -42,10 +46,20 @@ class FourierMixing(Traceable):
             )
         if positions.is_real is None:
             return self.mark("output", fourier(x))
-        is_real, out = positions.is_real.expand(x.shape[:2]), torch.zeros_like(x)
-        counts = is_real.sum(dim=1)
-        for count in sorted({*counts.tolist()}):  # rows of the same length together
-            if count:
-                chosen = is_real & (counts == count)[:, None]
-                out[chosen] = fourier(x[chosen].view(-1, count, x.shape[2])).flatten(0, 1)
-        return self.mark("output", out)
+        return self.mark("output", fourier_rows(x, positions.is_real.expand(x.shape[:2]), positions.pos))
+
+
+def fourier_rows(x: Tensor, is_real: Tensor, pos: Tensor) -> Tensor:
+    """`fourier` of the real tokens [B, N] of each row, 0 elsewhere; `pos` [B|1, N]: real tokens before each one."""
+    length, count = x.shape[1], is_real.sum(dim=1, keepdim=True).clamp_min(1)
+    index = pos.clamp_max(length - 1)[..., None].expand_as(x)
+    real = torch.where(is_real[..., None], x, 0).to(torch.promote_types(x.dtype, torch.float32))
+    rows = torch.zeros_like(real).scatter_add(1, index, real)  # without padding between or before the tokens
+    k = torch.arange(length, device=x.device)
+    angle = -torch.pi * (k * k % (2 * count)).to(real.dtype) / count
+    w = torch.polar(torch.ones_like(angle), angle)  # [B, N]
+    size = 1 << (2 * length - 1).bit_length()  # of a convolution that does not wrap around
+    inverse = torch.cat((w.conj(), w.new_zeros(len(x), size - 2 * length + 1), w[:, 1:].conj().flip(1)), dim=1)
+    product = torch.fft.fft(torch.fft.fft(rows, dim=-1) * w[..., None], size, dim=1) * torch.fft.fft(inverse)[..., None]
+    mixed = (torch.fft.ifft(product, dim=1)[:, :length] * w[..., None]).real
+    return torch.where(is_real[..., None], mixed.gather(1, index).to(x.dtype), 0)
