@@ -115,6 +115,20 @@ def test_padding_stays_small_because_lengths_are_grouped():
     assert len(plan) < 1.1 * real / 1024 + 1  # and the budget is used
 
 
+@pytest.mark.parametrize("longest, multiple", [(60, 8), (900, 64)])
+def test_batches_for_a_gpu_have_few_shapes(longest, multiple):
+    pairs = make_pairs(800, longest)
+    budget, cuda = 10 * longest, torch.device("cuda")
+    exact, rounded = (list(islice(Batches(pairs, budget, 1, device), 40)) for device in (None, cuda))
+    stream = Batches(pairs, budget, 1, cuda)
+    assert sorted(torch.cat(stream.plan(0)).tolist()) == list(range(800))
+    for batch in rounded:
+        assert batch.source.shape[1] % multiple == 0 or batch.source.shape[1] == pairs.longest_row
+        assert batch.source.numel() <= budget and (batch.target.shape[1] + 1) * len(batch.target) <= budget
+    shapes = [len({batch.source.shape for batch in batches}) for batches in (exact, rounded)]
+    assert shapes[1] < 0.7 * shapes[0]
+
+
 def test_the_stream_is_the_plan_epoch_after_epoch():
     pairs = make_pairs()
     batches = Batches(pairs, 40, seed=7)

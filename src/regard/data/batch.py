@@ -51,10 +51,10 @@ class Ragged:
         chosen.lengths, chosen.starts = self.lengths[rows], self.starts[rows]
         return chosen
 
-    def pad(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """ids [B, longest], padded with 0 on the right, and which of them are real."""
+    def pad(self, rows: Tensor, width: Callable[[int], int] = int) -> tuple[Tensor, Tensor]:
+        """ids [B, width(longest)], padded with 0 on the right, and which of them are real."""
         lengths = self.lengths[rows]
-        column = torch.arange(int(lengths.max()) if len(rows) else 0)
+        column = torch.arange(width(int(lengths.max())) if len(rows) else 0)
         is_real = column < lengths[:, None]
         at = (self.starts[rows][:, None] + column).clamp_max(max(len(self.flat) - 1, 0))
         ids = torch.from_numpy(self.flat.numpy()[at.numpy()])  # flat[at] would use all threads for a few numbers
@@ -132,7 +132,8 @@ class Sequences(ABC):
         """The length of each row. [rows]"""
 
     @abstractmethod
-    def batch(self, rows: Tensor) -> Any: ...
+    def batch(self, rows: Tensor, width: Callable[[int], int] = int) -> Any:
+        """These rows, padded to `width(n)` tokens, where the longest has n."""
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -180,8 +181,8 @@ class Pairs(Sequences):
         """The tokens of both sides."""
         return int(self.sources.lengths.sum() + self.targets.lengths.sum())
 
-    def batch(self, rows: Tensor) -> PairBatch:
-        source, source_is_real = self.sources.pad(rows)
-        target, is_real = self.targets.pad(rows)
+    def batch(self, rows: Tensor, width: Callable[[int], int] = int) -> PairBatch:
+        source, source_is_real = self.sources.pad(rows, width)
+        target, is_real = self.targets.pad(rows, width)
         labels = torch.where(is_real[:, 1:], target[:, 1:], PairBatch.IGNORE)
         return PairBatch(source, None if bool(source_is_real.all()) else source_is_real, target[:, :-1], labels)

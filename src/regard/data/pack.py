@@ -198,8 +198,8 @@ class Labelled(Sequences):
     def sizes(self) -> Tensor:
         return self.texts.lengths
 
-    def batch(self, rows: Tensor) -> ClassBatch:
-        text, is_real = self.texts.pad(rows)
+    def batch(self, rows: Tensor, width: Callable[[int], int] = int) -> ClassBatch:
+        text, is_real = self.texts.pad(rows, width)
         return ClassBatch(text, self.labels[rows][:, None], None if bool(is_real.all()) else is_real)
 
 
@@ -232,9 +232,9 @@ class Tagged(Sequences):
     def sizes(self) -> Tensor:
         return self.texts.lengths
 
-    def batch(self, rows: Tensor) -> ClassBatch:
-        text, is_real = self.texts.pad(rows)
-        labels = torch.where(is_real, self.labels.pad(rows)[0], Labels.IGNORE)
+    def batch(self, rows: Tensor, width: Callable[[int], int] = int) -> ClassBatch:
+        text, is_real = self.texts.pad(rows, width)
+        labels = torch.where(is_real, self.labels.pad(rows, width)[0], Labels.IGNORE)
         return ClassBatch(text, labels, None if bool(is_real.all()) else is_real)
 
 

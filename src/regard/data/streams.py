@@ -30,6 +30,7 @@ from torch import Tensor
 from regard.data.batch import Sequences, Tensors
 from regard.errors import UserError
 
+LONG = 512  # tokens of a sequence, from which on widths are rounded more
 SHORTEST = 8  # tokens of a passage that is repeated
 PREFETCHED = 4  # batches that `prefetch` keeps ready
 RESIDENT = {"cpu": 1 << 22, "cuda": 1 << 28}  # tokens (4 bytes each) kept as a whole: a step then copies nothing
@@ -121,20 +122,26 @@ class Batches(Stream):
     """Padded batches of similar length, up to `budget` tokens each (Vaswani et al. 2017, section 5.1).
 
     Order within an epoch: shuffle, sort by length (ties stay shuffled), split by budget, shuffle the batches. So the
-    padded rectangle  rows x longest  is nearly full.
+    padded rectangle  rows x longest  is nearly full. On a GPU, lengths are rounded up to a multiple of 8 (of 64, if
+    there are long ones): cuDNN, the compiler and the allocator prepare something for every new shape.
     """
 
-    def __init__(self, data: Sequences, budget: int, seed: int) -> None:
-        if data.longest_row > budget:
+    def __init__(self, data: Sequences, budget: int, seed: int, device: torch.device | None = None) -> None:
+        self.data, self.budget, self.seed, self.longest = data, budget, seed, data.longest_row
+        if self.longest > budget:
             raise UserError(
-                f"train.batch_tokens = {budget} is too small for a sequence of {data.longest_row} tokens: raise it, "
+                f"train.batch_tokens = {budget} is too small for a sequence of {self.longest} tokens: raise it, "
                 "or lower data.max_length"
             )
-        self.data, self.budget, self.seed = data, budget, seed
+        self.multiple = 1 if device is None or device.type == "cpu" else 8 if self.longest <= LONG else 64
 
     @property
     def size(self) -> dict[str, int]:
         return {"examples": len(self.data), "tokens": self.data.tokens}
+
+    def width(self, longest: int) -> int:
+        """The padded length of rows of which the longest has so many tokens."""
+        return min(-(-longest // self.multiple) * self.multiple, max(longest, self.longest))
 
     def plan(self, epoch: int) -> list[Tensor]:
         """The rows of each batch of an epoch."""
@@ -143,7 +150,8 @@ class Batches(Stream):
         sizes = self.data.at(epoch).sizes[shuffled]
         order = sizes.argsort(stable=True)
         splits, rows = [], 0
-        for at, size in enumerate(sizes[order].tolist()):  # ascending, so `size` is the batch's longest
+        for at, longest in enumerate(sizes[order].tolist()):  # ascending, so it is the longest of the batch
+            size = self.width(longest)
             if (rows + 1) * size > self.budget:
                 splits.append(at)
                 rows = 0
@@ -153,7 +161,7 @@ class Batches(Stream):
 
     def open(self, epoch: int) -> tuple[int, Callable[[int], Any]]:
         plan, data = self.plan(epoch), self.data.at(epoch)
-        return len(plan), lambda number: data.batch(plan[number])
+        return len(plan), lambda number: data.batch(plan[number], self.width)
 
 
 def batch_rows(count: int, rows: int, generator: torch.Generator, weights: Tensor | None = None) -> Tensor:

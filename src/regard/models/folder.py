@@ -96,9 +96,11 @@ def find_device(name: str | None) -> torch.device:
     """The device called `name`, checked; None: a GPU if there is one."""
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without that device type
         raise UserError(f"device = {name!r} is not available: {str(error).splitlines()[0]}") from None
+    torch.backends.cuda.enable_cudnn_sdp(False)  # only in training with batches of one shape: see `Trainer`
+    return device
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

@@ -262,7 +262,7 @@ class TextClassification(ClassificationTask):
     def stream(self) -> Stream:
         config, data = self.config, self.train_texts
         if not config.pack:
-            return Batches(data, config.batch_tokens, config.seed)
+            return Batches(data, config.batch_tokens, config.seed, self.device)
         return ClassPacks(data, config.batch_tokens // config.pack, config.pack, config.seed, self.device)
 
     # --- tokenizer and model
@@ -301,9 +301,10 @@ class TextClassification(ClassificationTask):
         """Loss, accuracy and macro-F1 on the validation texts, in the precision of training."""
         assert self.valid_texts is not None
         probabilities, labels = [], []
-        batches = Batches(self.valid_texts, max(self.config.batch_tokens, self.valid_texts.longest_row), seed=0)
+        budget = max(self.config.batch_tokens, self.valid_texts.longest_row)
+        batches = Batches(self.valid_texts, budget, 0, self.device)
         for rows in batches.plan(0):
-            batch = self.valid_texts.batch(rows).to(self.device)
+            batch = self.valid_texts.batch(rows, batches.width).to(self.device)
             with self.autocast():
                 logits = class_logits(model, batch)
             probabilities.append(logits[:, 0].float().softmax(dim=-1).cpu())

@@ -128,7 +128,7 @@ class TokenClassification(Task):
     def stream(self) -> Stream:
         config, data = self.config, self.train_sentences
         if not config.pack:
-            return Batches(data, config.batch_tokens, config.seed)
+            return Batches(data, config.batch_tokens, config.seed, self.device)
         return TagPacks(data, config.batch_tokens // config.pack, config.pack, config.seed, self.device)
 
     # --- tokenizer and model

@@ -120,7 +120,7 @@ class Translation(Task):
     def stream(self) -> Stream:
         config = self.config
         if not config.pack:
-            return Batches(self.train_pairs, config.batch_tokens, config.seed)
+            return Batches(self.train_pairs, config.batch_tokens, config.seed, self.device)
         return Packs(self.train_pairs, config.batch_tokens // config.pack, config.pack, config.seed, self.device)
 
     # --- tokenizers and model

@@ -32,12 +32,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.data.streams import Stream, prefetch
+from regard.data.streams import Batches, Stream, prefetch
 from regard.errors import UserError, listed
 from regard.files import write_atomically
 from regard.messages import localize
 from regard.models.folder import WEIGHTS, weights_of, write_weights
 from regard.nn.block import Stack, run_block
+from regard.nn.compiled import compiled
 from regard.progress import duration, rounded, running, stage
 from regard.training import checkpoint
 from regard.training.config import TrainConfig
@@ -105,7 +106,7 @@ class Trainer:
         self.optimizer = make_optimizer(model, config, self.device)
         for stack in (module for module in model.modules() if isinstance(module, Stack)):
             stack.checkpoint = config.activation_checkpointing
-            stack.compute = torch.compile(run_block) if config.compile else None
+            stack.compute = compiled(run_block) if config.compile else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.mean = [p.detach().clone() for p in model.parameters()] if config.ema else []  # `TrainConfig.ema`
         self.update: Update = Graph(self._update, model) if config.cuda_graph else self._update
@@ -261,7 +262,8 @@ class Trainer:
             lr, value = group["lr"], rate(self.step + 1, self.config)
             group["lr"] = lr.fill_(value) if isinstance(lr, Tensor) else value
         batches = [self.engine.take(next(stream).to(self.device)) for _ in range(self.config.gradient_accumulation)]
-        loss, count = self.update(batches)
+        with cudnn_attention(allowed=not isinstance(self.batches, Batches)):
+            loss, count = self.update(batches)
         self.loss, self.tokens, self.step = self.loss + loss, self.tokens + count, self.step + 1
 
     def _estimate(self, seconds: float) -> str:
@@ -377,6 +379,17 @@ class Trainer:
                 f"{self.metrics}: cannot be written ({error.strerror}). Free some space and run the same command "
                 "again: it resumes from the last checkpoint"
             ) from error
+
+
+@contextmanager
+def cudnn_attention(allowed: bool) -> Iterator[None]:
+    """Whether attention on a GPU may use cuDNN: the fastest kernels, which take 0.1 s to prepare for each new shape."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(allowed)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 _blocks: list[Callable[[], bool]] = []  # the outermost `interruptible` of the main thread
