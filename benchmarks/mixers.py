@@ -5,15 +5,17 @@
     python benchmarks/mixers.py --lengths 8192:8192 --window 256 -o benchmarks/results/mixers-cpu.json --add
     python benchmarks/mixers.py -o benchmarks/results/mixers-cpu.json --draw --figure docs/images/mixers-cpu.svg
 
-Three things are measured: "attention", softmax attention alone, from queries, keys and values on; "mixer", the layer
-that mixes tokens, with its projections; and "stack", a stack of `layers`, with feed-forward layers, norms and residual
-connections, which take the same time for every mixer. All of them include the preparation of the mask.
+Four things are measured: "attention", softmax attention alone, from queries, keys and values on; "shared", the same
+with a mask that another layer has prepared; "mixer", the layer that mixes tokens, with its projections; and "stack", a
+stack of `layers`, with feed-forward layers, norms and residual connections, which take the same time for every mixer.
+All but "shared" include the preparation of the mask.
 
 One row of tokens, layers of `dim` with pre-norm and GELU, no dropout; causal, except for those marked "encoder":
-`linformer` and `fourier` exist in encoders alone. On a GPU: bfloat16, blocks compiled as in training. "flex by hand" is
-the same stack written with `flex_attention` and `create_block_mask`, compiled as a whole. `mask_ms` is the time to
-prepare the mask of one forward pass, which all layers share. Peak memory (GPU) includes weights and gradients. A mixer
-is left out at lengths where one pass would take more than --max-seconds. --add keeps other lengths of a result file.
+`linformer` and `fourier` exist in encoders alone. On a GPU: bfloat16, blocks compiled as with `train.compile`, unless
+--eager. "flex by hand" is the same stack, or attention alone, written with `flex_attention` and `create_block_mask`,
+compiled as a whole. `mask_ms` is the time to prepare the mask of one forward pass, which all layers share. Peak memory
+(GPU) includes weights and gradients. A mixer is left out at lengths where one pass would take more than --max-seconds.
+--add keeps other lengths of a result file.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from regard.nn.block import Stack, run_block
 from regard.nn.compiled import compiled
 from regard.nn.config import StackConfig
 from regard.nn.mask import AttentionMask, Positions, causal, everything, window
+from regard.nn.multihead import Context
 
 BY_HAND = "flex by hand"
 ENCODER = ", encoder"  # at the end of the names of those that are not causal
@@ -45,8 +48,8 @@ MIXERS = (
     "full", "window", "bigbird", "linear", "performer", "gated-linear", "full, encoder", "window, encoder",
     "linformer, encoder", "fourier, encoder",
 )  # fmt: skip
-PARTS = ("attention", "mixer", "stack")
-SOFTMAX = ("full", "window", "bigbird")
+PARTS = ("attention", "shared", "mixer", "stack")
+SOFTMAX, SOFTMAX_PARTS = ("full", "window", "bigbird"), ("attention", "shared")
 
 
 def settings(name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -57,6 +60,12 @@ def settings(name: str, args: argparse.Namespace) -> dict[str, Any]:
     if mixer == "bigbird":
         own |= {"global_tokens": 64, "block_size": 64}
     return own
+
+
+def parts_of(x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v [B, H, N, D] of [B, N, 3 · H · D]."""
+    q, k, v = x.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return q, k, v
 
 
 class Ours(nn.Module):
@@ -71,25 +80,29 @@ class Ours(nn.Module):
         self.stack = Stack(config, causal=not mixer.endswith(ENCODER))
         self.run = compiled(run_block) if args.compile else run_block
         self.stack.compute = self.run
+        self.prepared: Context | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         positions = Positions.of(x.shape[1], x.device)
         if self.part == "stack":
             return self.stack(x, positions)  # type: ignore[no-any-return]
-        (context,) = contexts = self.stack._contexts(positions, positions, positions.pos, None, None, everything)
-        self.stack._prepare(contexts, x, x.dtype)
-        if self.part == "attention":
-            q, k, v = x.unflatten(-1, (3, self.stack.config.heads, -1)).permute(2, 0, 3, 1, 4)
-            return attend(q, k, v, context.attention_mask)
+        context = self.prepared
+        if context is None:
+            (context,) = contexts = self.stack._contexts(positions, positions, positions.pos, None, None, everything)
+            self.stack._prepare(contexts, x, x.dtype)
+        if self.part == "shared":
+            self.prepared = context
+        if self.part in SOFTMAX_PARTS:
+            return attend(*parts_of(x, self.stack.config.heads), context.attention_mask)
         return self.run(self.stack.blocks[0].attention, x, context)  # type: ignore[union-attr]
 
 
 class ByHand(nn.Module):
     """The same stack with FlexAttention, as its documentation shows it."""
 
-    def __init__(self, length: int, args: argparse.Namespace) -> None:
+    def __init__(self, part: str, length: int, args: argparse.Namespace) -> None:
         super().__init__()
-        dim, self.heads, size = args.dim, args.heads, args.window
+        self.part, dim, self.heads, size = part, args.dim, args.heads, args.window
         layers = range(args.layers)
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2 * args.layers + 1))
         self.qkv = nn.ModuleList(nn.Linear(dim, 3 * dim) for _ in layers)
@@ -101,9 +114,10 @@ class ByHand(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.part == "shared":
+            return flex_attention(*parts_of(x, self.heads), block_mask=self.mask)  # type: ignore[return-value]
         for layer, (qkv, out, up, down) in enumerate(zip(self.qkv, self.out, self.up, self.down, strict=True)):
-            q, k, v = qkv(self.norms[2 * layer](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-            mixed = flex_attention(q, k, v, block_mask=self.mask)
+            mixed = flex_attention(*parts_of(qkv(self.norms[2 * layer](x)), self.heads), block_mask=self.mask)
             x = x + out(mixed.transpose(1, 2).flatten(2))
             x = x + down(F.gelu(up(self.norms[2 * layer + 1](x))))
         return self.norms[-1](x)  # type: ignore[no-any-return]
@@ -111,7 +125,7 @@ class ByHand(nn.Module):
 
 def make(name: str, part: str, length: int, args: argparse.Namespace) -> nn.Module:
     torch.manual_seed(0)
-    model = ByHand(length, args) if name == BY_HAND else Ours(name, part, length, args)
+    model = ByHand(part, length, args) if name == BY_HAND else Ours(name, part, length, args)
     model = model.to(args.device, getattr(torch, args.dtype))
     return torch.compile(model) if name == BY_HAND else model  # type: ignore[return-value]
 
@@ -134,7 +148,7 @@ def passes(
 ) -> tuple[dict[str, measure.Call], dict[str, int]]:
     """A forward + backward pass of each, after a first one, and the peak memory of the second."""
     dtype = getattr(torch, args.dtype)
-    width = args.dim * (3 if part == "attention" else 1)
+    width = args.dim * (3 if part in SOFTMAX_PARTS else 1)
     x = torch.randn(1, length, width, device=args.device, dtype=dtype, requires_grad=True)
     calls, memory = {}, {}
     for name in names:
@@ -160,9 +174,9 @@ def passes(
 def measured(length: int, names: list[str], args: argparse.Namespace) -> dict[str, Any]:
     row: dict[str, Any] = {"length": length}
     for part in args.parts:
-        own = [name for name in names if part == "stack" or name != BY_HAND]
-        if part == "attention":
-            own = [name for name in own if name.removesuffix(ENCODER) in SOFTMAX]
+        own = [name for name in names if part in ("shared", "stack") or name != BY_HAND]
+        if part in SOFTMAX_PARTS:
+            own = [name for name in own if name.removesuffix(ENCODER) in (*SOFTMAX, BY_HAND)]
         calls, memory = passes(own, part, length, args)
         row[part] = measure.race(calls, args.device, args.rounds, args.least, args.warm)
         if memory:
@@ -221,13 +235,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--least", type=float, default=0.1, help="seconds per sample")
     parser.add_argument("--warm", type=int, default=3, help="calls before the samples")
     parser.add_argument("--max-seconds", type=float, default=60.0, help="of one pass")
+    parser.add_argument("--eager", action="store_true", help="on a GPU: compile nothing but FlexAttention")
     parser.add_argument("--add", action="store_true", help="keep other lengths of the result file")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="write the result file here")
     parser.add_argument("--figure", type=Path, metavar="SVG", help="draw time over length here, see --of")
     parser.add_argument("--of", choices=PARTS, default="mixer", help="what --figure shows")
     parser.add_argument("--draw", action="store_true", help="draw the result file without measuring again")
     args = parser.parse_args()
-    args.compile, args.dtype = args.device == "cuda", "bfloat16" if args.device == "cuda" else "float32"
+    args.compile, args.dtype = (
+        args.device == "cuda" and not args.eager,
+        "bfloat16" if args.device == "cuda" else "float32",
+    )
     if args.device == "cpu" and BY_HAND in args.mixers:
         args.mixers.remove(BY_HAND)  # FlexAttention has no backward pass on a CPU
     return args
@@ -238,7 +256,8 @@ def main() -> None:
     if not args.draw:
         first, last = map(int, args.lengths.split(":"))
         result: dict[str, Any] = {
-            "kind": "mixers", "machine": measure.machine(args.device), "dtype": args.dtype, "window": args.window,
+            "kind": "mixers", "machine": measure.machine(args.device), "dtype": args.dtype, "compiled": args.compile,
+            "window": args.window,
             "dim": args.dim, "layers": args.layers, "heads": args.heads, "mixers": args.mixers, "rows": [],
         }  # fmt: skip
         if args.add and args.out.exists():
