@@ -81,7 +81,7 @@ class StackConfig:
     position: PositionKind = "sinusoidal"
     pairs: Literal["interleaved", "halves"] = "interleaved"  # the layout of sin/cos pairs in a vector
     position_axes: int = 1  # 2: sinusoidal and rope use the rows and columns of image patches
-    max_length: int = 512  # of learned positions; other encodings have no limit
+    max_length: int = 512  # of learned positions and of linformer; others have no limit
     rope_base: float = 10000.0
     position_distance: int = 128  # relative: clipped at it; t5: the last bucket starts there
     position_buckets: int = 32  # t5
@@ -180,6 +180,8 @@ class StackConfig:
                 raise UserError(
                     f"{name} = {getattr(self, name)}: no layer uses it; remove it, or set mixer = '{users[0]}'"
                 )
+        if self.mixer_seed >= 2**31:  # which the hash of the random blocks takes
+            raise UserError(f"mixer_seed = {self.mixer_seed}: must be an integer from 0 to {2**31 - 1}")
         if self.mixer and self.shifted_window is not None:
             raise UserError(f"mixer = {self.mixer!r} and shifted_window = {self.shifted_window}: remove one of them")
         if self.global_projections and not self.global_tokens:

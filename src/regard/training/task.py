@@ -245,14 +245,19 @@ class Task(ABC):
         return self.make_model_config(sizes)
 
     def check_positions(self, config: ModelConfig, length: int, what: str) -> None:
-        """Learned positions must reach as far as the longest sequence."""
+        """Learned positions, and the projections of a Linformer, must reach as far as the longest sequence."""
         if config.position_limit is not None and length > config.position_limit:
             raise UserError(
-                f"{what} = {length}: learned positions end at model.max_length = {config.max_length}; raise "
-                "model.max_length, or choose another model.position"
+                f"{what} = {length}: mixer = 'linformer' has parameters for model.max_length = {config.max_length} "
+                "tokens; raise model.max_length, or choose another model.mixer"
             )
 
     def use(self, bundle: Bundle) -> None:
+            if config.position == "learned":
+                raise UserError(
+                    f"{what} = {length}: learned positions end at model.max_length = {config.max_length}; raise "
+                    "model.max_length, or choose another model.position"
+                )
         """Take tokenizers and model from a saved run, to evaluate it."""
         self.tokenizers, self.model_config = bundle.tokenizers, bundle.config
 
