@@ -8,8 +8,8 @@ fast Fourier transform takes O(N log N) operations.
 
     x [B, N, dim] -> [B, N, dim]
 
-Each row is transformed over its own real tokens: padding changes nothing, and its own output is zero. A token sees
-later ones, so only an encoder can use it.
+Each text is transformed over its own real tokens, those of one length together: padding and the other documents of a
+packed row change nothing, and the output of padding is zero. A token sees later ones, so only an encoder can use it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.errors import UserError
 from regard.nn.multihead import Context
 from regard.nn.trace import Traceable
 
 
 def fourier(x: Tensor) -> Tensor:
     """Re(F_N x F_dim), computed in float32 or float64."""
+    if not x.numel():  # MKL refuses a transform of nothing
+        return x
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     mixed: Tensor = torch.fft.fft2(exact, dim=(-2, -1)).real
     return mixed.to(x.dtype)
@@ -36,16 +37,9 @@ class FourierMixing(Traceable):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         positions = context.attention_mask.q
-        if positions.document is not None:
-            raise UserError(
-                "mixer = 'fourier' mixes all tokens of a row, so packed documents would mix: set train.pack = false"
-            )
-        if positions.is_real is None:
+        if positions.is_real is None and positions.document is None:
             return self.mark("output", fourier(x))
-        is_real, out = positions.is_real.expand(x.shape[:2]), torch.zeros_like(x)
-        counts = is_real.sum(dim=1)
-        for count in sorted({*counts.tolist()}):  # rows of the same length together
-            if count:
-                chosen = is_real & (counts == count)[:, None]
-                out[chosen] = fourier(x[chosen].view(-1, count, x.shape[2])).flatten(0, 1)
+        out = torch.zeros_like(x)
+        for chosen, length in positions.by_length():
+            out[chosen] = fourier(x[chosen].view(-1, length, x.shape[2])).flatten(0, 1)
         return self.mark("output", out)
