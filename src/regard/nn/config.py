@@ -26,7 +26,9 @@ Score = Literal["dot", "multiplicative", "additive", "concat"]
 Path = Literal["fused", "reference", "flex"]
 Mixer = Literal["full", "window", "bigbird", "linformer", "linear", "performer", "gated-linear", "fourier"]
 SOFTMAX = ("full", "window", "bigbird")  # the mixers that are softmax attention with a mask
-# of linear attention (`regard.nn.linear_attention`); here because costs are computed without PyTorch
+# here because costs are computed without PyTorch:
+LONG = 512  # keys from which on attention with a window skips masked blocks (`regard.nn.banded`)
+# of linear attention (`regard.nn.linear_attention`)
 CHUNK = 64  # tokens that are computed in parallel
 PART = 16  # tokens whose gates are multiplied out from one reference point
 RANK = 16  # of the matrix W₂ W₁ of the gates; also the root that is taken of them
@@ -138,6 +140,13 @@ class StackConfig:
     def window_of(self, layer: int) -> int | None:
         """The window of layer `layer`; None: it has none."""
         return self.pattern[layer % len(self.pattern)][1]
+
+    def reach_of(self, layer: int) -> int | None:
+        """How far back layer `layer` of a decoder attends, itself included; None: to all tokens."""
+        size = self.window_of(layer)
+        if size is None or self.mixer_of(layer) != "window" or self.global_tokens:
+            return None
+        return (size - 1) * self.dilation + 1
 
     def _parse_mixer(self) -> tuple[tuple[Mixer, int | None], ...]:
         """Kind and window of each layer of the pattern `mixer`."""

@@ -83,10 +83,7 @@ def reaches(config: StackConfig) -> tuple[dict[int, int], int | None]:
 
     Linear attention has a state instead of keys, so without softmax attention only the new tokens are needed.
     """
-    found: dict[int, int] = {}
-    for layer in range(config.layers):
-        size = config.window_of(layer)
-        if config.mixer_of(layer) == "window" and size is not None and not config.global_tokens:
-            found[layer] = (size - 1) * config.dilation + 1
+    reached = {layer: config.reach_of(layer) for layer in range(config.layers)}
+    found = {layer: reach for layer, reach in reached.items() if reach is not None}
     softmax = [layer for layer in range(config.layers) if config.mixer_of(layer) in SOFTMAX]
     return found, max(found.values(), default=1) if len(found) == len(softmax) else None
