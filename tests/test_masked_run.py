@@ -212,6 +212,18 @@ def test_a_mistake_is_told_and_leaves_nothing(here, capsys, settings, said):
     assert said in capsys.readouterr().err and not Path("runs").exists()
 
 
+def test_a_classifier_of_longer_texts_has_other_masks(masked, capsys):
+    mixed = ['--set=model.mixer="bigbird(4), window(3)"', "--set=model.global_tokens=1", "--set=model.block_size=4"]
+    assert train("classes", *mixed, "-o", "sparse", settings=[]) == 0
+    assert read_toml("sparse/recipe.toml")["model"]["mixer"] == "bigbird(4), window(3)"
+    assert "initialized from" in capsys.readouterr().err
+    again = ["--set=train.init_from=sparse", "-o", "again"]
+    assert train("classes", "--set=model.mixer=full", *again, settings=[]) == 0
+    assert regard.load("again").config.all_full
+    assert train("classes", "--set=model.mixer=linear", "-o", "linear", settings=[]) == 2
+    assert "model.mixer = 'linear': train.init_from = " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("mixer", ["fourier", "linformer"])
 def test_mixers_of_whole_texts_are_trained_on_packed_ones(here, mixer):
     settings = [*SMALL, "model.position=learned", f'model.mixer="{mixer}"', "train.steps=40"]
