@@ -80,6 +80,18 @@ def test_bounds_of_a_plain_sequence_are_exact(mask: Mask) -> None:
     assert torch.equal(low.expand_as(some), some) and torch.equal(high.expand_as(every), every)
 
 
+def test_random_blocks_may_be_much_smaller_than_those_that_are_computed() -> None:
+    """Their bounds take a sum over pairs of blocks once, not once for each pair inside a block."""
+    length = 1100
+    positions = Positions.of(length, CPU)
+    for mask in (random_blocks(3, 1), random_blocks(2, 5) & causal):
+        attention_mask = AttentionMask(mask, positions, positions)
+        some, every = in_blocks(attention_mask.dense()[:, 0].expand(-1, length, length), 512)
+        low, high = attention_mask.bounds(512)
+        assert torch.equal(low.expand_as(some), some) and not bool((high & ~every).any())
+    assert bool(AttentionMask(random_blocks(3, 1), *[Positions.of(5000, CPU)] * 2).bounds(512)[0].all())  # too many
+
+
 @settings(max_examples=120, deadline=None)
 @given(
     masks,

@@ -28,6 +28,8 @@ CASES: dict[str, dict[str, Any]] = {
     "performer": {"mixer": "performer", "features": 20},
     "performer, shared keys": {"mixer": "performer, full", "kv_heads": 2},
     "gated-linear": {"mixer": "gated-linear", "kv_heads": 2, "value_dim": 8},
+    "window": {"mixer": "window(5)", "kv_heads": 2},
+    "window, dilated": {"mixer": "window(3), full", "dilation": 2},
 }
 ENCODERS = {
     "linformer": {"mixer": "linformer", "projected_length": 16},
@@ -97,9 +99,28 @@ def test_pairs_of_a_pattern(causal: bool, fields: dict[str, int], length: int) -
     assert visible_pairs(config, StackShape(architecture, 3, length)) == int((near & past).sum() + past.sum())
 
 
+@pytest.mark.parametrize("architecture", ["decoder", "encoder"])
+@pytest.mark.parametrize("mixer", ["window(40)", "window(60), full"])
+def test_a_long_window_is_computed_in_blocks(mixer: str, architecture: Any) -> None:
+    """Only its visible pairs count, and it has no mask of all pairs; a CPU stores its output once more."""
+    config = ModelConfig(**SMALL | {"max_length": 1200}, mixer=mixer, architecture=architecture, position="rope")
+    found, model = cost(config, seq=1200, batch=2, dtype="fp32"), build(config)
+    i, j = torch.arange(1200)[:, None], torch.arange(1200)
+    visible = [(i - j).abs() < (config.window_of(layer) or 1200) for layer in range(2)]
+    if architecture == "decoder":  # full attention counts all pairs, masked or not
+        visible = [one if config.window_of(layer) is None else one & (i >= j) for layer, one in enumerate(visible)]
+    assert found.forward[f"{architecture}.scores"] == 2 * 2 * 4 * 24 * sum(int(one.sum()) for one in visible)
+    twice = sum(config.window_of(layer) is not None for layer in range(2)) * 2 * 1200 * 48 * 4
+    kept = kept_bytes(model, lambda: loss_of(config, model(*random_inputs(config, found))))
+    assert kept == pytest.approx(sum(found.activations.values()) + twice, rel=0.05)
+
+
 def test_growth() -> None:
     """Twice the tokens: twice the operations of a linear mixer, four times the scores of attention."""
     few, many = (cost(config_of("linear", "decoder"), seq=n, batch=1) for n in (6400, 12800))
     assert many.forward["decoder.mixing"] == 2 * few.forward["decoder.mixing"]
     full = [cost(ModelConfig(**SMALL, architecture="decoder"), seq=n).forward["decoder.scores"] for n in (6400, 12800)]
     assert full[1] == 4 * full[0]
+    long = [cost(ModelConfig(**SMALL, mixer="window(64)", architecture="decoder"), seq=n) for n in (6400, 12800)]
+    assert long[1].forward["decoder.scores"] < 2.02 * long[0].forward["decoder.scores"]
+    assert long[1].kv_cache == long[0].kv_cache and long[0].masked == 0

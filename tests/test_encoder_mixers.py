@@ -15,6 +15,7 @@ from regard.nn.fourier import fourier
 from regard.nn.linformer import LinformerAttention
 from regard.nn.mask import AttentionMask, Positions, everything, from_tensor
 from regard.nn.multihead import Context, MultiHead
+from regard.nn.trace import trace
 
 CPU = torch.device("cpu")
 KINDS = ("linformer", "fourier")
@@ -144,11 +145,41 @@ def test_padding_may_be_longer_than_linformer_and_texts_may_not() -> None:
             stack(x, positions)
 
 
+@pytest.mark.parametrize("path", ["fused", "reference"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_documents_are_refused(kind: str) -> None:
-    document = torch.tensor([[1] * 5 + [2] * 5])
-    with pytest.raises(UserError, match=r"packed documents would mix: set train.pack = false"):
-        stack_of(kind)(inputs(1, 10, 16), Positions.of(10, CPU, document=document))
+def test_packed_documents_are_computed_as_alone(kind: str, path: Any) -> None:
+    """Rows may have documents of several lengths and padding, and be longer than a document of a Linformer may be."""
+    stack = stack_of(kind, attention=path, **({"kv_heads": 2, "value_dim": 6} if kind == "linformer" else {}))
+    x = inputs(2, 40, 16).requires_grad_()
+    lengths = ((5, 12, 5, 11), (30, 4, 1))
+    document = torch.zeros(2, 40, dtype=torch.long)  # 0: padding
+    parts = []
+    for row, sizes in enumerate(lengths):
+        for number, own in enumerate(torch.arange(sum(sizes)).split(sizes), 1):
+            document[row, own] = number
+            parts.append((row, own))
+    out = stack(x, Positions.of(40, CPU, document > 0, document))
+    alone = [stack(x[row : row + 1, own], Positions.of(len(own), CPU)) for row, own in parts]
+    for (row, own), expected in zip(parts, alone, strict=True):
+        torch.testing.assert_close(out[row, own], expected[0])
+    (gradient,) = torch.autograd.grad(out[document > 0].square().sum(), x)
+    (expected,) = torch.autograd.grad(sum(one.square().sum() for one in alone), x)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_a_trace_of_packed_documents_has_the_mixtures_of_each() -> None:
+    stack, x = stack_of("linformer"), inputs(1, 12, 16)
+    positions = Positions.of(12, CPU, document=torch.tensor([[1] * 5 + [2] * 7]))
+    with trace(stack) as t:
+        out = stack(x, positions)
+    assert t["0.attention.k"].shape == (2, 4, 5, 4) and t["0.attention.heads"].shape == (1, 4, 12, 4)
+    torch.testing.assert_close(out, stack(x, positions))
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 5)])
+@pytest.mark.parametrize("kind", [*KINDS, "full", "linear", "performer", "gated-linear"])
+def test_no_tokens_give_no_states(kind: str, shape: tuple[int, int]) -> None:
+    assert stack_of(kind)(inputs(*shape, 16), Positions.of(shape[1], CPU)).shape == (*shape, 16)
 
 
 def test_linformer_with_shared_keys_and_normalised_queries() -> None:

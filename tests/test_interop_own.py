@@ -34,6 +34,8 @@ OWN = {
     "gpt2": preset("gpt2", **TINY),
     "bert": preset("bert-base", **TINY, token_types=0),
     "bert-masked": preset("bert-base", **TINY, output_head="tokens", head_layer=True, pooler=False, logit_bias=False),
+    "longformer": preset("bert-base", **TINY, window=4, global_tokens=1, global_projections=True, token_types=1),
+    "fnet": preset("bert-base", **TINY, mixer="fourier", embed_projection=True, attention_dropout=0.0),
     "vit": preset("vit-tiny", **{**TINY, "vocab_size": None}, image_size=12, patch_size=4, classes=3),
     "paper": preset("base", **TINY, decoder_layers=1),
     "paper-untied": preset("base", **TINY, tie_embeddings=False),
@@ -61,6 +63,23 @@ def test_import_inverts_export(name, tmp_path):
     )
     with torch.no_grad():
         torch.testing.assert_close(again.model(*given), model(*given), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 4])
+def test_a_longformer_counts_positions_from_the_padding_of_its_tokenizer(padding, tmp_path):
+    """As transformers does: in the tokenizers of Regard padding has the id 0, in those of RoBERTa 1."""
+    model = randomise(build(OWN["longformer"])).double()
+    export_folder(model, tmp_path, metadata={"pad_token_id": padding})
+    peer = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.double)
+    assert peer.config.pad_token_id == padding
+    ids = torch.randint(5, 31, (2, 40))  # as long as there are positions
+    first = torch.zeros_like(ids)
+    first[:, 0] = 1
+    again = read_folder(tmp_path).model
+    with torch.no_grad():
+        states = peer(ids, global_attention_mask=first).last_hidden_state
+        torch.testing.assert_close(model.encode(ids), states, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(again.encode(ids), model.encode(ids))
 
 
 def test_interleaved_positions_are_exported_by_a_permutation(tmp_path):

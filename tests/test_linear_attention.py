@@ -256,7 +256,8 @@ def test_cached_equals_uncached(kind: str, fields: dict[str, Any]) -> None:
         if begin == 0:
             size = cache.nbytes
     torch.testing.assert_close(torch.cat(parts, dim=1), whole)
-    assert cache.nbytes == size  # whatever the length
+    assert cache.nbytes == size and cache.length == 90  # whatever the length
+    assert cache.positions is not None and cache.positions.length == 18  # no key needs a position
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 import regard.nn.mask
 from mask_strategies import combined
 from regard.errors import UserError
+from regard.nn.attention import attend
 from regard.nn.mask import (
     AttentionMask,
     Mask,
@@ -26,6 +28,7 @@ from regard.nn.mask import (
     same_document,
     window,
 )
+from regard.nn.patterns import global_tokens, prefix, random_blocks
 
 CPU = torch.device("cpu")
 first = Mask("first", lambda q, k: k.pos == 0)
@@ -131,6 +134,22 @@ def test_a_window_below_one_is_refused() -> None:
         window(0)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: prefix(-1), "prefix = -1: must be 0 or more"),
+        (lambda: global_tokens(-1), "global_tokens = -1"),
+        (lambda: random_blocks(-1, 4), "random_blocks = -1"),
+        (lambda: random_blocks(1, 0), "block_size = 0: must be 1 or more"),
+        (lambda: causal | torch.ones(2, 2), "the mask is a Tensor: pass a Mask"),
+        (lambda: causal & None, "the mask is a NoneType"),
+    ],
+)
+def test_parts_that_are_no_masks_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make()
+
+
 # Padding, documents, tables
 
 
@@ -197,6 +216,9 @@ def test_from_tensor_refuses_what_does_not_fit() -> None:
             from_tensor(wrong)
     with pytest.raises(UserError, match=r"\(3, 3\): too small for 4 queries and 3 keys"):
         dense(from_tensor(torch.ones(3, 3).bool()), 4, 3)
+    positions, x = Positions.of(600, CPU), torch.randn(1, 1, 600, 8)
+    with pytest.raises(UserError, match=r"\(500, 500\): too small"):  # also where blocks are skipped
+        attend(x, x, x, AttentionMask(window(60) & from_tensor(torch.ones(500, 500).bool()), positions, positions))
 
 
 # Renderings

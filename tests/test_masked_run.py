@@ -200,11 +200,36 @@ def test_what_does_not_fit_is_told_and_leaves_nothing(masked, capsys, settings, 
         (["model.architecture=decoder"], "needs architecture = 'encoder'"),
         (["data.column=nope"], "column 'nope' is missing"),
         (["train.metric=bleu"], "is not a metric of masked-language-modeling"),
+        (
+            ["model.position=sinusoidal", "model.mixer=linformer", "model.max_length=31"],
+            "train.pack = 32: mixer = 'linformer' has parameters for model.max_length = 31 tokens",
+        ),
+        (["model.position=none", "model.mixer=fourier", "train.cuda_graph=true"], "mixer = 'fourier' computes"),
     ],
 )
 def test_a_mistake_is_told_and_leaves_nothing(here, capsys, settings, said):
     assert train("masked", settings=SMALL + settings) == 2
     assert said in capsys.readouterr().err and not Path("runs").exists()
+
+
+def test_a_classifier_of_longer_texts_has_other_masks(masked, capsys):
+    mixed = ['--set=model.mixer="bigbird(4), window(3)"', "--set=model.global_tokens=1", "--set=model.block_size=4"]
+    assert train("classes", *mixed, "-o", "sparse", settings=[]) == 0
+    assert read_toml("sparse/recipe.toml")["model"]["mixer"] == "bigbird(4), window(3)"
+    assert "initialized from" in capsys.readouterr().err
+    again = ["--set=train.init_from=sparse", "-o", "again"]
+    assert train("classes", "--set=model.mixer=full", *again, settings=[]) == 0
+    assert regard.load("again").config.all_full
+    assert train("classes", "--set=model.mixer=linear", "-o", "linear", settings=[]) == 2
+    assert "model.mixer = 'linear': train.init_from = " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mixer", ["fourier", "linformer"])
+def test_mixers_of_whole_texts_are_trained_on_packed_ones(here, mixer):
+    settings = [*SMALL, "model.position=learned", f'model.mixer="{mixer}"', "train.steps=40"]
+    assert train("masked", "-o", "run", settings=settings) == 0
+    losses = [line["valid_loss"] for line in read_metrics(here / "run") if "valid_loss" in line]
+    assert losses[-1] < losses[0] - 0.3
 
 
 def test_any_file_may_be_called_a_table(here):

@@ -158,3 +158,15 @@ def test_a_cache_of_windows_rolls(mixer: str, position: Any) -> None:
     assert cache.length == 60
     if not any(kind in mixer for kind in ("full", "bigbird", "global")):
         assert sizes[-1] == sizes[10] and cache.positions is not None and cache.positions.length < 12
+
+
+@torch.no_grad()
+def test_a_long_prompt_leaves_no_more_than_the_window() -> None:
+    stack = Stack(StackConfig(**SMALL, mixer="window(5)"), causal=True).double().eval()
+    x, cache = torch.randn(2, 402, 16, dtype=torch.double), Cache()
+    outputs, sizes = [], []
+    for piece in x.split((400, 1, 1), dim=1):
+        outputs.append(stack(piece, cache.next_positions(piece.shape[1], CPU), cache=cache))
+        sizes.append(cache.nbytes)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), stack(x, Positions.of(402, CPU)))
+    assert sizes[1] == sizes[2] == sizes[0] * 10 // 400

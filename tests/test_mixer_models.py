@@ -155,6 +155,13 @@ def test_what_cannot_be_exported_is_refused_by_name(kind: str, mixer: str, empty
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mixer": "fourier"}, "fourier mixes tokens with later ones.*architecture = 'encoder'"),
     ({"mixer": "linformer", "architecture": "decoder"}, "linformer mixes tokens with later ones"),
+    ({"mixer": "linformer", "position": "rope"}, "linformer mixes tokens with later ones"),
+    ({"window": 3, "global_tokens": 1, "global_projections": True}, "global tokens of a decoder cannot attend"),
+    ({"mixer": "performer", "mixer_seed": 2**31}, "mixer_seed = 2147483648: must be an integer from 0 to 2147483647"),
+    (
+        {"mixer": "linformer", "architecture": "encoder", "output_head": "none", "input": "patches", "max_length": 196},
+        "max_length = 196 is too short for 197 patches",
+    ),
     ({"mixer": "linear", "causal": False}, "always causal"),
     ({"mixer": "linear", "position": "t5"}, "position = 't5' is added to the scores.*'learned'"),
     ({"mixer": "full, linear", "position": "alibi"}, "position = 'alibi'"),

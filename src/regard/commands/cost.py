@@ -229,11 +229,15 @@ def _parts(parts: dict[str, int]) -> Iterator[Row]:
 
 
 def _assumptions(config: ModelConfig, cost: Cost) -> list[str]:
+    from regard.nn.config import LONG
+
     path = {
         "fused": "all query-key pairs count, masked or not; fused attention stores no weights",
         "reference": "all query-key pairs count, masked or not; the backward pass keeps the weights",
         "flex": "only unmasked query-key pairs count",
     }[config.attention]
+    if config.attention == "fused" and any(size is not None for _, size in config.pattern):
+        path = path.replace(";", f" (from {LONG} tokens on, of layers with a window only those in it);")
     path = f"attention = {config.attention!r}: {path}"
     if config.architecture == "recurrent":
         path = "all pairs of a target and a source token count; the weights are kept for the backward pass"

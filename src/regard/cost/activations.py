@@ -128,15 +128,17 @@ def _scores(config: ModelConfig, stack: StackShape, batch: int, size: int) -> in
     """All layers: what grows with N²."""
     tiles = config.shifted_window is not None and not stack.causal
     layers = mixers.softmax_layers(config, stack.layers)
-    windows = sum(tiles or config.window_of(layer) is not None for layer in layers)
+    dense = [layer for layer in layers if not mixers.is_banded(config, layer, stack.length)]
+    windows = sum(tiles or config.window_of(layer) is not None for layer in dense)
     pairs, masked = stack.length**2, (stack.causal and config.causal) or windows > 0
-    kept = len(layers) * _bias(config, stack, batch, size, masked)
-    if config.position == "t5" and config.attention != "flex":
+    kept = len(dense) * _bias(config, stack, batch, size, config.attention, masked)
+    kept += (len(layers) - len(dense)) * _bias(config, stack, batch, size, "flex", masked)  # no pairs, as there
+    if config.position == "t5" and config.attention != "flex" and dense:
         kept += INDEX * pairs  # the bucket of each distance, once
     if config.attention == "fused":
         if config.position in ("t5", "alibi"):
             # one bias for all layers, unless each layer masks it or converts its dtype
-            copies = len(layers) if masked or size != 4 else 1
+            copies = len(dense) if masked or size != 4 else min(1, len(dense))
             kept += copies * config.heads * pairs * size
         elif config.position != "relative":
             kept += windows * pairs * size  # the additive mask
@@ -149,22 +151,22 @@ def _scores(config: ModelConfig, stack: StackShape, batch: int, size: int) -> in
     return kept
 
 
-def _bias(config: ModelConfig, stack: StackShape, batch: int, size: int, masked: bool) -> int:
+def _bias(config: ModelConfig, stack: StackShape, batch: int, size: int, path: str, masked: bool) -> int:
     """One layer: what a learned bias stores besides its embedding."""
     pairs = stack.length**2
-    mask = pairs if masked and config.attention == "fused" else 0  # one byte per pair
+    mask = pairs if masked and path == "fused" else 0  # one byte per pair
     if config.position == "t5":
         return mask
     if config.position != "relative":
         return 0
     rows = batch * config.heads * stack.length
     queries = rows * config.key_dim * size
-    match config.attention:
+    match path:
         case "fused":
             return queries + INDEX * pairs + mask + batch * config.heads * pairs * size
         case "reference":
             return queries + INDEX * pairs
-        case "flex":
+        case _:
             return queries + rows * (2 * config.position_distance + 1) * size
 
 

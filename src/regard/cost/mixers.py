@@ -23,7 +23,7 @@ the keys besides, because exp(sum - sum) is stored for each of the four parts of
 from __future__ import annotations
 
 from regard.models.config import ModelConfig
-from regard.nn.config import CHUNK, PART, RANK, SOFTMAX
+from regard.nn.config import CHUNK, LONG, PART, RANK, SOFTMAX
 
 
 def softmax_layers(config: ModelConfig, layers: int) -> list[int]:
@@ -35,6 +35,11 @@ def other_layers(config: ModelConfig, layers: int) -> list[str]:
     """The kind of each layer that is not."""
     kinds = (config.mixer_of(layer) for layer in range(layers))
     return [kind for kind in kinds if kind not in SOFTMAX]
+
+
+def is_banded(config: ModelConfig, layer: int, length: int) -> bool:
+    """Whether fused attention skips the masked blocks of a layer, and has no mask of all pairs."""
+    return config.attention == "fused" and config.window_of(layer) is not None and length >= LONG
 
 
 def features_of(config: ModelConfig, kind: str) -> int:

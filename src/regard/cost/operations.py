@@ -21,9 +21,10 @@ rows and N queries over M keys, one block takes:
     output layer  2·B·N·d·vocab_size                           once
 
 N·M counts every query-key pair. "reference" and "fused" are counted so, although a causal mask excludes almost half
-of the pairs (`masked_operations`). "flex" skips masked pairs, so only the others count:
+of the pairs (`masked_operations`). "flex" skips masked pairs, and "fused" those of a layer with a window, from 512
+tokens on; of these only the visible pairs count (blocks: a little more):
 
-    causal  N·(N + 1) / 2        window w, causal  w·(w + 1) / 2 + (N - w)·w        (blocks of 128: a little more)
+    causal  N·(N + 1) / 2        window w, causal  w·(w + 1) / 2 + (N - w)·w
 
 Layers with another mixer than softmax attention have a part of their own, "mixing" (`regard.cost.mixers`).
 
@@ -204,7 +205,7 @@ def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:
     keys, m = stack.length, stack.memory
     softmax, others = mixers.softmax_layers(config, stack.layers), mixers.other_layers(config, stack.layers)
     scores = _score_projections(config, batch, 1, keys) + _relative(config, batch, 1)
-    reached = (min(keys, config.window_of(layer) or keys) if config.attention == "flex" else keys for layer in softmax)
+    reached = (min(keys, _step_reach(config, layer) or keys) for layer in softmax)
     total = len(softmax) * scores + sum(reached) * _per_pair(config, batch)
     total += sum(mixers.mixing_operations(config, kind, batch, 1, True) for kind in others)
     block = _projections(config, batch, 1, 1) + _feedforward(config, batch)
@@ -214,11 +215,18 @@ def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:
     return total + stack.layers * block + _head(config, batch, 1)
 
 
+def _step_reach(config: ModelConfig, layer: int) -> int | None:
+    """How many keys one more token is compared with; None: all. A cache that rolls holds no others."""
+    return config.window_of(layer) if config.attention == "flex" else config.reach_of(layer)
+
+
 def computed_pairs(config: ModelConfig, stack: StackShape) -> int:
     """Query-key pairs of all layers whose scores are computed."""
     if config.attention == "flex":
         return visible_pairs(config, stack)
-    return len(mixers.softmax_layers(config, stack.layers)) * stack.length**2
+    n, causal = stack.length, stack.causal and config.causal
+    layers = mixers.softmax_layers(config, stack.layers)
+    return sum(_layer_pairs(config, one, n, causal) if mixers.is_banded(config, one, n) else n * n for one in layers)
 
 
 def visible_pairs(config: ModelConfig, stack: StackShape) -> int:

@@ -74,9 +74,11 @@ def lengths(config: ModelConfig, seq: int | None, target_seq: int | None) -> tup
         if length < 1:
             raise UserError(f"{name} = {length}: must be 1 or more")
         if config.position_limit is not None and length > config.position_limit:
+            learned = config.position == "learned"
+            owner, other = ("the learned positions", "position = 'rope'") if learned else ("linformer", "another mixer")
             raise UserError(
-                f"{name} = {length}: longer than max_length = {config.max_length} of the learned positions; "
-                f"use {config.max_length} or less, raise max_length, or use position = 'rope'"
+                f"{name} = {length}: longer than max_length = {config.max_length} of {owner}; "
+                f"use {config.max_length} or less, raise max_length, or use {other}"
             )
     return source, target if two else 0
 

@@ -157,6 +157,8 @@ def _kv_cache(config: ModelConfig, stack: StackShape, batch: int, size: int) -> 
     if config.architecture == "recurrent":
         return recurrent.state_bytes(config, stack, batch, size)
     token = batch * config.key_heads * (config.key_dim + config.val_dim) * size
-    own = token * stack.length * len(mixers.softmax_layers(config, stack.layers))
+    reaches = [config.reach_of(layer) for layer in mixers.softmax_layers(config, stack.layers)]
+    # the buffer of a window rolls when it has twice the tokens that are needed
+    own = token * sum(stack.length if reach is None else min(stack.length, 2 * reach) for reach in reaches)
     own += sum(mixers.state_bytes(config, kind, batch, size) for kind in mixers.other_layers(config, stack.layers))
     return {"self": own * stack.causal, "cross": stack.layers * token * stack.memory}

@@ -238,7 +238,8 @@ def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[
             if peer.config.model_type == "fnet":  # whose transform in transformers includes padding
                 is_real = torch.ones_like(is_real)
             if peer.config.model_type == "longformer":  # which takes this id for padding wherever it is
-                ids = ids.masked_fill(ids == peer.config.pad_token_id, 0)
+                padding = peer.config.pad_token_id
+                ids = ids.masked_fill(ids == padding, 0 if padding else 1)
             inputs = (ids, is_real, types if config.token_types else None)
             out = peer(**encoder_inputs(peer, ids, is_real), token_type_ids=types)
     logits = out.get("logits", out.get("prediction_logits"))  # the second in BertForPreTraining

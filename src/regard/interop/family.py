@@ -83,6 +83,10 @@ class Family(ABC):
         """Change our tensors before exporting."""
         return tensors
 
+    def count_positions(self, hf: Json, tensors: Tensors) -> tuple[Json, Tensors]:
+        """Adapt config.json and their tensors to `pad_token_id`, where positions are counted from it."""
+        return hf, tensors
+
     def mismatches(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
         """Why this family cannot represent such a model: each field, and what the family has instead."""
         for name, value in {**COMMON, **self.fixed, **self.implied(config)}.items():

@@ -161,8 +161,8 @@ def export_folder(
     folder, tokenizers = Path(folder), dict(tokenizers or {})
     config = model.config
     family = convert.family_of(config)
-    weights = convert.weights_to_hf(config, weights_of(model))
     hf = convert.config_to_hf(config, {**special_ids(config, tokenizers), **(metadata or {})})
+    hf, weights = family.count_positions(hf, convert.weights_to_hf(config, weights_of(model)))
     hf["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     make_folder(folder)
     write_tokenizers(folder, config, tokenizers, max_length)

@@ -15,12 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import torch
+
 from regard.interop.encoders import BERT, EMBEDDING
 from regard.interop.family import Additions, Json, unsupported
 from regard.interop.rules import Rule, Tensors, linear, rows, same
 from regard.models.config import ModelConfig
 
 PADDING = 1  # of Longformer, as of RoBERTa: positions are counted from the id of padding + 1
+POSITIONS = "embeddings.position_embeddings.weight"
 
 
 class FNet(BERT):
@@ -93,7 +96,7 @@ class Longformer(BERT):
     )  # fmt: skip
     keys: ClassVar[tuple[tuple[str, str, Any], ...]] = tuple(key for key in BERT.keys if key[0] != "max_length")
     fixed: ClassVar[Json] = {**BERT.fixed, "global_tokens": 1, "global_projections": True, "dilation": 1}
-    supported: ClassVar[Json] = {"pad_token_id": PADDING, "onnx_export": False}
+    supported: ClassVar[Json] = {"onnx_export": False}
     prefix = "longformer."
     unprefixed = ("lm_head.", "classifier.")
     unused = r"embeddings\.position_ids|pooler\.dense\..*|lm_head\.bias"
@@ -130,7 +133,8 @@ class Longformer(BERT):
         windows = [size // 2 + 1 for size in sizes]  # a window of w attends to w / 2 tokens on each side
         same_size = len(set(windows)) == 1
         own = {"window": windows[0]} if same_size else {"mixer": ", ".join(f"window({size})" for size in windows)}
-        length = hf.get("max_position_embeddings", 512) - PADDING - 1
+        padding = hf.get("pad_token_id")
+        length = hf.get("max_position_embeddings", 512) - (PADDING if padding is None else padding) - 1
         return {**own, "max_length": length, **super().infer(hf, tensors, architecture)}
 
     def implied(self, config: ModelConfig) -> Json:
@@ -149,6 +153,19 @@ class Longformer(BERT):
         length = config.max_length + PADDING + 1
         own: Json = {"attention_window": sizes, "max_position_embeddings": length, "pad_token_id": PADDING}
         return {**super().to_config(config), **own}
+
+    def prepare(self, config: ModelConfig, tensors: Tensors) -> Tensors:
+        if POSITIONS in tensors:
+            table = tensors[POSITIONS][-config.max_length :]
+            tensors = {**tensors, POSITIONS: torch.cat((table.new_zeros(PADDING + 1, config.dim), table))}
+        return super().prepare(config, tensors)
+
+    def count_positions(self, hf: Json, tensors: Tensors) -> tuple[Json, Tensors]:
+        name = next(name for name in tensors if name.endswith(POSITIONS))
+        table = tensors[name][PADDING + 1 :]
+        before = hf["pad_token_id"] + 1  # of a tokenizer of Regard: 1
+        table = torch.cat((table.new_zeros(before, table.shape[1]), table))
+        return {**hf, "max_position_embeddings": len(table)}, {**tensors, name: table}
 
     def copies(self, config: ModelConfig) -> dict[str, str]:
         return {OUTPUT: EMBEDDING, OUTPUT_BIAS: BIAS} if config.tie_embeddings else {BIAS: OUTPUT_BIAS}

@@ -64,7 +64,6 @@ class ModelConfig(StackConfig):
     init: Literal["xavier", "normal"] = "xavier"  # normal: std 0.02, as GPT-2
     # derived from the fields above
     target_size: int = field(init=False, repr=False)  # tokens of the target
-    position_limit: int | None = field(init=False, repr=False)  # number of learned positions; None: no limit
 
     LEAST: ClassVar[dict[str, int]] = {
         **StackConfig.LEAST, "vocab_size": 1, "target_vocab_size": 1, "decoder_layers": 1, "embed_dim": 1,
@@ -74,8 +73,6 @@ class ModelConfig(StackConfig):
     def __post_init__(self) -> None:
         if self.attention_score is None:
             object.__setattr__(self, "attention_score", "additive" if self.architecture == "recurrent" else "dot")
-        limit = self.max_length if self.position == "learned" and self.architecture != "recurrent" else None
-        object.__setattr__(self, "position_limit", limit)
         object.__setattr__(self, "target_size", self.target_vocab_size or self.vocab_size or 0)
         super().__post_init__()
         if self.input == "patches":
@@ -84,6 +81,7 @@ class ModelConfig(StackConfig):
     def _check_combinations(self) -> None:
         """Check that input and output head fit the architecture, and the architecture's own combinations."""
         if self.architecture != "recurrent":
+            self._check_decoder()
             super()._check_combinations()
         elif self.attention_score == "concat":
             raise UserError(
@@ -149,14 +147,24 @@ class ModelConfig(StackConfig):
         if self.pruned is not None:
             self._check_pruned(self.pruned)
 
-    def _check_kinds(self, kinds: list[str]) -> None:
-        """Check mixers that are not softmax attention."""
-        for kind in ("linformer", "fourier"):
-            if kind in kinds and self.architecture != "encoder":
+    def _check_decoder(self) -> None:
+        """Check that no layer of a decoder needs later tokens."""
+        if self.architecture == "encoder":
+            return
+        for kind, _ in self.pattern:
+            if kind in ("linformer", "fourier"):
                 raise UserError(
                     f"mixer = {self.mixer!r}: {kind} mixes tokens with later ones, so a decoder cannot use it; "
                     "use architecture = 'encoder', or another mixer such as 'window' or 'linear'"
                 )
+        if self.global_projections:
+            raise UserError(
+                "global_projections = true: the global tokens of a decoder cannot attend to later tokens; remove it, "
+                "or use architecture = 'encoder'"
+            )
+
+    def _check_kinds(self, kinds: list[str]) -> None:
+        """Check mixers that are not softmax attention."""
         if not self.causal:
             raise UserError(f"causal = false: mixer = '{kinds[0]}' of a decoder is always causal; remove one of them")
         if (
@@ -175,7 +183,7 @@ class ModelConfig(StackConfig):
             raise UserError(
                 f"patch_size = {self.patch_size} does not divide image_size = {self.image_size}: change one of them"
             )
-        if self.position == "learned" and self.max_length < self.source_length:
+        if self.position_limit is not None and self.position_limit < self.source_length:
             raise UserError(
                 f"max_length = {self.max_length} is too short for {self.source_length} patches: "
                 f"set max_length = {self.source_length}"
@@ -220,6 +228,12 @@ class ModelConfig(StackConfig):
         """The heads of one attention layer that were not removed."""
         removed = (self.pruned or {}).get(layer, ())
         return tuple(head for head in range(self.heads) if head not in removed)
+
+    @property
+    def position_limit(self) -> int | None:
+        """The number of positions that a learned encoding or a Linformer has parameters for; None: no limit."""
+        limited = self.position == "learned" or any(kind == "linformer" for kind, _ in self.pattern)
+        return self.max_length if limited and self.architecture != "recurrent" else None
 
     @property
     def source_length(self) -> int:

@@ -24,11 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.nn.config import LONG
 from regard.nn.mask import AttentionMask, causal
 from regard.nn.plan import Plan, Range, cheapest, indices, make_plan
 from regard.nn.position import Bias
-
-LONG = 512  # keys from which on masked blocks are skipped
 
 
 def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float, *, allow_flex: bool) -> str:

@@ -92,7 +92,7 @@ class Cache:
             if reach is not None:
                 size = max(end - needed, min(size, 2 * reach))
             old, kept = buffers, start - needed
-            if old is None or old[0].shape[2] < size:
+            if old is None or not size <= old[0].shape[2] <= 2 * size:  # a long prompt leaves more than is needed
                 buffers = k.new_empty(*k.shape[:2], size, k.shape[3]), v.new_empty(*v.shape[:2], size, v.shape[3])
             if old is not None and buffers is not None:
                 for source, new in zip(old, buffers, strict=True):

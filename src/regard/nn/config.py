@@ -26,7 +26,9 @@ Score = Literal["dot", "multiplicative", "additive", "concat"]
 Path = Literal["fused", "reference", "flex"]
 Mixer = Literal["full", "window", "bigbird", "linformer", "linear", "performer", "gated-linear", "fourier"]
 SOFTMAX = ("full", "window", "bigbird")  # the mixers that are softmax attention with a mask
-# of linear attention (`regard.nn.linear_attention`); here because costs are computed without PyTorch
+# here because costs are computed without PyTorch:
+LONG = 512  # keys from which on attention with a window skips masked blocks (`regard.nn.banded`)
+# of linear attention (`regard.nn.linear_attention`)
 CHUNK = 64  # tokens that are computed in parallel
 PART = 16  # tokens whose gates are multiplied out from one reference point
 RANK = 16  # of the matrix W₂ W₁ of the gates; also the root that is taken of them
@@ -81,7 +83,7 @@ class StackConfig:
     position: PositionKind = "sinusoidal"
     pairs: Literal["interleaved", "halves"] = "interleaved"  # the layout of sin/cos pairs in a vector
     position_axes: int = 1  # 2: sinusoidal and rope use the rows and columns of image patches
-    max_length: int = 512  # of learned positions; other encodings have no limit
+    max_length: int = 512  # of learned positions and of linformer; others have no limit
     rope_base: float = 10000.0
     position_distance: int = 128  # relative: clipped at it; t5: the last bucket starts there
     position_buckets: int = 32  # t5
@@ -139,6 +141,13 @@ class StackConfig:
         """The window of layer `layer`; None: it has none."""
         return self.pattern[layer % len(self.pattern)][1]
 
+    def reach_of(self, layer: int) -> int | None:
+        """How far back layer `layer` of a decoder attends, itself included; None: to all tokens."""
+        size = self.window_of(layer)
+        if size is None or self.mixer_of(layer) != "window" or self.global_tokens:
+            return None
+        return (size - 1) * self.dilation + 1
+
     def _parse_mixer(self) -> tuple[tuple[Mixer, int | None], ...]:
         """Kind and window of each layer of the pattern `mixer`."""
         if not self.mixer:
@@ -180,6 +189,8 @@ class StackConfig:
                 raise UserError(
                     f"{name} = {getattr(self, name)}: no layer uses it; remove it, or set mixer = '{users[0]}'"
                 )
+        if self.mixer_seed >= 2**31:  # which the hash of the random blocks takes
+            raise UserError(f"mixer_seed = {self.mixer_seed}: must be an integer from 0 to {2**31 - 1}")
         if self.mixer and self.shifted_window is not None:
             raise UserError(f"mixer = {self.mixer!r} and shifted_window = {self.shifted_window}: remove one of them")
         if self.global_projections and not self.global_tokens:

@@ -8,8 +8,9 @@ fast Fourier transform takes O(N log N) operations.
 
     x [B, N, dim] -> [B, N, dim]
 
-Each row is transformed over its own real tokens, n of them: padding changes nothing, and its own output is zero. Rows
-of different length are transformed together as a convolution (Bluestein 1970), since 2ab = a² + b² - (a - b)²:
+Each text is transformed over its own real tokens, n of them: padding and the other documents of a packed row change
+nothing, and the output of padding is zero. Padded rows of different length are transformed together, as a convolution
+(Bluestein 1970), since 2ab = a² + b² - (a - b)²; packed documents of one length together:
 
     Σ_b x_b exp(-2πi · ab / n) = w_a Σ_b (x_b w_b) / w_{a-b}        w_k = exp(-πi · k² / n)
 
@@ -21,13 +22,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.errors import UserError
 from regard.nn.multihead import Context
 from regard.nn.trace import Traceable
 
 
 def fourier(x: Tensor) -> Tensor:
     """Re(F_N x F_dim), computed in float32 or float64."""
+    if not x.numel():  # MKL refuses a transform of nothing
+        return x
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     mixed: Tensor = torch.fft.fft2(exact, dim=(-2, -1)).real
     return mixed.to(x.dtype)
@@ -41,12 +43,14 @@ class FourierMixing(Traceable):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         positions = context.attention_mask.q
         if positions.document is not None:
-            raise UserError(
-                "mixer = 'fourier' mixes all tokens of a row, so packed documents would mix: set train.pack = false"
-            )
-        if positions.is_real is None:
-            return self.mark("output", fourier(x))
-        return self.mark("output", fourier_rows(x, positions.is_real.expand(x.shape[:2]), positions.pos))
+            out = torch.zeros_like(x)
+            for chosen, length in positions.by_length():
+                out[chosen] = fourier(x[chosen].view(-1, length, x.shape[2])).flatten(0, 1)
+        elif positions.is_real is not None and x.numel():
+            out = fourier_rows(x, positions.is_real.expand(x.shape[:2]), positions.pos)
+        else:
+            out = fourier(x)
+        return self.mark("output", out)
 
 
 def fourier_rows(x: Tensor, is_real: Tensor, pos: Tensor) -> Tensor:

@@ -233,13 +233,15 @@ class LinearAttention(Traceable):
         exact = torch.promote_types(x.dtype, torch.float32)  # sums over many tokens
         with torch.autocast(x.device.type, enabled=False):
             q, k, v = q.to(exact), k.to(exact), v.to(exact)
-            q = q.view(q.shape[0], self.key_heads, -1, *q.shape[2:])
+            q = q.view(q.shape[0], self.key_heads, self.heads // self.key_heads, *q.shape[2:])
             heads = self.mix(x, q, k[:, :, None], v[:, :, None], context)
         heads = self.mark("heads", heads.flatten(1, 2).to(x.dtype))  # [B, H, N, Dv]
         return self.mark("output", self.project(x, heads.transpose(1, 2)))
 
     def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         """q [B, Hkv, H / Hkv, N, D], k and v [B, Hkv, 1, N, D] -> [B, Hkv, H / Hkv, N, Dv]."""
+        if not q.numel():
+            return q.new_zeros(*q.shape[:-1], v.shape[-1])
         is_real, document = context.attention_mask.q.is_real, context.attention_mask.q.document
         is_real = None if is_real is None else is_real[:, None, None, :, None]  # [B, 1, 1, N, 1]
         if not self.causal:

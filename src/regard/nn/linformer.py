@@ -8,7 +8,8 @@ most `max_length` tokens, and shorter ones use the first columns. All heads shar
 
     x [B, N, dim]   q [B, H, N, D]   E K [B, Hkv, length, D]   F V [B, Hkv, length, Dv]   ->   [B, N, dim]
 
-A mixture contains later tokens, so only an encoder can use it. Padding has no part in the mixtures.
+A mixture contains later tokens, so only an encoder can use it. Padding has no part in the mixtures, and each document
+of a packed row has mixtures of its own; those of one length are computed together.
 """
 
 from __future__ import annotations
@@ -49,19 +50,36 @@ class LinformerAttention(Traceable):
         q, k, v = self.qkv(x).split(self.sizes, dim=-1)
         q = self.mark("q", self.q_norm(_heads(q, self.heads)).transpose(1, 2))
         k = self.k_norm(_heads(k, self.key_heads)).flatten(2)
+        if positions.document is None:
+            heads = self._attend(q, k, v, positions)
+        else:
+            heads = self._attend_documents(q, k, v, positions)
+        heads = self.mark("heads", heads)
+        return self.mark("output", self.out(heads.transpose(1, 2).flatten(2)))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, positions: Positions) -> Tensor:
+        """q [B, H, N, D], k [B, N, Hkv · D], v [B, N, Hkv · Dv] -> [B, H, N, Dv], one text per row."""
         k = self._shorten(k, self.key_projection, positions)
         v = self._shorten(v, self.value_projection, positions)
         k = self.mark("k", _heads(k, self.key_heads).transpose(1, 2))  # [B, Hkv, length, D]
         v = self.mark("v", _heads(v, self.key_heads).transpose(1, 2))
         dropout, scale = self.config.attention_dropout if self.training else 0.0, self.config.scale
         if self.config.attention == "reference":
-            heads = attention_stages(q, k, v, scale=scale, dropout=dropout).output
-        else:
-            heads = F.scaled_dot_product_attention(
-                q, k, v, dropout_p=dropout, scale=scale, enable_gqa=self.heads != self.key_heads
-            )
-        heads = self.mark("heads", heads)
-        return self.mark("output", self.out(heads.transpose(1, 2).flatten(2)))
+            return attention_stages(q, k, v, scale=scale, dropout=dropout).output
+        return F.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, scale=scale, enable_gqa=self.heads != self.key_heads
+        )
+
+    def _attend_documents(self, q: Tensor, k: Tensor, v: Tensor, positions: Positions) -> Tensor:
+        """The same for packed rows; `k` and `v` of a trace have one row per document."""
+        out = q.new_zeros(q.shape[0], q.shape[2], self.heads, self.config.val_dim)  # [B, N, H, Dv]
+        with self.joined(0):
+            for chosen, length in positions.by_length():
+                one = Positions.of(length, q.device)
+                queries = q.transpose(1, 2)[chosen].view(-1, length, *q.shape[1::2]).transpose(1, 2)
+                keys, values = (x[chosen].view(-1, length, x.shape[2]) for x in (k, v))
+                out[chosen] = self._attend(queries, keys, values, one).transpose(1, 2).flatten(0, 1).to(out.dtype)
+        return out.transpose(1, 2)
 
     def _shorten(self, x: Tensor, projection: Tensor, positions: Positions) -> Tensor:
         """[B, N, D] -> [B, length, D], by the columns of the tokens' positions."""
@@ -75,13 +93,9 @@ class LinformerAttention(Traceable):
         return self.key_projection.shape[0] - 1
 
     def _check(self, positions: Positions) -> None:
-        if positions.document is not None:
-            raise UserError(
-                "mixer = 'linformer' mixes all tokens of a row, so packed documents would mix: set train.pack = false"
-            )
         length = positions.length
-        if length > self.last + 1 and positions.is_real is not None:  # padding may be longer
-            length = int(positions.is_real.sum(dim=1).max())
+        if length > self.last + 1:  # padding and packed rows may be longer
+            length = int(positions.text_lengths().max())
         if length > self.last + 1:
             raise UserError(
                 f"sequence of {length} tokens is longer than max_length = {self.last + 1} of mixer = 'linformer': "

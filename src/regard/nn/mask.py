@@ -84,8 +84,7 @@ class Mask:
         )  # fmt: skip
 
     def __and__(self, other: Mask) -> Mask:
-        if not isinstance(other, Mask):
-            raise UserError(f"the mask is a {type(other).__name__}: pass a Mask; from_tensor makes one of a tensor")
+        _check_mask(other)
         if self is everything or self is other:
             return other
         if other is everything:
@@ -93,6 +92,7 @@ class Mask:
         return self._combine("&", other, lambda q, k: self.predicate(q, k) & other.predicate(q, k))
 
     def __or__(self, other: Mask) -> Mask:
+        _check_mask(other)
         if self is everything or other is everything:
             return everything
         return self._combine("|", other, lambda q, k: self.predicate(q, k) | other.predicate(q, k))
@@ -137,6 +137,11 @@ class Mask:
         rows = AttentionMask(self, Positions.of(queries, device), Positions.of(keys or queries, device)).dense()
         grid = rows[0, 0].expand(queries, keys or queries).tolist()
         return "\n".join(" ".join("■" if cell else "·" for cell in row) for row in grid)
+
+
+def _check_mask(mask: object) -> None:
+    if not isinstance(mask, Mask):
+        raise UserError(f"the mask is a {type(mask).__name__}: pass a Mask; from_tensor makes one of a tensor")
 
 
 def _padding(q: Token, k: Token) -> Tensor:
@@ -191,8 +196,10 @@ def from_tensor(mask: Tensor) -> Mask:
     rows = values.shape[0]
 
     def read(q: Token, k: Token) -> Tensor:
-        sizes = (1 if rows == 1 else q.batch.numel(), q.index.numel(), k.index.numel())
-        if not q.in_blocks and any(size > own for size, own in zip(sizes, values.shape, strict=True)):
+        # tokens of blocks may occur more than once, and planning them reads tensors anyway
+        lengths = (int(one.index.max()) + 1 if one.in_blocks else one.index.numel() for one in (q, k))
+        sizes = (1 if rows == 1 else q.batch.numel(), *lengths)
+        if any(size > own for size, own in zip(sizes, values.shape, strict=True)):
             raise UserError(
                 f"mask tensor has shape {tuple(mask.shape)}: too small for {sizes[1]} queries "
                 f"and {sizes[2]} keys in {q.batch.numel()} rows"

@@ -79,11 +79,11 @@ def sparse_mask(size: int, dilation: int, first: int, chosen: tuple[int, int, in
 
 
 def reaches(config: StackConfig) -> tuple[dict[int, int], int | None]:
-    """How far back each causal layer with a window attends, and the farthest; None: a layer attends to all tokens."""
-    found: dict[int, int] = {}
-    for layer in range(config.layers):
-        size = config.window_of(layer)
-        if config.mixer_of(layer) == "window" and size is not None and not config.global_tokens:
-            found[layer] = (size - 1) * config.dilation + 1
+    """How far back each causal layer with a window attends, and the farthest; None: a layer attends to all tokens.
+
+    Linear attention has a state instead of keys, so without softmax attention only the new tokens are needed.
+    """
+    reached = {layer: config.reach_of(layer) for layer in range(config.layers)}
+    found = {layer: reach for layer, reach in reached.items() if reach is not None}
     softmax = [layer for layer in range(config.layers) if config.mixer_of(layer) in SOFTMAX]
-    return found, max(found.values()) if found and len(found) == len(softmax) else None
+    return found, max(found.values(), default=1) if len(found) == len(softmax) else None

@@ -19,23 +19,29 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from regard.errors import UserError
 from regard.nn import blocks
 from regard.nn.blocks import Bounds, Span
 from regard.nn.mask import Mask
 from regard.nn.tokens import Token
 
+MOST = 4096  # random blocks of a text whose pairs are looked at: 64 MiB
+
 
 @cache
 def prefix(count: int) -> Mask:
     """The first `count` tokens: `causal | prefix(n)` attends to the whole prefix, and to earlier tokens after it."""
+    _check("prefix", count, 0)
     return Mask(f"prefix({count})", lambda q, k: k.pos < count, bounds=blocks.first_keys(count))
 
 
 @cache
 def global_tokens(count: int) -> Mask:
     """The first `count` tokens attend to all tokens, and all tokens to them."""
+    _check("global_tokens", count, 0)
 
     def either(q: Token, k: Token) -> Tensor:
         return (q.pos < count) | (k.pos < count)
@@ -50,6 +56,8 @@ def random_blocks(count: int, size: int, seed: int = 0) -> Mask:
     Which ones does not depend on the length, so that padding and a KV cache change nothing: a hash of the number of
     the block and the seed chooses them.
     """
+    _check("random_blocks", count, 0)
+    _check("block_size", size, 1)
 
     def chosen(block: Tensor, earlier: Tensor) -> Tensor:
         """Whether `block` chose `earlier`, elementwise."""
@@ -62,15 +70,17 @@ def random_blocks(count: int, size: int, seed: int = 0) -> Mask:
         return chosen(one, other) | chosen(other, one)
 
     def bounds(q: Span, k: Span) -> Bounds:
+        number = -(-max(side.pos.shape[1] * side.pos.shape[2] for side in (q, k)) // size)  # of our blocks in a text
+        if number > MOST:
+            return blocks.unknown(q, k)
         (q_low, q_high), (k_low, k_high) = q.range(q.pos // size), k.range(k.pos // size)
-        wide = q.pos.shape[-1] // size + 2  # a block of consecutive tokens has at most as many blocks of ours
-        some = (q_high - q_low >= wide) | (k_high - k_low >= wide)
-        every = torch.ones_like(some)
-        for i in range(wide):
-            for j in range(wide):
-                visible = both((q_low + i).clamp_max(q_high), (k_low + j).clamp_max(k_high))
-                some, every = some | visible, every & visible
-        return some, every & (q_high - q_low < wide) & (k_high - k_low < wide)
+        block = torch.arange(number, device=q.pos.device)
+        sums = both(block[:, None], block).cumsum(0, dtype=torch.int32).cumsum(1, dtype=torch.int32)
+        sums = F.pad(sums, (1, 0, 1, 0))  # [i, j]: how many pairs of the first i and j blocks are visible
+        inside = (q_high < number) & (k_high < number)
+        first, end, k_first, k_end = (one.clamp_max(number) for one in (q_low, q_high + 1, k_low, k_high + 1))
+        count = sums[end, k_end] - sums[first, k_end] - sums[end, k_first] + sums[first, k_first]
+        return (count > 0) | ~inside, (count == (end - first) * (k_end - k_first)) & inside
 
     return Mask(
         f"random_blocks({count} of {size}, seed {seed})",
@@ -78,6 +88,11 @@ def random_blocks(count: int, size: int, seed: int = 0) -> Mask:
         bounds=bounds,
         reach=2 * count * size,
     )
+
+
+def _check(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise UserError(f"{name} = {value}: must be {least} or more")
 
 
 def _hash(number: Tensor, seed: int) -> Tensor:

@@ -3,7 +3,7 @@
 A model that was pretrained on text without labels knows the language; one that is then trained on few labels starts
 with that knowledge (Dai & Le 2015; Devlin et al. 2018). Three things are copied from the folder of the other run:
 
-    [model]    its structure; a recipe that says otherwise is refused
+    [model]    its structure; a recipe that says otherwise is refused, but for dropout and the masks of attention
     tokenizer  the same pieces of text must have the same vectors
     weights    every tensor of the same name; output heads that it lacks are initialized randomly
 
@@ -26,6 +26,7 @@ from regard.files import name_some
 from regard.messages import localize
 from regard.models.folder import WEIGHTS, load_tokenizers, read_weights, weights_of
 from regard.models.recipe import RECIPE, model_config, read_recipe, with_preset
+from regard.nn.config import SOFTMAX
 from regard.settings import read_toml, to_dict
 from regard.text.tokenizer import Tokenizer
 
@@ -34,6 +35,8 @@ FREE = {
     "output_head", "classes", "pooling", "pooler", "head_layer", "logit_bias", "init",
     "dropout", "attention_dropout", "embed_dropout", "attention",
 }  # fmt: skip
+# Fields of masks, which may differ where every layer is softmax attention: a BERT can become a BigBird for longer texts
+MASKS = {"mixer", "window", "dilation", "global_tokens", "block_size", "random_blocks", "mixer_seed"}
 HEADS = ("classifier.", "pooler.", "output_head.")  # prefixes of weights that may be initialized randomly
 
 
@@ -57,10 +60,12 @@ def complete_from(
         raise UserError(f"{where}: {error}") from None
     table, text, theirs = tables.get("model", {}), tables.get("text", {}), to_dict(config)
     own = {field: value for field, value in table.items() if field != "preset"}
+    kinds = {kind for kind, _ in config.pattern} | {one.split("(")[0].strip() for one in _parts(own.get("mixer"))}
+    free = FREE | (MASKS if kinds <= {"", *SOFTMAX} else set())
     for field, value in with_preset(table).items():
         same = value == theirs.get(field, getattr(config, field, None))
         same = same or (field == "architecture" and _contains(config.architecture, value))
-        if field not in FREE and not same and (field in own or field != "vocab_size"):
+        if field not in free and not same and (field in own or field != "vocab_size"):
             known = f"{field} = {theirs[field]!r}" if field in theirs else f"no {field}"
             origin = "" if field in own else f"preset = {table['preset']!r}, "
             remove = field if field in own else "preset"
@@ -76,7 +81,13 @@ def complete_from(
         raise UserError(f"text.{extra[0]}: the tokenizer comes from {where}; remove {extra[0]} from [text]")
     wanted = {field: value for field, value in defaults.get("model", {}).items() if field in (*FREE, "architecture")}
     theirs.pop("classes", None)
+    if "mixer" in own:  # its fields are not those of the mixer there
+        theirs = {field: value for field, value in theirs.items() if field not in MASKS}
     return {**tables, "model": {**theirs, **wanted, **own}, "text": {**kept, **text}}
+
+
+def _parts(mixer: object) -> list[str]:
+    return mixer.split(",") if isinstance(mixer, str) else []
 
 
 def _contains(theirs: str, needed: object) -> bool:

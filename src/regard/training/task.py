@@ -231,6 +231,12 @@ class Task(ABC):
         self.check_model(config)
         if self.config.parallel == "context":
             check_split(config)
+        kinds = {config.mixer_of(layer) for layer in range(config.layers)}
+        if self.config.cuda_graph and config.input == "tokens" and (by_length := kinds & {"fourier", "linformer"}):
+            raise UserError(
+                f"train.cuda_graph = true: mixer = '{min(by_length)}' computes the texts of one length together, and a "
+                "graph has fixed shapes; set train.cuda_graph = false"
+            )
         return config
 
     def settle_model(self) -> ModelConfig:
@@ -245,11 +251,16 @@ class Task(ABC):
         return self.make_model_config(sizes)
 
     def check_positions(self, config: ModelConfig, length: int, what: str) -> None:
-        """Learned positions must reach as far as the longest sequence."""
+        """Learned positions, and the projections of a Linformer, must reach as far as the longest sequence."""
         if config.position_limit is not None and length > config.position_limit:
+            if config.position == "learned":
+                raise UserError(
+                    f"{what} = {length}: learned positions end at model.max_length = {config.max_length}; raise "
+                    "model.max_length, or choose another model.position"
+                )
             raise UserError(
-                f"{what} = {length}: learned positions end at model.max_length = {config.max_length}; raise "
-                "model.max_length, or choose another model.position"
+                f"{what} = {length}: mixer = 'linformer' has parameters for model.max_length = {config.max_length} "
+                "tokens; raise model.max_length, or choose another model.mixer"
             )
 
     def use(self, bundle: Bundle) -> None:
