@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from regard.errors import UserError, listed
 
@@ -35,6 +36,21 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | Callable[[Pa
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(file: IO[Any]) -> Iterator[None]:
+    """One process at a time is in such a block with the same file, and others wait; on Windows, nobody does."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def make_folder(folder: Path) -> None:
