@@ -84,9 +84,6 @@ class ImageCaptioning(Task):
         "model": {"architecture": "encoder-decoder", "input": "patches", "norm_order": "pre", "activation": "gelu"},
         "train": {"schedule": "cosine", "eps": 1e-8, "weight_decay": 0.01, "label_smoothing": 0.0},
     }
-    MODEL: ClassVar = {
-        "architecture": ("encoder-decoder",), "input": ("patches", "features"), "output_head": ("tokens",)
-    }  # fmt: skip
     UNUSED = ("loss_chunk",)
     METRICS: ClassVar = {"loss": LOSS, "exact": Metric("exact", higher=True)}
     HEADLINE = ("exact", "exact match", ".2%")
