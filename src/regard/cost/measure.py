@@ -82,8 +82,9 @@ def free_memory(device: torch.device) -> int:
     return 8 * 2**30
 
 
-def matmul_pace(device: torch.device, width: int = 768) -> float:
+def matmul_pace(device: torch.device) -> float:
     """Seconds per FLOP of one matmul."""
+    width = 768
     x = torch.randn(width, width, device=device)
     seconds = []
     for _ in range(3):

@@ -194,8 +194,8 @@ def headings(table: StudyTable, columns: Sequence[Column]) -> list[str]:
     return [score_heading if one.heading == "score" else one.heading for one in columns]
 
 
-def cells(table: StudyTable, row: RowResult, columns: Sequence[Column], empty: str = "–") -> list[str]:
-    return [one.text(table, row) or empty for one in columns if one.text]
+def cells(table: StudyTable, row: RowResult, columns: Sequence[Column]) -> list[str]:
+    return [one.text(table, row) or "–" for one in columns if one.text]
 
 
 def remarks(table: StudyTable) -> list[str]:
