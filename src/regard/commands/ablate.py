@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import regard
 from regard.commands import DEVICE, aligned, positive, show
-from regard.commands.attention_options import check_output
+from regard.commands.attention_options import check_png
 from regard.errors import UserError, program
 from regard.terminal import count
 
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
     follow_parent()
     if args.png:
-        check_output("figures.png")
+        check_png(Path("figures.png"))
     study = open_study(args)
     if args.dry_run:
         return show_estimate(args, study)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from regard.commands import show
+from regard.commands.attention_options import progress
 from regard.commands.cost_sweep import (
     GIGA,
     MIB,
@@ -16,7 +17,6 @@ from regard.commands.cost_sweep import (
     device_of,
     dtype_of,
     milliseconds,
-    progress,
     write_files,
 )
 from regard.errors import UserError, listed
@@ -108,7 +108,7 @@ def _measure(
     paces: dict[str, float] = {}
     stopped: list[str] = []
     active = list(TABLE)
-    for n in progress(ns, len(ns)):
+    for n in progress(ns, "measuring"):
         for kind in list(active):
             work = 3 * batch * operations(kind, sizes, n)
             memory = max((n / before * at.peak for before, at in measured[kind].items()), default=0.0)
