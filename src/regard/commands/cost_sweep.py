@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,26 +152,15 @@ def _measure(
     results: Sequence[tuple[ModelConfig, Cost]], sizes: Sweep, budget: Budget, device: torch.device
 ) -> tuple[list[Measurement], str]:
     """The measurements, and why they end before the last value."""
-    import time
-
-    import torch
-
     from regard.cost.measure import measure_model
 
     measured: list[Measurement] = []
-    pace: float | None = None
     for value, (config, result) in zip(sizes.values, progress(results, "measuring"), strict=True):
-        operations = result.train + result.recomputed
-        refusal = budget.refusal(operations, result.training_memory, pace)
-        if not refusal:
-            begin = time.perf_counter()
-            try:
-                measured.append(measure_model(config, result, device))
-            except torch.OutOfMemoryError:
-                refusal = "the memory of the device is exhausted"
-            pace = (time.perf_counter() - begin) / operations
-        if refusal:
-            return measured, f"measuring stopped at {sizes.name} = {value}: {refusal}"
+        run = partial(measure_model, config, result, device)
+        found = budget.measure("model", result.train + result.recomputed, result.training_memory, run)
+        if isinstance(found, str):
+            return measured, f"measuring stopped at {sizes.name} = {value}: {found}"
+        measured.append(found)
     return measured, ""
 
 
