@@ -6,6 +6,7 @@ atomic within a file system), so a reader never sees a partial file, and a full 
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -36,6 +37,15 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | Callable[[Pa
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} if there is no such file, or it holds something else."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 @contextmanager

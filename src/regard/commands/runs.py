@@ -8,7 +8,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from regard.commands import aligned, show
 from regard.errors import UserError
+from regard.files import read_json
 from regard.messages import localize
 from regard.training.history import METRICS, lines_with, parse
 
@@ -69,8 +69,8 @@ def read(folder: Path) -> dict[str, Any] | None:
 def _summary(folder: Path) -> dict[str, Any] | None:
     """The summary.json of a run; if an earlier version has trained it, the same from its recipe."""
     if (folder / "summary.json").is_file():
-        saved = json.loads((folder / "summary.json").read_bytes())
-        return saved if isinstance(saved, dict) and saved.keys() >= FIELDS else None
+        saved = read_json(folder / "summary.json")
+        return saved if saved.keys() >= FIELDS else None
     if not (folder / "recipe.toml").is_file():
         return None
     from regard.settings import read_toml
@@ -107,7 +107,6 @@ def row(summary: dict[str, Any]) -> tuple[str, ...]:
 def _scores(path: Path, metric: str) -> dict[str, float]:
     """One metric of every set in scores.json."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {name: float(metrics[metric]) for name, metrics in content.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {name: float(metrics[metric]) for name, metrics in read_json(path).items()}
+    except (ValueError, TypeError, KeyError):
         return {}

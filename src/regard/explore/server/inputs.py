@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.files import read_json
 from regard.models.recipe import EXAMPLES
 from regard.text.scripts import scripts
 
@@ -55,12 +56,9 @@ LONGEST = 40  # letters of a word in a hint
 
 def read_examples(folder: Path) -> dict[str, Any]:
     """The content of RUN/examples.json; {} if there is none, or one that is not ours."""
-    try:
-        content = json.loads((folder / EXAMPLES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    well_formed = isinstance(content, dict) and isinstance(content.get("inputs"), list)
-    return content if well_formed and all(isinstance(one, dict) for one in content["inputs"]) else {}
+    content = read_json(folder / EXAMPLES)
+    inputs = content.get("inputs")
+    return content if isinstance(inputs, list) and all(isinstance(one, dict) for one in inputs) else {}
 
 
 def predicted(folder: Path) -> list[dict[str, Any]]:
