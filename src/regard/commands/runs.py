@@ -17,9 +17,8 @@ from regard.commands import aligned, show
 from regard.errors import UserError
 from regard.files import read_json
 from regard.messages import localize
-from regard.training.history import METRICS, lines_with, parse
+from regard.training.history import read_metrics
 
-TAIL = 2**13  # bytes of metrics.jsonl with its last lines
 FIELDS = {"task", "steps", "metric", "higher", "headline", "test"}  # of `regard.training.task.Task.summary`
 HEADERS = "run, task, steps, seconds, loss, best, test"
 
@@ -44,23 +43,21 @@ def read(folder: Path) -> dict[str, Any] | None:
     """A summary of the files of a run; None for any other folder."""
     try:
         task = _summary(folder)
-        log = folder / METRICS
-        content = log.read_bytes() if log.exists() else b""
+        history = read_metrics(folder)
     except (UserError, OSError, ValueError, RecursionError):
         return None
     if task is None:
         return None
-    last, evaluations = parse(content[-TAIL:].splitlines()), parse(lines_with(task["metric"], content))
-    losses = _values(last, "loss")
+    losses = _values(history, "loss")
     return {
         "run": folder.name,
         "task": task["task"],
-        "step": max(_values(last, "step"), default=0),
+        "step": max(_values(history, "step"), default=0),
         "steps": task["steps"],
-        "seconds": max(_values(last, "seconds"), default=0.0),
+        "seconds": max(_values(history, "seconds"), default=0.0),
         "loss": losses[-1] if losses else None,
         "metric": task["metric"],
-        "best": (max if task["higher"] else min)(_values(evaluations, task["metric"]), default=None),
+        "best": (max if task["higher"] else min)(_values(history, task["metric"]), default=None),
         "headline": task["headline"],
         "test": _scores(folder / "scores.json", task["test"]),
     }
