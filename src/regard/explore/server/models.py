@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 
 from regard.errors import UserError
-from regard.explore.server.inputs import COUNT, covered, decode_pixels, predicted, read_examples
+from regard.explore.server.inputs import COUNT, covered, decode_pixels, read_examples
 from regard.explore.server.work import interruptible
 from regard.files import read_json
 from regard.models.recipe import RECIPE
@@ -106,7 +106,7 @@ class Models:
 
     def _examples(self, name: str, tables: dict[str, Any] | None) -> list[dict[str, Any]] | None:
         """Inputs of a run's own test data, with targets; None if they are known only once the model is loaded."""
-        folder, kept = self.folders[name], []
+        kept: list[dict[str, Any]] = []
         model, data = (table if isinstance(table := (tables or {}).get(key), dict) else {} for key in ("model", "data"))
         for example in read_examples(self.folders[name]).get("inputs", []):
             if "pixels" in example:
@@ -118,7 +118,7 @@ class Models:
             kept = [{"text": text, "target": target} for text, target in pairs]
         if not kept and model.get("output_head") == "values":
             kept = [{"text": text, "target": None} for text in number_examples(data)]
-        return kept or predicted(folder) or None
+        return kept or None
 
     def examples(self, name: str) -> list[dict[str, Any]]:
         """What the page begins with, for a model without examples of its own."""
