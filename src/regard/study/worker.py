@@ -33,9 +33,9 @@ from regard.study.definition import Planned, Study
 from regard.study.processes import work_together
 from regard.study.results import claims, done_file, failed_file, progress, write_done, write_failed
 from regard.training.distributed import Workers
+from regard.training.lock import Locked
 
 POLL = 2.0  # seconds between two looks for a run whose worker has died
-LOCKED = "another process is training in this folder"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -111,7 +111,7 @@ def train_one(
     except Exception as error:
         if isinstance(error.__cause__, OSError):  # a full disk
             raise
-        if isinstance(error, UserError) and LOCKED in str(error):  # a process that was believed dead
+        if isinstance(error, Locked):  # a process that was believed dead
             own.lost = True
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     finally:
