@@ -6,35 +6,66 @@ atomic within a file system), so a reader never sees a partial file, and a full 
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from regard.errors import UserError, listed
 
 
-def write_atomically(path: str | os.PathLike[str], content: bytes | Callable[[Path], object]) -> None:
-    """Write a file atomically: to a temporary file in the same folder, flushed to disk, then renamed.
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file in the same folder, to be written, which becomes `path` when the block succeeds."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
-    `content` may be a function that writes the file at the path it is called with.
-    """
+
+def write_atomically(path: str | os.PathLike[str], content: bytes | Callable[[Path], object]) -> None:
+    """Write a file atomically; `content` may be a function that writes the file at the path it is called with."""
     path = Path(path).resolve()  # follow links, so that a link stays a link
     if path.is_dir():
         raise UserError(f"{path}: cannot be written: it is a folder; pass the name of a file")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        content(temporary) if callable(content) else temporary.write_bytes(content)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            content(temporary) if callable(content) else temporary.write_bytes(content)
+            os.chmod(temporary, 0o644)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} if there is no such file, or it holds something else."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+@contextmanager
+def locked(file: IO[Any]) -> Iterator[None]:
+    """One process at a time is in such a block with the same file, and others wait; on Windows, nobody does."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
     finally:
-        temporary.unlink(missing_ok=True)
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def make_folder(folder: Path) -> None:

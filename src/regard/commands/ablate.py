@@ -19,22 +19,19 @@ import json
 import shlex
 import shutil
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import regard
 from regard.commands import DEVICE, aligned, positive, show
-from regard.commands.attention_options import check_output
+from regard.commands.attention_options import check_png
 from regard.errors import UserError, program
 from regard.terminal import count
 
 if TYPE_CHECKING:
     from regard.study.definition import Row, Study
-    from regard.study.results import Progress
-    from regard.study.worker import Event
+    from regard.study.reporter import Reporter
 
 DEMO = Path(regard.__file__).parent / "recipes" / "demo.toml"
 # The smoke study: the task of the demo, with a model and a number of steps that leave room for differences
@@ -45,8 +42,6 @@ SMOKE_BASE = [
 ]  # fmt: skip
 SMOKE_ROWS = {"heads-1": "model.heads=1", "no-positions": "model.position=none", "no-residual": "model.residual=false"}
 SMOKE_SEEDS = 3
-REFRESH = 20.0  # seconds between two updates of the report at least
-LINES = 60.0  # seconds between two lines about runs in progress
 
 
 def seeds(text: str) -> list[int]:
@@ -95,12 +90,13 @@ ARGUMENTS = {
 def run(args: argparse.Namespace) -> int:
     from regard.study.definition import STUDY, Study
     from regard.study.processes import follow_parent, is_worker
+    from regard.study.reporter import Reporter
     from regard.study.results import collect, progress
     from regard.study.worker import Interrupted
 
     follow_parent()
     if args.png:
-        check_output("figures.png")
+        check_png(Path("figures.png"))
     study = open_study(args)
     if args.dry_run:
         return show_estimate(args, study)
@@ -160,7 +156,8 @@ def open_study(args: argparse.Namespace) -> Study:
     else:
         study = begin(*new_base(args), **options)
         if args.rows is None and not rows and not study.rows:
-            rows, lenient = ([*map(_smoke_row, SMOKE_ROWS)], []) if args.recipe is None else ([], read_rows("table3"))
+            smoke = [row_of(name, [change]) for name, change in SMOKE_ROWS.items()]
+            rows, lenient = (smoke, []) if args.recipe is None else ([], read_rows("table3"))
     if args.rows is not None:
         named = read_rows(args.rows)
         rows, lenient = (rows, named) if args.rows == "table3" else ([*rows, *named], lenient)
@@ -196,12 +193,6 @@ def new_base(args: argparse.Namespace) -> tuple[Path, str, dict[str, Any]]:
     return Path(args.out or Path("studies") / name), name, tables
 
 
-def _smoke_row(name: str) -> Row:
-    from regard.study.definition import row_of
-
-    return row_of(name, [SMOKE_ROWS[name]])
-
-
 # --- training
 
 
@@ -222,84 +213,6 @@ def train(args: argparse.Namespace, study: Study, reporter: Reporter) -> None:
     options = ["--no-wait"] * args.no_wait + ["--keep-checkpoints"] * args.keep_checkpoints
     options += ["--only", *args.only] if args.only else []
     work_in_processes(study.folder, jobs, args.device, options, reporter, args.only)
-
-
-class Reporter:
-    """Prints a line per run and one per minute, with the time that is left; refreshes table and report now and then."""
-
-    def __init__(self, study: Study, only: list[str]) -> None:
-        self.folder, self.only, self.file = study.folder, only, sys.stderr  # which is a log while a run is trained
-        self.due = 0.0
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._watch, name="study", daemon=True)
-
-    def __enter__(self) -> None:
-        self.thread.start()
-
-    def __exit__(self, *error: object) -> None:
-        self.stop.set()
-        self.thread.join()
-
-    def _watch(self) -> None:
-        """Show runs in progress."""
-        from regard.study.definition import Study
-        from regard.study.results import progress
-
-        while not self.stop.wait(LINES):
-            state = progress(Study.read(self.folder), self.only)
-            runs = (f"{run.row}, seed {run.seed}: step {at:,} of {of:,}" for run, (at, of) in state.running.items())
-            self._print("; ".join(runs), state)
-
-    def _print(self, text: str, state: Progress) -> None:
-        from regard.progress import duration
-
-        ended, width = len(state.done) + len(state.failed), len(str(state.total))
-        left = f"; about {duration(state.left)} left" if state.left else ""
-        print(f"[{ended:{width}} of {state.total}] {text}{left}", file=self.file, flush=True)
-
-    def __call__(self, event: Event) -> None:
-        from regard.progress import duration
-        from regard.study.definition import Study
-        from regard.study.results import progress
-
-        state = progress(Study.read(self.folder), self.only)
-        name = f"{event.run.row}, seed {event.run.seed}"
-        match event.what:
-            case "training":
-                text = f"training {name}"
-            case "done":
-                text = f"{name}: {self._score(event)}{duration(event.seconds)}"
-            case _:
-                text = f"{name}: failed: {event.reason.splitlines()[0]}"
-        self._print(text, state)
-        if event.what != "training" and time.monotonic() >= self.due:
-            self.refresh()
-
-    def _score(self, event: Event) -> str:
-        """The result of a run that is done."""
-        from regard.study.definition import Study
-        from regard.study.finished import FinishedRun, choose_test, metric_of
-
-        study = Study.read(self.folder)
-        one = FinishedRun(study.run_folder(event.run))
-        test, key = study.test or choose_test([one]), study.metric or one.summary.get("test", "")
-        value = None if test is None else one.score(test, key)
-        metric = metric_of(key, None if study.metric else one.summary.get("headline"))
-        return "" if value is None else f"{metric.name} {value:{metric.unit}}, "
-
-    def refresh(self) -> None:
-        """Write table and report; at most every twenty seconds, and for a tenth of the time at most."""
-        from regard.study.definition import Study
-        from regard.study.processes import is_worker
-        from regard.study.report import write_all
-        from regard.study.results import collect
-
-        if is_worker():
-            return
-        began = time.monotonic()
-        write_all(self.folder, collect(Study.read(self.folder)))
-        now = time.monotonic()
-        self.due = now + max(REFRESH, 9 * (now - began))
 
 
 # --- without training

@@ -1,4 +1,4 @@
-"""Options, files and output that the commands about attention share: figure, attend, heads and prune."""
+"""Options, files and output that the commands about attention share: figure, attend, heads and prune; and cost."""
 
 from __future__ import annotations
 
@@ -48,10 +48,11 @@ HEADS: Arguments = {
 }
 
 
-def progress(heads: Sequence[Any]) -> Any:
+def progress(items: Sequence[Any], what: str = "heads") -> Any:
+    """The items with a progress bar, where a person sees it."""
     from tqdm import tqdm
 
-    return tqdm(heads, desc="heads", disable=not sys.stderr.isatty(), leave=False)
+    return tqdm(items, desc=what, disable=not sys.stderr.isatty(), leave=False)
 
 
 def check_output(name: str) -> Path:
@@ -59,9 +60,14 @@ def check_output(name: str) -> Path:
     path = Path(name)
     if path.suffix.lower() not in ENDINGS:
         raise UserError(f"-o {path}: the extension chooses the format; use one of {', '.join(ENDINGS)}")
+    check_png(path)
+    return path
+
+
+def check_png(path: Path) -> None:
+    """A PNG needs a package for drawing it."""
     if path.suffix.lower() == ".png" and importlib.util.find_spec("resvg_py") is None:
         raise MissingExtra("figure", "resvg-py", "drawing a PNG")
-    return path
 
 
 def image_file(path: Path, svg: str, zoom: float = 2.0, fonts: Sequence[str] = ()) -> bytes:

@@ -138,28 +138,28 @@ def _values(action: argparse.Action, command: object, word: str) -> list[tuple[s
     if action.choices is not None:
         known: Iterable[str] = map(str, action.choices)
     else:
-        find = VALUES.get("--device" if "--device" in action.option_strings else str(action.metavar))
-        known = find(command, word) if find is not None else ()
+        name = "--device" if "--device" in action.option_strings else str(action.metavar)
+        known = getattr(command, "ACTIONS", ()) if name == "ACTION" else VALUES.get(name, lambda word: ())(word)
     return [(value, "") for value in known if value.startswith(word)]
 
 
-def _runs(command: object, word: str) -> list[str]:
+def _runs(word: str) -> list[str]:
     """The runs in runs/, if one matches; otherwise folders."""
     runs = [str(path.parent) for path in sorted(Path("runs").glob("*/recipe.toml"))]
-    return [run for run in runs if run.startswith(word)] or _folders(command, word)
+    return [run for run in runs if run.startswith(word)] or _folders(word)
 
 
-def _tokenizers(command: object, word: str) -> list[str]:
-    return [*_runs(command, word), *(path for path in _files(command, word) if path.endswith((".json", ".model")))]
+def _tokenizers(word: str) -> list[str]:
+    return [*_runs(word), *(path for path in _files(word) if path.endswith((".json", ".model")))]
 
 
-def _recipes(command: object, word: str) -> list[str]:
+def _recipes(word: str) -> list[str]:
     """Recipes here and in recipes/, if one matches; otherwise files."""
     recipes = [str(path) for pattern in ("*.toml", "recipes/*.toml") for path in sorted(Path().glob(pattern))]
-    return [recipe for recipe in recipes if recipe.startswith(word)] or _files(command, word)
+    return [recipe for recipe in recipes if recipe.startswith(word)] or _files(word)
 
 
-def _files(command: object, word: str) -> list[str]:
+def _files(word: str) -> list[str]:
     """Paths that begin with a word, as it is written; folders end with a slash."""
     folder, name = os.path.split(word)
     try:
@@ -173,17 +173,17 @@ def _files(command: object, word: str) -> list[str]:
     ]
 
 
-def _folders(command: object, word: str) -> list[str]:
-    return [path for path in _files(command, word) if path.endswith("/")]
+def _folders(word: str) -> list[str]:
+    return [path for path in _files(word) if path.endswith("/")]
 
 
-def _models(command: object, word: str) -> list[str]:
+def _models(word: str) -> list[str]:
     from regard.models.recipe import PRESETS
 
-    return [*PRESETS, *_recipes(command, word)]
+    return [*PRESETS, *_recipes(word)]
 
 
-VALUES: dict[str, Callable[[object, str], Iterable[str]]] = {
+VALUES: dict[str, Callable[[str], Iterable[str]]] = {
     "RUN": _runs,
     "NEW": _folders,
     "RECIPE": _recipes,
@@ -192,7 +192,6 @@ VALUES: dict[str, Callable[[object, str], Iterable[str]]] = {
     "FILES": _files,
     "DIR": _folders,
     "TOKENIZER": _tokenizers,
-    "--device": lambda command, word: ("cpu", "cuda"),
-    "ACTION": lambda command, word: getattr(command, "ACTIONS", ()),
-    "SHELL": lambda command, word: SCRIPTS,
+    "--device": lambda word: ("cpu", "cuda"),
+    "SHELL": lambda word: SCRIPTS,
 }

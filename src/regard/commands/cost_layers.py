@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from regard.commands import show
+from regard.commands.attention_options import progress
 from regard.commands.cost_sweep import (
     GIGA,
     MIB,
@@ -16,7 +18,6 @@ from regard.commands.cost_sweep import (
     device_of,
     dtype_of,
     milliseconds,
-    progress,
     write_files,
 )
 from regard.errors import UserError, listed
@@ -96,37 +97,29 @@ def _measure(
     sizes: LayerSizes, ns: Sequence[int], batch: int, budget: Budget, device: torch.device, dtype: str
 ) -> tuple[Measured, list[str]]:
     """The measurements, shortest sequences first, and why a layer ends before the last length."""
-    import time
-
-    import torch
-
     from regard.cost.layer_modules import build_layer
     from regard.cost.layers import TABLE, operations
     from regard.cost.measure import measure_layer
 
+    def run(kind: str, n: int) -> Measurement:
+        return measure_layer(build_layer(kind, sizes), batch, n, sizes.dim, device, dtype)
+
     measured: Measured = {kind: {} for kind in TABLE}
-    paces: dict[str, float] = {}
     stopped: list[str] = []
     active = list(TABLE)
-    for n in progress(ns, len(ns)):
+    for n in progress(ns, "measuring"):
         for kind in list(active):
             work = 3 * batch * operations(kind, sizes, n)
             memory = max((n / before * at.peak for before, at in measured[kind].items()), default=0.0)
-            refusal = budget.refusal(work, memory, paces.get(kind))
-            if not refusal:
-                begin = time.perf_counter()
-                torch.manual_seed(0)
-                try:
-                    layer = build_layer(kind, sizes)
-                    measured[kind][n] = measure_layer(layer, batch, n, sizes.dim, device, dtype)
-                except torch.OutOfMemoryError:
-                    refusal = "the memory of the device is exhausted"
-                except RuntimeError as error:  # as of cuDNN, whose recurrent layers have a longest sequence
-                    refusal = f"the device cannot: {str(error).partition(chr(10))[0]}"
-                paces[kind] = (time.perf_counter() - begin) / work
-            if refusal:
+            try:
+                found = budget.measure(kind, work, memory, partial(run, kind, n))
+            except RuntimeError as error:  # as of cuDNN, whose recurrent layers have a longest sequence
+                found = f"the device cannot: {str(error).partition(chr(10))[0]}"
+            if isinstance(found, str):
                 active.remove(kind)
-                stopped.append(f"{kind}: measuring stopped at n = {n}: {refusal}")
+                stopped.append(f"{kind}: measuring stopped at n = {n}: {found}")
+            else:
+                measured[kind][n] = found
     return measured, stopped
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.util
 import io
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.commands import show
-from regard.errors import MissingExtra, UserError
+from regard.commands.attention_options import check_png, image_file, progress
+from regard.errors import UserError
 from regard.terminal import aligned, count, size
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ def check_files(args: argparse.Namespace) -> None:
         ending = Path(args.plot).suffix.lower()
         if ending not in (".svg", ".png"):
             raise UserError(f"--plot {args.plot}: the extension chooses the format; use .svg or .png")
-        if ending == ".png" and importlib.util.find_spec("resvg_py") is None:
-            raise MissingExtra("figure", "resvg-py", "drawing a PNG")
+        check_png(Path(args.plot))
 
 
 def device_of(args: argparse.Namespace) -> torch.device | None:
@@ -132,15 +131,8 @@ def device_name(device: torch.device) -> str:
     return f"the CPU with {threads} thread{'s' * (threads > 1)}"
 
 
-def progress(steps: Iterable[Any], total: int) -> Iterable[Any]:
-    from tqdm import tqdm
-
-    return tqdm(steps, total=total, desc="measuring", disable=not sys.stderr.isatty(), leave=False)
-
-
 def write_files(args: argparse.Namespace, rows: Sequence[Row], plot: Callable[[], str]) -> None:
     """The CSV file and the plot, where they are asked for."""
-    from regard.commands.attention_options import image_file
     from regard.files import write_atomically
 
     if args.csv is not None:
@@ -160,26 +152,15 @@ def _measure(
     results: Sequence[tuple[ModelConfig, Cost]], sizes: Sweep, budget: Budget, device: torch.device
 ) -> tuple[list[Measurement], str]:
     """The measurements, and why they end before the last value."""
-    import time
-
-    import torch
-
     from regard.cost.measure import measure_model
 
     measured: list[Measurement] = []
-    pace: float | None = None
-    for value, (config, result) in zip(sizes.values, progress(results, len(results)), strict=True):
-        operations = result.train + result.recomputed
-        refusal = budget.refusal(operations, result.training_memory, pace)
-        if not refusal:
-            begin = time.perf_counter()
-            try:
-                measured.append(measure_model(config, result, device))
-            except torch.OutOfMemoryError:
-                refusal = "the memory of the device is exhausted"
-            pace = (time.perf_counter() - begin) / operations
-        if refusal:
-            return measured, f"measuring stopped at {sizes.name} = {value}: {refusal}"
+    for value, (config, result) in zip(sizes.values, progress(results, "measuring"), strict=True):
+        run = partial(measure_model, config, result, device)
+        found = budget.measure("model", result.train + result.recomputed, result.training_memory, run)
+        if isinstance(found, str):
+            return measured, f"measuring stopped at {sizes.name} = {value}: {found}"
+        measured.append(found)
     return measured, ""
 
 

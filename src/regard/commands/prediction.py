@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 from regard.commands import DEVICE, RUN, Arguments, positive
 from regard.commands.inputs import Inputs, Item, is_prompt, note, open_inputs, report
 from regard.errors import UserError, listed
+from regard.files import replacing
 
 if TYPE_CHECKING:
     from regard.predict.bundle import Predictor, TextPrediction
@@ -288,12 +289,5 @@ def opened(name: str | None) -> Iterator[TextIO]:
         with path.open("w", encoding="utf-8", errors="replace") as file:
             yield file
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("x", encoding="utf-8", errors="replace") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("x", encoding="utf-8", errors="replace") as file:
+        yield file

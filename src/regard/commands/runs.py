@@ -8,7 +8,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,10 +15,10 @@ from typing import Any
 
 from regard.commands import aligned, show
 from regard.errors import UserError
+from regard.files import read_json
 from regard.messages import localize
-from regard.training.history import METRICS, lines_with, parse
+from regard.training.history import read_metrics
 
-TAIL = 2**13  # bytes of metrics.jsonl with its last lines
 FIELDS = {"task", "steps", "metric", "higher", "headline", "test"}  # of `regard.training.task.Task.summary`
 HEADERS = "run, task, steps, seconds, loss, best, test"
 
@@ -44,23 +43,21 @@ def read(folder: Path) -> dict[str, Any] | None:
     """A summary of the files of a run; None for any other folder."""
     try:
         task = _summary(folder)
-        log = folder / METRICS
-        content = log.read_bytes() if log.exists() else b""
+        history = read_metrics(folder)
     except (UserError, OSError, ValueError, RecursionError):
         return None
     if task is None:
         return None
-    last, evaluations = parse(content[-TAIL:].splitlines()), parse(lines_with(task["metric"], content))
-    losses = _values(last, "loss")
+    losses = _values(history, "loss")
     return {
         "run": folder.name,
         "task": task["task"],
-        "step": max(_values(last, "step"), default=0),
+        "step": max(_values(history, "step"), default=0),
         "steps": task["steps"],
-        "seconds": max(_values(last, "seconds"), default=0.0),
+        "seconds": max(_values(history, "seconds"), default=0.0),
         "loss": losses[-1] if losses else None,
         "metric": task["metric"],
-        "best": (max if task["higher"] else min)(_values(evaluations, task["metric"]), default=None),
+        "best": (max if task["higher"] else min)(_values(history, task["metric"]), default=None),
         "headline": task["headline"],
         "test": _scores(folder / "scores.json", task["test"]),
     }
@@ -69,8 +66,8 @@ def read(folder: Path) -> dict[str, Any] | None:
 def _summary(folder: Path) -> dict[str, Any] | None:
     """The summary.json of a run; if an earlier version has trained it, the same from its recipe."""
     if (folder / "summary.json").is_file():
-        saved = json.loads((folder / "summary.json").read_bytes())
-        return saved if isinstance(saved, dict) and saved.keys() >= FIELDS else None
+        saved = read_json(folder / "summary.json")
+        return saved if saved.keys() >= FIELDS else None
     if not (folder / "recipe.toml").is_file():
         return None
     from regard.settings import read_toml
@@ -107,7 +104,6 @@ def row(summary: dict[str, Any]) -> tuple[str, ...]:
 def _scores(path: Path, metric: str) -> dict[str, float]:
     """One metric of every set in scores.json."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {name: float(metrics[metric]) for name, metrics in content.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {name: float(metrics[metric]) for name, metrics in read_json(path).items()}
+    except (ValueError, TypeError, KeyError):
         return {}

@@ -54,10 +54,22 @@ class Budget:
         self.memory = int(0.8 * free_memory(device)) if memory is None else memory
         self.fastest = 3 * matmul_pace(device)  # a pass that is not counted, one that is, one for the memory
         self.began = time.perf_counter()
+        self.paces: dict[str, float] = {}  # seconds per FLOP that the last measurement of each kind took in all
 
-    def refusal(self, operations: int, memory: float, pace: float | None) -> str:
-        """Why passes with this many FLOPs and bytes are not started, empty if they fit; `pace`: seconds per FLOP that
-        the measurement before this one took in all, None for the first."""
+    def measure(self, kind: str, operations: int, memory: float, run: Callable[[], Measurement]) -> Measurement | str:
+        """What `run` measures, passes with this many FLOPs and bytes; or why it is not started, or has no result."""
+        if refusal := self._refusal(operations, memory, self.paces.get(kind)):
+            return refusal
+        began = time.perf_counter()
+        try:
+            return run()
+        except torch.OutOfMemoryError:
+            return "the memory of the device is exhausted"
+        finally:
+            self.paces[kind] = (time.perf_counter() - began) / operations
+
+    def _refusal(self, operations: int, memory: float, pace: float | None) -> str:
+        """Why passes are not started, empty if they fit; without a `pace`, by that of a matmul."""
         if memory > self.memory:
             return f"it needs {size(memory)} of memory, and {size(self.memory)} are allowed (--max-memory)"
         needed = operations * (self.fastest if pace is None else pace)
@@ -82,8 +94,9 @@ def free_memory(device: torch.device) -> int:
     return 8 * 2**30
 
 
-def matmul_pace(device: torch.device, width: int = 768) -> float:
+def matmul_pace(device: torch.device) -> float:
     """Seconds per FLOP of one matmul."""
+    width = 768
     x = torch.randn(width, width, device=device)
     seconds = []
     for _ in range(3):
@@ -118,6 +131,7 @@ def measure_model(config: ModelConfig, found: Cost, device: torch.device) -> Mea
 def measure_layer(layer: nn.Module, batch: int, n: int, dim: int, device: torch.device, dtype: str) -> Measurement:
     """A layer on [batch, n, dim]; its memory is without its parameters and their gradients."""
     kind = torch.float64 if dtype == "fp64" else torch.float32
+    torch.manual_seed(0)
     layer = layer.to(device, kind)
     x = torch.randn(batch, n, dim, device=device, dtype=kind, requires_grad=True)
     gradient = torch.randn(batch, n, dim, device=device, dtype=kind)

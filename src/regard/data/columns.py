@@ -25,7 +25,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from regard.data.batch import Ragged
 from regard.errors import Unfinished, UserError
-from regard.files import make_folder, write_atomically
+from regard.files import locked, make_folder, write_atomically
 
 INDEX, PROGRESS = "index.json", "progress.json"
 VERSION = 2
@@ -167,7 +167,7 @@ def prepare(
     parts = [VERSION, before, {name: asdict(column) for name, column in columns.items()}]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     make_folder(folder.parent)
-    with _locked(folder.with_name(f".{folder.name}.lock")):
+    with folder.with_name(f".{folder.name}.lock").open("ab") as lock, locked(lock):
         with contextlib.suppress(UserError):
             if (store := Store.open(folder)).index["fingerprint"] == digest:
                 return store
@@ -227,14 +227,3 @@ def _map_file(path: Path, dtype: np.dtype, count: int) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the array is read-only; nobody writes to these tensors
         return torch.from_numpy(np.asarray(array))
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time is inside; others wait."""
-    with path.open("ab") as file:
-        with contextlib.suppress(ImportError):  # Windows has no fcntl
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

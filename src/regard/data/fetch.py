@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import os
-import secrets
 import tomllib
 import urllib.error
 import urllib.request
@@ -23,6 +21,7 @@ from pathlib import Path
 
 import regard
 from regard.errors import UserError, suggest
+from regard.files import replacing
 from regard.progress import Stage, stage
 
 TIMEOUT = 30.0  # seconds without a byte before a download fails
@@ -101,25 +100,20 @@ def _download(file: Remote, path: Path, timeout: float, done: Stage) -> None:
     """Fetch one file; it is renamed when it is complete."""
     request = urllib.request.Request(file.url, headers={"User-Agent": f"regard/{regard.__version__}"})
     digest, size = hashlib.sha256(), 0
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            path.parent.mkdir(parents=True, exist_ok=True)  # only now: without a response there is no folder
+    with urllib.request.urlopen(request, timeout=timeout) as response:
+        path.parent.mkdir(parents=True, exist_ok=True)  # only now: without a response there is no folder
+        with replacing(path) as temporary:
             with temporary.open("xb") as out:
                 while size <= file.size and (block := response.read(BLOCK)):  # an endless response is cut short
                     size += len(block)
                     digest.update(block)
                     out.write(block)
                     done.count += len(block)
-                out.flush()
-                os.fsync(out.fileno())
-        if size != file.size:
-            raise UserError(f"received {'more' if size > file.size else f'{size:,}'} bytes instead of {file.size:,}")
-        if digest.hexdigest() != file.sha256:
-            raise UserError(f"wrong content: its SHA-256 is {digest.hexdigest()}")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+            if size != file.size:
+                more = "more" if size > file.size else f"{size:,}"
+                raise UserError(f"received {more} bytes instead of {file.size:,}")
+            if digest.hexdigest() != file.sha256:
+                raise UserError(f"wrong content: its SHA-256 is {digest.hexdigest()}")
 
 
 def _by_hand(dataset: Dataset, missing: Sequence[Remote], folder: Path, failed: Remote, reason: str) -> str:

@@ -185,8 +185,9 @@ def _view(inside: Inside, batch: Batch, part: PartName, lexicon: Lexicon | None)
     punctuation = None
     if ids.dim() == 2:
         tokenizer = inside.bundle.target if part == "decoder" else inside.bundle.source
-        signs = [id < len(tokenizer) and is_punctuation(tokenizer.token(id)) for id in range(int(ids.max()) + 1)]
-        punctuation = torch.tensor(signs, device=device)[ids]
+        kinds, at = ids.unique(return_inverse=True)
+        signs = [id < len(tokenizer) and is_punctuation(tokenizer.token(id)) for id in kinds.tolist()]
+        punctuation = torch.tensor(signs, device=device)[at]
     aligned = _aligned(batch, lexicon).to(device) if part == "cross" and lexicon is not None else None
     return View(queries, keys, punctuation, aligned, grid, part != "cross")
 

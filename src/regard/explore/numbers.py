@@ -33,7 +33,7 @@ class NumberReader:
 
     def read(self, text: str) -> Input:
         """The steps that the model reads: all numbers of a sequence, the last `context` of a series."""
-        series, context = self._series(text), self.data.context
+        series, context = self.parse(text), self.data.context
         if context and len(series) < context:
             raise UserError(
                 f"the text has {len(series):,} steps, but the model reads {context}: give {context} or more, separated "
@@ -54,10 +54,6 @@ class NumberReader:
         unknown = (None,) * len(written)
         return replace(input, target=read, read=(START, *written[:-1]), expected=unknown, written=written)
 
-    def parse(self, text: str) -> Tensor:
-        """A target as the user writes it, [T, channels]."""
-        return self._series(text)
-
     def output(self, values: Tensor, generated: Tensor | None) -> Output:
         """From what the model predicts after each step, and what it generates, [T, channels] in its own scale each."""
         texts = () if generated is None else ((number_text(self.data.denormalize(generated)), 0.0),)
@@ -70,7 +66,8 @@ class NumberReader:
             return tuple(f"{step}" for step in range(len(series)))
         return tuple(f"{value:.4g}" for value in series[:, 0].tolist())
 
-    def _series(self, text: str) -> Tensor:
+    def parse(self, text: str) -> Tensor:
+        """Numbers as the user writes them, [n, channels]."""
         numbers = parse_numbers(text)
         if not numbers or len(numbers) % self.channels:
             raise UserError(

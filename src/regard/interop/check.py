@@ -113,6 +113,9 @@ def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | str:
     def load(path: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
 
+    def read(texts: list[str], **options: Any) -> Any:
+        return tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False, **options)
+
     room = config.max_length - NEW_TOKENS if config.architecture == "decoder" else config.max_length
     texts = [text for text in TEXTS if len(bundle.source.encode(text)) + 2 <= room]
     if not texts:
@@ -123,9 +126,8 @@ def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | str:
     with torch.inference_mode():
         match config.architecture, config.output_head:
             case "encoder-decoder", _:
-                batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
                 separate = Path(folder) / "target"
-                output = peer.generate(**batch, max_new_tokens=NEW_TOKENS, num_beams=1, do_sample=False)
+                output = peer.generate(**read(texts), max_new_tokens=NEW_TOKENS, num_beams=1, do_sample=False)
                 theirs = (load(separate) if separate.is_dir() else tokenizer).batch_decode(output, True)
                 search = SearchConfig(max_length=NEW_TOKENS)
                 ours = [prediction.text for prediction in predictor.predict(texts, config=search)]
@@ -142,23 +144,19 @@ def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | str:
                 ours = [
                     " ".join(f"{one.tag} {one.probability:.3f}" for one in p.words) for p in predictor.predict(words)
                 ]
-                batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
-                probabilities, theirs = peer(**_real(peer, batch)).logits.softmax(dim=-1), []
+                probabilities, theirs = peer(**_real(peer, read(texts))).logits.softmax(dim=-1), []
                 for part in encode_words(bundle.tokenizer, words, config.max_length):
                     values, numbers = (one.tolist() for one in probabilities[part.sentence, part.first].max(dim=-1))
                     tagged = zip(numbers, values, strict=True)
                     theirs.append(" ".join(f"{peer.config.id2label[number]} {value:.3f}" for number, value in tagged))
             case "encoder", "classes":
-                batch = tokenizer(
-                    texts, padding=True, truncation=True, return_tensors="pt", return_token_type_ids=False
-                )
-                best = peer(**_real(peer, batch)).logits.softmax(dim=-1).max(dim=-1)
+                best = peer(**_real(peer, read(texts, truncation=True))).logits.softmax(dim=-1).max(dim=-1)
                 names = [peer.config.id2label[number] for number in best.indices.tolist()]
                 theirs = [f"{name} {value:.3f}" for name, value in zip(names, best.values.tolist(), strict=True)]
                 ours = [f"{one.label} {one.probabilities[one.label]:.3f}" for one in predictor.predict(texts)]
             case _, "tokens" if tokenizer.mask_token:
                 texts = [f"{text} {tokenizer.mask_token}" for text in texts]
-                batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+                batch = read(texts)
                 masked = batch.input_ids == tokenizer.mask_token_id
                 theirs = [
                     *map(bundle.tokenizer.token, peer(**_real(peer, batch)).logits[masked].argmax(dim=-1).tolist())

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -207,26 +208,27 @@ def _source(model: Encoder | EncoderDecoder) -> dict[str, Tensor]:
     return inputs | types
 
 
-def _past(stack: Stack, memory: bool = False) -> tuple[list[tuple[Tensor, ...]], list[str]]:
-    """An example of keys and values, and the end of their names: those of pruned layers have fewer heads."""
+def _past(stack: Stack, memory: bool = False) -> tuple[list[tuple[Tensor, ...]], list[list[str]]]:
+    """By layer an example of keys and values, and the end of their names: those of pruned layers have fewer heads."""
     config = stack.config
-    layers, names = list[tuple[Tensor, ...]](), list[str]()
+    layers, names = list[tuple[Tensor, ...]](), list[list[str]]()
     for number, block in enumerate(stack.blocks):
         assert isinstance(block, Block) and isinstance(block.attention, MultiHead)
         parts = {f"{number}.decoder." if memory else f"{number}.": (block.attention.key_heads, READ)}
         if block.cross is not None:
             parts[f"{number}.encoder."] = (block.cross.key_heads, READ + 1)
-        layer = list[Tensor]()
+        layer, ends = list[Tensor](), list[str]()
         for name, (heads, length) in parts.items():
             for part, size in (("key", config.key_dim), ("value", config.val_dim)):
                 layer.append(torch.zeros(ROWS, heads, length, size))
-                names.append(name + part)
+                ends.append(name + part)
         layers.append(tuple(layer))
+        names.append(ends)
     return layers, names
 
 
 def _write(
-    module: nn.Module, path: Path, inputs: Mapping[str, Any], outputs: list[str], past: list[str] | None = None
+    module: nn.Module, path: Path, inputs: Mapping[str, Any], outputs: list[str], past: Sequence[list[str]] = ()
 ) -> Path:
     """Record `module` for these inputs; axis 0 is called batch_size, the others by what they are."""
     try:
@@ -241,10 +243,10 @@ def _write(
         "encoder_hidden_states": "encoder_length", "pixel_values": None,
     }  # fmt: skip
     names, shapes = list[str](), list[Any]()
-    for name, value in inputs.items():
+    for name in inputs:
         if name == "past":
-            names += [PAST + part for part in past or ()]
-            shapes.append([tuple(_past_axes(part) for part in layer) for layer in _by_layer(past or [], value)])
+            names += [PAST + part for part in chain(*past)]
+            shapes.append([tuple(map(_past_axes, layer)) for layer in past])
         else:
             names.append(name)
             length = lengths.get(name, "sequence_length")
@@ -252,7 +254,7 @@ def _write(
     with quiet():
         program = torch.onnx.export(
             module, tuple(inputs.values()), dynamo=True, dynamic_shapes=tuple(shapes), input_names=names,
-            output_names=[*outputs, *(PRESENT + part for part in past or ())], external_data=False, verbose=False,
+            output_names=[*outputs, *(PRESENT + part for part in chain(*past))], external_data=False, verbose=False,
         )  # fmt: skip
         assert program is not None
         DeduplicateInitializersPass(size_limit=2**16)(program.model)  # such as the angles of every layer
@@ -263,12 +265,6 @@ def _write(
     del proto.graph.value_info[:]
     onnx.save(proto, path)
     return path
-
-
-def _by_layer(names: list[str], layers: list[tuple[Tensor, ...]]) -> Iterator[list[str]]:
-    size = len(layers[0])
-    for at in range(0, len(names), size):
-        yield names[at : at + size]
 
 
 def _past_axes(name: str) -> dict[int, str]:

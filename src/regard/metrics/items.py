@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.tags import is_prefixed
-from regard.errors import MissingExtra
+from regard.data.tags import find_entities, is_prefixed
 from regard.metrics.bleu import bleu_metric, natural_splitting
 
 Array = NDArray[np.float64]
@@ -127,12 +126,8 @@ def chrf_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> Arr
 
 
 def _entities(record: Mapping[str, Any]) -> tuple[int, int, int]:
-    """(correct, predicted, all) entities of a sentence, as seqeval finds them."""
-    try:
-        from seqeval.metrics.sequence_labeling import get_entities
-    except ModuleNotFoundError:
-        raise MissingExtra("seqeval", "seqeval", "comparing entities") from None
-    found, reference = ({*get_entities([*record[name]])} for name in ("tags", "reference"))
+    """(correct, predicted, all) entities of a sentence."""
+    found, reference = ({*find_entities(record[name])} for name in ("tags", "reference"))
     return len(found & reference), len(found), len(reference)
 
 

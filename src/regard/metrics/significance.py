@@ -65,7 +65,7 @@ def _stats() -> Any:
     return stats
 
 
-def paired(base: Sequence[float], row: Sequence[float], alpha: float = ALPHA) -> Difference:
+def paired(base: Sequence[float], row: Sequence[float]) -> Difference:
     """The difference between scores of the same seeds."""
     differences = np.asarray(row, float) - np.asarray(base, float)
     n, mean = len(differences), float(np.mean(differences))
@@ -76,7 +76,7 @@ def paired(base: Sequence[float], row: Sequence[float], alpha: float = ALPHA) ->
     if sd <= 1e-12 * max(1.0, abs(mean)):  # no spread, so no t
         return Difference(mean, n, 0.0, p=p_sign, p_sign=p_sign)
     stats = _stats()
-    half = float(stats.t.ppf(1 - alpha / 2, n - 1)) * sd / math.sqrt(n)
+    half = float(stats.t.ppf(1 - ALPHA / 2, n - 1)) * sd / math.sqrt(n)
     p = float(2 * stats.t.sf(abs(mean) / (sd / math.sqrt(n)), n - 1))
     return Difference(mean, n, sd, mean - half, mean + half, p, p_sign)
 
@@ -102,21 +102,21 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def verdict(difference: Difference, p_holm: float | None, higher: bool, alpha: float = ALPHA) -> str:
+def verdict(difference: Difference, p_holm: float | None, higher: bool) -> str:
     """ "better", "worse" or "not decided"."""
-    if p_holm is None or p_holm >= alpha or difference.mean == 0:
+    if p_holm is None or p_holm >= ALPHA or difference.mean == 0:
         return "not decided"
     return "better" if (difference.mean > 0) == higher else "worse"
 
 
-def seeds_needed(difference: Difference, rows: int, alpha: float = ALPHA) -> int | None:
+def seeds_needed(difference: Difference, rows: int) -> int | None:
     """How many seeds would decide, if mean and spread stay as they are; None: more than a thousand, or unknown.
 
     At the level that Holm's method requires of the smallest of `rows` p-values.
     """
     if difference.sd is None or difference.mean == 0:
         return None
-    n, level = np.arange(2, MOST_SEEDS + 1), alpha / max(1, rows)
+    n, level = np.arange(2, MOST_SEEDS + 1), ALPHA / max(1, rows)
     if difference.sd > 0:
         half = _stats().t.ppf(1 - level / 2, n - 1) * difference.sd / np.sqrt(n)  # it falls with n
         enough = n[half < abs(difference.mean)]

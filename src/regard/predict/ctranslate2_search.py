@@ -119,6 +119,7 @@ class PlainTranslator:
         model: ModelConfig,
         tokenizers: Mapping[str, Tokenizer],
         device: str,
+        changes: Mapping[str, Any],
     ) -> None:
         positions = position_limit(model)
         threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
@@ -128,11 +129,9 @@ class PlainTranslator:
         )
         self.source = tokenizers.get("source") or tokenizers["tokenizer"]
         self.target = tokenizers.get("target") or tokenizers["tokenizer"]
-        self.config = recipe_config(recipe, str(Path(folder) / RECIPE)).within(positions)
+        config = recipe_config(recipe, str(Path(folder) / RECIPE))
+        self.config = (read_config(to_dict(config), changes) if changes else config).within(positions)
         self.names = Names(self.source), Names(self.target)
-
-    def configure(self, changes: Mapping[str, Any]) -> None:
-        self.config = read_config(to_dict(self.config), changes).within(self.bundle.limits.positions)
 
     def predict(
         self, inputs: Sequence[str], *, failed: dict[int, str], done: Callable[[Sequence[int]], object], **options: Any
@@ -160,7 +159,4 @@ def open_plain(folder: str, device: str | None, changes: Mapping[str, Any]) -> P
     model, tokenizers = model_config(recipe, Path(folder) / RECIPE), load_tokenizers(folder)
     if model.architecture != "encoder-decoder" or not tokenizers:
         return None
-    translator = PlainTranslator(folder, recipe, model, tokenizers, device or "auto")
-    if changes:
-        translator.configure(changes)
-    return translator
+    return PlainTranslator(folder, recipe, model, tokenizers, device or "auto", changes)

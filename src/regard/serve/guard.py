@@ -35,8 +35,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.errors import UserError
+from regard.files import locked
 from regard.serve.errors import ApiError, error_response
-from regard.serve.shared import locked
 
 VARIABLE = "REGARD_API_KEYS"
 OPEN = ("/", "/docs", "/openapi.json", "/icon.svg", "/health", "/ready", "/languages")  # without a key

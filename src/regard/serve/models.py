@@ -129,9 +129,6 @@ class Served:
             return (config.image_size // config.patch_size) ** 2
         return len(item)
 
-    def count_all(self, items: Sequence[Any]) -> list[int]:
-        return [self.count_tokens(item) for item in items]
-
     def warm_up(self) -> None:
         """A first prediction, of a text if the model reads text."""
         if isinstance(self.predictor, Generator):

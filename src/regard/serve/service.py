@@ -112,8 +112,8 @@ class Service:
         is_short = sum(len(text) for text in texts if isinstance(text, str)) <= SHORT
         try:
             # Another thread would have to wait for the interpreter, which takes longer than a few tokens to count.
-            count = partial(served.count_all, items)
-            costs = count() if is_short else await asyncio.to_thread(count)
+            counted = map(served.count_tokens, items)
+            costs = list(counted) if is_short else await asyncio.to_thread(list, counted)
         except UserError as error:
             raise ApiError(400, served.shown(error), code="invalid_input") from None
         if (longest := max(costs)) > served.limits.tokens:

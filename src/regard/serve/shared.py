@@ -14,12 +14,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from regard.files import write_atomically
+from regard.files import locked, write_atomically
 
 POLL = 0.5  # seconds
 log = logging.getLogger("regard.serve")
@@ -27,18 +26,6 @@ log = logging.getLogger("regard.serve")
 
 class NotAll(Exception):
     """Some processes have a new version of a model, but not all."""
-
-
-@contextmanager
-def locked(file: IO[Any]) -> Iterator[None]:
-    """No other process is in such a block with the same file."""
-    import fcntl  # not on Windows
-
-    fcntl.flock(file, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 class Reloads:

@@ -197,8 +197,9 @@ def row_of(name: str, assignments: Sequence[str]) -> Row:
 # --- what rows mean for a base
 
 
-def make_task(tables: Mapping[str, Any], folder: Path | None = None) -> Task:
-    return task_of(tables)(tables, folder or Path(), torch.device("cpu"))
+def make_task(tables: Mapping[str, Any]) -> Task:
+    """The task of a recipe, to ask what its settings mean; it reads and writes nothing."""
+    return task_of(tables)(tables, Path(), torch.device("cpu"))
 
 
 def resolved(tables: Mapping[str, Any]) -> Tables:

@@ -17,6 +17,7 @@ from typing import Any
 from regard.cost.operations import count_parameters
 from regard.cost.total import cost
 from regard.errors import UserError
+from regard.files import read_json
 from regard.models.config import ModelConfig
 from regard.models.recipe import read_recipe
 from regard.settings import from_dict
@@ -65,12 +66,12 @@ class FinishedRun:
     @cached_property
     def summary(self) -> Mapping[str, Any]:
         """The task, the name of its validation metric and of its most important test metric."""
-        return _read_json(self.folder / "summary.json")
+        return read_json(self.folder / "summary.json")
 
     @cached_property
     def scores(self) -> Mapping[str, Mapping[str, Any]]:
         """The metrics of each set."""
-        return _read_json(self.folder / "scores.json")
+        return read_json(self.folder / "scores.json")
 
     @property
     def seed(self) -> int:
@@ -143,7 +144,7 @@ class FinishedRun:
 
     def _lengths(self) -> tuple[int, int]:
         """Mean tokens per row of source and target in the training data; 0 where unknown."""
-        index = _read_json(self.folder / "data" / "train" / "index.json")
+        index = read_json(self.folder / "data" / "train" / "index.json")
         rows, columns = index.get("rows", 0), index.get("columns", {})
         counts = [column["values"] for column in columns.values() if column["shape"] is None]  # sequences of tokens
         if rows and len(counts) in (1, 2):
@@ -158,14 +159,6 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in tables.items():
         settings |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return settings
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def choose_test(runs: Iterable[FinishedRun]) -> str | None:

@@ -17,7 +17,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from regard.errors import listed
@@ -194,8 +194,8 @@ def headings(table: StudyTable, columns: Sequence[Column]) -> list[str]:
     return [score_heading if one.heading == "score" else one.heading for one in columns]
 
 
-def cells(table: StudyTable, row: RowResult, columns: Sequence[Column], empty: str = "–") -> list[str]:
-    return [one.text(table, row) or empty for one in columns if one.text]
+def cells(table: StudyTable, row: RowResult, columns: Sequence[Column]) -> list[str]:
+    return [one.text(table, row) or "–" for one in columns if one.text]
 
 
 def remarks(table: StudyTable) -> list[str]:
@@ -294,14 +294,10 @@ def to_csv(table: StudyTable) -> str:
 def to_json(table: StudyTable) -> dict[str, Any]:
     """Everything, as values that JSON has: a number that is not finite is null."""
     rows = [{**fields(row), "curves": row.curves} for row in table.rows]
-    examples = [
-        {"input": one.input, "reference": one.reference, "outputs": one.outputs, "scores": one.scores}
-        for one in table.disagreements
-    ]
     content = {
         "title": table.title, "metric": table.metric, "higher_is_better": table.higher, "test": table.test,
-        "curve": table.curve, "item_metric": table.item_metric, "rows": rows, "disagreements": examples,
-        "notes": table.notes,
+        "curve": table.curve, "item_metric": table.item_metric, "rows": rows,
+        "disagreements": [asdict(one) for one in table.disagreements], "notes": table.notes,
     }  # fmt: skip
     plain: dict[str, Any] = _plain(content)
     return plain

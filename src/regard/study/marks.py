@@ -28,8 +28,9 @@ def kind_of(row: RowResult, table: StudyTable) -> str:
     return "base" if row is table.rows[0] else KINDS.get(row.verdict, "undecided")
 
 
-def marker(x: float, y: float, kind: str, size: float = 5.5) -> str:
+def marker(x: float, y: float, kind: str) -> str:
     """The sign of a verdict."""
+    size = 5.5  # half its width
     match kind:
         case "better":
             shape = f"M{x - size:.1f} {y + size * 0.8:.1f}h{2 * size:.1f}L{x:.1f} {y - size:.1f}z"

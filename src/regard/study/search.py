@@ -39,8 +39,9 @@ from regard.models.folder import WEIGHTS
 from regard.models.recipe import RECIPE, override
 from regard.progress import duration
 from regard.settings import read_toml, to_dict, write_toml
+from regard.study.definition import make_task
 from regard.study.processes import work_together
-from regard.study.space import Space, check, make_space
+from regard.study.space import Space, make_space
 from regard.tasks.registry import task_of
 from regard.training.history import read_metrics
 from regard.training.lock import Locked, hold
@@ -97,7 +98,7 @@ class Search:
         self.folder, self.seed = folder, int(content["seed"])
         self.base: dict[str, Any] = content["base"]
         self.space: Space = make_space(content["search"], self.base)
-        task = task_of(self.base)(self.base, folder, torch.device("cpu"))
+        task = make_task(self.base)
         self.metric = task.METRICS[task.config.metric]
         self.name = self.metric.key.replace("_", " ")
         journal = self.optuna.storages.journal
@@ -208,7 +209,7 @@ class Search:
 
     def _own_values(self) -> dict[str, Any] | None:
         """The values that the recipe itself has, if all of them are searched."""
-        task = task_of(self.base)(self.base, self.folder, torch.device("cpu"))
+        task = make_task(self.base)
         model = to_dict(task.make_model_config(task.PLACEHOLDERS))
         tables = {**task.own_tables(), "model": model, "train": to_dict(task.config)}
         values = {}
@@ -386,8 +387,8 @@ def open_search(folder: Path, tables: Mapping[str, Any], search: Mapping[str, st
     path = folder / SEARCH
     if not path.exists():
         make_space(search, tables)
-        task = task_of(tables)(tables, folder, torch.device("cpu"))
-        check(tables)
+        task = make_task(tables)
+        task.make_model_config(task.PLACEHOLDERS)
         task.find_files()
         if not task.has_validation:
             raise UserError("the recipe has no validation data, which chooses the settings: add  valid  to [data]")

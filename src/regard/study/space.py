@@ -25,12 +25,11 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
-import torch
-
 from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.recipe import override
 from regard.settings import field_types, read_toml
+from regard.study.definition import make_task
 from regard.tasks.registry import task_of
 from regard.training.config import TrainConfig
 
@@ -145,7 +144,7 @@ def make_space(search: Mapping[str, str], tables: Mapping[str, Any]) -> Space:
 
 def check(tables: Mapping[str, Any]) -> None:
     """Raise a UserError where a recipe cannot be trained, as far as that shows without its data."""
-    task = task_of(tables)(tables, Path(), torch.device("cpu"))
+    task = make_task(tables)
     task.make_model_config(task.PLACEHOLDERS)
 
 

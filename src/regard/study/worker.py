@@ -33,9 +33,9 @@ from regard.study.definition import Planned, Study
 from regard.study.processes import work_together
 from regard.study.results import claims, done_file, failed_file, progress, write_done, write_failed
 from regard.training.distributed import Workers
+from regard.training.lock import Locked
 
 POLL = 2.0  # seconds between two looks for a run whose worker has died
-LOCKED = "another process is training in this folder"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -57,13 +57,13 @@ Report = Callable[[Event], object]
 
 def work(
     folder: Path, device: torch.device, report: Report, *, only: Sequence[str] = (), wait: bool = True,
-    keep_checkpoints: bool = False, lease: float = claim.LEASE,
+    keep_checkpoints: bool = False,
 ) -> None:  # fmt: skip
     """Train what nobody else trains. With `wait`, stay until all is done, in case another worker dies."""
     with terminable():
         while True:
             study = Study.read(folder)  # again: rows may have been added
-            taken = next(free(study, only, lease), None)
+            taken = next(free(study, only), None)
             if taken is not None:
                 run, own = taken
                 try:
@@ -76,11 +76,11 @@ def work(
                 return
 
 
-def free(study: Study, only: Sequence[str], lease: float = claim.LEASE) -> Iterator[tuple[Planned, claim.Claim]]:
+def free(study: Study, only: Sequence[str]) -> Iterator[tuple[Planned, claim.Claim]]:
     """Runs that have to be trained, claimed."""
     for run in study.runs(only):
         ended = done_file(study, run), failed_file(study, run)
-        if any(path.exists() for path in ended) or (own := claim.take(claims(study), run.name, lease)) is None:
+        if any(path.exists() for path in ended) or (own := claim.take(claims(study), run.name)) is None:
             continue
         if any(path.exists() for path in ended):  # in the moment before it was claimed
             own.release()
@@ -111,7 +111,7 @@ def train_one(
     except Exception as error:
         if isinstance(error.__cause__, OSError):  # a full disk
             raise
-        if isinstance(error, UserError) and LOCKED in str(error):  # a process that was believed dead
+        if isinstance(error, Locked):  # a process that was believed dead
             own.lost = True
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     finally:

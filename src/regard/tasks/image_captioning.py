@@ -58,7 +58,7 @@ from regard.training.trainer import LOSS, Metric, Objective
 
 BATCH = 500  # images that are evaluated at once
 REGIONS = 36  # of an image, where a batch of features is sized by tokens
-MEASURED = 256  # scenes whose attention is measured
+MEASURED, TOGETHER = 256, 64  # scenes whose attention is measured, and at once
 SAVED = 8  # scenes that are saved as files
 LISTED, DRAWN = 12, 3  # in the report: captions, and images with attention maps
 
@@ -84,9 +84,6 @@ class ImageCaptioning(Task):
         "model": {"architecture": "encoder-decoder", "input": "patches", "norm_order": "pre", "activation": "gelu"},
         "train": {"schedule": "cosine", "eps": 1e-8, "weight_decay": 0.01, "label_smoothing": 0.0},
     }
-    MODEL: ClassVar = {
-        "architecture": ("encoder-decoder",), "input": ("patches", "features"), "output_head": ("tokens",)
-    }  # fmt: skip
     UNUSED = ("loss_chunk",)
     METRICS: ClassVar = {"loss": LOSS, "exact": Metric("exact", higher=True)}
     HEADLINE = ("exact", "exact match", ".2%")
@@ -291,7 +288,7 @@ class ImageCaptioning(Task):
 
 
 @torch.inference_mode()
-def noun_attention(captioner: Captioner, data: CaptionSet, batch: int = 64) -> dict[str, float]:
+def noun_attention(captioner: Captioner, data: CaptionSet) -> dict[str, float]:
     """How much of each noun's attention lies on its items; {} where their positions are unknown."""
     if data.scenes is None or data.phrases is None:
         return {}
@@ -299,7 +296,7 @@ def noun_attention(captioner: Captioner, data: CaptionSet, batch: int = 64) -> d
     across, count = config.image_size // config.patch_size, min(MEASURED, len(data))
     inside: list[Tensor] = []  # [layers, heads] each
     chance: list[Tensor] = []
-    for rows in torch.arange(count).split(batch):
+    for rows in torch.arange(count).split(TOGETHER):
         covers = [coverage(data.scenes.rows(rows), group, config.image_size, across) for group in (0, 1)]
         ids = tokenizer.encode_batch([data.captions[row] for row in rows.tolist()], add_eos=True)
         target, _ = pad_rows([torch.tensor(one) for one in ids])

@@ -66,7 +66,6 @@ class ImageClassification(ClassificationTask):
             "label_smoothing": 0.1,
         },
     }  # fmt: skip
-    MODEL: ClassVar = {"architecture": ("encoder",), "input": ("patches",), "output_head": ("classes",)}
     PLACEHOLDERS: ClassVar = {"classes": 2}
     UNUSED = ("r_drop", "loss_chunk")
     UNIT = "images"

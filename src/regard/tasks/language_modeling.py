@@ -184,7 +184,6 @@ class LanguageModeling(PlainTextTask):
         },
         "decode": {"sample": True},
     }  # fmt: skip
-    MODEL: ClassVar = {"architecture": ("decoder",)}
     SPLITS = True
     HEADLINE = ("loss", "loss", ".4f")
     COLUMNS: ClassVar = {

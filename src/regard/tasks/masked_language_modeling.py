@@ -69,7 +69,6 @@ class MaskedLanguageModeling(PlainTextTask):
             "label_smoothing": 0.0,
         },
     }  # fmt: skip
-    MODEL: ClassVar = {"architecture": ("encoder",), "input": ("tokens",), "output_head": ("tokens",)}
     UNUSED = ("r_drop",)
     METRICS: ClassVar = {"loss": LOSS, "accuracy": Metric("accuracy", higher=True)}
     HEADLINE = ("loss", "loss", ".4f")

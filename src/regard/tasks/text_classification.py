@@ -156,7 +156,6 @@ class TextClassification(ClassificationTask):
             "label_smoothing": 0.0,
         },
     }  # fmt: skip
-    MODEL: ClassVar = TextClassifier.MODEL
     PLACEHOLDERS: ClassVar = {"vocab_size": 8, "classes": 2}
     UNUSED = ("loss_chunk",)
     UNIT = "texts"

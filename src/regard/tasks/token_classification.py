@@ -53,7 +53,6 @@ class TokenClassification(Task):
             "label_smoothing": 0.0,
         },
     }  # fmt: skip
-    MODEL: ClassVar = Tagger.MODEL
     PLACEHOLDERS: ClassVar = {"vocab_size": 8, "classes": 2}
     UNUSED = ("loss_chunk",)
     METRICS: ClassVar = {

@@ -44,9 +44,6 @@ LISTED = 12  # examples in the report
 class Translation(Task):
     NAME = "translation"
     TABLES: ClassVar = {"data": PairData, "text": TextConfig, "decode": SearchConfig}
-    MODEL: ClassVar = {
-        "architecture": ("encoder-decoder", "recurrent"), "input": ("tokens",), "output_head": ("tokens",)
-    }  # fmt: skip
     METRICS: ClassVar = {"loss": LOSS, "bleu": Metric("bleu", higher=True), "chrf": Metric("chrf", higher=True)}
     HEADLINE = ("bleu", "BLEU", ".2f")
     COLUMNS: ClassVar = {

@@ -4,9 +4,10 @@
                                                       model ─→ evaluate  → validation metrics
                                       examples(set) ─→ predictor → score → test metrics, report
 
-A subclass states its tables, its defaults, what it requires of [model], its metrics and its predictor, and implements
-the steps. What is the same for all tasks is here or in `regard.training.run`: reading tables, learning the tokenizer,
-sizes that the data decides, test sets, `regard evaluate`, the report. CONTRIBUTING.md shows a complete example.
+A subclass states its tables, its defaults, its metrics and its predictor, which says what [model] must be, and
+implements the steps. What is the same for all tasks is here or in `regard.training.run`: reading tables, learning the
+tokenizer, sizes that the data decides, test sets, `regard evaluate`, the report. CONTRIBUTING.md shows a complete
+example.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Task(ABC):
     NAME: ClassVar[str]  # `task` in the recipe
     TABLES: ClassVar[Mapping[str, type]]  # the tables besides [model] and [train], each with its dataclass
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # settings that differ from the dataclasses' defaults
-    MODEL: ClassVar[Mapping[str, tuple[str, ...]]]  # what [model] must be: {"architecture": ("encoder",), …}
+    MODEL: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # what [model] must be, if not what the predictor requires
     PLACEHOLDERS: ClassVar[Mapping[str, int]] = {"vocab_size": 8}  # for `model_sizes`, to check [model] before the data
     UNUSED: ClassVar[tuple[str, ...]] = ()  # settings of [train] that have no effect here
     METRICS: ClassVar[Mapping[str, Metric]] = {"loss": LOSS}  # the values of `train.metric`
@@ -224,9 +225,10 @@ class Task(ABC):
         """[model] with its preset, the defaults and these sizes."""
         fields = with_preset({**self.model_defaults(), **self.model_fields})
         config = from_dict(ModelConfig, {**fields, **sizes}, "model.")
-        if any(getattr(config, name) not in values for name, values in self.MODEL.items()):
-            found = ", ".join(f"model.{name} = {getattr(config, name)!r}" for name in self.MODEL)
-            needed = ", ".join(f"{name} = {' or '.join(map(repr, values))}" for name, values in self.MODEL.items())
+        required = self.MODEL or self.predictor.MODEL
+        if any(getattr(config, name) not in values for name, values in required.items()):
+            found = ", ".join(f"model.{name} = {getattr(config, name)!r}" for name in required)
+            needed = ", ".join(f"{name} = {' or '.join(map(repr, values))}" for name, values in required.items())
             raise UserError(f"{found}: {self.NAME} needs {needed}")
         self.check_model(config)
         if self.config.parallel == "context":

@@ -2,7 +2,7 @@
 
     listen      the socket, and which requests are accepted: from this machine and page, with its token, at most 1 MB
     app         the routes
-    analysis    the routes of lens, attribution, patching, neurons and embeddings
+    analysis    the routes of flow, generation, lens, attribution, patching, neurons and embeddings
     questions   what a request holds
     models      the models that the page shows, those in memory, and the latest looks
     responses   what a response holds

@@ -1,5 +1,7 @@
 """Routes for what is computed from the activations of a question, each when its view is opened.
 
+    POST  api/flow         every activation of the selected tokens, from the embedding to the output, as a frame
+    POST  api/generate     the next tokens after a prefix, with their distributions and the size of the KV cache
     POST  api/lens         predictions after every layer, of some positions
     POST  api/attribution  the terms of one logit: heads, feed-forward layers, embeddings
     POST  api/saliency     attention, rollout and gradient × input of one output
@@ -11,24 +13,23 @@
     POST  api/neighbours   the tokens nearest to one
     POST  api/position     the position encoding as a matrix
 
-The values are those of the functions of `regard.explore`, rounded to 6 digits.
+From api/lens on, the values are those of the functions of `regard.explore`, rounded to 6 digits.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import Field
 
 from regard.errors import UserError
 from regard.explore.server.models import Models
-from regard.explore.server.questions import Asked, Frame
-from regard.explore.server.work import Work
+from regard.explore.server.questions import Asked, Frame, PartName
 
 if TYPE_CHECKING:
     from regard.explore.embeddings import EmbeddingMap
@@ -37,6 +38,16 @@ if TYPE_CHECKING:
 POSITIONS = 128  # of one lens
 UNITS = 24  # most active units that are listed
 _maps: WeakKeyDictionary[Any, dict[str | None, Any]] = WeakKeyDictionary()  # of the models in memory
+
+
+class AskedFlow(Asked):
+    at: dict[Literal["source", "target"], int] = Field(default_factory=dict)
+
+
+class AskedGeneration(Asked):
+    prefix: list[int] = Field(default_factory=list, max_length=4096)
+    count: int = 1
+    sampling: dict[str, Any] = Field(default_factory=dict)  # temperature, top_k, top_p, seed
 
 
 class AskedLens(Asked):
@@ -56,7 +67,7 @@ class AskedPair(Asked):
 
 
 class AskedPatch(AskedPair):
-    stack: Literal["encoder", "decoder", "cross"]
+    stack: PartName
     layer: int  # of the residual stream: -1 is the embeddings
     head: int | None = None  # None: the residual stream at `position`
     position: int = 0
@@ -99,6 +110,23 @@ def plain(content: Any) -> Response:
             "change is too strong; undo one"
         ) from None
     return Response(text.encode("utf-8", "replace"), media_type="application/json")
+
+
+def flow(asked: AskedFlow, models: Models) -> Response:
+    from regard.explore.flow import Flow
+    from regard.explore.server.responses import flow_response
+
+    return Frame(flow_response(Flow.of(asked.look(models), asked.at.get("source"), asked.at.get("target"))))
+
+
+def generate(asked: AskedGeneration, models: Models) -> list[dict[str, Any]]:
+    from regard.explore.generation import generate_steps
+    from regard.predict.config import SearchConfig
+    from regard.settings import from_dict
+
+    config = from_dict(SearchConfig, {**asked.sampling, "sample": True})
+    steps = generate_steps(asked.look(models), config, asked.prefix, asked.count, models.interrupt)
+    return [asdict(step) for step in steps]
 
 
 def lens(asked: AskedLens, models: Models) -> Response:
@@ -221,7 +249,9 @@ def embedding_map_of(inside: Inside, side: str | None) -> EmbeddingMap:
     return kept[side]
 
 
-ROUTES: dict[str, tuple[type[Asked], Callable[..., Response]]] = {
+ANALYSIS: dict[str, tuple[type[Asked], Callable[..., Any]]] = {
+    "flow": (AskedFlow, flow),
+    "generate": (AskedGeneration, generate),
     "lens": (AskedLens, lens),
     "attribution": (AskedOutput, attribution),
     "saliency": (AskedOutput, saliency),
@@ -233,17 +263,3 @@ ROUTES: dict[str, tuple[type[Asked], Callable[..., Response]]] = {
     "neighbours": (AskedTokens, neighbours),
     "position": (AskedPosition, position),
 }
-
-
-def add_routes(api: FastAPI, base: str, models: Models, work: Work) -> None:
-    """Add the routes above to the application."""
-
-    def add(path: str, kind: type[Asked], answer: Callable[..., Response]) -> None:
-        async def respond(asked: Any, request: Request) -> Response:
-            return await work.run(request, lambda: answer(asked, models))
-
-        respond.__annotations__ = {"asked": kind, "request": Request, "return": Response}
-        api.post(f"{base}/{path}")(respond)
-
-    for path, (kind, answer) in ROUTES.items():
-        add(path, kind, answer)

@@ -11,7 +11,6 @@
     POST  api/roles        pattern, score and importance of every head, over examples
     POST  api/off          the heads of one layer, each off once, as a frame
     GET   api/training/RUN the loss of a run by step, and the steps of its snapshots
-    POST  api/flow, …      one token at a time: `regard.explore.server.passes`
     POST  api/lens, …      what is computed from activations: `regard.explore.server.analysis`
     POST  api/image        store the pixels of an image; returns the name by which a question refers to it
     GET   api/image/NAME   the pixels again
@@ -24,7 +23,8 @@ at a time.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -36,32 +36,86 @@ from starlette.exceptions import HTTPException
 import regard
 from regard import page
 from regard.errors import UserError
-from regard.explore.server import analysis, passes
+from regard.explore.server.analysis import ANALYSIS
 from regard.explore.server.models import Models
-from regard.explore.server.questions import Asked, Frame
+from regard.explore.server.questions import Asked, Frame, PartName
 from regard.explore.server.work import Work
 
 
 class AskedMaps(Asked):
-    part: Literal["encoder", "decoder", "cross"]
+    part: PartName
     layer: int
     heads: list[int] = Field(min_length=1, max_length=1024)
 
 
 class AskedSteps(Asked):
-    part: Literal["encoder", "decoder", "cross"]
+    part: PartName
     layer: int
     head: int
     query: int
 
 
 class AskedLayer(Asked):
-    part: Literal["encoder", "decoder", "cross"]
+    part: PartName
     layer: int
 
 
 class AskedSearch(Asked):
     beam: int = 4
+
+
+def examples(asked: Asked, models: Models) -> list[dict[str, Any]]:
+    return models.examples(asked.run)
+
+
+def look(asked: Asked, models: Models) -> Response:
+    from regard.explore.server.responses import look_response
+
+    changed = asked.look(models)
+    return Frame(look_response(asked.run, asked.look(models, unchanged=True), changed))
+
+
+def maps(asked: AskedMaps, models: Models) -> Response:
+    from regard.explore.server.responses import maps_response
+
+    return Frame(maps_response(asked.look(models), asked.part, asked.layer, asked.heads))
+
+
+def steps(asked: AskedSteps, models: Models) -> Response:
+    from regard.explore.server.responses import steps_response
+
+    return Frame(steps_response(asked.look(models).steps(asked.part, asked.layer, asked.head, asked.query)))
+
+
+def search(asked: AskedSearch, models: Models) -> dict[str, Any]:
+    from regard.explore.server.responses import search_tree
+
+    return search_tree(asked.look(models), asked.beam)
+
+
+def roles(asked: Asked, models: Models) -> dict[str, Any]:
+    from regard.explore.server.heads import roles_response
+
+    return roles_response(asked.look(models, unchanged=True), models.pairs(asked.run))
+
+
+def off(asked: AskedLayer, models: Models) -> Response:
+    from regard.explore.server.heads import off_response
+
+    return Frame(off_response(asked.look(models), asked.part, asked.layer))
+
+
+# What is computed: each gets the question and the models, in the thread of `Work`
+COMPUTED: dict[str, tuple[type[Asked], Callable[..., Any]]] = {
+    "examples": (Asked, examples),
+    "look": (Asked, look),
+    "maps": (AskedMaps, maps),
+    "steps": (AskedSteps, steps),
+    "search": (AskedSearch, search),
+    "roles": (Asked, roles),
+    "off": (AskedLayer, off),
+    **ANALYSIS,
+}
 
 
 def make_app(models: Models, token: str, work: Work) -> FastAPI:
@@ -82,65 +136,6 @@ def make_app(models: Models, token: str, work: Work) -> FastAPI:
         described = [models.describe(name) for name in models.folders]
         return {"version": regard.__version__, "command": models.command, "runs": described}
 
-    @api.post(f"{base}/examples")
-    async def examples(asked: Asked, request: Request) -> list[dict[str, Any]]:
-        return await work.run(request, lambda: models.examples(asked.run))
-
-    @api.post(f"{base}/look")
-    async def look(asked: Asked, request: Request) -> Response:
-        def compute() -> bytes:
-            from regard.explore.server.responses import look_response
-
-            changed = asked.look(models)
-            return look_response(asked.run, asked.look(models, unchanged=True), changed)
-
-        return Frame(await work.run(request, compute))
-
-    @api.post(f"{base}/maps")
-    async def maps(asked: AskedMaps, request: Request) -> Response:
-        def compute() -> bytes:
-            from regard.explore.server.responses import maps_response
-
-            return maps_response(asked.look(models), asked.part, asked.layer, asked.heads)
-
-        return Frame(await work.run(request, compute))
-
-    @api.post(f"{base}/steps")
-    async def query_steps(asked: AskedSteps, request: Request) -> Response:
-        def compute() -> bytes:
-            from regard.explore.server.responses import steps_response
-
-            return steps_response(asked.look(models).steps(asked.part, asked.layer, asked.head, asked.query))
-
-        return Frame(await work.run(request, compute))
-
-    @api.post(f"{base}/search")
-    async def search(asked: AskedSearch, request: Request) -> dict[str, Any]:
-        def compute() -> dict[str, Any]:
-            from regard.explore.server.responses import search_tree
-
-            return search_tree(asked.look(models), asked.beam)
-
-        return await work.run(request, compute)
-
-    @api.post(f"{base}/roles")
-    async def roles(asked: Asked, request: Request) -> dict[str, Any]:
-        def compute() -> dict[str, Any]:
-            from regard.explore.server.heads import roles_response
-
-            return roles_response(asked.look(models, unchanged=True), models.pairs(asked.run))
-
-        return await work.run(request, compute)
-
-    @api.post(f"{base}/off")
-    async def off(asked: AskedLayer, request: Request) -> Response:
-        def compute() -> bytes:
-            from regard.explore.server.heads import off_response
-
-            return off_response(asked.look(models), asked.part, asked.layer)
-
-        return Frame(await work.run(request, compute))
-
     @api.get(f"{base}/training/{{run}}")
     def training(run: str) -> dict[str, Any]:
         from regard.explore.server.heads import training_response
@@ -148,8 +143,15 @@ def make_app(models: Models, token: str, work: Work) -> FastAPI:
         models.recipe(run)  # raises for an unknown one
         return training_response(models.folders[run])
 
-    analysis.add_routes(api, base, models, work)
-    passes.add_routes(api, base, models, work)
+    def add(path: str, kind: type[Asked], compute: Callable[..., Any]) -> None:
+        async def respond(asked: Any, request: Request) -> Any:
+            return await work.run(request, lambda: compute(asked, models))
+
+        respond.__annotations__ = {"asked": kind, "request": Request}
+        api.post(f"{base}/{path}")(respond)
+
+    for path, route in COMPUTED.items():
+        add(path, *route)
 
     @api.post(f"{base}/image")
     async def image(request: Request) -> dict[str, str]:

@@ -33,7 +33,9 @@ POINTS = 400  # of a curve
 def roles_response(look: Look, pairs: Sequence[tuple[str, str | None]]) -> dict[str, Any]:
     """The metrics of `regard heads`; over `pairs` (text, target), or if there are none over the input of `look`."""
     inside, own = look.inside, bool(pairs)
-    target = look.output.generated if look.input.target is not None else _best_class(look)
+    target = look.output.generated
+    if look.input.target is None:
+        target = look.output.positions[0].top[0].label if look.output.kind == "classes" else None
     examples = examples_of(inside, pairs[:EXAMPLES] if own else [(look.input.text or "", target)])
     batches = in_batches(examples, inside.device)
     tokens = sum((batch.source if batch.target is None else batch.target).numel() for batch in batches)
@@ -41,10 +43,6 @@ def roles_response(look: Look, pairs: Sequence[tuple[str, str | None]]) -> dict[
     off = losses_when_off(inside, batches) if cost <= MOST else {}
     metrics = measure(inside, batches, loss_changes=off, gradients=gradients(inside, batches))
     return {"examples": len(examples), "own": own, "heads": [_finite(one.to_dict()) for one in metrics]}
-
-
-def _best_class(look: Look) -> str | None:
-    return look.output.positions[0].top[0].label if look.output.kind == "classes" else None
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

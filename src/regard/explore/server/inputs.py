@@ -1,8 +1,8 @@
 """Inputs: what the page begins with, and whether an input is like the data of the model.
 
-A run has examples of its own test data (`regard.training.examples`); a run of an older version may have generated data,
-or the predictions of its test sets. A model without any of these, such as one from Hugging Face, gets the sentences of
-`SENTENCES` that its tokenizer covers best, which needs the tokenizer: the page asks for them when the model is loaded.
+A run has examples of its own test data (`regard.training.examples`), or its data is generated. A model without any,
+such as one from Hugging Face, gets the sentences of `SENTENCES` that its tokenizer covers best, which needs the
+tokenizer: the page asks for them when the model is loaded.
 
     unknown     characters of the input that the tokenizer has no token for
     script      most letters belong to a script that the training data hardly has
@@ -17,11 +17,10 @@ or the predictions of its test sets. A model without any of these, such as one f
 from __future__ import annotations
 
 import base64
-import json
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.files import read_json
 from regard.models.recipe import EXAMPLES
 from regard.text.scripts import scripts
 
@@ -55,25 +54,9 @@ LONGEST = 40  # letters of a word in a hint
 
 def read_examples(folder: Path) -> dict[str, Any]:
     """The content of RUN/examples.json; {} if there is none, or one that is not ours."""
-    try:
-        content = json.loads((folder / EXAMPLES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    well_formed = isinstance(content, dict) and isinstance(content.get("inputs"), list)
-    return content if well_formed and all(isinstance(one, dict) for one in content["inputs"]) else {}
-
-
-def predicted(folder: Path) -> list[dict[str, Any]]:
-    """Inputs with their references from RUN/predictions, where a run has no examples."""
-    for file in sorted(folder.glob("predictions/*.jsonl"))[-1:]:
-        try:
-            with open(file, encoding="utf-8") as lines:
-                rows = [json.loads(line) for line in islice(lines, COUNT)]
-        except (OSError, ValueError):
-            return []
-        texts = [(row.get("source", row.get("text")), row.get("reference")) for row in rows if isinstance(row, dict)]
-        return [{"text": text, "target": target} for text, target in texts if isinstance(text, str)]
-    return []
+    content = read_json(folder / EXAMPLES)
+    inputs = content.get("inputs")
+    return content if isinstance(inputs, list) and all(isinstance(one, dict) for one in inputs) else {}
 
 
 def decode_pixels(example: dict[str, Any]) -> tuple[bytes, int] | None:

@@ -9,7 +9,6 @@ recently used one beyond three is released. A look holds every attention weight 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import shlex
@@ -25,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 
 from regard.errors import UserError
-from regard.explore.server.inputs import COUNT, covered, decode_pixels, predicted, read_examples
+from regard.explore.server.inputs import COUNT, covered, decode_pixels, read_examples
 from regard.explore.server.work import interruptible
+from regard.files import read_json
 from regard.models.recipe import RECIPE
 from regard.settings import from_dict, read_toml
 from regard.tasks.registry import NOT_A_RUN, VERIFICATION
@@ -106,7 +106,7 @@ class Models:
 
     def _examples(self, name: str, tables: dict[str, Any] | None) -> list[dict[str, Any]] | None:
         """Inputs of a run's own test data, with targets; None if they are known only once the model is loaded."""
-        folder, kept = self.folders[name], []
+        kept: list[dict[str, Any]] = []
         model, data = (table if isinstance(table := (tables or {}).get(key), dict) else {} for key in ("model", "data"))
         for example in read_examples(self.folders[name]).get("inputs", []):
             if "pixels" in example:
@@ -118,7 +118,7 @@ class Models:
             kept = [{"text": text, "target": target} for text, target in pairs]
         if not kept and model.get("output_head") == "values":
             kept = [{"text": text, "target": None} for text in number_examples(data)]
-        return kept or predicted(folder) or None
+        return kept or None
 
     def examples(self, name: str) -> list[dict[str, Any]]:
         """What the page begins with, for a model without examples of its own."""
@@ -239,11 +239,8 @@ def number_examples(data: Mapping[str, Any]) -> list[str]:
 
 def hf_image_size(folder: Path) -> dict[str, Any]:
     """What the page must know of a Hugging Face folder before it is loaded: whether it reads images, and their size."""
-    try:
-        config = json.loads((folder / HF_CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # loading it reports what is wrong
-    if not isinstance(config, dict) or config.get("model_type") != "vit":
+    config = read_json(folder / HF_CONFIG)  # loading it reports what is wrong
+    if config.get("model_type") != "vit":
         return {}
     size = config.get("image_size", 224)  # the default of ViTConfig
     size = size[0] if isinstance(size, list) and size else size

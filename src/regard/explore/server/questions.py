@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,6 +11,8 @@ from regard.explore.server.models import Models
 
 if TYPE_CHECKING:
     from regard.explore.inside import Look
+
+PartName = Literal["encoder", "decoder", "cross"]
 
 
 class Frame(Response):

@@ -39,14 +39,14 @@ class Job:
 class Work:
     """The computing thread of a server. `run` is called in the event loop, everything it runs in the thread."""
 
-    def __init__(self, waiting: int = WAITING) -> None:
-        self.waiting, self.jobs = waiting, 0
+    def __init__(self) -> None:
+        self.jobs = 0
         self.pool = ThreadPoolExecutor(1, "explore")
         self.current = threading.local()
 
     @property
     def is_full(self) -> bool:
-        return self.jobs >= self.waiting
+        return self.jobs >= WAITING
 
     async def run(self, request: Request, compute: Callable[[], T]) -> T:
         """The result of `compute`, unless the queue is full or the client disconnects."""
