@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
 from mask_strategies import combined
+from regard.nn import flash
 from regard.nn.attention import attend
 from regard.nn.banded import attend_banded, prepare
 from regard.nn.block import Stack
@@ -165,7 +168,7 @@ def test_block_masks_contain_every_visible_pair_and_few_others(mask: Mask) -> No
 def test_a_window_takes_no_memory_for_all_pairs() -> None:
     positions = Positions.of(1 << 17, CPU)
     attention_mask = AttentionMask(causal & window(256), positions, positions)
-    assert prepare(attention_mask, CPU, 0.0, allow_flex=True) == "banded"
+    assert prepare(attention_mask, CPU, 0.0, {"flex"}) == "banded"
     plan = attention_mask.plan
     assert isinstance(plan, Plan)
     masks = {id(piece.pairs): piece.pairs.visible.numel() for piece in plan.pieces if piece.pairs is not None}
@@ -187,9 +190,9 @@ def test_attention_dropout_of_a_window_keeps_the_mean() -> None:
 def test_what_has_no_use_for_blocks_stays_dense() -> None:
     long, short = Positions.of(600, CPU), Positions.of(100, CPU)
     for mask, positions in ((everything, long), (causal, long), (window(20), short), (even, long)):
-        assert prepare(AttentionMask(mask, positions, positions), CPU, 0.0, allow_flex=True) == "dense"
+        assert prepare(AttentionMask(mask, positions, positions), CPU, 0.0, {"flex"}) == "dense"
     one = AttentionMask(causal & window(20), Positions.of(1, CPU, start=599), long)
-    assert prepare(one, CPU, 0.0, allow_flex=True) == "dense"
+    assert prepare(one, CPU, 0.0, {"flex"}) == "dense"
 
 
 def cost(mask: Mask, length: int) -> tuple[float, Plan]:
@@ -238,3 +241,34 @@ def test_a_stack_with_windows_is_the_reference(kind: Any, checkpoint: bool) -> N
         grads.append([out, *torch.autograd.grad(out.square().sum(), [*stack.parameters()])])
     for own, other in zip(*grads, strict=True):
         torch.testing.assert_close(own, other)
+
+
+def test_a_band_says_which_keys_are_visible() -> None:
+    assert window(5).band == (4, 4) and causal.band == (math.inf, 0)
+    assert (causal & window(5) & window(9)).band == (4, 0)
+    for mask in (window(5, dilation=2), causal | window(3), ~causal, padding, window(4) & padding):
+        assert mask.band is None
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_flash_attention_gets_the_band_of_the_mask(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the kernel of a GPU: its definition, tokens of all rows one after another."""
+
+    def varlen_attn(
+        q: Tensor, k: Tensor, v: Tensor, starts: Tensor, ends: Tensor, *sizes: int, **options: Any
+    ) -> Tensor:
+        (before, after), index = options["window_size"], torch.arange(len(q))
+        row, distance = torch.bucketize(index, starts, right=True), index - index[:, None]
+        visible = row == row[:, None]
+        visible &= (distance >= -before) | (before < 0)
+        visible &= (distance <= after) | (after < 0)
+        parts = (x.transpose(0, 1)[None] for x in (q, k, v))
+        return F.scaled_dot_product_attention(*parts, visible, scale=options["scale"])[0].transpose(0, 1)
+
+    monkeypatch.setattr(flash, "varlen_attn", varlen_attn)
+    q, k, v = torch.randn(3, 2, 4, 30, 8, dtype=torch.double)
+    positions = Positions.of(30, CPU)
+    mask = AttentionMask(causal & window(7) if is_causal else window(7), positions, positions)
+    assert mask.band is not None
+    out = flash.attend_flash(q, k, v, mask.band, 0.3)
+    torch.testing.assert_close(out, attend(q, k, v, mask, path="reference", scale=0.3))

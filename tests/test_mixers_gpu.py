@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from regard.nn import attention
-from regard.nn.banded import prepare
+from regard.nn.banded import kernels_for, prepare
 from regard.nn.block import Stack, run_block
 from regard.nn.cache import Cache
 from regard.nn.config import StackConfig
@@ -100,11 +100,37 @@ def test_a_window_takes_memory_in_proportion_to_the_length() -> None:
     assert peak(32768) < 2.3 * peak(16384)
 
 
-def test_long_windows_use_flex_and_dropout_does_not() -> None:
+def test_which_kernels_compute_a_long_window() -> None:
     positions = Positions.of(4096, torch.device("cuda"))
-    for dropout, route in ((0.0, "flex"), (0.1, "banded")):
+    for dtype, dropout, route in (
+        (torch.bfloat16, 0.0, "flash"), (torch.float32, 0.0, "flex"), (torch.bfloat16, 0.1, "banded")
+    ):  # fmt: skip
+        kernels = kernels_for(dtype, 64, 64, biased=False, grouped=False)
         mask = AttentionMask(causal & window(256), positions, positions)
-        assert prepare(mask, torch.device("cuda"), dropout, allow_flex=True) == route
+        assert prepare(mask, torch.device("cuda"), dropout, kernels) == route
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("length", [777, 4096])
+def test_flash_attention_with_a_band_is_the_formula(length: int, is_causal: bool, is_compiled: bool) -> None:
+    torch.manual_seed(0)
+    positions = Positions.of(length, torch.device("cuda"))
+    mask = causal & window(100) if is_causal else window(100)
+    x = torch.randn(2, length, 3, 4, 32, device="cuda", dtype=torch.bfloat16)
+
+    def run(parts: Tensor, path: str) -> Tensor:
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        return attention.attend(q, k, v, AttentionMask(mask, positions, positions), path=path)  # type: ignore[arg-type]
+
+    found = []
+    for dtype, path in ((torch.bfloat16, "fused"), (torch.float32, "reference")):
+        parts = x.to(dtype).requires_grad_()
+        call = torch.compile(run) if is_compiled and path == "fused" else run
+        out = call(parts, path)
+        (out.float() ** 2).sum().backward()
+        found.append([out.detach().float(), parts.grad.float()])
+    assert relative_error(*found) < 2e-2
 
 
 def test_dropout_of_weights_keeps_their_mean() -> None:

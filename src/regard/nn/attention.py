@@ -7,8 +7,9 @@
 `attention_stages` writes the formula out and returns every stage. `attend` computes the same output by one of three
 implementations: "reference" (the formula), "fused" (scaled_dot_product_attention: flash, memory-efficient or cuDNN)
 or "flex" (FlexAttention, which skips masked blocks). Where a mask leaves few of the pairs of a long sequence, "fused"
-also skips masked blocks: by `regard.nn.banded`, or by FlexAttention on a GPU. With Hkv < H, each key/value head serves
-H / Hkv query heads (grouped-query attention, Ainslie et al. 2023). A query whose keys are all masked gets zeros.
+also skips masked blocks: by `regard.nn.banded`, or on a GPU by `regard.nn.flash` or FlexAttention. With Hkv < H, each
+key/value head serves H / Hkv query heads (grouped-query attention, Ainslie et al. 2023). A query whose keys are all
+masked gets zeros.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from regard.errors import UserError
-from regard.nn.banded import attend_banded, flex_can, prepare
+from regard.nn.banded import attend_banded, kernels_for, prepare
 from regard.nn.compiled import compiled
 from regard.nn.config import Path
+from regard.nn.flash import attend_flash
 from regard.nn.mask import AttentionMask
 from regard.nn.plan import Plan
 from regard.nn.position import Bias
@@ -103,8 +105,8 @@ def attend(
         )
     grouped, route = q.shape[1] != k.shape[1], str(path)
     if path == "fused":
-        allow_flex = flex_can(q.dtype, q.shape[-1], v.shape[-1])
-        route = prepare(attention_mask, q.device, dropout, allow_flex=allow_flex)
+        kernels = kernels_for(q.dtype, q.shape[-1], v.shape[-1], biased=bias is not None, grouped=grouped)
+        route = prepare(attention_mask, q.device, dropout, kernels)
     match route:
         case "reference":
             added, visible = None if bias is None else bias.dense(q), attention_mask.dense()
@@ -115,6 +117,9 @@ def attend(
         case "banded":
             assert isinstance(attention_mask.plan, Plan)
             return attend_banded(q, k, v, attention_mask.plan, bias=bias, scale=scale, dropout=dropout)
+        case "flash":
+            assert attention_mask.band is not None
+            return attend_flash(q, k, v, attention_mask.band, scale)
         case "dense":
             mask, is_causal = attention_mask.fused()
             if bias is not None:

@@ -18,6 +18,7 @@ longer than none. Values and gradients are those of dense attention, with biases
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -25,15 +26,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.nn.config import LONG
+from regard.nn.flash import flash_can
 from regard.nn.mask import AttentionMask, causal
 from regard.nn.plan import Plan, Range, cheapest, indices, make_plan
 from regard.nn.position import Bias
 
 
-def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float, *, allow_flex: bool) -> str:
-    """How "fused" computes attention: "dense", "banded" or "flex"; makes the plan of banded attention, once.
+def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float, kernels: Collection[str]) -> str:
+    """How "fused" computes attention: "dense", "banded", or on a GPU "flash" or "flex", if they are among `kernels`.
 
-    Banded attention reads tensors to plan, so a compiled or captured layer needs a plan that was made before it.
+    It also makes the plan of banded attention, once: that reads tensors, so a compiled or captured layer needs a plan
+    that was made before it.
     """
     if attention_mask.plan is not None:
         return "banded"
@@ -51,11 +54,13 @@ def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float,
     if is_cpu:
         attention_mask.plan = cheapest(attention_mask)
         return "banded"
+    if device.type == "cuda" and "flash" in kernels and not dropout and attention_mask.band is not None:
+        return "flash"
     reach = (2 * keys if mask.reach is None else mask.reach) // (2 if is_causal else 1)
     size = 1 << min(9, max(6, (reach // 2).bit_length() - 1))  # 64 to 512
     if not is_causal and reach + size > 0.75 * keys:
         return "dense"
-    if device.type == "cuda" and allow_flex and not dropout and mask.dilation == 1:
+    if device.type == "cuda" and "flex" in kernels and not dropout and mask.dilation == 1:
         return "flex"
     if kind == "part" or compiling or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return "dense"
@@ -63,9 +68,12 @@ def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float,
     return "banded"
 
 
-def flex_can(dtype: torch.dtype, *sizes: int) -> bool:
-    """Whether FlexAttention has kernels for this type and these sizes of keys and values."""
-    return dtype != torch.float64 and min(sizes) >= 16
+def kernels_for(dtype: torch.dtype, key_dim: int, val_dim: int, *, biased: bool, grouped: bool) -> set[str]:
+    """Which kernels of a GPU fit this type, these sizes of keys and values, a score bias and shared keys."""
+    kernels = {"flex"} if dtype != torch.float64 and min(key_dim, val_dim) >= 16 else set()
+    if flash_can(dtype, key_dim, val_dim) and not biased and not grouped:
+        kernels.add("flash")
+    return kernels
 
 
 def attend_banded(

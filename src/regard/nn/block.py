@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.errors import UserError
-from regard.nn.banded import flex_can, prepare
+from regard.nn.banded import kernels_for, prepare
 from regard.nn.cache import Cache
 from regard.nn.config import SOFTMAX, StackConfig
 from regard.nn.dropout import dropout
@@ -145,11 +145,14 @@ class Stack(Traceable):
         routes: set[str] = set()
         if self.tap is not None or config.attention == "reference":
             return {"reference"}
-        dropout, allow_flex = config.attention_dropout * self.training, flex_can(dtype, config.key_dim, config.val_dim)
+        dropout, biased = config.attention_dropout * self.training, contexts[0].bias is not None
+        grouped = config.key_heads != config.heads
         for shared in self._shared_masks(contexts):
             route: str = config.attention
             if route == "fused":
-                route = prepare(shared, x.device, dropout, allow_flex=allow_flex)
+                own = biased and shared is not contexts[0].memory_mask
+                kernels = kernels_for(dtype, config.key_dim, config.val_dim, biased=own, grouped=grouped)
+                route = prepare(shared, x.device, dropout, kernels)
                 if route == "dense" and shared.fused()[0] is not None and x.is_cuda:
                     shared.additive(dtype)
             if shared is not contexts[0].memory_mask:

@@ -26,6 +26,7 @@ and the windows of images.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -53,6 +54,7 @@ class Mask:
 
     bounds     which blocks are visible
     reach      an estimate of how many keys a query attends to; None: any number
+    band       (a, b): exactly the keys from q.pos - a to q.pos + b are visible; None: it is another pattern
     relative   whether the predicate depends on q.pos - k.pos alone
     dilation   > 1: tokens that are this far apart attend to each other, and their neighbours do not
     """
@@ -66,6 +68,7 @@ class Mask:
     reach: int | None = None
     relative: bool = False
     dilation: int = 1
+    band: tuple[float, float] | None = None
 
     def _combine(self, operator: str, other: Mask, predicate: Predicate) -> Mask:
         name = f"({self.name} {operator} {other.name})"
@@ -78,9 +81,12 @@ class Mask:
                 return some & other_some, every & other_every
             return some | other_some, every | other_every
 
+        band = None
+        if operator == "&" and self.band is not None and other.band is not None:
+            band = min(self.band[0], other.band[0]), min(self.band[1], other.band[1])
         return Mask(
             name, predicate, operator, (self, other), max(self.rows, other.rows),
-            bounds, reach, self.relative and other.relative, max(self.dilation, other.dilation),
+            bounds, reach, self.relative and other.relative, max(self.dilation, other.dilation), band,
         )  # fmt: skip
 
     def __and__(self, other: Mask) -> Mask:
@@ -157,7 +163,7 @@ def _same_document(q: Token, k: Token) -> Tensor:
 everything = Mask(
     "everything", lambda q, k: torch.ones_like(k.pos, dtype=torch.bool), bounds=blocks.always, relative=True
 )
-causal = Mask("causal", lambda q, k: q.pos >= k.pos, bounds=blocks.not_later, relative=True)
+causal = Mask("causal", lambda q, k: q.pos >= k.pos, bounds=blocks.not_later, relative=True, band=(math.inf, 0))
 padding = Mask("padding", _padding, bounds=blocks.real)
 same_document = Mask("same_document", _same_document, bounds=blocks.one_document)
 
@@ -173,9 +179,9 @@ def window(size: int, dilation: int = 1) -> Mask:
             raise UserError(f"{name} = {value}: must be 1 or more, so that a token can attend to itself")
     bounds = blocks.near(size, dilation)
     if dilation == 1:
-        return Mask(
-            f"window({size})", lambda q, k: (q.pos - k.pos).abs() < size, bounds=bounds, reach=2 * size, relative=True
-        )
+        band = size - 1.0, size - 1.0
+        near_by = lambda q, k: (q.pos - k.pos).abs() < size  # noqa: E731
+        return Mask(f"window({size})", near_by, bounds=bounds, reach=2 * size, relative=True, band=band)
 
     def near(q: Token, k: Token) -> Tensor:
         distance = q.pos - k.pos
@@ -230,6 +236,11 @@ class AttentionMask:
         self._additive: Tensor | None = None
         self._blocks: BlockMask | None = None
         self.plan: object = None  # of `regard.nn.banded`, once it is made
+
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """That of the mask, where the queries are the keys, and indices differ as positions do."""
+        return self.mask.band if self.q is self.k and self.q.start is not None and self.order is None else None
 
     def with_mask(self, mask: Mask) -> AttentionMask:
         return self if mask is self.mask else AttentionMask(mask, self.q, self.k, self.first, self.order, self.k_first)

@@ -1,0 +1,35 @@
+"""Windows by FlashAttention, whose kernels know a band of keys: no mask, no blocks, nothing to compile.
+
+    query i attends to the keys i - a … i + b                   causal window of n: a = n - 1, b = 0
+
+FlashAttention (Dao et al. 2022, 2023) computes the scores in tiles that never leave the chip; with a band it skips the
+tiles outside. PyTorch offers this in `varlen_attn`, for sequences of any length one after another, in half precision.
+
+    q, k, v [B, H, N, D] -> [B, H, N, D]
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+KNOWS_BANDS = "window_size" in inspect.signature(varlen_attn).parameters
+
+
+def flash_can(dtype: torch.dtype, key_dim: int, val_dim: int) -> bool:
+    """Whether there are kernels for this type and these sizes."""
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    return KNOWS_BANDS and is_half and key_dim == val_dim and key_dim % 8 == 0 and key_dim <= 256
+
+
+def attend_flash(q: Tensor, k: Tensor, v: Tensor, band: tuple[float, float], scale: float | None) -> Tensor:
+    rows, heads, length, size = q.shape
+    starts = torch.arange(0, (rows + 1) * length, length, device=q.device, dtype=torch.int32)
+    before, after = (-1 if side >= length else int(side) for side in band)  # -1: no limit
+    q, k, v = (x.transpose(1, 2).reshape(rows * length, heads, size) for x in (q, k, v))
+    out = varlen_attn(q, k, v, starts, starts, length, length, scale=scale, window_size=(before, after))
+    assert isinstance(out, Tensor)
+    return out.view(rows, length, heads, size).transpose(1, 2)
