@@ -28,9 +28,10 @@ from regard.models.transformer import Decoder, EncoderDecoder, State
 from regard.nn.block import Memory
 from regard.nn.cache import Cache, Pair
 from regard.nn.mask import Positions
-from regard.predict.beam import Beams, Greedy, check_scores
+from regard.predict.beam import Beams, Greedy
 from regard.predict.config import SearchConfig
 from regard.predict.engine import known, traced
+from regard.predict.next_token import check_scores
 from regard.predict.outputs import Hypothesis
 
 # Held while work that may be recorded as a graph is launched: a recording fails if another thread launches then.
