@@ -89,7 +89,7 @@ def known(parts: Iterable[nn.Module]) -> bool:
 
 
 class Weights:
-    """Where the weights of a model are, how often each was changed, and up to 16 numbers of each.
+    """Where the weights of a model are, how often each was changed, and up to 64 numbers of each.
 
     PyTorch counts changes of a tensor, but not those of a fused optimizer, through `.data` or in inference mode. An
     optimizer changes all numbers of a weight, which a sample shows; to read all of them takes as long as a step.
@@ -99,7 +99,7 @@ class Weights:
         weights = self._weights(parts)
         self.places = self._places(weights)
         flat = (weight.detach().reshape(-1) for weight in weights)
-        self.views = [weight[:: max(1, len(weight) // 16)] for weight in flat]
+        self.views = [weight[:: max(1, len(weight) // 64)] for weight in flat]
         self.sample = torch.cat(self.views)
 
     def changed(self, parts: Iterable[nn.Module]) -> bool:
