@@ -125,7 +125,7 @@ def lean(model: Any) -> Any:
     # encoder-decoder also rotation, normalised queries, values of another size, half precision and outputs that are not
     # tokens.
     config, is_decoder, parts = model.decoder.config, isinstance(model, Decoder), parts_of(model)
-    decoding = parts_of(model.decoder, model.output_head)
+    decoding = parts_of(model.decoder, model.output_head, *(() if is_decoder else (model.target_embedding,)))
     is_known = (
         (config.attention_score, config.attention) == ("dot", "fused")
         and config.all_full
@@ -136,7 +136,7 @@ def lean(model: Any) -> Any:
         and (is_decoder or not (config.position == "rope" or config.qk_norm))
         and (is_decoder or config.key_dim == config.val_dim)
         and (is_decoder or model.output_head.project.weight.dtype in (torch.float32, torch.float64))
-        and (is_decoder or isinstance(model.target_embedding, Tokens))
+        and (is_decoder or getattr(model.target_embedding, "token_types", ...) is None)
         and next(model.parameters()).device.type == "cpu"
         and not (model.training or torch.is_autocast_enabled("cpu") or traced(parts))
         and not any(part.uneven for part in decoding if isinstance(part, PrunedMultiHead))

@@ -46,7 +46,7 @@ LANE = 16  # float32 numbers of a vector register: a softmax over a multiple of 
 
 
 class Lean:
-    """An encoder-decoder whose `step` is lean, and its encoder too if `encodes`; embeddings are the model's.
+    """An encoder-decoder whose `step` is lean, and its encoder too if `encodes`; source embeddings are the model's.
 
     The model is not kept alive, so that an engine can be kept for as long as its model lives.
     """
@@ -58,6 +58,9 @@ class Lean:
         self.layers = [Layer(block) for block in model.decoder.blocks]
         self.memories = Memories([layer.cross for layer in self.layers])
         self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
+        embedding: Any = model.target_embedding
+        self.embed, self.scale = partial(torch.embedding, embedding.tokens.weight), embedding.scale
+        self.transform = model.output_head.transform
         self.source_positions = PositionTable(model.encoder.position)
         self.target_positions = PositionTable(model.decoder.position)
         self.project = linear(model.output_head.project.weight, model.output_head.bias)
@@ -80,13 +83,13 @@ class Lean:
 
     def step(self, tokens: Tensor, state: LeanState) -> Tensor:
         """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of the next one."""
-        x, slot = self.model.target_embedding(tokens)[:, 0], state.length
-        x = self.first(x + self.target_positions.rows(slot, 1, x))
+        slot, x = state.length, self.embed(tokens[:, 0])
+        x = self.first(torch.add(self.target_positions.rows(slot, 1, x), x, alpha=self.scale))
         mask = state.next_slot()
         for layer, own, across in zip(self.layers, state.own, state.across, strict=True):
             x = layer.step(x, partial(attend_self, layer.attention, own, mask, slot), across)
         state.length += 1
-        return self.project(self.model.output_head.transform(self.last(x)))[:, None]
+        return self.project(self.transform(self.last(x)))[:, None]
 
 
 class PositionTable:
@@ -135,7 +138,7 @@ class LeanState:
         if self.length == self.mask.shape[2]:
             self.mask = F.pad(self.mask, (0, LANE), value=float("-inf"))
             self.own = [Own(F.pad(own.buffer, (0, 0, 0, LANE))) for own in self.own]
-        self.mask[..., self.length] = 0
+        self.mask.select(2, self.length).zero_()
         return self.mask
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
@@ -151,16 +154,16 @@ class Own:
     def __init__(self, buffer: Tensor) -> None:
         self.buffer = buffer
         matrices = buffer.flatten(1, 2)  # [2, rows · Hkv, capacity, D]
-        self.keys, self.values = matrices[0].mT, matrices[1]
+        self.keys, self.values = matrices.select(0, 0).mT, matrices.select(0, 1)
 
 
 def attend_self(lean: LeanMultiHead, own: Own, mask: Tensor, slot: int, x: Tensor) -> Tensor:
     """x [rows, dim], whose keys and values are stored in `slot`; mask [1, 1, capacity], added."""
-    rows, size, qkv = x.shape[0], lean.sizes[0], lean.project(x)
-    new = qkv[:, size:].view(rows, 2, lean.key_heads, lean.key_dim)
-    own.buffer.select(3, slot).copy_(new.transpose(0, 1))
+    rows, size, heads = x.shape[0], lean.key_dim, lean.key_heads
+    queries, new = lean.project(x).split_with_sizes(lean.own_sizes, dim=1)
+    own.buffer.select(3, slot).copy_(new.view(rows, 2, heads, size).transpose(0, 1))
     # heads that share keys are queries of one small matmul
-    queries = qkv[:, :size].reshape(rows * lean.key_heads, lean.group, lean.key_dim)
+    queries = queries.reshape(rows * heads, lean.group, size)
     weights = torch.baddbmm(mask, queries, own.keys, alpha=lean.scale).softmax(dim=-1)
     return lean.out(torch.bmm(weights, own.values).view(rows, -1))
 
@@ -343,6 +346,7 @@ class LeanMultiHead:
         self.part, self.project = part, linear(project.weight, project.bias)
         self.out = linear(part.out.weight, part.out.bias)
         self.heads, self.key_heads, self.sizes = part.heads, part.key_heads, part.sizes
+        self.own_sizes = [part.sizes[0], part.sizes[1] + part.sizes[2]]  # queries; keys and values
         self.group = part.heads // part.key_heads  # heads that share a key/value head
         self.key_dim, self.val_dim, self.scale = config.key_dim, config.val_dim, config.scale
 
