@@ -17,7 +17,8 @@ from regard.models.folder import weights_of
 from regard.models.transformer import EncoderDecoder, Recurrent
 from regard.nn.trace import trace
 from regard.predict import Hypothesis, SearchConfig
-from regard.predict.beam import beam, largest
+from regard.predict.beam import beam
+from regard.predict.next_token import largest
 from test_decode import slow_greedy
 
 pytestmark = pytest.mark.grid

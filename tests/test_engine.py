@@ -127,3 +127,13 @@ def test_a_decoder_without_a_causal_mask_is_left_to_the_model() -> None:
         assert some[0].tokens == beam(model, row[real][None], None, config, BOS, EOS)[0][0].tokens
     with pytest.raises(UserError, match="causal = false"):
         pair_scores([model], source, is_real, source, source)
+
+
+def test_an_unknown_embedding_of_the_target_is_left_to_the_model() -> None:
+    model = make("encoder-decoder")
+    assert isinstance(lean(model), Lean)
+    model.target_embedding.forward = lambda ids: model.source_embedding(ids) + 1  # type: ignore[method-assign, union-attr]
+    assert lean(model) is model
+    typed = make("encoder-decoder")
+    typed.target_embedding.token_types = nn.Embedding(2, 16)  # type: ignore[union-attr]
+    assert lean(typed) is typed

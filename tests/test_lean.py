@@ -19,10 +19,11 @@ from regard.models.config import ModelConfig
 from regard.models.transformer import EncoderDecoder, build
 from regard.nn.trace import trace
 from regard.predict import SearchConfig, Translator
-from regard.predict.beam import beam, largest
+from regard.predict.beam import beam
 from regard.predict.bundle import Bundle
 from regard.predict.engine import lean
 from regard.predict.lean import Across, AcrossOne, Lean
+from regard.predict.next_token import largest
 from regard.predict.workers import side_by_side
 from regard.text.tokenizer import Tokenizer
 

@@ -14,7 +14,8 @@ from regard.errors import UserError
 from regard.models.transformer import EncoderDecoder
 from regard.nn.cache import Cache
 from regard.predict import Hypothesis, SearchConfig
-from regard.predict.beam import beam, largest
+from regard.predict.beam import beam
+from regard.predict.next_token import largest
 from regard.predict.recorded import LANES, SHAPES, TURN, FixedCache, RecordedSearch, RecordedSearches
 from test_beam import BOS, EOS, padded, transformer
 

@@ -14,7 +14,8 @@ Of the 2 · beam best extensions at most `beam` end with </s>, so enough continu
 
 and cp <= 0. The rules are written once, as operations on tensors in fixed shapes (`Greedy`, `Beams`), so that a GPU
 can replay a recorded step of them (`regard.predict.recorded`). `beam` drives them with an eager or lean engine: there
-a closed sentence leaves the batch, so that one long sentence does not slow down the rest.
+a closed sentence leaves the batch, so that one long sentence does not slow down the rest. One sentence alone on a CPU
+is searched with lists (`regard.predict.single`), which find the same.
 
 A sentence's result does not depend on its neighbours in the batch: limits follow from its own source, and
 equal scores are decided by beam, then token id. What remains is rounding: a matmul may add up in another order when
@@ -37,13 +38,13 @@ from regard.errors import UserError
 from regard.nn.trace import Traceable, trace
 from regard.predict.allocation import Automata, allocate
 from regard.predict.config import SearchConfig
-from regard.predict.constraints import Constraints, Pattern, completed, forced
+from regard.predict.constraints import Constraints, Pattern, forced
 from regard.predict.engine import Engine, lean
+from regard.predict.next_token import INFINITY, check_scores, largest, next_scores
 from regard.predict.outputs import Hypothesis
+from regard.predict.single import search_one
 
 ROWS = 64  # hypotheses whose scores are ranked at a time on a CPU: they stay in its cache from softmax to rank
-GROUPS = 96  # of columns, for each number that is sought, see `largest`
-INFINITY = float("inf")
 
 Watch = Callable[[Tensor, Tensor, Tensor], None]
 Finished = Callable[[int, list[Hypothesis]], None]
@@ -73,6 +74,10 @@ def beam(
         return []
     cross = cross_attention(model) if config.coverage_penalty else None
     engine = lean(model) if cross is None else model  # attention weights can only be traced in the model itself
+    if len(limits) == 1 and source.device.type == "cpu" and cross is watch is constraints is None:
+        alone = search_one(engine, source, is_real, config, limits[0], bos, eos, interrupt)
+        finished(0, alone)
+        return [alone]
     results: list[list[Hypothesis]] = [[] for _ in limits]
     live: Beams | None = None
     sentences = torch.arange(len(limits), device=source.device)  # those still open
@@ -383,90 +388,6 @@ class Constrained(Beams):
         if self.watch is not None:
             self.watch(totals, tokens, rows)
         return totals, tokens, rows
-
-
-def largest(scores: Tensor, count: int, recorded: bool = False) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row (or all there are), in order, and their columns; equal ones by column.
-
-    A long row is ranked in two rounds. Every column belongs to one of some groups; the largest numbers are in the
-    groups with the largest maxima, and a maximum is computed many times as fast as a rank.
-
-    `topk` leaves open which of equal numbers it takes and in what order. Sorting what it took fixes the order; which
-    ones it took matters only where the next one is equal too, and then the whole row is sorted; but not if `recorded`,
-    where nothing can be read back.
-    """
-    rows, size = scores.shape
-    most = min(count if recorded else count + 1, size)
-    deep = size // (GROUPS * most)
-    if deep < 2:
-        values, columns = scores.topk(most, dim=1)
-    else:
-        groups, rest = divmod(size, deep)
-        layers = scores[:, : size - rest].unflatten(1, (deep, groups))
-        chosen = layers.amax(dim=1).topk(most, dim=1, sorted=False).indices  # [rows, most]
-        columns = (chosen[:, :, None] + torch.arange(0, size - rest, groups, device=scores.device)).flatten(1)
-        if rest:  # columns beyond the last full layer
-            last = torch.arange(size - rest, size, device=scores.device)
-            columns = torch.cat((columns, last.expand(rows, -1)), dim=1)
-        values, index = scores.gather(1, columns).topk(most, dim=1)
-        columns = columns.gather(1, index)
-    if not recorded:
-        if scores.device.type == "cpu" and not bool((values[:, 1:] == values[:, :-1]).any()):
-            return values[:, :count].contiguous(), columns[:, :count].contiguous()
-        if most > count:
-            tied = (values[:, -2] == values[:, -1]) & (values[:, -1] > -INFINITY)
-            values, columns = values[:, :count], columns[:, :count]
-            if bool(tied.any()):
-                whole, order = scores[tied].sort(dim=1, descending=True, stable=True)
-                values[tied], columns[tied] = whole[:, :count], order[:, :count]
-    columns, order = columns.sort(dim=1)
-    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    return values, columns.gather(1, order)
-
-
-def next_scores(
-    logits: Tensor,
-    early: bool | Tensor,
-    written: Tensor,
-    config: SearchConfig,
-    eos: int | None,
-    forbidden: Sequence[Pattern] = (),
-) -> tuple[Tensor, Tensor]:
-    """log p [R, vocab_size] of every next token, and the same with -inf where a token is forbidden.
-
-    Forbidden are </s> where it is `early`, what would repeat an n-gram of `written` [R, t], and what would complete one
-    of the patterns. Where that would leave nothing, </s> is allowed after all: an output ends rather than breaks a
-    rule. In float32 at least: sums over many tokens must keep small differences.
-    """
-    scores = logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    length, ngram = written.shape[1], config.no_repeat_ngram
-    repeats = 0 < ngram <= length
-    if eos is None or (early is False and not repeats and not forbidden):
-        return scores, scores
-    allowed = scores.clone()
-    if isinstance(early, Tensor):  # not known to the CPU while a step is recorded
-        allowed[:, eos].masked_fill_(early, -INFINITY)
-    elif early:
-        allowed[:, eos] = -INFINITY
-    if repeats:
-        grams = written.unfold(1, ngram, 1)  # [R, t - ngram + 1, ngram]
-        tail = written[:, length - ngram + 1 :]  # [R, ngram - 1]: what a forbidden token would complete
-        row, at = (grams[:, :, :-1] == tail[:, None]).all(dim=2).nonzero(as_tuple=True)
-        allowed[row, grams[row, at, -1]] = -INFINITY
-    for token, completes in completed(forbidden, written):
-        allowed[:, token].masked_fill_(completes, -INFINITY)
-    if repeats or forbidden:
-        stuck = (allowed == -INFINITY).all(dim=1)
-        allowed[:, eos] = torch.where(stuck, scores[:, eos], allowed[:, eos])
-    return scores, allowed
-
-
-def check_scores(scores: list[float]) -> None:
-    if any(score != score for score in scores):
-        raise UserError(
-            "the model's scores are not numbers (NaN): its weights are damaged, training has diverged, "
-            "or the precision is too low for it; try an earlier checkpoint, or float32"
-        )
 
 
 def cross_attention(model: Any) -> Traceable:

@@ -207,11 +207,14 @@ class Predictor(ABC, Generic[Input, Output]):
                 groups.append([])
             groups[-1].append(row)
         for group in groups:
+            if len(ids[group[0]]) == len(ids[group[-1]]):
+                yield group, torch.tensor([ids[row] for row in group], dtype=torch.long), None
+                continue
             lengths = torch.tensor([len(ids[row]) for row in group])
             is_real = torch.arange(int(lengths[-1])) < lengths[:, None]
             padded = torch.zeros(is_real.shape, dtype=torch.long)
             padded[is_real] = torch.tensor([id for row in group for id in ids[row]])
-            yield group, padded, None if lengths[0] == lengths[-1] else is_real
+            yield group, padded, is_real
 
 
 def open_each(

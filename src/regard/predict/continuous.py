@@ -26,10 +26,10 @@ from regard.errors import UserError
 from regard.models.transformer import State
 from regard.nn.cache import Cache, Pair
 from regard.nn.mask import Positions
-from regard.predict.beam import check_scores, next_scores
 from regard.predict.config import SearchConfig
 from regard.predict.engine import lean
 from regard.predict.generator import LIMIT, Generator, SampleWriter, Token
+from regard.predict.next_token import check_scores, next_scores
 from regard.predict.sampling import Uniform, sample_token
 
 

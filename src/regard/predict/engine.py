@@ -12,7 +12,7 @@ position that is added later is left to the eager engine until someone teaches t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -61,30 +61,30 @@ class Engine(Protocol):
         """Read `tokens` [B, n]; logits [B, n, vocab_size] of the token after each."""
 
 
-def parts_of(model: nn.Module) -> Iterator[nn.Module]:
-    """All modules, as `modules()`, which takes six times as long: the checks below precede every search."""
-    waiting = [model]
-    while waiting:
-        part = waiting.pop()
-        yield part
-        waiting += [child for child in part._modules.values() if child is not None]
+def parts_of(*modules: nn.Module) -> list[nn.Module]:
+    """These modules and all in them, as `modules()`, which takes ten times as long: checks precede every search."""
+    parts = list(modules)
+    for part in parts:  # which grows
+        if part._modules:
+            parts += [child for child in part._modules.values() if child is not None]
+    return parts
 
 
-def traced(model: nn.Module) -> bool:
+def traced(parts: Iterable[nn.Module]) -> bool:
     """Whether activations are recorded or changed: by a trace, or by hooks of PyTorch."""
     return any(
-        (isinstance(part, Traceable) and part.tap is not None) or part._forward_hooks or part._forward_pre_hooks
-        for part in parts_of(model)
+        part._forward_hooks or part._forward_pre_hooks or (isinstance(part, Traceable) and part.tap is not None)
+        for part in parts
     )
 
 
-def known(model: nn.Module) -> bool:
+def known(parts: Iterable[nn.Module]) -> bool:
     """Whether every module is one that engines know, as it was defined, with an activation that they know."""
     return all(
         type(part) in KNOWN
         and "forward" not in part.__dict__
         and (not isinstance(part, FeedForward) or part.activation in ACTIVATIONS)
-        for part in parts_of(model)
+        for part in parts
     )
 
 
@@ -95,19 +95,19 @@ class Weights:
     optimizer changes all numbers of a weight, which a sample shows; to read all of them takes as long as a step.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        weights = list(self._weights(model))
+    def __init__(self, parts: Iterable[nn.Module]) -> None:
+        weights = self._weights(parts)
         self.places = self._places(weights)
         flat = (weight.detach().reshape(-1) for weight in weights)
         self.views = [weight[:: max(1, len(weight) // 64)] for weight in flat]
         self.sample = torch.cat(self.views)
 
-    def changed(self, model: nn.Module) -> bool:
-        return self.places != self._places(self._weights(model)) or not torch.equal(torch.cat(self.views), self.sample)
+    def changed(self, parts: Iterable[nn.Module]) -> bool:
+        return self.places != self._places(self._weights(parts)) or not torch.equal(torch.cat(self.views), self.sample)
 
     @staticmethod
-    def _weights(model: nn.Module) -> Iterator[Tensor]:
-        return (one for part in parts_of(model) for one in part._parameters.values() if one is not None)
+    def _weights(parts: Iterable[nn.Module]) -> list[Tensor]:
+        return [one for part in parts for one in part._parameters.values() if one is not None]
 
     @staticmethod
     def _places(weights: Iterable[Tensor]) -> list[tuple[int, int]]:
@@ -124,7 +124,8 @@ def lean(model: Any) -> Any:
     # Biases, windows, experts, learned scores, uneven groups, traces and autocast are the model's own; those of an
     # encoder-decoder also rotation, normalised queries, values of another size, half precision and outputs that are not
     # tokens.
-    config, is_decoder = model.decoder.config, isinstance(model, Decoder)
+    config, is_decoder, parts = model.decoder.config, isinstance(model, Decoder), parts_of(model)
+    decoding = parts_of(model.decoder, model.output_head, *(() if is_decoder else (model.target_embedding,)))
     is_known = (
         (config.attention_score, config.attention) == ("dot", "fused")
         and config.all_full
@@ -135,25 +136,24 @@ def lean(model: Any) -> Any:
         and (is_decoder or not (config.position == "rope" or config.qk_norm))
         and (is_decoder or config.key_dim == config.val_dim)
         and (is_decoder or model.output_head.project.weight.dtype in (torch.float32, torch.float64))
-        and (is_decoder or isinstance(model.target_embedding, Tokens))
+        and (is_decoder or getattr(model.target_embedding, "token_types", ...) is None)
         and next(model.parameters()).device.type == "cpu"
-        and not (model.training or torch.is_autocast_enabled("cpu") or traced(model))
-        and not any(part.uneven for part in parts_of(model.decoder) if isinstance(part, PrunedMultiHead))
-        and known(model.decoder)
-        and known(model.output_head)
+        and not (model.training or torch.is_autocast_enabled("cpu") or traced(parts))
+        and not any(part.uneven for part in decoding if isinstance(part, PrunedMultiHead))
+        and known(decoding)
     )
     if not is_known:
         return model
     kept = _lean.get(model)
-    if kept is None or kept[0].changed(model):
+    if kept is None or kept[0].changed(parts):
         engine = LeanDecoder(model) if is_decoder else Lean(model, encodes=_encodes(model))
-        _lean[model] = kept = Weights(model), engine
+        _lean[model] = kept = Weights(parts), engine
     return kept[1]
 
 
 def _encodes(model: EncoderDecoder) -> bool:
     """Whether the encoder, too, is one that a lean engine knows."""
-    config, parts = model.encoder.config, list(parts_of(model.encoder))
+    config, parts = model.encoder.config, parts_of(model.encoder)
     return (
         config.all_full
         and not config.embed_projection
@@ -161,5 +161,5 @@ def _encodes(model: EncoderDecoder) -> bool:
         and config.experts == 0
         and isinstance(model.source_embedding, Tokens)
         and not any(part.uneven for part in parts if isinstance(part, PrunedMultiHead))
-        and known(model.encoder)
+        and known(parts)
     )

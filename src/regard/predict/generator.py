@@ -24,10 +24,10 @@ from regard.data.batch import Labels
 from regard.errors import UserError, suggest
 from regard.models.config import ModelConfig
 from regard.models.transformer import Decoder
-from regard.predict.beam import check_scores, next_scores
 from regard.predict.bundle import Bundle, Prediction, SearchPredictor
 from regard.predict.config import SearchConfig
 from regard.predict.engine import lean
+from regard.predict.next_token import check_scores, next_scores
 from regard.predict.replay import FixedSampler, Replays
 from regard.predict.sampling import CHUNK, Uniform, sample_token
 from regard.predict.scoring import TOKENS, SequenceScore, label_scores, windows

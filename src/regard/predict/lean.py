@@ -12,8 +12,9 @@ same numbers, up to rounding, from tensors alone:
     W                                 a copy in the blocked layout of oneDNN, made once for a model; small ones for a
                                       single row also transposed: oneDNN takes 10 µs before it begins to multiply
 
-The memory of a single short source does not change, so its keys and values are multiplied by the projections once,
-and cross-attention is a softmax between two small matmuls. With head h of H, and all heads side by side,
+The keys and values of a memory are computed for all layers at once. Those of a single short source are also multiplied
+by the projections of queries and outputs, and cross-attention is then a softmax between two small matmuls. With head h
+of H, and all heads side by side,
 
     q_h k_hᵀ = x (W_q,h k_hᵀ)         (Σ over h)  weights_h v_h W_o,h = weights (v_h W_o,h)
 
@@ -23,8 +24,9 @@ model itself: `regard.predict.engine` decides.
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,7 +46,7 @@ LANE = 16  # float32 numbers of a vector register: a softmax over a multiple of 
 
 
 class Lean:
-    """An encoder-decoder whose `step` is lean, and its encoder too if `encodes`; embeddings are the model's.
+    """An encoder-decoder whose `step` is lean, and its encoder too if `encodes`; source embeddings are the model's.
 
     The model is not kept alive, so that an engine can be kept for as long as its model lives.
     """
@@ -54,8 +56,13 @@ class Lean:
         self.encoder = [Layer(block) for block in model.encoder.blocks] if encodes else None
         self.embed_norm, self.norm = norm_of(model.encoder.embed_norm), norm_of(model.encoder.norm)
         self.layers = [Layer(block) for block in model.decoder.blocks]
+        self.memories = Memories([layer.cross for layer in self.layers])
         self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
-        self.positions = torch.empty(0)  # position embeddings, [positions, dim]; the table grows by doubling
+        embedding: Any = model.target_embedding
+        self.embed, self.scale = partial(torch.embedding, embedding.tokens.weight), embedding.scale
+        self.transform = model.output_head.transform
+        self.source_positions = PositionTable(model.encoder.position)
+        self.target_positions = PositionTable(model.decoder.position)
         self.project = linear(model.output_head.project.weight, model.output_head.bias)
 
     def start(self, source: Tensor, is_real: Tensor | None = None) -> LeanState:
@@ -66,12 +73,9 @@ class Lean:
         if self.encoder is None or not source.numel():
             states: Tensor = self.model.encode(source, is_real).states
             return states
-        x, position = self.model.source_embedding(source), self.model.encoder.position
-        positions = Positions.of(x.shape[1], x.device, is_real)
-        if isinstance(position, Learned):
-            position.check_length(positions, 0)
-        table, shape = position.embed(positions.pos), x.shape
-        x = self.embed_norm(x if table is None else x + table.to(x.dtype)).flatten(0, 1)
+        x = self.model.source_embedding(source)
+        x, shape = x + self.source_positions.of_tokens(x, is_real), x.shape
+        x = self.embed_norm(x).flatten(0, 1)
         mask = None if is_real is None else is_real[:, None, None]
         for layer in self.encoder:
             x = layer.step(x, partial(attend_all, layer.attention, mask, shape[:2]))
@@ -79,21 +83,42 @@ class Lean:
 
     def step(self, tokens: Tensor, state: LeanState) -> Tensor:
         """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of the next one."""
-        x, slot, position = self.model.target_embedding(tokens)[:, 0], state.length, self.model.decoder.position
-        positions = self.positions  # another thread may replace it by a shorter table
-        if slot >= len(positions):
-            if isinstance(position, Learned):
-                position.check_length(Positions.of(1, x.device, start=slot), slot)
-            size = 2 * slot or 64
-            size = min(size, position.config.max_length) if position.config.position == "learned" else size
-            table = position.embed(torch.arange(size)[None])
-            self.positions = positions = x.new_zeros(size, 1) if table is None else table[0].to(x.dtype)
-        x = self.first(x + positions[slot])
+        slot, x = state.length, self.embed(tokens[:, 0])
+        x = self.first(torch.add(self.target_positions.rows(slot, 1, x), x, alpha=self.scale))
         mask = state.next_slot()
         for layer, own, across in zip(self.layers, state.own, state.across, strict=True):
             x = layer.step(x, partial(attend_self, layer.attention, own, mask, slot), across)
         state.length += 1
-        return self.project(self.model.output_head.transform(self.last(x)))[:, None]
+        return self.project(self.transform(self.last(x)))[:, None]
+
+
+class PositionTable:
+    """Position embeddings [positions, dim], which are computed once; the table grows by doubling."""
+
+    def __init__(self, position: Any) -> None:
+        self.position, self.table = position, torch.empty(0)
+
+    def rows(self, start: int, count: int, like: Tensor) -> Tensor:
+        """Those of `count` positions, to be added to `like`."""
+        end, table = start + count, self.table  # another thread may replace it by a shorter table
+        if end > len(table):
+            size = max(64, 1 << (end - 1).bit_length())
+            if isinstance(self.position, Learned):
+                self.position.check_length(Positions.of(count, like.device, start=start), start)
+                size = min(size, self.position.config.max_length)
+            embedded = self.position.embed(torch.arange(size)[None])
+            self.table = table = like.new_zeros(size, 1) if embedded is None else embedded[0].to(like.dtype)
+        return table[start:end]
+
+    def of_tokens(self, x: Tensor, is_real: Tensor | None) -> Tensor:
+        """Those of tokens x [B, N, dim], [B|1, N, dim]; padding does not count."""
+        if is_real is None:
+            return self.rows(0, x.shape[1], x)
+        positions = Positions.of(x.shape[1], x.device, is_real)
+        if isinstance(self.position, Learned):
+            self.position.check_length(positions)
+        embedded = self.position.embed(positions.pos)
+        return x.new_zeros(1) if embedded is None else embedded.to(x.dtype)
 
 
 class LeanState:
@@ -101,37 +126,19 @@ class LeanState:
 
     def __init__(self, engine: Lean, states: Tensor, is_real: Tensor | None = None) -> None:
         """`states` [sources, length, dim] are those of the encoder."""
-        sources, length = states.shape[:2]
-        heads = max(layer.cross.heads for layer in engine.layers)
-        is_short = sources == 1 and 0 < heads * length <= 2 * states.shape[2]
-        more = 0 if is_short else -length % LANE if length else LANE
-        masked = torch.zeros(sources, length + more, dtype=torch.bool)
-        masked[:, length:] = True
-        if is_real is not None:
-            masked[:, :length] = ~is_real
-        empty = masked.all(dim=1)  # attention to a source without a token gives zeros
-        masked &= ~empty[:, None]
-        mask = states.new_zeros(masked.shape).masked_fill(masked, float("-inf"))[:, None, None]  # [sources, 1, 1, M]
-        self.length = 0
-        self.own: list[Own] = []
-        self.across: list[Across | AcrossOne] = []
-        self.mask = states.new_empty(1, 1, 0)  # [1, 1, capacity]: 0 for the tokens so far, -inf for free slots
-        for layer in engine.layers:
-            own, cross = layer.attention, layer.cross
-            self.own.append(Own(states.new_zeros(2, sources, own.key_heads, 0, own.key_dim)))
-            k, v = cross.memory(states)
-            if more:
-                k, v = F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more))
-            if is_real is not None or not length:
-                v = v.masked_fill(empty[:, None, None, None], 0)
-            self.across.append((AcrossOne if is_short else Across)(cross, k, v, mask))
+        self.length, sources = 0, len(states)
+        # 0 for the tokens so far, -inf for free slots; [1, 1, capacity]
+        self.mask = states.new_full((1, 1, LANE), float("-inf"))
+        attention = [layer.attention for layer in engine.layers]
+        self.own = [Own(states.new_zeros(2, sources, one.key_heads, LANE, one.key_dim)) for one in attention]
+        self.across = engine.memories.read(states, is_real)
 
     def next_slot(self) -> Tensor:
         """Make room for one more token; the mask with its slot."""
         if self.length == self.mask.shape[2]:
             self.mask = F.pad(self.mask, (0, LANE), value=float("-inf"))
             self.own = [Own(F.pad(own.buffer, (0, 0, 0, LANE))) for own in self.own]
-        self.mask[..., self.length] = 0
+        self.mask.select(2, self.length).zero_()
         return self.mask
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
@@ -147,16 +154,16 @@ class Own:
     def __init__(self, buffer: Tensor) -> None:
         self.buffer = buffer
         matrices = buffer.flatten(1, 2)  # [2, rows · Hkv, capacity, D]
-        self.keys, self.values = matrices[0].mT, matrices[1]
+        self.keys, self.values = matrices.select(0, 0).mT, matrices.select(0, 1)
 
 
 def attend_self(lean: LeanMultiHead, own: Own, mask: Tensor, slot: int, x: Tensor) -> Tensor:
     """x [rows, dim], whose keys and values are stored in `slot`; mask [1, 1, capacity], added."""
-    rows, size, qkv = x.shape[0], lean.sizes[0], lean.project(x)
-    new = qkv[:, size:].view(rows, 2, lean.key_heads, lean.key_dim)
-    own.buffer.select(3, slot).copy_(new.transpose(0, 1))
+    rows, size, heads = x.shape[0], lean.key_dim, lean.key_heads
+    queries, new = lean.project(x).split_with_sizes(lean.own_sizes, dim=1)
+    own.buffer.select(3, slot).copy_(new.view(rows, 2, heads, size).transpose(0, 1))
     # heads that share keys are queries of one small matmul
-    queries = qkv[:, :size].reshape(rows * lean.key_heads, lean.group, lean.key_dim)
+    queries = queries.reshape(rows * heads, lean.group, size)
     weights = torch.baddbmm(mask, queries, own.keys, alpha=lean.scale).softmax(dim=-1)
     return lean.out(torch.bmm(weights, own.values).view(rows, -1))
 
@@ -194,22 +201,16 @@ class Across:
 
 
 class AcrossOne:
-    """Attention to one short memory, with the projections of queries and outputs multiplied into keys and values."""
+    """Attention to one short memory, with the projections of queries and outputs multiplied into keys and values.
+
+    scores, outputs [H, M, dim], bias [H, M].
+    """
 
     sources = 1
 
-    def __init__(self, lean: LeanMultiHead, k: Tensor, v: Tensor, mask: Tensor) -> None:
-        """k, v [1, Hkv, M, D]; mask [1, 1, 1, M], added."""
-        heads, length, q, out = lean.heads, k.shape[2], lean.part.q, lean.part.out
-        k, v = k[0] * lean.scale, v[0]
-        if lean.group > 1:
-            k, v = (x.repeat_interleave(lean.group, dim=0) for x in (k, v))  # [H, M, D]
-        self.shape, self.bias = (heads, length), mask.flatten().repeat(heads)  # [H · M]
-        if q.bias is not None:
-            self.bias += torch.bmm(k, q.bias.view(heads, -1, 1)).flatten()
-        self.scores = torch.bmm(k, q.weight.view(heads, -1, q.in_features)).flatten(0, 1).t()  # [dim, H · M]
-        self.outputs = torch.bmm(v, out.weight.view(-1, heads, v.shape[2]).permute(1, 2, 0)).flatten(0, 1)
-        self.out_bias = self.outputs.new_zeros(1) if out.bias is None else out.bias
+    def __init__(self, scores: Tensor, bias: Tensor, outputs: Tensor, out_bias: Tensor) -> None:
+        self.shape, self.bias, self.out_bias = bias.shape, bias.flatten(), out_bias
+        self.scores, self.outputs = scores.flatten(0, 1).t(), outputs.flatten(0, 1)
 
     def select(self, rows: Tensor) -> AcrossOne:
         return self  # there is one source
@@ -219,6 +220,68 @@ class AcrossOne:
         scores = torch.addmm(self.bias, x, self.scores)
         weights = scores.view(x.shape[0], *self.shape).softmax(dim=-1)
         return torch.addmm(self.out_bias, weights.view(scores.shape), self.outputs)
+
+
+class Memories:
+    """The cross-attention of all layers to the states of an encoder: one matmul gives their keys and values.
+
+    G and H are the key/value heads and the heads of all layers together.
+    """
+
+    @torch.no_grad()
+    def __init__(self, layers: Sequence[LeanMultiHead]) -> None:
+        parts, size = [one.part for one in layers], layers[0].key_dim
+        self.layers, self.size = layers, size
+        self.heads, self.key_heads = [one.heads for one in layers], [one.key_heads for one in layers]
+        keys_and_values = zip(*(part.kv.weight.chunk(2) for part in parts), strict=True)
+        biases = None
+        if parts[0].kv.bias is not None:
+            biases = torch.cat([*itertools.chain(*zip(*(part.kv.bias.chunk(2) for part in parts), strict=True))])
+        self.project = linear(torch.cat([*itertools.chain(*keys_and_values)]), biases)  # to [2 · G · D]
+        # [H, D, dim] and [H, D, 1]: what a short memory is multiplied by
+        views = [(part, one.heads, one.scale) for part, one in zip(parts, layers, strict=True)]
+        self.q = torch.cat([part.q.weight.view(heads, size, -1) * scale for part, heads, scale in views])
+        self.q_bias = None
+        if parts[0].q.bias is not None:
+            self.q_bias = torch.cat([part.q.bias.view(heads, size, 1) * scale for part, heads, scale in views])
+        self.out = torch.cat([part.out.weight.view(-1, heads, size).permute(1, 2, 0) for part, heads, _ in views])
+        self.out_biases = [self.out.new_zeros(1) if part.out.bias is None else part.out.bias for part in parts]
+        groups = torch.tensor([one.group for one in layers for _ in range(one.key_heads)])
+        self.key_of = torch.arange(len(groups)).repeat_interleave(groups) if any(groups > 1) else None  # of each head
+
+    def read(self, states: Tensor, is_real: Tensor | None) -> list[Across | AcrossOne]:
+        """By layer; states [sources, length, dim]."""
+        sources, length = states.shape[:2]
+        is_short = sources == 1 and 0 < max(self.heads) * length <= 2 * states.shape[2]
+        shape = (sources, length, 2, sum(self.key_heads), self.size)
+        k, v = self.project(states.flatten(0, 1)).view(shape).permute(2, 0, 3, 1, 4)  # [sources, G, length, D] each
+        more = 0 if is_short else -length % LANE if length else LANE
+        mask = states.new_zeros(sources, length + more)
+        mask[:, length:] = float("-inf")
+        if is_real is not None or not length:
+            real = torch.ones(sources, 0, dtype=torch.bool) if is_real is None else is_real
+            empty = ~real.any(dim=1, keepdim=True)  # attention to a source without a token gives zeros
+            mask[:, :length].masked_fill_(~real, float("-inf"))
+            mask.masked_fill_(empty, 0)
+            v = v.masked_fill(empty[..., None, None], 0)
+        if is_short:
+            return self._multiply(k[0], v[0], mask)
+        across = list[Across | AcrossOne]()
+        for layer, *pair in zip(self.layers, *(x.split(self.key_heads, dim=1) for x in (k, v)), strict=True):
+            keys, values = (F.pad(x, (0, 0, 0, more)) for x in pair) if more else pair
+            across.append(Across(layer, keys, values, mask[:, None, None]))
+        return across
+
+    def _multiply(self, k: Tensor, v: Tensor, mask: Tensor) -> list[Across | AcrossOne]:
+        """k, v [G, M, D]; mask [1, M], added."""
+        if self.key_of is not None:
+            k, v = k[self.key_of], v[self.key_of]
+        scores, outputs = torch.bmm(k, self.q), torch.bmm(v, self.out)  # [H, M, dim]
+        bias = mask.expand(len(k), -1)
+        if self.q_bias is not None:
+            bias = torch.baddbmm(mask.mT, k, self.q_bias)[..., 0]
+        by_layer = (x.split(self.heads) for x in (scores, bias, outputs))
+        return [AcrossOne(*parts) for parts in zip(*by_layer, self.out_biases, strict=True)]
 
 
 class LeanDecoder:
@@ -275,24 +338,17 @@ def attend_cache(
 class LeanMultiHead:
     """The projections of a `MultiHead`: queries, keys and values of x, and the output.
 
-    Of cross-attention: the queries of x, the keys and values of a memory, and the output.
+    Of cross-attention: the queries of x and the output; `Memories` has the keys and values.
     """
 
     def __init__(self, part: MultiHead, is_cross: bool = False) -> None:
         project, config = part.q if is_cross else part.qkv, part.config
         self.part, self.project = part, linear(project.weight, project.bias)
         self.out = linear(part.out.weight, part.out.bias)
-        self.project_memory = linear(part.kv.weight, part.kv.bias) if is_cross else None
         self.heads, self.key_heads, self.sizes = part.heads, part.key_heads, part.sizes
+        self.own_sizes = [part.sizes[0], part.sizes[1] + part.sizes[2]]  # queries; keys and values
         self.group = part.heads // part.key_heads  # heads that share a key/value head
         self.key_dim, self.val_dim, self.scale = config.key_dim, config.val_dim, config.scale
-
-    def memory(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [sources, Hkv, M, D] of the states of an encoder [sources, M, dim]."""
-        assert self.project_memory is not None
-        size = (*states.shape[:2], 2, self.key_heads, self.key_dim)
-        both = self.project_memory(states.flatten(0, 1)).view(size).permute(2, 0, 3, 1, 4)
-        return both[0], both[1]
 
 
 class Layer:

@@ -28,9 +28,10 @@ from regard.models.transformer import Decoder, EncoderDecoder, State
 from regard.nn.block import Memory
 from regard.nn.cache import Cache, Pair
 from regard.nn.mask import Positions
-from regard.predict.beam import Beams, Greedy, check_scores
+from regard.predict.beam import Beams, Greedy
 from regard.predict.config import SearchConfig
-from regard.predict.engine import known, traced
+from regard.predict.engine import known, parts_of, traced
+from regard.predict.next_token import check_scores
 from regard.predict.outputs import Hypothesis
 
 # Held while work that may be recorded as a graph is launched: a recording fails if another thread launches then.
@@ -50,15 +51,15 @@ LONGEST = 512  # tokens of an output; longer ones are better searched step by st
 
 def recordable(model: EncoderDecoder | Decoder) -> bool:
     """Whether a step does the same work for all values and reads none back; what is not known is not recorded."""
-    config = model.config
+    config, parts = model.config, parts_of(model)
     return (
         config.position in POSITIONS
         and config.attention in ("fused", "reference")
         and config.experts == 0
         and config.causal  # it excludes slots that are not yet written
         and not config.pruned
-        and not traced(model)
-        and known(model)
+        and not traced(parts)
+        and known(parts)
     )
 
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from regard.models.transformer import Decoder, State
-from regard.predict.beam import check_scores, next_scores
 from regard.predict.config import SearchConfig
+from regard.predict.next_token import check_scores, next_scores
 from regard.predict.recorded import TURN, FixedCache, Graphs, keep_ready, recordable, replay
 from regard.predict.sampling import Uniform, sample_token
 

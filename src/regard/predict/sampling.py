@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.predict.beam import check_scores, next_scores
 from regard.predict.config import SearchConfig
 from regard.predict.constraints import Constraints
 from regard.predict.engine import Engine
+from regard.predict.next_token import check_scores, next_scores
 from regard.predict.outputs import Hypothesis
 
 CHUNK = 64  # random numbers of a row, made together

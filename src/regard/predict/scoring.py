@@ -26,8 +26,8 @@ from torch import Tensor
 from regard.data.batch import Labels, PairBatch, Pairs
 from regard.data.streams import Batches
 from regard.errors import UserError
-from regard.predict.beam import check_scores
 from regard.predict.bundle import Prediction
+from regard.predict.next_token import check_scores
 from regard.text.tokenizer import Tokenizer
 
 TOKENS = 2**13  # of a batch, padding included

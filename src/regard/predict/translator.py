@@ -21,7 +21,7 @@ from regard.predict.alignment import Links, alignment_layer, link_words
 from regard.predict.bundle import Batch, ScoredText, SearchPredictor, TextPrediction
 from regard.predict.config import SearchConfig
 from regard.predict.constraints import Constraints, read_phrases, read_prefix
-from regard.predict.engine import traced
+from regard.predict.engine import parts_of, traced
 from regard.predict.outputs import Hypothesis
 from regard.predict.recorded import LONGEST, TURN, RecordedSearches
 from regard.predict.scoring import SequenceScore, pair_batches, pair_scores
@@ -226,8 +226,9 @@ class Translator(SearchPredictor[str, TextPrediction]):
             yield from recorded.search_all(fitting(), config)
             batches = iter(others)
         work, todo = partial(self.search, config, first, constraints=constraints), list(batches)
-        if self.device.type != "cpu" or config.sample or config.coverage_penalty > 0 or any(map(traced, self.models)):
-            results: Iterator[list[list[Hypothesis]]] = map(work, todo)  # a trace sees one batch at a time
+        is_serial = self.device.type != "cpu" or config.sample or config.coverage_penalty > 0 or len(todo) < 2
+        if is_serial or traced(parts_of(*self.models)):  # a trace sees one batch at a time
+            results: Iterator[list[list[Hypothesis]]] = map(work, todo)
         else:
             todo.reverse()  # the longest first, so that all cores end together
             results = side_by_side(work, todo)
