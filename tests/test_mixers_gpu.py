@@ -125,7 +125,7 @@ def test_flash_attention_with_a_band_is_the_formula(length: int, is_causal: bool
 
     found = []
     for dtype, path in ((torch.bfloat16, "fused"), (torch.float32, "reference")):
-        parts = x.to(dtype).requires_grad_()
+        parts = x.clone().to(dtype).requires_grad_()
         call = torch.compile(run) if is_compiled and path == "fused" else run
         out = call(parts, path)
         (out.float() ** 2).sum().backward()
