@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from regard.cost.total import Cost
 from regard.models.config import ModelConfig
+from regard.models.folder import cudnn_attention
 from regard.models.transformer import build
 from regard.terminal import size
 
@@ -62,7 +63,8 @@ class Budget:
             return refusal
         began = time.perf_counter()
         try:
-            return run()
+            with cudnn_attention():
+                return run()
         except torch.OutOfMemoryError:
             return "the memory of the device is exhausted"
         finally:

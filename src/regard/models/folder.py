@@ -11,7 +11,8 @@ Pickles (pytorch_model.bin) are never read, because they can run code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,22 @@ def find_device(name: str | None) -> torch.device:
         device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without that device type
         raise UserError(f"device = {name!r} is not available: {str(error).splitlines()[0]}") from None
-    torch.backends.cuda.enable_cudnn_sdp(False)  # only in training with batches of one shape: see `Trainer`
+    torch.backends.cuda.enable_cudnn_sdp(False)  # but see `cudnn_attention`
     return device
+
+
+@contextmanager
+def cudnn_attention(allowed: bool = True) -> Iterator[None]:
+    """Whether attention on a GPU may use cuDNN: the fastest kernels, which take 0.1 s to prepare for each new shape.
+
+    So they are for training, and measurements, in which all batches have one shape.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(allowed)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ from regard.data.streams import Batches, Stream, prefetch
 from regard.errors import UserError, listed
 from regard.files import write_atomically
 from regard.messages import localize
-from regard.models.folder import WEIGHTS, weights_of, write_weights
+from regard.models.folder import WEIGHTS, cudnn_attention, weights_of, write_weights
 from regard.nn.block import Stack, run_block
 from regard.nn.compiled import compiled
 from regard.progress import duration, rounded, running, stage
@@ -379,17 +379,6 @@ class Trainer:
                 f"{self.metrics}: cannot be written ({error.strerror}). Free some space and run the same command "
                 "again: it resumes from the last checkpoint"
             ) from error
-
-
-@contextmanager
-def cudnn_attention(allowed: bool) -> Iterator[None]:
-    """Whether attention on a GPU may use cuDNN: the fastest kernels, which take 0.1 s to prepare for each new shape."""
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(allowed)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 _blocks: list[Callable[[], bool]] = []  # the outermost `interruptible` of the main thread
