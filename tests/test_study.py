@@ -19,6 +19,7 @@ from regard.errors import UserError
 from regard.models.recipe import read_recipe
 from regard.study.definition import Planned, Row, Study, fitting, merged, read_rows, resolved, row_of
 from regard.study.results import Progress, collect, done_file, progress
+from regard.study.worker import is_prepared, prepare_one
 from stopping import assert_same_weights, interrupt_at
 
 ROOT = Path(__file__).parent.parent
@@ -209,6 +210,22 @@ def test_interrupted_and_resumed_it_is_the_same(
     assert ablate("study") == 0
     assert "resuming from step" in (here / "study" / "logs" / "base@1.log").read_text()
     assert_same_weights(here / "study" / "runs" / "one" / "1", trained / "alone-1")
+
+
+def test_one_run_is_prepared_before_several_processes_start(here: Path) -> None:
+    row = ["--set-row", "one", "model.heads=1", "--slurm", "job.sh"]
+    assert ablate("mine.toml", *SMALL, *row, "--seeds", "2", "-o", "study") == 0
+    prepare_one(here / "study", ())
+    study = Study.read(here / "study")
+    prepared = [run for run in study.runs() if is_prepared(study, run)]
+    assert len(prepared) == 1 and not progress(study).running
+    (own,) = prepared
+    data = study.run_folder(own) / "data" / "train" / "index.json"
+    made = data.stat().st_mtime_ns
+    prepare_one(here / "study", ())
+    assert ablate("study", "--seeds", "2") == 0
+    copies = [study.run_folder(run) / "data" / "train" / "index.json" for run in study.runs()]
+    assert [copy.stat().st_mtime_ns for copy in copies] == [made] * len(copies)  # copies keep the time
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@
 
 Any number of workers, on one machine or several, share a study (`regard.study.claim`). What they compute does not
 depend on their number: each run starts from its own seed, and nothing is left of the run before. Tokenizers and
-prepared data are copied from a run with the same [data] and [text], if one is done.
+prepared data are copied from a run with the same [data] and [text], if there is one; before several processes start,
+those of one run are prepared, so that they are not made by each process.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -28,12 +29,15 @@ import torch
 from regard.api import train_run
 from regard.errors import MissingExtra, MissingFiles, Unfinished, UserError
 from regard.files import make_folder
+from regard.models.recipe import EXAMPLES
 from regard.study import claim
 from regard.study.definition import Planned, Study
 from regard.study.processes import work_together
 from regard.study.results import claims, done_file, failed_file, progress, write_done, write_failed
+from regard.tasks.registry import task_of
 from regard.training.distributed import Workers
 from regard.training.lock import Locked
+from regard.training.run import Run
 
 POLL = 2.0  # seconds between two looks for a run whose worker has died
 
@@ -96,7 +100,7 @@ def train_one(
     began, folder, tables = time.monotonic(), study.run_folder(run), study.tables(run)
     report(Event(run, "training"))
     reason = ""
-    like = (study.run_folder(other) for other in study.runs() if done_file(study, other).exists())
+    like = [study.run_folder(other) for other in study.runs() if other != run and is_prepared(study, other)]
     try:
         with logged(study.folder / "logs" / f"{run.name}.log"):
             outcome = train_run(tables, folder, Workers(device), like=like)
@@ -127,6 +131,27 @@ def train_one(
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     write_done(study, run, seconds)
     report(Event(run, "done", seconds))
+
+
+def is_prepared(study: Study, run: Planned) -> bool:
+    """Whether its data is complete: the examples of a run are the last file that is written before training."""
+    return (study.run_folder(run) / EXAMPLES).exists()
+
+
+def prepare_one(folder: Path, only: Sequence[str]) -> None:
+    """Tokenizers and data of one run, for the others to copy; what is wrong with it shows when it is trained."""
+    study = Study.read(folder)
+    if any(is_prepared(study, run) for run in study.runs()):
+        return
+    run, own = next(free(study, only), (None, None))
+    if run is None or own is None:
+        return
+    try:
+        with suppress(UserError), logged(study.folder / "logs" / f"{run.name}.log"):
+            tables = study.tables(run)
+            Run(task_of(tables)(tables, study.run_folder(run), torch.device("cpu"))).prepare()
+    finally:
+        own.release()
 
 
 def _forget() -> None:
@@ -167,6 +192,7 @@ def work_in_processes(
     folder: Path, jobs: int, device: str | None, options: Sequence[str], report: Report, only: Sequence[str] = ()
 ) -> None:
     """Train with `jobs` processes that each do `regard ablate STUDY`, and report what they do."""
+    prepare_one(folder, only)
     before = progress(Study.read(folder), only)
     known = {*before.done, *before.failed}
     try:
