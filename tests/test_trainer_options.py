@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from regard.data.pack import Packs
 from regard.data.streams import Batches
 from regard.errors import UserError
-from regard.models.folder import WEIGHTS, read_weights, weights_of
+from regard.models.folder import WEIGHTS, cudnn_attention, read_weights, weights_of
 from regard.models.transformer import build
 from regard.nn.feedforward import Experts
 from regard.training.config import TrainConfig
@@ -48,6 +48,24 @@ def make(folder, config=TRAIN, model=MODEL, evaluate=None, objective=None, metri
 
 def weights(trainer):
     return {name: tensor.clone() for name, tensor in weights_of(trainer.model).items()}
+
+
+@pytest.mark.parametrize("pack", [0, 32])
+def test_attention_uses_cudnn_where_all_batches_have_one_shape(tmp_path, pack):
+    """Only in steps: what is evaluated has other shapes."""
+    allowed = {"step": set(), "evaluation": set()}
+
+    def objective(model, batch):
+        allowed["step"].add(torch.backends.cuda.cudnn_sdp_enabled())
+        return translation(model, batch)
+
+    def evaluate(model):
+        allowed["evaluation"].add(torch.backends.cuda.cudnn_sdp_enabled())
+        return valid_loss(model)
+
+    with cudnn_attention(allowed=False):  # as `find_device` leaves it
+        make(tmp_path, replace(TRAIN, pack=pack, steps=2, evaluate_every=1), STILL, evaluate, objective).run()
+    assert allowed == {"step": {pack > 0}, "evaluation": {False}}
 
 
 # --- mixtures of experts
