@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention import varlen
 from torch.nn.attention.flex_attention import create_mask
 
 from mask_strategies import combined
@@ -265,7 +266,7 @@ def test_flash_attention_gets_the_band_of_the_mask(is_causal: bool, monkeypatch:
         parts = (x.transpose(0, 1)[None] for x in (q, k, v))
         return F.scaled_dot_product_attention(*parts, visible, scale=options["scale"])[0].transpose(0, 1)
 
-    monkeypatch.setattr(flash, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
     q, k, v = torch.randn(3, 2, 4, 30, 8, dtype=torch.double)
     positions = Positions.of(30, CPU)
     mask = AttentionMask(causal & window(7) if is_causal else window(7), positions, positions)

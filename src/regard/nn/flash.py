@@ -10,22 +10,18 @@ tiles outside. PyTorch offers this in `varlen_attn`, for sequences of any length
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
-
-KNOWS_BANDS = "window_size" in inspect.signature(varlen_attn).parameters
 
 
 def flash_can(dtype: torch.dtype, key_dim: int, val_dim: int) -> bool:
     """Whether there are kernels for this type and these sizes."""
-    is_half = dtype in (torch.bfloat16, torch.float16)
-    return KNOWS_BANDS and is_half and key_dim == val_dim and key_dim % 8 == 0 and key_dim <= 256
+    return dtype in (torch.bfloat16, torch.float16) and key_dim == val_dim and key_dim % 8 == 0 and key_dim <= 256
 
 
 def attend_flash(q: Tensor, k: Tensor, v: Tensor, band: tuple[float, float], scale: float | None) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # here, since it imports PyTorch's compiler, for a second
+
     rows, heads, length, size = q.shape
     starts = torch.arange(0, (rows + 1) * length, length, device=q.device, dtype=torch.int32)
     before, after = (-1 if side >= length else int(side) for side in band)  # -1: no limit
