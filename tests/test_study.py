@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from commanded import training
 from corpus import SMALL, write_corpus
@@ -238,6 +239,24 @@ def test_a_dry_run_leaves_nothing_and_a_job_script_can_be_run(
     command = script.rstrip().splitlines()[-1].removeprefix("exec srun ").split()
     assert command[-3:] == ["ablate", str(here / "study"), "--no-wait"]
     assert len([*Study.read("study").runs()]) == 6
+
+
+def test_a_full_disk_is_no_failure_of_a_row(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study ends, and continues when there is space, without --retry."""
+
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    row = ["--set-row", "one", "model.heads=1", "--seeds", "1", "-o", "study"]
+    with monkeypatch.context() as patch:
+        patch.setattr("regard.models.folder.save_file", full)
+        assert ablate("mine.toml", *SMALL, *row) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    state = progress(Study.read("study"))
+    assert not state.failed and len(state.pending) == 2
+    assert ablate("study") == 0
 
 
 def test_the_time_left_counts_what_is_done(here: Path) -> None:

@@ -26,7 +26,7 @@ from types import FrameType
 import torch
 
 from regard.api import train_run
-from regard.errors import MissingExtra, MissingFiles, Unfinished, UserError
+from regard.errors import MissingExtra, MissingFiles, Unfinished, UserError, is_of_the_system
 from regard.files import make_folder
 from regard.study import claim
 from regard.study.definition import Planned, Study
@@ -106,10 +106,10 @@ def train_one(
     except KeyboardInterrupt:
         if not own.lost:
             raise
-    except (MissingExtra, MissingFiles, Unfinished, OSError):  # other runs would end in the same way
+    except (MissingExtra, MissingFiles, Unfinished):  # other runs would end in the same way
         raise
     except Exception as error:
-        if isinstance(error.__cause__, OSError):  # a full disk
+        if is_of_the_system(error):  # a full disk
             raise
         if isinstance(error, Locked):  # a process that was believed dead
             own.lost = True
