@@ -74,7 +74,7 @@ def test_a_row_that_changes_nothing_is_left_out() -> None:
         ("a", ["model.heads=3"], r"row a: model.heads = 3 does not divide dim"),
         ("a", ["model.haeds=3"], "haeds: unknown setting"),
         ("a", ["model.kv_heads=none"], "cannot remove a setting"),
-        ("a", ["heads=1"], "name its table"),
+        ("a", ["heads=1"], "^--set-row a heads=1: name its table, such as model.heads=1"),
         ("a", [], "it changes nothing"),
         ("a", ["model.layers=x0.3"], "not a whole number"),
         ("a", ["model.position=x2"], "the base has no number"),
@@ -83,6 +83,25 @@ def test_a_row_that_changes_nothing_is_left_out() -> None:
 def test_rows_that_cannot_be(name: str, changes: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         fitting(BASE, [row_of(name, changes)], lenient=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "--rows rows.toml: has no rows; add a table"),
+        ("[a]\nheads = 1", r"\[a\] heads = 1: name its table, such as model.heads"),
+        ('[a]\nmodel.heads = 1\npaper = "about 25"', r"\[a\] paper = 'about 25': must be a number"),
+        ("[a]\nmodel.heads = 1\nseeds = 3", r"\[a\] seeds = 3: must be a list of whole numbers, such as \[4, 5\]"),
+        ('[a]\nmodel.heads = 1\nseeds = ["4"]', r"\[a\] seeds = \['4'\]: must be a list"),
+    ],
+)
+def test_files_of_rows_that_cannot_be(
+    content: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.toml").write_text(content)
+    with pytest.raises(UserError, match=words):
+        read_rows("rows.toml")
 
 
 def test_table3_has_the_rows_of_the_paper() -> None:

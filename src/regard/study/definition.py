@@ -164,11 +164,15 @@ def _row(name: str, table: Any, where: str) -> Row:
     if name == BASE or not NAME.fullmatch(name):
         raise UserError(f"{where}: [{name}]: is no name for a row; use letters, digits, '.', '+', '-', and not 'base'")
     rest = dict(table)
-    paper, note, seeds = rest.pop("paper", None), rest.pop("note", ""), tuple(rest.pop("seeds", ()))
+    paper, note, seeds = rest.pop("paper", None), rest.pop("note", ""), rest.pop("seeds", [])
+    if paper is not None and (isinstance(paper, bool) or not isinstance(paper, int | float)):
+        raise UserError(f"{where}: [{name}] paper = {paper!r}: must be a number, such as 24.9")
+    if not isinstance(seeds, list) or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise UserError(f"{where}: [{name}] seeds = {seeds!r}: must be a list of whole numbers, such as [4, 5]")
     for key, value in rest.items():
         if key != "task" and not isinstance(value, dict):
             raise UserError(f"{where}: [{name}] {key} = {value!r}: name its table, such as model.{key} or train.{key}")
-    return Row(name, rest, None if paper is None else float(paper), str(note), seeds)
+    return Row(name, rest, None if paper is None else float(paper), str(note), tuple(seeds))
 
 
 def read_rows(source: str | Path) -> list[Row]:
@@ -180,6 +184,8 @@ def read_rows(source: str | Path) -> list[Row]:
         if not Path(source).is_file():
             raise UserError(f"--rows {source}: no such file; {suggest(str(source), BUILT_IN)}")
         tables = read_toml(source)
+    if not tables:
+        raise UserError(f"--rows {source}: has no rows; add a table [NAME] with settings, such as model.heads = 1")
     return [_row(name, table, str(source)) for name, table in tables.items()]
 
 
@@ -187,6 +193,8 @@ def row_of(name: str, assignments: Sequence[str]) -> Row:
     """The row of  --set-row NAME key=value …"""
     if not assignments:
         raise UserError(f"--set-row {name}: it changes nothing. Write  --set-row {name} model.heads=1")
+    if bare := [one for one in assignments if "." not in one.partition("=")[0]]:
+        raise UserError(f"--set-row {name} {bare[0]}: name its table, such as model.{bare[0]} or train.{bare[0]}")
     changes = override({}, assignments)
     keys = [one.partition("=")[0].strip() for one in assignments]
     if missing := [key for key in keys if key not in flat(changes)]:
@@ -268,7 +276,7 @@ def fitting(base: Mapping[str, Any], rows: Iterable[Row], lenient: bool) -> tupl
 def begin(folder: Path, title: str, base: Tables, test: str | None = None, metric: str | None = None) -> Study:
     """A new study, or the one in the folder, if it has the same base."""
     if not (folder / STUDY).exists():
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder}: is not empty and not a study; name another folder with -o")
         return Study(folder, title, base, (), (), test, metric)
     study = Study.read(folder)
