@@ -217,6 +217,24 @@ def test_another_base_in_the_folder_is_refused(
     assert ablate("nothing") == 2 and ablate() == 2
 
 
+def test_an_unknown_metric_or_test_set_is_not_saved(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    before = (trained / "study" / "study.toml").read_bytes()
+    assert ablate("study", "--metric", "blue") == 2 and ablate("study", "--test", "tset") == 2
+    assert "metric = 'blue'" in capsys.readouterr().err
+    assert (trained / "study" / "study.toml").read_bytes() == before
+
+
+def test_a_folder_that_is_no_study(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ablate("studies/typo") == 2
+    assert "studies/typo: no such file or folder; name a recipe, or the folder of a study" in capsys.readouterr().err
+    Path("file").touch()
+    assert ablate("mine.toml", *SMALL, "-o", "file") == 2
+    assert "file: is not empty and not a study; name another folder" in capsys.readouterr().err
+
+
 def test_interrupted_and_resumed_it_is_the_same(
     here: Path, trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
     study = open_study(args)
     if args.dry_run:
         return show_estimate(args, study)
+    if args.test or args.metric:
+        collect(study)  # a mistake shows before it is saved
     if not (study.folder / STUDY).exists() or Study.read(study.folder) != study:
         study.save()
     if args.retry:
@@ -143,6 +145,7 @@ def again(study: Study) -> str:
 
 def open_study(args: argparse.Namespace) -> Study:
     """The study that the arguments describe: one that exists, with more rows and seeds, or a new one."""
+    from regard.models.recipe import PRESETS
     from regard.study.definition import STUDY, Study, begin, extended, fitting, read_rows, row_of
 
     options = {"test": args.test, "metric": args.metric}
@@ -153,6 +156,8 @@ def open_study(args: argparse.Namespace) -> Study:
         if args.data or args.set or args.smoke or args.out:
             raise UserError(f"{folder}: a study keeps its base; remove --data, --set, --smoke and -o")
         study = begin(folder, "", Study.read(folder).base, **options)
+    elif folder is not None and not folder.exists() and args.recipe not in PRESETS:
+        raise UserError(f"{folder}: no such file or folder; name a recipe, or the folder of a study")
     else:
         study = begin(*new_base(args), **options)
         if args.rows is None and not rows and not study.rows:
