@@ -269,13 +269,16 @@ def test_a_dry_run_leaves_nothing_and_a_job_script_can_be_run(
     assert content["runs"] == 6 and base["parameters"] == one["parameters"] < wide["parameters"]
     assert base["flops"] == one["flops"] < wide["flops"] and content["seconds"] > 0
     assert not (here / "study").exists()
-    assert ablate("mine.toml", *SMALL, *rows, "--slurm", "job.sh", "--jobs", "4", "-o", "study") == 0
+    assert main(["ablate", "mine.toml", *SMALL, *rows, "--slurm", "job.sh", "--jobs", "4", "-o", "study"]) == 0
     script = (here / "job.sh").read_text()
     assert "#SBATCH --array=0-3\n" in script and script.startswith("#!/bin/bash\n")
     assert subprocess.run(["bash", "-n", "job.sh"]).returncode == 0
     command = script.rstrip().splitlines()[-1].removeprefix("exec srun ").split()
     assert command[-3:] == ["ablate", str(here / "study"), "--no-wait"]
-    assert len([*Study.read("study").runs()]) == 6
+    assert len([*Study.read("study").runs()]) == 6 and "--gres=gpu:1\n" in script
+    assert ablate("study", "--only", "wide", "--keep-checkpoints", "--slurm", "cpu.sh") == 0  # with --device cpu
+    script = (here / "cpu.sh").read_text()
+    assert script.endswith("--only wide --keep-checkpoints --device cpu --no-wait\n") and "gpu" not in script
 
 
 def test_a_full_disk_is_no_failure_of_a_row(

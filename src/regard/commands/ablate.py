@@ -261,8 +261,7 @@ JOB = """#!/bin/bash
 #SBATCH --array=0-{last}
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=4
-#SBATCH --gres=gpu:1
-#SBATCH --time=24:00:00
+{gpu}#SBATCH --time=24:00:00
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -283,12 +282,12 @@ def write_job(args: argparse.Namespace, study: Study) -> int:
     folder = study.folder.resolve()
     make_folder(folder / "logs")
     only = "".join(f" {shlex.quote(name)}" for name in args.only)
-    command = f"{shlex.quote(sys.executable)} -m regard ablate {shlex.quote(str(folder))}" + f" --only{only}" * bool(
-        only
-    )
+    command = f"{shlex.quote(sys.executable)} -m regard ablate {shlex.quote(str(folder))}"
+    command += f" --only{only}" * bool(only) + " --keep-checkpoints" * args.keep_checkpoints
+    command += f" --device {shlex.quote(args.device)}" if args.device else ""
     text = JOB.format(
         runs=runs, folder=folder, script=shlex.quote(str(args.slurm)), title=study.title, command=command,
-        last=min(args.jobs or 8, runs) - 1,
+        last=min(args.jobs or 8, runs) - 1, gpu="" if args.device == "cpu" else "#SBATCH --gres=gpu:1\n",
     )  # fmt: skip
     write_atomically(args.slurm, text.encode())
     content = {"job": str(args.slurm), "runs": runs, "study": str(folder)}
