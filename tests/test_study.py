@@ -249,6 +249,14 @@ def test_interrupted_and_resumed_it_is_the_same(
     assert_same_weights(here / "study" / "runs" / "one" / "1", trained / "alone-1")
 
 
+def test_the_time_of_a_run_includes_what_was_before_an_interruption(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.study.finished.FinishedRun.seconds", 1000.0)  # of metrics.jsonl, over all its sessions
+    assert ablate("mine.toml", *SMALL, "--set-row", "one", "model.heads=1", "--seeds", "1", "-o", "study") == 0
+    assert {*progress(Study.read("study")).seconds.values()} == {1000.0}
+
+
 @pytest.mark.slow
 def test_two_jobs_give_the_same_models(here: Path, trained: Path) -> None:
     row = ["--set-row", "one", "model.heads=1"]

@@ -30,6 +30,7 @@ from regard.errors import MissingExtra, MissingFiles, Unfinished, UserError, is_
 from regard.files import make_folder
 from regard.study import claim
 from regard.study.definition import Planned, Study
+from regard.study.finished import FinishedRun
 from regard.study.processes import work_together
 from regard.study.results import claims, done_file, failed_file, progress, write_done, write_failed
 from regard.training.distributed import Workers
@@ -118,7 +119,7 @@ def train_one(
         _forget()
     if own.lost:
         return
-    seconds = time.monotonic() - began
+    seconds = max(time.monotonic() - began, FinishedRun(folder).seconds or 0.0)  # also before it was interrupted
     if reason:
         write_failed(study, run, reason)
         report(Event(run, "failed", seconds, reason))
