@@ -227,6 +227,17 @@ def test_an_unknown_metric_or_test_set_is_not_saved(
     assert (trained / "study" / "study.toml").read_bytes() == before
 
 
+def test_names_without_a_font_are_found_before_training(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.explore.svg.characters_without_font", lambda text, fonts: [*text][-1:])
+    row = ["--set-row", "머리", "model.heads=1", "--seeds", "1", "-o", "study"]
+    assert ablate("mine.toml", *SMALL, *row, "--png") == 2
+    error = capsys.readouterr().err
+    assert "no installed font has 리 (U+B9AC)" in error and "or remove --png" in error and "--font" not in error
+    assert not (here / "study").exists()
+
+
 def test_a_folder_that_is_no_study(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ablate("studies/typo") == 2
     assert "studies/typo: no such file or folder; name a recipe, or the folder of a study" in capsys.readouterr().err

@@ -98,6 +98,10 @@ def run(args: argparse.Namespace) -> int:
     if args.png:
         check_png(Path("figures.png"))
     study = open_study(args)
+    if args.png:
+        from regard.explore.svg import check_fonts
+
+        check_fonts("".join(study.names), without="or remove --png: the SVG figures use the reader's fonts")
     if args.dry_run:
         return show_estimate(args, study)
     if args.test or args.metric:
