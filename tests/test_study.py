@@ -297,6 +297,7 @@ def test_a_dry_run_leaves_nothing_and_a_job_script_can_be_run(
     assert len([*Study.read("study").runs()]) == 6 and "--gres=gpu:1\n" in script
     assert ablate("study", "--only", "wide", "--keep-checkpoints", "--slurm", "cpu.sh") == 0  # with --device cpu
     script = (here / "cpu.sh").read_text()
+    assert f"#SBATCH --output={here}/study/logs/slurm-%A_%a.log\n" in script
     assert script.endswith("--only wide --keep-checkpoints --device cpu --no-wait\n") and "gpu" not in script
 
 
@@ -316,6 +317,15 @@ def test_a_full_disk_is_no_failure_of_a_row(
     state = progress(Study.read("study"))
     assert not state.failed and len(state.pending) == 2
     assert ablate("study") == 0
+
+
+def test_a_job_script_quotes_names_with_spaces(here: Path) -> None:
+    Path("my recipe.toml").write_bytes(Path("mine.toml").read_bytes())
+    row = ["--set-row", "one", "model.heads=1", "--seeds", "1"]
+    assert ablate("my recipe.toml", *SMALL, *row, "--slurm", "job.sh", "-o", "my study") == 0
+    script = (here / "job.sh").read_text()
+    assert "#SBATCH --job-name='regard-my recipe'\n" in script
+    assert f"#SBATCH --output='{here}/my study/logs/slurm-%A_%a.log'\n" in script
 
 
 def test_the_time_left_counts_what_is_done(here: Path) -> None:

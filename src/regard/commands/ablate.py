@@ -261,7 +261,7 @@ def show_estimate(args: argparse.Namespace, study: Study) -> int:
 JOB = """#!/bin/bash
 # {runs} runs of {folder}: tasks of this array share them, and each trains one after another.
 # A task that ends, for whatever reason, loses at most the steps since its last checkpoint:  sbatch {script}  continues.
-#SBATCH --job-name=regard-{title}
+#SBATCH --job-name={name}
 #SBATCH --array=0-{last}
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=4
@@ -269,7 +269,7 @@ JOB = """#!/bin/bash
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output={folder}/logs/slurm-%A_%a.log
+#SBATCH --output={log}
 
 exec srun {command} --no-wait
 """
@@ -290,7 +290,8 @@ def write_job(args: argparse.Namespace, study: Study) -> int:
     command += f" --only{only}" * bool(only) + " --keep-checkpoints" * args.keep_checkpoints
     command += f" --device {shlex.quote(args.device)}" if args.device else ""
     text = JOB.format(
-        runs=runs, folder=folder, script=shlex.quote(str(args.slurm)), title=study.title, command=command,
+        runs=runs, folder=folder, script=shlex.quote(str(args.slurm)), command=command,
+        name=shlex.quote(f"regard-{study.title}"), log=shlex.quote(f"{folder}/logs/slurm-%A_%a.log"),
         last=min(args.jobs or 8, runs) - 1, gpu="" if args.device == "cpu" else "#SBATCH --gres=gpu:1\n",
     )  # fmt: skip
     write_atomically(args.slurm, text.encode())
