@@ -18,7 +18,7 @@ from corpus import SMALL, write_corpus
 from regard.cli import main
 from regard.errors import UserError
 from regard.models.recipe import read_recipe
-from regard.study.definition import Planned, Row, Study, fitting, merged, read_rows, resolved, row_of
+from regard.study.definition import Planned, Row, Study, extended, fitting, merged, read_rows, resolved, row_of
 from regard.study.results import Progress, collect, done_file, progress
 from stopping import assert_same_weights, interrupt_at
 
@@ -244,6 +244,18 @@ def test_a_folder_that_is_no_study(here: Path, capsys: pytest.CaptureFixture[str
     Path("file").touch()
     assert ablate("mine.toml", *SMALL, "-o", "file") == 2
     assert "file: is not empty and not a study; name another folder" in capsys.readouterr().err
+
+
+def test_rows_and_seeds_that_two_processes_add_at_once_are_both_kept(tmp_path: Path) -> None:
+    study = Study(tmp_path, "two", BASE, (row_of("one", ["model.heads=1"]),), (1,))
+    study.save()
+    first = extended(study, [row_of("two", ["model.heads=2"])], [2, 3], ["one"])
+    second = extended(study, [row_of("rope", ["model.position=rope"])], [4])
+    first.save()
+    second.save()
+    found = Study.read(tmp_path)
+    assert [(row.name, row.seeds) for row in found.rows] == [("one", (2, 3)), ("two", ()), ("rope", ())]
+    assert found.seeds == (1, 4)
 
 
 def test_interrupted_and_resumed_it_is_the_same(

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
@@ -28,10 +29,10 @@ from typing import Any
 import torch
 
 from regard.errors import UserError, suggest
-from regard.files import make_folder
 from regard.models.config import ModelConfig
 from regard.models.recipe import override
 from regard.settings import read_toml, to_dict, write_toml
+from regard.study import claim
 from regard.study.finished import flat
 from regard.tasks.registry import task_of
 from regard.training.task import Task
@@ -100,7 +101,16 @@ class Study:
             raise UserError(f"{path}: damaged ({error!r}); restore it, or start in another folder") from None
 
     def save(self) -> None:
-        make_folder(self.folder)
+        """Write it, with the rows and seeds that other processes have added since it was read."""
+        while (own := claim.take(self.folder / "claims", "study")) is None:
+            time.sleep(0.05)
+        try:
+            known = Study.read(self.folder) if (self.folder / STUDY).exists() else self
+            joined(known, self)._write()
+        finally:
+            own.release()
+
+    def _write(self) -> None:
         options = {"test": self.test, "metric": self.metric}
         rows = {
             row.name: {
@@ -288,6 +298,13 @@ def begin(folder: Path, title: str, base: Tables, test: str | None = None, metri
             f"{after.get(keys[0])!r} here); name another folder with -o"
         )
     return replace(study, test=test or study.test, metric=metric or study.metric)
+
+
+def joined(known: Study, study: Study) -> Study:
+    """The rows and seeds of both; the other fields are those of `study`."""
+    both, seeds = extended(known, study.rows, study.seeds), {row.name: row.seeds for row in study.rows}
+    rows = (replace(row, seeds=tuple(sorted({*row.seeds, *seeds.get(row.name, ())}))) for row in both.rows)
+    return replace(study, rows=tuple(rows), seeds=both.seeds)
 
 
 def extended(study: Study, rows: Iterable[Row], seeds: Iterable[int], only: Sequence[str] = ()) -> Study:
