@@ -74,6 +74,8 @@ def test_folders_of_runs_are_expanded(tmp_path):
             translation_run(tmp_path / row / str(seed), REFERENCES[:5], outputs, seed=seed, settings=settings)
     rows = group_runs([tmp_path / "base", tmp_path / "wide"])
     assert {name: [*row] for name, row in rows.items()} == {"base": [1, 2, 10], "wide": [1, 2, 10]}
+    with pytest.raises(UserError, match=rf"nor a folder of runs; name those in it: {tmp_path}/base {tmp_path}/wide$"):
+        group_runs([tmp_path])
 
 
 def test_the_same_settings_and_seeds_twice_are_two_rows(runs, tmp_path):

@@ -11,13 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from commanded import training
 from corpus import SMALL, write_corpus
 from regard.cli import main
 from regard.errors import UserError
 from regard.models.recipe import read_recipe
-from regard.study.definition import Planned, Row, Study, fitting, merged, read_rows, resolved, row_of
+from regard.study.definition import Planned, Row, Study, extended, fitting, merged, read_rows, resolved, row_of
 from regard.study.results import Progress, collect, done_file, progress
 from regard.study.worker import is_prepared, prepare_one
 from stopping import assert_same_weights, interrupt_at
@@ -74,7 +75,7 @@ def test_a_row_that_changes_nothing_is_left_out() -> None:
         ("a", ["model.heads=3"], r"row a: model.heads = 3 does not divide dim"),
         ("a", ["model.haeds=3"], "haeds: unknown setting"),
         ("a", ["model.kv_heads=none"], "cannot remove a setting"),
-        ("a", ["heads=1"], "name its table"),
+        ("a", ["heads=1"], "^--set-row a heads=1: name its table, such as model.heads=1"),
         ("a", [], "it changes nothing"),
         ("a", ["model.layers=x0.3"], "not a whole number"),
         ("a", ["model.position=x2"], "the base has no number"),
@@ -83,6 +84,25 @@ def test_a_row_that_changes_nothing_is_left_out() -> None:
 def test_rows_that_cannot_be(name: str, changes: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         fitting(BASE, [row_of(name, changes)], lenient=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "--rows rows.toml: has no rows; add a table"),
+        ("[a]\nheads = 1", r"\[a\] heads = 1: name its table, such as model.heads"),
+        ('[a]\nmodel.heads = 1\npaper = "about 25"', r"\[a\] paper = 'about 25': must be a number"),
+        ("[a]\nmodel.heads = 1\nseeds = 3", r"\[a\] seeds = 3: must be a list of whole numbers, such as \[4, 5\]"),
+        ('[a]\nmodel.heads = 1\nseeds = ["4"]', r"\[a\] seeds = \['4'\]: must be a list"),
+    ],
+)
+def test_files_of_rows_that_cannot_be(
+    content: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.toml").write_text(content)
+    with pytest.raises(UserError, match=words):
+        read_rows("rows.toml")
 
 
 def test_table3_has_the_rows_of_the_paper() -> None:
@@ -198,6 +218,47 @@ def test_another_base_in_the_folder_is_refused(
     assert ablate("nothing") == 2 and ablate() == 2
 
 
+def test_an_unknown_metric_or_test_set_is_not_saved(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    before = (trained / "study" / "study.toml").read_bytes()
+    assert ablate("study", "--metric", "blue") == 2 and ablate("study", "--test", "tset") == 2
+    assert "metric = 'blue'" in capsys.readouterr().err
+    assert (trained / "study" / "study.toml").read_bytes() == before
+
+
+def test_names_without_a_font_are_found_before_training(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.explore.svg.characters_without_font", lambda text, fonts: [*text][-1:])
+    row = ["--set-row", "머리", "model.heads=1", "--seeds", "1", "-o", "study"]
+    assert ablate("mine.toml", *SMALL, *row, "--png") == 2
+    error = capsys.readouterr().err
+    assert "no installed font has 리 (U+B9AC)" in error and "or remove --png" in error and "--font" not in error
+    assert not (here / "study").exists()
+
+
+def test_a_folder_that_is_no_study(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ablate("studies/typo") == 2
+    assert "studies/typo: no such file or folder; name a recipe, or the folder of a study" in capsys.readouterr().err
+    Path("file").touch()
+    assert ablate("mine.toml", *SMALL, "-o", "file") == 2
+    assert "file: is not empty and not a study; name another folder" in capsys.readouterr().err
+
+
+def test_rows_and_seeds_that_two_processes_add_at_once_are_both_kept(tmp_path: Path) -> None:
+    study = Study(tmp_path, "two", BASE, (row_of("one", ["model.heads=1"]),), (1,))
+    study.save()
+    first = extended(study, [row_of("two", ["model.heads=2"])], [2, 3], ["one"])
+    second = extended(study, [row_of("rope", ["model.position=rope"])], [4])
+    first.save()
+    second.save()
+    found = Study.read(tmp_path)
+    assert [(row.name, row.seeds) for row in found.rows] == [("one", (2, 3)), ("two", ()), ("rope", ())]
+    assert found.seeds == (1, 4)
+
+
 def test_interrupted_and_resumed_it_is_the_same(
     here: Path, trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +289,14 @@ def test_one_run_is_prepared_before_several_processes_start(here: Path) -> None:
     assert [copy.stat().st_mtime_ns for copy in copies] == [made] * len(copies)  # copies keep the time
 
 
+def test_the_time_of_a_run_includes_what_was_before_an_interruption(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.study.finished.FinishedRun.seconds", 1000.0)  # of metrics.jsonl, over all its sessions
+    assert ablate("mine.toml", *SMALL, "--set-row", "one", "model.heads=1", "--seeds", "1", "-o", "study") == 0
+    assert {*progress(Study.read("study")).seconds.values()} == {1000.0}
+
+
 @pytest.mark.slow
 def test_two_jobs_give_the_same_models(here: Path, trained: Path) -> None:
     row = ["--set-row", "one", "model.heads=1"]
@@ -248,13 +317,44 @@ def test_a_dry_run_leaves_nothing_and_a_job_script_can_be_run(
     assert content["runs"] == 6 and base["parameters"] == one["parameters"] < wide["parameters"]
     assert base["flops"] == one["flops"] < wide["flops"] and content["seconds"] > 0
     assert not (here / "study").exists()
-    assert ablate("mine.toml", *SMALL, *rows, "--slurm", "job.sh", "--jobs", "4", "-o", "study") == 0
+    assert main(["ablate", "mine.toml", *SMALL, *rows, "--slurm", "job.sh", "--jobs", "4", "-o", "study"]) == 0
     script = (here / "job.sh").read_text()
     assert "#SBATCH --array=0-3\n" in script and script.startswith("#!/bin/bash\n")
     assert subprocess.run(["bash", "-n", "job.sh"]).returncode == 0
     command = script.rstrip().splitlines()[-1].removeprefix("exec srun ").split()
     assert command[-3:] == ["ablate", str(here / "study"), "--no-wait"]
-    assert len([*Study.read("study").runs()]) == 6
+    assert len([*Study.read("study").runs()]) == 6 and "--gres=gpu:1\n" in script
+    assert ablate("study", "--only", "wide", "--keep-checkpoints", "--slurm", "cpu.sh") == 0  # with --device cpu
+    script = (here / "cpu.sh").read_text()
+    assert f"#SBATCH --output={here}/study/logs/slurm-%A_%a.log\n" in script
+    assert script.endswith("--only wide --keep-checkpoints --device cpu --no-wait\n") and "gpu" not in script
+
+
+def test_a_full_disk_is_no_failure_of_a_row(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study ends, and continues when there is space, without --retry."""
+
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    row = ["--set-row", "one", "model.heads=1", "--seeds", "1", "-o", "study"]
+    with monkeypatch.context() as patch:
+        patch.setattr("regard.models.folder.save_file", full)
+        assert ablate("mine.toml", *SMALL, *row) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    state = progress(Study.read("study"))
+    assert not state.failed and len(state.pending) == 2
+    assert ablate("study") == 0
+
+
+def test_a_job_script_quotes_names_with_spaces(here: Path) -> None:
+    Path("my recipe.toml").write_bytes(Path("mine.toml").read_bytes())
+    row = ["--set-row", "one", "model.heads=1", "--seeds", "1"]
+    assert ablate("my recipe.toml", *SMALL, *row, "--slurm", "job.sh", "-o", "my study") == 0
+    script = (here / "job.sh").read_text()
+    assert "#SBATCH --job-name='regard-my recipe'\n" in script
+    assert f"#SBATCH --output='{here}/my study/logs/slurm-%A_%a.log'\n" in script
 
 
 def test_the_time_left_counts_what_is_done(here: Path) -> None:

@@ -23,6 +23,8 @@ from regard.study.report import page, write_all
 from regard.study.scatter import against
 from regard.study.table import Disagreement, RowResult, StudyTable
 
+pytest_plugins = ["browser"]
+
 NS = "{http://www.w3.org/2000/svg}"
 ODD = [
     "기준 모델",
@@ -242,3 +244,24 @@ def test_figures_as_png(tmp_path: Path) -> None:
     pytest.importorskip("resvg_py")
     written = write_all(tmp_path, CASES["one row"], png=True)
     assert sum(path.suffix == ".png" and path.read_bytes().startswith(b"\x89PNG") for path in written) == 4
+
+
+def test_labels_and_scores_have_room_on_a_screen_and_on_a_phone(tmp_path: Path, chromium: Any) -> None:
+    """A long metric does not touch its value; a score stays on one line beside a long output."""
+    outputs = {"base": "ein Mann", "a": "lange " * 60}
+    one = Disagreement("a man", "ein Mann", outputs, {"base": 100.0, "a": 1.5})
+    rows = [row("base", 0.25), row("a", 0.2, -0.05)]
+    path = tmp_path / "report.html"
+    path.write_text(page(study(*rows, unit=".2%", metric="exact match", item_metric="chrF", disagreements=[one])))
+    for width in (1440, 390):
+        context = chromium.new_context(viewport={"width": width, "height": 860})
+        tab = context.new_page()
+        tab.goto(path.as_uri())
+        lines = "[...document.querySelectorAll('.outputs td.number')].map(td => { const range = new Range(); "
+        lines += "range.selectNodeContents(td); return range.getClientRects().length; })"
+        assert tab.evaluate(lines) == [1, 1]
+        if width == 390:
+            labels = "[...document.querySelectorAll('.study td[data-name]')].map(td => parseFloat("
+            labels += "getComputedStyle(td).paddingLeft) - parseFloat(getComputedStyle(td, '::before').width))"
+            assert min(tab.evaluate(labels)) >= 8
+        context.close()

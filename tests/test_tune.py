@@ -201,6 +201,8 @@ def test_what_a_search_needs(here, tmp_path, capsys):
     assert main(["tune", "mine.toml", "--search", "train.lr=1:2", "-o", str(here)]) == 2
     assert "holds other files but no search.toml" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+    assert main(["tune", "studies/typo", "--trials", "9"]) == 2
+    assert "studies/typo: holds no search (search.toml); name a recipe and settings" in capsys.readouterr().err
 
 
 def test_a_search_finds_the_minimum_and_what_it_depends_on(here, tmp_path):

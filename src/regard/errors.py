@@ -33,6 +33,13 @@ class Unfinished(UserError):
     """Interrupted work that continues where it stopped when the same command is run again."""
 
 
+def is_of_the_system(error: BaseException | None) -> bool:
+    """Whether an error comes from the operating system, as that of a full disk does, and not from the input."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error is not None
+
+
 def suggest(value: str, choices: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the most similar valid one, and the complete list."""
     names = sorted(choices)

@@ -98,8 +98,14 @@ def run(args: argparse.Namespace) -> int:
     if args.png:
         check_png(Path("figures.png"))
     study = open_study(args)
+    if args.png:
+        from regard.explore.svg import check_fonts
+
+        check_fonts("".join(study.names), without="or remove --png: the SVG figures use the reader's fonts")
     if args.dry_run:
         return show_estimate(args, study)
+    if args.test or args.metric:
+        collect(study)  # a mistake shows before it is saved
     if not (study.folder / STUDY).exists() or Study.read(study.folder) != study:
         study.save()
     if args.retry:
@@ -143,6 +149,7 @@ def again(study: Study) -> str:
 
 def open_study(args: argparse.Namespace) -> Study:
     """The study that the arguments describe: one that exists, with more rows and seeds, or a new one."""
+    from regard.models.recipe import PRESETS
     from regard.study.definition import STUDY, Study, begin, extended, fitting, read_rows, row_of
 
     options = {"test": args.test, "metric": args.metric}
@@ -153,6 +160,8 @@ def open_study(args: argparse.Namespace) -> Study:
         if args.data or args.set or args.smoke or args.out:
             raise UserError(f"{folder}: a study keeps its base; remove --data, --set, --smoke and -o")
         study = begin(folder, "", Study.read(folder).base, **options)
+    elif folder is not None and not folder.exists() and args.recipe not in PRESETS:
+        raise UserError(f"{folder}: no such file or folder; name a recipe, or the folder of a study")
     else:
         study = begin(*new_base(args), **options)
         if args.rows is None and not rows and not study.rows:
@@ -252,16 +261,15 @@ def show_estimate(args: argparse.Namespace, study: Study) -> int:
 JOB = """#!/bin/bash
 # {runs} runs of {folder}: tasks of this array share them, and each trains one after another.
 # A task that ends, for whatever reason, loses at most the steps since its last checkpoint:  sbatch {script}  continues.
-#SBATCH --job-name=regard-{title}
+#SBATCH --job-name={name}
 #SBATCH --array=0-{last}
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=4
-#SBATCH --gres=gpu:1
-#SBATCH --time=24:00:00
+{gpu}#SBATCH --time=24:00:00
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output={folder}/logs/slurm-%A_%a.log
+#SBATCH --output={log}
 
 exec srun {command} --no-wait
 """
@@ -278,12 +286,13 @@ def write_job(args: argparse.Namespace, study: Study) -> int:
     folder = study.folder.resolve()
     make_folder(folder / "logs")
     only = "".join(f" {shlex.quote(name)}" for name in args.only)
-    command = f"{shlex.quote(sys.executable)} -m regard ablate {shlex.quote(str(folder))}" + f" --only{only}" * bool(
-        only
-    )
+    command = f"{shlex.quote(sys.executable)} -m regard ablate {shlex.quote(str(folder))}"
+    command += f" --only{only}" * bool(only) + " --keep-checkpoints" * args.keep_checkpoints
+    command += f" --device {shlex.quote(args.device)}" if args.device else ""
     text = JOB.format(
-        runs=runs, folder=folder, script=shlex.quote(str(args.slurm)), title=study.title, command=command,
-        last=min(args.jobs or 8, runs) - 1,
+        runs=runs, folder=folder, script=shlex.quote(str(args.slurm)), command=command,
+        name=shlex.quote(f"regard-{study.title}"), log=shlex.quote(f"{folder}/logs/slurm-%A_%a.log"),
+        last=min(args.jobs or 8, runs) - 1, gpu="" if args.device == "cpu" else "#SBATCH --gres=gpu:1\n",
     )  # fmt: skip
     write_atomically(args.slurm, text.encode())
     content = {"job": str(args.slurm), "runs": runs, "study": str(folder)}

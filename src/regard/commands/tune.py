@@ -97,7 +97,7 @@ def open_folder(args: argparse.Namespace) -> Search:
         if given:
             raise UserError(f"--{given[0]}: {folder} is a search, which has its recipe; remove --{given[0]}")
         return Search(folder)
-    if args.search == [] and folder.is_dir():
+    if args.search == [] and not folder.is_file():
         raise UserError(f"{folder}: holds no search ({SEARCH}); name a recipe and settings with --search")
     tables, run = open_recipe(args.recipe, args.data, smoke=args.smoke, assignments=args.set)
     out = Path(args.out) if args.out else Path("studies") / f"tune-{run.name}"

@@ -44,8 +44,9 @@ FONT_SIGNATURES = (b"\0\1\0\0", b"true", b"OTTO", b"ttcf")
 NO_CHARACTER = "\u0378"  # unassigned in Unicode, so that no font has it
 REMEDY = (
     "install a font that has them (Noto Sans CJK for Korean, Chinese and Japanese: on Debian or Ubuntu "
-    "apt install fonts-noto-cjk), name a font file with --font, or write .svg or .html, which use the reader's fonts"
+    "apt install fonts-noto-cjk)"
 )
+WITHOUT = "name a font file with --font, or write .svg or .html, which use the reader's fonts"
 _LABEL = re.compile(r"<text[^>]*>([^<]*)</text>")
 
 
@@ -214,12 +215,17 @@ def to_png(svg: str, *, zoom: float = 2.0, fonts: Sequence[str | Path] = ()) -> 
         if not font.read_bytes().startswith(FONT_SIGNATURES):
             raise UserError(f"--font {font}: is not a font file; give a .ttf, .otf or .ttc file")
     files = [str(font) for font in fonts]
-    missing = characters_without_font(unescape("".join(_LABEL.findall(svg))), files)
+    check_fonts(unescape("".join(_LABEL.findall(svg))), files)
+    return _render(svg, zoom, files)
+
+
+def check_fonts(text: str, fonts: Sequence[str] = (), without: str = WITHOUT) -> None:
+    """A UserError if a PNG cannot show some character; `without` is how to do without another font."""
+    missing = characters_without_font(text, fonts)
     if missing:
         some = ", ".join(f"{char} (U+{ord(char):04X})" for char in missing[:5])
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        raise UserError(f"no installed font has {some}{more}, so the PNG would show empty boxes: {REMEDY}")
-    return _render(svg, zoom, files)
+        raise UserError(f"no installed font has {some}{more}, so the PNG would show empty boxes: {REMEDY}, {without}")
 
 
 def characters_without_font(text: str, fonts: Sequence[str] = ()) -> list[str]:

@@ -158,7 +158,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file atomically, without a second copy in memory."""
     on_cpu = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    try:
-        write_atomically(path, lambda temporary: save_file(on_cpu, temporary, {"format": "pt"}))
-    except SafetensorError as error:  # raised for a full disk, among others
-        raise UserError(f"{path}: cannot be written: {error}") from None
+
+    def save(temporary: Path) -> None:
+        try:
+            save_file(on_cpu, temporary, {"format": "pt"})
+        except SafetensorError as error:  # raised for a full disk, among others
+            raise OSError(str(error)) from None
+
+    write_atomically(path, save)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
@@ -28,10 +29,10 @@ from typing import Any
 import torch
 
 from regard.errors import UserError, suggest
-from regard.files import make_folder
 from regard.models.config import ModelConfig
 from regard.models.recipe import override
 from regard.settings import read_toml, to_dict, write_toml
+from regard.study import claim
 from regard.study.finished import flat
 from regard.tasks.registry import task_of
 from regard.training.task import Task
@@ -100,7 +101,16 @@ class Study:
             raise UserError(f"{path}: damaged ({error!r}); restore it, or start in another folder") from None
 
     def save(self) -> None:
-        make_folder(self.folder)
+        """Write it, with the rows and seeds that other processes have added since it was read."""
+        while (own := claim.take(self.folder / "claims", "study")) is None:
+            time.sleep(0.05)
+        try:
+            known = Study.read(self.folder) if (self.folder / STUDY).exists() else self
+            joined(known, self)._write()
+        finally:
+            own.release()
+
+    def _write(self) -> None:
         options = {"test": self.test, "metric": self.metric}
         rows = {
             row.name: {
@@ -164,11 +174,15 @@ def _row(name: str, table: Any, where: str) -> Row:
     if name == BASE or not NAME.fullmatch(name):
         raise UserError(f"{where}: [{name}]: is no name for a row; use letters, digits, '.', '+', '-', and not 'base'")
     rest = dict(table)
-    paper, note, seeds = rest.pop("paper", None), rest.pop("note", ""), tuple(rest.pop("seeds", ()))
+    paper, note, seeds = rest.pop("paper", None), rest.pop("note", ""), rest.pop("seeds", [])
+    if paper is not None and (isinstance(paper, bool) or not isinstance(paper, int | float)):
+        raise UserError(f"{where}: [{name}] paper = {paper!r}: must be a number, such as 24.9")
+    if not isinstance(seeds, list) or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise UserError(f"{where}: [{name}] seeds = {seeds!r}: must be a list of whole numbers, such as [4, 5]")
     for key, value in rest.items():
         if key != "task" and not isinstance(value, dict):
             raise UserError(f"{where}: [{name}] {key} = {value!r}: name its table, such as model.{key} or train.{key}")
-    return Row(name, rest, None if paper is None else float(paper), str(note), seeds)
+    return Row(name, rest, None if paper is None else float(paper), str(note), tuple(seeds))
 
 
 def read_rows(source: str | Path) -> list[Row]:
@@ -180,6 +194,8 @@ def read_rows(source: str | Path) -> list[Row]:
         if not Path(source).is_file():
             raise UserError(f"--rows {source}: no such file; {suggest(str(source), BUILT_IN)}")
         tables = read_toml(source)
+    if not tables:
+        raise UserError(f"--rows {source}: has no rows; add a table [NAME] with settings, such as model.heads = 1")
     return [_row(name, table, str(source)) for name, table in tables.items()]
 
 
@@ -187,6 +203,8 @@ def row_of(name: str, assignments: Sequence[str]) -> Row:
     """The row of  --set-row NAME key=value …"""
     if not assignments:
         raise UserError(f"--set-row {name}: it changes nothing. Write  --set-row {name} model.heads=1")
+    if bare := [one for one in assignments if "." not in one.partition("=")[0]]:
+        raise UserError(f"--set-row {name} {bare[0]}: name its table, such as model.{bare[0]} or train.{bare[0]}")
     changes = override({}, assignments)
     keys = [one.partition("=")[0].strip() for one in assignments]
     if missing := [key for key in keys if key not in flat(changes)]:
@@ -268,7 +286,7 @@ def fitting(base: Mapping[str, Any], rows: Iterable[Row], lenient: bool) -> tupl
 def begin(folder: Path, title: str, base: Tables, test: str | None = None, metric: str | None = None) -> Study:
     """A new study, or the one in the folder, if it has the same base."""
     if not (folder / STUDY).exists():
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder}: is not empty and not a study; name another folder with -o")
         return Study(folder, title, base, (), (), test, metric)
     study = Study.read(folder)
@@ -280,6 +298,13 @@ def begin(folder: Path, title: str, base: Tables, test: str | None = None, metri
             f"{after.get(keys[0])!r} here); name another folder with -o"
         )
     return replace(study, test=test or study.test, metric=metric or study.metric)
+
+
+def joined(known: Study, study: Study) -> Study:
+    """The rows and seeds of both; the other fields are those of `study`."""
+    both, seeds = extended(known, study.rows, study.seeds), {row.name: row.seeds for row in study.rows}
+    rows = (replace(row, seeds=tuple(sorted({*row.seeds, *seeds.get(row.name, ())}))) for row in both.rows)
+    return replace(study, rows=tuple(rows), seeds=both.seeds)
 
 
 def extended(study: Study, rows: Iterable[Row], seeds: Iterable[int], only: Sequence[str] = ()) -> Study:

@@ -64,7 +64,10 @@ def _expand(folder: Path) -> list[Path]:
         raise UserError(f"{folder}: no such folder; name the folders of finished runs")
     found = [path.parent for path in folder.glob(f"*/{RECIPE}")]
     if not found:
-        raise UserError(f"{folder}: is not a run ({RECIPE} is missing), nor a folder of runs")
+        rows = {path.parent.parent for depth in ("*", "runs/*") for path in folder.glob(f"{depth}/*/{RECIPE}")}
+        names = " ".join(map(str, sorted(rows, key=lambda row: (row.name != "base", row))))  # as in a study
+        remedy = f"; name those in it: {names}" if names else ""
+        raise UserError(f"{folder}: is not a run ({RECIPE} is missing), nor a folder of runs{remedy}")
     return sorted(found, key=lambda path: (int(path.name) if path.name.isdecimal() else 0, path.name))
 
 

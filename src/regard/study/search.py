@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from regard.errors import MissingExtra, MissingFiles, UserError
+from regard.errors import MissingExtra, MissingFiles, UserError, is_of_the_system
 from regard.files import make_folder, write_atomically
 from regard.models.folder import WEIGHTS
 from regard.models.recipe import RECIPE, override
@@ -257,7 +257,7 @@ class Search:
             self._finish(trial, lambda: self.study.tell(trial, state=self.optuna.trial.TrialState.PRUNED))
             return True
         except (UserError, RuntimeError, MemoryError) as error:
-            if isinstance(error, MissingFiles) or isinstance(error.__cause__, OSError):
+            if isinstance(error, MissingFiles) or is_of_the_system(error):
                 raise  # not because of the settings
             reason = " ".join(str(error).split()) or type(error).__name__
             note()

@@ -27,11 +27,12 @@ from types import FrameType
 import torch
 
 from regard.api import train_run
-from regard.errors import MissingExtra, MissingFiles, Unfinished, UserError
+from regard.errors import MissingExtra, MissingFiles, Unfinished, UserError, is_of_the_system
 from regard.files import make_folder
 from regard.models.recipe import EXAMPLES
 from regard.study import claim
 from regard.study.definition import Planned, Study
+from regard.study.finished import FinishedRun
 from regard.study.processes import work_together
 from regard.study.results import claims, done_file, failed_file, progress, write_done, write_failed
 from regard.tasks.registry import task_of
@@ -110,10 +111,10 @@ def train_one(
     except KeyboardInterrupt:
         if not own.lost:
             raise
-    except (MissingExtra, MissingFiles, Unfinished, OSError):  # other runs would end in the same way
+    except (MissingExtra, MissingFiles, Unfinished):  # other runs would end in the same way
         raise
     except Exception as error:
-        if isinstance(error.__cause__, OSError):  # a full disk
+        if is_of_the_system(error):  # a full disk
             raise
         if isinstance(error, Locked):  # a process that was believed dead
             own.lost = True
@@ -122,7 +123,7 @@ def train_one(
         _forget()
     if own.lost:
         return
-    seconds = time.monotonic() - began
+    seconds = max(time.monotonic() - began, FinishedRun(folder).seconds or 0.0)  # also before it was interrupted
     if reason:
         write_failed(study, run, reason)
         report(Event(run, "failed", seconds, reason))
