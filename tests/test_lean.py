@@ -142,8 +142,20 @@ def test_an_engine_is_kept_while_its_model_has_the_same_weights() -> None:
     own, other = model.start(source, is_real), third.start(source, is_real)
     tokens = torch.full((5, 1), 2)
     torch.testing.assert_close(third.step(tokens, other), model.step(tokens, own), rtol=1e-4, atol=1e-4)
+    block = model.decoder.blocks[0]  # type: ignore[index]
+    block.attention_norm = torch.nn.LayerNorm(model.config.dim, dtype=torch.float32)
+    fourth = lean(model)
+    assert fourth is not third and lean(model) is fourth
+    with trace(model.decoder):
+        assert lean(model) is model
+    hook = block.register_forward_pre_hook(lambda *given: None)
+    assert lean(model) is model
+    hook.remove()
+    block.forward = block.forward
+    assert lean(model) is model
+    del block.forward
     kept = weakref.ref(third)
-    del model, own, other, first, second, third
+    del model, own, other, before, first, second, third, fourth, block, hook
     gc.collect()
     assert kept() is None
 
