@@ -23,7 +23,7 @@ from regard.predict.beam import beam
 from regard.predict.bundle import Bundle
 from regard.predict.engine import lean
 from regard.predict.lean import Across, AcrossOne, Lean
-from regard.predict.next_token import largest
+from regard.predict.next_token import largest, largest_of
 from regard.predict.workers import side_by_side
 from regard.text.tokenizer import Tokenizer
 
@@ -142,8 +142,20 @@ def test_an_engine_is_kept_while_its_model_has_the_same_weights() -> None:
     own, other = model.start(source, is_real), third.start(source, is_real)
     tokens = torch.full((5, 1), 2)
     torch.testing.assert_close(third.step(tokens, other), model.step(tokens, own), rtol=1e-4, atol=1e-4)
+    block = model.decoder.blocks[0]  # type: ignore[index]
+    block.attention_norm = torch.nn.LayerNorm(model.config.dim, dtype=torch.float32)
+    fourth = lean(model)
+    assert fourth is not third and lean(model) is fourth
+    with trace(model.decoder):
+        assert lean(model) is model
+    hook = block.register_forward_pre_hook(lambda *given: None)
+    assert lean(model) is model
+    hook.remove()
+    block.forward = block.forward
+    assert lean(model) is model
+    del block.forward
     kept = weakref.ref(third)
-    del model, own, other, first, second, third
+    del model, own, other, before, first, second, third, fourth, block, hook
     gc.collect()
     assert kept() is None
 
@@ -231,6 +243,7 @@ def test_two_rounds_find_what_topk_finds(size: int, count: int) -> None:
     assert torch.equal(values, scores.topk(count, dim=1).values)
     assert torch.equal(scores.gather(1, columns), values)
     assert all(len(set(row)) == count for row in columns.tolist())
+    assert [largest_of(row, count) for row in scores] == list(zip(values.tolist(), columns.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -239,12 +252,14 @@ def test_equal_scores_are_ranked_by_column_in_long_rows(count: int) -> None:
     values, columns = largest(scores, count)
     order = scores.sort(dim=1, descending=True, stable=True)
     assert torch.equal(values, order.values[:, :count]) and torch.equal(columns, order.indices[:, :count])
+    assert [largest_of(row, count)[1] for row in scores] == columns.tolist()
 
 
 def test_not_a_number_is_ranked_first_so_that_it_is_seen() -> None:
     scores = torch.randn(2, 5000)
     scores[1, 777] = float("nan")
     assert largest(scores, 3)[0].isnan().any(dim=1).tolist() == [False, True]
+    assert [any(value != value for value in largest_of(row, 3)[0]) for row in scores] == [False, True]
 
 
 @pytest.mark.parametrize("kind", ["processes", "threads"])

@@ -88,39 +88,60 @@ def known(parts: Iterable[nn.Module]) -> bool:
     )
 
 
-class Weights:
-    """Where the weights of a model are, how often each was changed, and up to 64 numbers of each.
+class Snapshot:
+    """The modules and weights of a model, to see before every search whether they are still the same.
 
     PyTorch counts changes of a tensor, but not those of a fused optimizer, through `.data` or in inference mode. An
-    optimizer changes all numbers of a weight, which a sample shows; to read all of them takes as long as a step.
+    optimizer changes all numbers of a weight, which the first 64 show; to read all of them takes as long as a step.
+
+    Between two searches all this has left the cache of a core, and the time is that of fetching it again. What is
+    compared are therefore flat lists of the tables in which a module keeps its attributes, hooks, children and weights.
     """
 
-    def __init__(self, parts: Iterable[nn.Module]) -> None:
-        weights = self._weights(parts)
-        self.places = self._places(weights)
-        flat = (weight.detach().reshape(-1) for weight in weights)
-        self.views = [weight[:: max(1, len(weight) // 64)] for weight in flat]
+    def __init__(self, model: nn.Module) -> None:
+        """`model` has no hooks and is not traced; it is not kept alive."""
+        tables = [part.__dict__ for part in parts_of(model)]
+        self.attributes = [table for table in tables if "forward" not in table]
+        self.activations = [(table, table["activation"]) for table in tables if "activation" in table]
+        self.hooks = [table[name] for table in tables for name in ("_forward_hooks", "_forward_pre_hooks")]
+        self.children = [table["_modules"] for table in tables if table["_modules"]]
+        self.parameters = [table["_parameters"] for table in tables if table["_parameters"]]
+        self.modules, self.weights = entries(self.children), entries(self.parameters)
+        self.places = self._places()
+        self.views = [weight.detach().reshape(-1)[:64] for weight in self.weights]
         self.sample = torch.cat(self.views)
 
-    def changed(self, parts: Iterable[nn.Module]) -> bool:
-        return self.places != self._places(self._weights(parts)) or not torch.equal(torch.cat(self.views), self.sample)
+    def holds(self) -> bool:
+        """Whether nothing has changed."""
+        return (
+            not any(self.hooks)
+            and not any("forward" in table or table.get("tap") is not None for table in self.attributes)
+            and all(table.get("activation") == name for table, name in self.activations)
+            and entries(self.children) == self.modules
+            and list(map(id, entries(self.parameters))) == list(map(id, self.weights))
+            and self._places() == self.places
+            and torch.equal(torch.cat(self.views), self.sample)
+        )
 
-    @staticmethod
-    def _weights(parts: Iterable[nn.Module]) -> list[Tensor]:
-        return [one for part in parts for one in part._parameters.values() if one is not None]
-
-    @staticmethod
-    def _places(weights: Iterable[Tensor]) -> list[tuple[int, int]]:
-        return [(weight.data_ptr(), -1 if weight.is_inference() else weight._version) for weight in weights]
+    def _places(self) -> list[tuple[int, int]]:
+        return [(weight.data_ptr(), -1 if weight.is_inference() else weight._version) for weight in self.weights]
 
 
-_lean = WeakKeyDictionary[nn.Module, tuple[Weights, Any]]()  # engines, and the weights they are made of
+def entries(tables: Iterable[dict[str, Any]]) -> list[Any]:
+    """All that these tables have, without None."""
+    return [one for table in tables for one in table.values() if one is not None]
+
+
+_lean = WeakKeyDictionary[nn.Module, tuple[Snapshot, Any]]()  # engines, and the models they were made from
 
 
 def lean(model: Any) -> Any:
     """The lean engine where it computes what the model does, else the model; one is made for the same weights once."""
     if type(model) not in (EncoderDecoder, Decoder):
         return model
+    kept = _lean.get(model)
+    if kept is not None and not (model.training or torch.is_autocast_enabled("cpu")) and kept[0].holds():
+        return kept[1]
     # Biases, windows, experts, learned scores, uneven groups, traces and autocast are the model's own; those of an
     # encoder-decoder also rotation, normalised queries, values of another size, half precision and outputs that are not
     # tokens.
@@ -144,11 +165,9 @@ def lean(model: Any) -> Any:
     )
     if not is_known:
         return model
-    kept = _lean.get(model)
-    if kept is None or kept[0].changed(parts):
-        engine = LeanDecoder(model) if is_decoder else Lean(model, encodes=_encodes(model))
-        _lean[model] = kept = Weights(parts), engine
-    return kept[1]
+    engine = LeanDecoder(model) if is_decoder else Lean(model, encodes=_encodes(model))
+    _lean[model] = Snapshot(model), engine
+    return engine
 
 
 def _encodes(model: EncoderDecoder) -> bool:

@@ -10,7 +10,8 @@ same numbers, up to rounding, from tensors alone:
     attention                         softmax(mask + scale · q kᵀ) v as two batched matmuls; the beams of a sentence
                                       attend to its memory [sources, Hkv, M, D] together
     W                                 a copy in the blocked layout of oneDNN, made once for a model; small ones for a
-                                      single row also transposed: oneDNN takes 10 µs before it begins to multiply
+                                      single row as they are, in two halves, one per core: oneDNN takes 10 µs before
+                                      it begins to multiply
 
 The keys and values of a memory are computed for all layers at once. Those of a single short source are also multiplied
 by the projections of queries and outputs, and cross-attention is then a softmax between two small matmuls. With head h
@@ -41,7 +42,7 @@ from regard.nn.mask import Positions
 from regard.nn.multihead import MultiHead
 from regard.nn.position import Learned, Rotation, rotate
 
-SMALL = 2**18  # numbers of a weight that one core multiplies with a row before oneDNN has divided it among two
+SMALL = 2**18  # numbers of a weight that are multiplied with a row before oneDNN has begun
 LANE = 16  # float32 numbers of a vector register: a softmax over a multiple of them is up to 9 times as fast
 
 
@@ -382,8 +383,15 @@ def linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     packed, multiply = torch.ops.mkldnn._reorder_linear_weight(weight), torch.ops.mkldnn._linear_pointwise.default
     if weight.numel() > SMALL or bias is None:
         return lambda x: multiply(x, packed, bias, "none", [], "")
-    turned = weight.t().contiguous()
-    return lambda x: torch.addmm(bias, x, turned) if x.shape[0] == 1 else multiply(x, packed, bias, "none", [], "")
+    size, parts = len(weight), 2 if len(weight) % 2 == 0 else 1
+    halves, biases = weight.view(parts, size // parts, -1).mT, bias.detach().view(parts, 1, -1)
+
+    def project(x: Tensor) -> Tensor:
+        if x.shape[0] != 1:
+            return multiply(x, packed, bias, "none", [], "")
+        return torch.baddbmm(biases, x.expand(parts, -1, -1), halves).view(1, size)
+
+    return project
 
 
 def norm_of(module: Any) -> Callable[[Tensor], Tensor]:

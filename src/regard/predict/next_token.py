@@ -57,6 +57,26 @@ def largest(scores: Tensor, count: int, recorded: bool = False) -> tuple[Tensor,
     return values, columns.gather(1, order)
 
 
+def largest_of(scores: Tensor, count: int) -> tuple[list[float], list[int]]:
+    """As `largest`, of all `scores` [n] on a CPU, as lists: in a long row, fewer operations where no two are equal."""
+    size = len(scores)
+    most = min(count + 1, size)
+    deep = size // (GROUPS * most)
+    if deep >= 2:
+        groups = size // deep
+        layers, rest = scores[: deep * groups].view(deep, groups), scores[deep * groups :]
+        chosen = layers.amax(dim=0).topk(most, sorted=False).indices
+        best, index = torch.cat((layers.index_select(1, chosen).flatten(), rest)).topk(most)
+        values, names, columns = best.tolist(), chosen.tolist(), list[int]()
+        if len(set(values)) == most:
+            for at in index[:count].tolist():
+                layer, group = divmod(at, most)
+                columns.append(layer * groups + names[group] if layer < deep else deep * (groups - most) + at)
+            return values[:count], columns
+    ranked, places = largest(scores[None], count)
+    return ranked[0].tolist(), places[0].tolist()
+
+
 def next_scores(
     logits: Tensor,
     early: bool | Tensor,

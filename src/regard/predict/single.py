@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.predict.config import SearchConfig
 from regard.predict.engine import Engine
-from regard.predict.next_token import INFINITY, check_scores, largest, next_scores
+from regard.predict.next_token import INFINITY, check_scores, largest_of, next_scores
 from regard.predict.outputs import Hypothesis
 
 SENTENCE = torch.zeros(1, dtype=torch.long)  # all rows are of the only one
@@ -50,14 +50,13 @@ def search_one(
         written = torch.tensor([one.tokens for one in live] if config.no_repeat_ngram else [[]], dtype=torch.long)
         scores = next_scores(logits, length <= config.min_length, written, config, eos)[1]
         if size == 1:  # the most probable token needs no rank
-            values, columns = scores.max(dim=1)
-            values = totals[0] + values
+            value, column_of = scores.max(dim=1)
+            best, columns = (totals[0] + value).tolist(), column_of.tolist()
         else:
-            values, columns = (x[0] for x in largest((totals + scores).view(1, -1), 2 * size))
-        best = values.tolist()
+            best, columns = largest_of((totals + scores).flatten(), 2 * size)
         check_scores(best)
         before, live, penalty = live, [], config.penalty(length)
-        for rank, (total, column) in enumerate(zip(best, columns.tolist(), strict=True)):
+        for rank, (total, column) in enumerate(zip(best, columns, strict=True)):
             if total == -INFINITY:
                 break
             row, token = divmod(column, scores.shape[1])
