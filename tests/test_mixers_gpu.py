@@ -105,7 +105,7 @@ def test_which_kernels_compute_a_long_window() -> None:
     for dtype, dropout, route in (
         (torch.bfloat16, 0.0, "flash"), (torch.float32, 0.0, "flex"), (torch.bfloat16, 0.1, "banded")
     ):  # fmt: skip
-        kernels = kernels_for(dtype, 64, 64, biased=False, grouped=False)
+        kernels = kernels_for(dtype, 64, 64, is_plain=True)
         mask = AttentionMask(causal & window(256), positions, positions)
         assert prepare(mask, torch.device("cuda"), dropout, kernels) == route
 

@@ -105,7 +105,7 @@ def attend(
         )
     grouped, route = q.shape[1] != k.shape[1], str(path)
     if path == "fused":
-        kernels = kernels_for(q.dtype, q.shape[-1], v.shape[-1], biased=bias is not None, grouped=grouped)
+        kernels = kernels_for(q.dtype, q.shape[-1], v.shape[-1], is_plain=bias is None and not grouped)
         route = prepare(attention_mask, q.device, dropout, kernels)
     match route:
         case "reference":
@@ -118,8 +118,7 @@ def attend(
             assert isinstance(attention_mask.plan, Plan)
             return attend_banded(q, k, v, attention_mask.plan, bias=bias, scale=scale, dropout=dropout)
         case "flash":
-            assert attention_mask.band is not None
-            return attend_flash(q, k, v, attention_mask.band, scale)
+            return attend_flash(q, k, v, attention_mask, scale)
         case "dense":
             mask, is_causal = attention_mask.fused()
             if bias is not None:

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.nn.config import LONG
-from regard.nn.flash import flash_can
+from regard.nn.flash import band_of, flash_can
 from regard.nn.mask import AttentionMask, causal
 from regard.nn.plan import Plan, Range, cheapest, indices, make_plan
 from regard.nn.position import Bias
@@ -54,7 +54,7 @@ def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float,
     if is_cpu:
         attention_mask.plan = cheapest(attention_mask)
         return "banded"
-    if device.type == "cuda" and "flash" in kernels and not dropout and attention_mask.band is not None:
+    if device.type == "cuda" and "flash" in kernels and not dropout and band_of(attention_mask) is not None:
         return "flash"
     reach = (2 * keys if mask.reach is None else mask.reach) // (2 if is_causal else 1)
     size = 1 << min(9, max(6, (reach // 2).bit_length() - 1))  # 64 to 512
@@ -68,10 +68,10 @@ def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float,
     return "banded"
 
 
-def kernels_for(dtype: torch.dtype, key_dim: int, val_dim: int, *, biased: bool, grouped: bool) -> set[str]:
-    """Which kernels of a GPU fit this type, these sizes of keys and values, a score bias and shared keys."""
+def kernels_for(dtype: torch.dtype, key_dim: int, val_dim: int, *, is_plain: bool) -> set[str]:
+    """Which kernels of a GPU fit this type and these sizes; `is_plain`: no score bias, and keys of its own per head."""
     kernels = {"flex"} if dtype != torch.float64 and min(key_dim, val_dim) >= 16 else set()
-    if flash_can(dtype, key_dim, val_dim) and not biased and not grouped:
+    if is_plain and flash_can(dtype, key_dim, val_dim):
         kernels.add("flash")
     return kernels
 

@@ -145,13 +145,12 @@ class Stack(Traceable):
         routes: set[str] = set()
         if self.tap is not None or config.attention == "reference":
             return {"reference"}
-        dropout, biased = config.attention_dropout * self.training, contexts[0].bias is not None
-        grouped = config.key_heads != config.heads
+        dropout, bias = config.attention_dropout * self.training, contexts[0].bias
         for shared in self._shared_masks(contexts):
             route: str = config.attention
             if route == "fused":
-                own = biased and shared is not contexts[0].memory_mask
-                kernels = kernels_for(dtype, config.key_dim, config.val_dim, biased=own, grouped=grouped)
+                is_plain = (bias is None or shared is contexts[0].memory_mask) and config.key_heads == config.heads
+                kernels = kernels_for(dtype, config.key_dim, config.val_dim, is_plain=is_plain)
                 route = prepare(shared, x.device, dropout, kernels)
                 if route == "dense" and shared.fused()[0] is not None and x.is_cuda:
                     shared.additive(dtype)

@@ -19,11 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from regard.nn.tokens import Positions, Token
+
+if TYPE_CHECKING:
+    from regard.nn.mask import AttentionMask
+
+BLOCK = 128  # tokens per block of FlexAttention
 Bounds = tuple[Tensor, Tensor]  # some, every: bool, broadcast to [B|1, query blocks, key blocks]
 
 
@@ -146,3 +153,27 @@ def block_mask(
     return BlockMask.from_kv_blocks(
         *listed(some & ~every), *listed(every), BLOCK_SIZE=size, mask_mod=mask_mod, seq_lengths=lengths
     )
+
+
+def flex_mask(own: AttentionMask, batch: int, queries: int) -> BlockMask:
+    """The BlockMask of a mask for `batch` rows of `queries` queries, a multiple of those that it has positions of."""
+    length, (some, every) = own.q.length, own.bounds(BLOCK, queries // own.q.length)
+    if max(own.mask.rows, own.q.rows, own.k.rows) > 1:
+        some = some.expand(batch, -1, -1)
+
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        query = i if queries == length else i % length
+        return own.mask.predicate(_token(own, own.q, b, query), _token(own, own.k, b, j))
+
+    return block_mask((some, every), (queries, own.k.length), BLOCK, mask_mod)
+
+
+def _token(own: AttentionMask, side: Positions, b: Tensor, i: Tensor) -> Token:
+    """Token `i` of row `b`, as FlexAttention reads it; consecutive positions are computed, not read."""
+
+    def read(x: Tensor) -> Tensor:
+        return x[b, i] if x.shape[0] > 1 else x[0, i]
+
+    index = i + (own.first if side is own.q else own.k_first) if own.order is None else own.order[i]
+    is_real, document = (None if x is None else read(x) for x in (side.is_real, side.document))
+    return Token(b, index, read(side.pos) if side.start is None else i + side.start, is_real, document)

@@ -13,16 +13,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.nn.mask import AttentionMask
+
 
 def flash_can(dtype: torch.dtype, key_dim: int, val_dim: int) -> bool:
     """Whether there are kernels for this type and these sizes."""
     return dtype in (torch.bfloat16, torch.float16) and key_dim == val_dim and key_dim % 8 == 0 and key_dim <= 256
 
 
-def attend_flash(q: Tensor, k: Tensor, v: Tensor, band: tuple[float, float], scale: float | None) -> Tensor:
+def band_of(attention_mask: AttentionMask) -> tuple[float, float] | None:
+    """The band of a mask, where the queries are the keys, and indices differ as positions do."""
+    own = attention_mask
+    return own.mask.band if own.q is own.k and own.q.start is not None and own.order is None else None
+
+
+def attend_flash(q: Tensor, k: Tensor, v: Tensor, attention_mask: AttentionMask, scale: float | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # here, since it imports PyTorch's compiler, for a second
 
-    rows, heads, length, size = q.shape
+    (rows, heads, length, size), band = q.shape, band_of(attention_mask)
+    assert band is not None
     starts = torch.arange(0, (rows + 1) * length, length, device=q.device, dtype=torch.int32)
     before, after = (-1 if side >= length else int(side) for side in band)  # -1: no limit
     q, k, v = (x.transpose(1, 2).reshape(rows * length, heads, size) for x in (q, k, v))

@@ -42,7 +42,6 @@ from regard.nn.tokens import Positions as Positions
 from regard.nn.tokens import Token as Token
 
 Predicate = Callable[[Token, Token], Tensor]
-BLOCK = 128  # tokens per block of FlexAttention
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,11 +236,6 @@ class AttentionMask:
         self._blocks: BlockMask | None = None
         self.plan: object = None  # of `regard.nn.banded`, once it is made
 
-    @property
-    def band(self) -> tuple[float, float] | None:
-        """That of the mask, where the queries are the keys, and indices differ as positions do."""
-        return self.mask.band if self.q is self.k and self.q.start is not None and self.order is None else None
-
     def with_mask(self, mask: Mask) -> AttentionMask:
         return self if mask is self.mask else AttentionMask(mask, self.q, self.k, self.first, self.order, self.k_first)
 
@@ -304,29 +298,8 @@ class AttentionMask:
         if self.kind == "everything":
             return None
         if self._blocks is None:
-            length = self.q.length
-            queries = queries or length
-
-            def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                own = i if queries == length else i % length
-                return self.mask.predicate(self._pick(self.q, b, own), self._pick(self.k, b, j))
-
-            some, every = self.bounds(BLOCK, queries // length)
-            if max(self.mask.rows, self.q.rows, self.k.rows) > 1:
-                some = some.expand(batch, -1, -1)
-            self._blocks = blocks.block_mask((some, every), (queries, self.k.length), BLOCK, mask_mod)
+            self._blocks = blocks.flex_mask(self, batch, queries or self.q.length)
         return self._blocks
-
-    def _pick(self, side: Positions, b: Tensor, i: Tensor) -> Token:
-        """Token `i` of row `b`, as FlexAttention reads it; consecutive positions are computed, not read."""
-        index = i + (self.first if side is self.q else self.k_first) if self.order is None else self.order[i]
-        pos = i + side.start if side.start is not None else _read(side.pos, b, i)
-        is_real, document = (None if x is None else _read(x, b, i) for x in (side.is_real, side.document))
-        return Token(b, index, pos, is_real, document)
-
-
-def _read(x: Tensor, b: Tensor, i: Tensor) -> Tensor:
-    return x[b, i] if x.shape[0] > 1 else x[0, i]
 
 
 def _spread(positions: Positions, rows: int, axis: int, index: Tensor) -> Token:
