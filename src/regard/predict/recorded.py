@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from regard.models.folder import cudnn_attention
 from regard.models.transformer import Decoder, EncoderDecoder, State
 from regard.nn.block import Memory
 from regard.nn.cache import Cache, Pair
@@ -144,12 +145,13 @@ def together(k: Tensor, v: Tensor) -> Tensor | None:
 def replay(graphs: Graphs, key: str | int, work: Callable[[], None], is_cuda: bool, **options: Any) -> None:
     """On a GPU: the first time `work` is done as it is, the second time it is recorded, from then on replayed."""
     if not is_cuda or key not in graphs:
-        work()
+        with cudnn_attention():  # the shapes are fixed
+            work()
         graphs[key] = None
         return
     if (graph := graphs[key]) is None:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, **options):  # records, does not run
+        with cudnn_attention(), torch.cuda.graph(graph, **options):  # records, does not run
             work()
         graphs[key] = graph
     graph.replay()
