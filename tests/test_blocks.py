@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -249,26 +250,70 @@ def test_a_band_says_which_keys_are_visible() -> None:
     assert (causal & window(5) & window(9)).band == (4, 0)
     for mask in (window(5, dilation=2), causal | window(3), ~causal, padding, window(4) & padding):
         assert mask.band is None
+    assert everything.band == (math.inf, math.inf)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_flash_attention_gets_the_band_of_the_mask(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of the kernel of a GPU: its definition, tokens of all rows one after another."""
+def varlen_attn(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, ends: Tensor, *sizes: int, **options: Any) -> Tensor:
+    """In place of the kernel of a GPU: its definition, texts one after another."""
+    (before, after), index = options["window_size"], torch.arange(len(q))
+    row, distance = torch.bucketize(index, starts, right=True), index - index[:, None]
+    visible = row == row[:, None]
+    visible &= (distance >= -before) | (before < 0)
+    visible &= (distance <= after) | (after < 0)
+    parts = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return F.scaled_dot_product_attention(*parts, visible, scale=options["scale"])[0].transpose(0, 1)
 
-    def varlen_attn(
-        q: Tensor, k: Tensor, v: Tensor, starts: Tensor, ends: Tensor, *sizes: int, **options: Any
-    ) -> Tensor:
-        (before, after), index = options["window_size"], torch.arange(len(q))
-        row, distance = torch.bucketize(index, starts, right=True), index - index[:, None]
-        visible = row == row[:, None]
-        visible &= (distance >= -before) | (before < 0)
-        visible &= (distance <= after) | (after < 0)
-        parts = (x.transpose(0, 1)[None] for x in (q, k, v))
-        return F.scaled_dot_product_attention(*parts, visible, scale=options["scale"])[0].transpose(0, 1)
 
+PADDED = {"right": [1] * 20 + [0] * 10, "left": [0] * 10 + [1] * 20, "both": [0] * 3 + [1] * 20 + [0] * 7}
+
+
+@pytest.mark.parametrize("tokens", ["plain", *PADDED, "packed", "packed and padded"])
+@pytest.mark.parametrize("mask", [everything, causal, window(7), causal & window(7)], ids=str)
+def test_flash_attention_gets_the_bands_of_the_mask(tokens: str, mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     q, k, v = torch.randn(3, 2, 4, 30, 8, dtype=torch.double)
-    positions = Positions.of(30, CPU)
-    mask = AttentionMask(causal & window(7) if is_causal else window(7), positions, positions)
-    out = flash.attend_flash(q, k, v, mask, 0.3)
-    torch.testing.assert_close(out, attend(q, k, v, mask, path="reference", scale=0.3))
+    is_real, document = None, None
+    if tokens in PADDED:
+        is_real = torch.tensor([PADDED[tokens], [1] * 30]).bool()
+    elif tokens != "plain":
+        document = torch.tensor([[1] * 4 + [2] * 20 + [3] * 6, [1] * 30])
+        is_real = document < 3 if "padded" in tokens else None
+    positions = Positions.of(30, CPU, is_real, document)
+    own = AttentionMask(mask, positions, positions)
+    bands = flash.find_bands(own)
+    assert bands is not None and bands is own.bands
+    out = flash.attend_flash(q, k, v, bands, 0.3)
+    expected = attend(q, k, v, AttentionMask(mask, positions, positions), path="reference", scale=0.3)
+    real = torch.ones(2, 1, 30, 1) if is_real is None else is_real[:, None, :, None]
+    torch.testing.assert_close(out * real, expected * real)
+
+
+def test_texts_whose_tokens_are_no_neighbours_have_no_bands() -> None:
+    def texts(document: list[int], is_real: list[int] | None = None, pos: list[int] | None = None) -> list[int] | None:
+        real = None if is_real is None else torch.tensor([is_real]).bool()
+        positions = Positions.of(len(document), CPU, real, torch.tensor([document]))
+        if pos is not None:
+            positions = replace(positions, pos=torch.tensor([pos]))
+        starts = flash.find_texts(positions)
+        return None if starts is None else starts.tolist()
+
+    assert texts([1, 1, 2, 2]) == [0, 2, 4] and texts([0, 0, 7, 9, 9]) == [0, 2, 3, 5]
+    assert texts([1, 2, 2, 1]) is None and texts([2, 2, 1, 1]) is None  # the second could come again
+    assert texts([1, 1, 1, 1], [1, 0, 1, 1]) is None
+    assert texts([1, 1, 0, 0], [1, 1, 0, 0]) == [0, 2, 4] and texts([1, 1, 1, 2], [0, 1, 0, 1]) == [0, 1, 2, 3, 4]
+    assert texts([1, 1, 1], pos=[0, 2, 3]) is None and texts([1, 1, 1], pos=[5, 6, 7]) == [0, 3]
+    assert texts([1, 1, 1], [1, 1, 0], pos=[0, 1, 9]) == [0, 2, 3]  # that of padding does not matter
+    both = torch.tensor([[1, 1, 1], [1, 2, 2]])
+    assert flash.find_texts(Positions.of(3, CPU, None, both)).tolist() == [0, 3, 4, 6]
+
+
+def test_what_has_no_bands() -> None:
+    """Other patterns, queries that are not the keys, and a recorded step, in which tensors may not be read."""
+    plain, padded = Positions.of(30, CPU), Positions.of(30, CPU, torch.arange(30)[None] < 20)
+    for mask in (causal | window(3), window(5, dilation=2), ~causal):
+        assert flash.find_bands(AttentionMask(mask, plain, plain)) is None
+    assert flash.find_bands(AttentionMask(window(3), plain, Positions.of(30, CPU))) is None
+    recorded = AttentionMask(window(3), padded, padded)
+    recorded.is_recorded = True
+    assert flash.find_bands(recorded) is None and flash.find_bands(AttentionMask(window(3), plain, plain)) is not None

@@ -15,7 +15,7 @@ from regard.nn.banded import kernels_for, prepare
 from regard.nn.block import Stack, run_block
 from regard.nn.cache import Cache
 from regard.nn.config import StackConfig
-from regard.nn.mask import AttentionMask, Positions, causal, window
+from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, window
 
 pytestmark = pytest.mark.cuda
 
@@ -110,27 +110,57 @@ def test_which_kernels_compute_a_long_window() -> None:
         assert prepare(mask, torch.device("cuda"), dropout, kernels) == route
 
 
+def tokens_of(kind: str, length: int) -> Positions:
+    device, index = torch.device("cuda"), torch.arange(length, device="cuda").expand(2, -1)
+    if kind == "plain":
+        return Positions.of(length, device)
+    if kind == "padded":
+        return Positions.of(length, device, index < torch.tensor([[length], [length // 3]], device="cuda"))
+    document = (index // torch.tensor([[250], [600]], device="cuda") + 1) * (index < length - 30)
+    return Positions.of(length, device, document > 0, document)
+
+
 @pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("mask", [everything, causal, window(100), causal & window(100)], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "padded", "packed"])
 @pytest.mark.parametrize("length", [777, 4096])
-def test_flash_attention_with_a_band_is_the_formula(length: int, is_causal: bool, is_compiled: bool) -> None:
+def test_flash_attention_with_bands_is_the_formula(length: int, kind: str, mask: Mask, is_compiled: bool) -> None:
     torch.manual_seed(0)
-    positions = Positions.of(length, torch.device("cuda"))
-    mask = causal & window(100) if is_causal else window(100)
+    positions = tokens_of(kind, length)
+    real = 1 if positions.is_real is None else positions.is_real[:, None, :, None]
     x = torch.randn(2, length, 3, 4, 32, device="cuda", dtype=torch.bfloat16)
 
-    def run(parts: Tensor, path: str) -> Tensor:
+    def run(parts: Tensor, own: AttentionMask, path: str) -> Tensor:
         q, k, v = parts.permute(2, 0, 3, 1, 4)
-        return attention.attend(q, k, v, AttentionMask(mask, positions, positions), path=path)  # type: ignore[arg-type]
+        return attention.attend(q, k, v, own, path=path)  # type: ignore[arg-type]
 
     found = []
     for dtype, path in ((torch.bfloat16, "fused"), (torch.float32, "reference")):
         parts = x.clone().to(dtype).requires_grad_()
+        own = AttentionMask(mask, positions, positions)
+        if path == "fused":
+            route = prepare(own, torch.device("cuda"), 0.0, kernels_for(dtype, 32, 32, is_plain=True))
+            assert route == ("dense" if own.kind in ("everything", "causal") else "flash")
         call = torch.compile(run) if is_compiled and path == "fused" else run
-        out = call(parts, path)
+        out = call(parts, own, path) * real
         (out.float() ** 2).sum().backward()
         found.append([out.detach().float(), parts.grad.float()])
     assert relative_error(*found) < 2e-2
+
+
+def test_a_recorded_step_reads_no_tensors_to_find_texts() -> None:
+    stack = make({"mixer": "window(100)"}).cuda().bfloat16()
+    x, positions = torch.randn(2, 777, 64, device="cuda", dtype=torch.bfloat16), tokens_of("packed", 777)
+    expected = stack(x, positions)
+    stack.is_recorded = True
+    stack(x, positions)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        out = stack(x, positions)
+    graph.replay()
+    assert positions.is_real is not None
+    real = positions.is_real[..., None]
+    assert relative_error([(out * real).float()], [(expected * real).detach().float()]) < 2e-2
 
 
 def test_dropout_of_weights_keeps_their_mean() -> None:

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.nn.config import LONG
-from regard.nn.flash import band_of, flash_can
+from regard.nn.flash import find_bands, flash_can
 from regard.nn.mask import AttentionMask, causal
 from regard.nn.plan import Plan, Range, cheapest, indices, make_plan
 from regard.nn.position import Bias
@@ -46,21 +46,22 @@ def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float,
         kind = "part"
     if kind in ("everything", "causal") or torch.compiler.is_exporting() or (compiling and is_cpu):
         return "dense"
+    queries, keys = attention_mask.q.length, attention_mask.k.length
+    is_gpu = device.type == "cuda" and not dropout
+    if is_gpu and "flash" in kernels and keys >= LONG and find_bands(attention_mask) is not None:
+        return "flash"
     if mask.reach is None and not (is_causal and (is_cpu or kind == "part")):
         return "dense"
-    queries, keys = attention_mask.q.length, attention_mask.k.length
     if min(queries, keys) < (LONG if mask.reach is not None else 4 * LONG):
         return "dense"
     if is_cpu:
         attention_mask.plan = cheapest(attention_mask)
         return "banded"
-    if device.type == "cuda" and "flash" in kernels and not dropout and band_of(attention_mask) is not None:
-        return "flash"
     reach = (2 * keys if mask.reach is None else mask.reach) // (2 if is_causal else 1)
     size = 1 << min(9, max(6, (reach // 2).bit_length() - 1))  # 64 to 512
     if not is_causal and reach + size > 0.75 * keys:
         return "dense"
-    if device.type == "cuda" and "flex" in kernels and not dropout and mask.dilation == 1:
+    if is_gpu and "flex" in kernels and mask.dilation == 1:
         return "flex"
     if kind == "part" or compiling or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return "dense"

@@ -94,6 +94,7 @@ class Stack(Traceable):
         self.checkpoint = False  # recompute activations in the backward pass instead of storing them
         self.compute: Callable[[nn.Module, Tensor, Context], Tensor] | None = None  # of training: `run_block` compiled
         self.part: Part | None = None  # of training: the tokens of this process (`regard.nn.parts`)
+        self.is_recorded = False  # of training: as a CUDA graph, which must not depend on what tensors contain
         self.position = KINDS[config.position](config, causal)
         added = ("position_encoding",) if type(self.position).embed is not Position.embed else ()
         self.stages = ("embedding", "positions", *added, "embedded", "output")
@@ -148,6 +149,7 @@ class Stack(Traceable):
         dropout, bias = config.attention_dropout * self.training, contexts[0].bias
         for shared in self._shared_masks(contexts):
             route: str = config.attention
+            shared.is_recorded = self.is_recorded and self.training
             if route == "fused":
                 is_plain = (bias is None or shared is contexts[0].memory_mask) and config.key_heads == config.heads
                 kernels = kernels_for(dtype, config.key_dim, config.val_dim, is_plain=is_plain)

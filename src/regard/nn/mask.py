@@ -30,6 +30,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -160,8 +161,9 @@ def _same_document(q: Token, k: Token) -> Tensor:
 
 
 everything = Mask(
-    "everything", lambda q, k: torch.ones_like(k.pos, dtype=torch.bool), bounds=blocks.always, relative=True
-)
+    "everything", lambda q, k: torch.ones_like(k.pos, dtype=torch.bool), bounds=blocks.always, relative=True,
+    band=(math.inf, math.inf),
+)  # fmt: skip
 causal = Mask("causal", lambda q, k: q.pos >= k.pos, bounds=blocks.not_later, relative=True, band=(math.inf, 0))
 padding = Mask("padding", _padding, bounds=blocks.real)
 same_document = Mask("same_document", _same_document, bounds=blocks.one_document)
@@ -235,6 +237,8 @@ class AttentionMask:
         self._additive: Tensor | None = None
         self._blocks: BlockMask | None = None
         self.plan: object = None  # of `regard.nn.banded`, once it is made
+        self.bands: Any = None  # of `regard.nn.flash`, once they are found
+        self.is_recorded = False  # in a step that is replayed, which must not depend on what tensors contain
 
     def with_mask(self, mask: Mask) -> AttentionMask:
         return self if mask is self.mask else AttentionMask(mask, self.q, self.k, self.first, self.order, self.k_first)

@@ -105,7 +105,7 @@ class Trainer:
         self._seed_rank()
         self.optimizer = make_optimizer(model, config, self.device)
         for stack in (module for module in model.modules() if isinstance(module, Stack)):
-            stack.checkpoint = config.activation_checkpointing
+            stack.checkpoint, stack.is_recorded = config.activation_checkpointing, config.cuda_graph
             stack.compute = compiled(run_block) if config.compile else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.mean = [p.detach().clone() for p in model.parameters()] if config.ema else []  # `TrainConfig.ema`
