@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention import varlen
 from torch.nn.attention.flex_attention import create_mask
 
 from mask_strategies import combined
@@ -253,15 +252,19 @@ def test_a_band_says_which_keys_are_visible() -> None:
     assert everything.band == (math.inf, math.inf)
 
 
-def varlen_attn(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, ends: Tensor, *sizes: int, **options: Any) -> Tensor:
-    """In place of the kernel of a GPU: its definition, texts one after another."""
-    (before, after), index = options["window_size"], torch.arange(len(q))
-    row, distance = torch.bucketize(index, starts, right=True), index - index[:, None]
-    visible = row == row[:, None]
+def flash_forward(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, *given: Any, **options: Any) -> list[Tensor]:
+    """In place of the operator for a GPU: its definition, for rows or for texts one after another."""
+    before, after = options["window_size_left"], options["window_size_right"]
+    assert given[4] is ((before, after) == (-1, 0))  # is_causal
+    length = q.shape[-3]
+    row, index = torch.zeros(length), torch.arange(length)
+    if starts is not None:
+        row = torch.bucketize(index, starts, right=True)
+    visible, distance = row == row[:, None], index - index[:, None]
     visible &= (distance >= -before) | (before < 0)
     visible &= (distance <= after) | (after < 0)
-    parts = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return F.scaled_dot_product_attention(*parts, visible, scale=options["scale"])[0].transpose(0, 1)
+    parts = (x.transpose(-3, -2) for x in (q, k, v))
+    return [F.scaled_dot_product_attention(*parts, visible, scale=options["scale"]).transpose(-3, -2)]
 
 
 PADDED = {"right": [1] * 20 + [0] * 10, "left": [0] * 10 + [1] * 20, "both": [0] * 3 + [1] * 20 + [0] * 7}
@@ -270,7 +273,7 @@ PADDED = {"right": [1] * 20 + [0] * 10, "left": [0] * 10 + [1] * 20, "both": [0]
 @pytest.mark.parametrize("tokens", ["plain", *PADDED, "packed", "packed and padded"])
 @pytest.mark.parametrize("mask", [everything, causal, window(7), causal & window(7)], ids=str)
 def test_flash_attention_gets_the_bands_of_the_mask(tokens: str, mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(flash, "forward", flash_forward)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     q, k, v = torch.randn(3, 2, 4, 30, 8, dtype=torch.double)
     is_real, document = None, None

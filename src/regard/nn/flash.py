@@ -3,11 +3,14 @@
     query i attends to the keys i - a … i + b of its text       causal window of n: a = n - 1, b = 0
 
 FlashAttention (Dao et al. 2022, 2023) computes the scores in tiles that never leave the chip; with a band it skips the
-tiles outside. PyTorch offers this in `varlen_attn`, for texts of any length one after another, in half precision. The
-rows of a batch are such texts, and so are the texts of a packed row; the padding of a row is one that nothing reads:
+tiles outside. In half precision it also takes texts of any length one after another, such as those of packed rows, and
+padding is a text that no other reads:
 
     a a a · ·        starts 0 3 5 10        q, k, v [B, H, N, D] -> [B, H, N, D]
     b b b b b
+
+The operator of PyTorch is called, and not `torch.nn.attention.varlen.varlen_attn`, a function in Python around it that
+takes longer than the kernels for up to 16,000 tokens.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from torch import Tensor
 from regard.nn.mask import AttentionMask, padding, same_document
 from regard.nn.tokens import Positions
 
+forward = torch.ops.aten._flash_attention_forward
+
 
 @dataclass(frozen=True)
 class Bands:
-    """What `varlen_attn` needs to know of a mask."""
+    """What the kernels need to know of a mask."""
 
     before: int  # keys before the query; -1: all of its text
     after: int
@@ -73,14 +78,13 @@ def find_texts(tokens: Positions) -> Tensor | None:
 
 
 def attend_flash(q: Tensor, k: Tensor, v: Tensor, bands: Bands, scale: float | None) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn  # here, since it imports PyTorch's compiler, for a second
-
-    rows, heads, length, size = q.shape
-    starts = bands.starts
-    if starts is None:
-        starts = torch.arange(0, (rows + 1) * length, length, device=q.device, dtype=torch.int32)
-    q, k, v = (x.transpose(1, 2).reshape(rows * length, heads, size) for x in (q, k, v))
-    band = bands.before, bands.after
-    out = varlen_attn(q, k, v, starts, starts, length, length, scale=scale, window_size=band)
-    assert isinstance(out, Tensor)
-    return out.view(rows, length, heads, size).transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, N, H, D]
+    shape, length, starts = q.shape, q.shape[1], bands.starts
+    if starts is not None:
+        q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))  # [B · N, H, D]
+    is_causal = (bands.before, bands.after) == (-1, 0)
+    out: Tensor = forward(
+        q, k, v, starts, starts, length, length, 0.0, is_causal, False, scale=scale,
+        window_size_left=bands.before, window_size_right=bands.after,
+    )[0]  # fmt: skip
+    return out.view(shape).transpose(1, 2)
