@@ -20,6 +20,7 @@ from regard.nn.linear_attention import (
     GatedLinearAttention,
     LinearAttention,
     Recurrence,
+    both_ways,
     causal_sum,
     doubling_recurrence,
     elu_features,
@@ -117,7 +118,9 @@ def test_the_gradients_are_those_of_the_sums(gated: bool, packed: bool) -> None:
 
     def run(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor | None = None) -> tuple[Tensor, ...]:
         out, _ = causal_sum(q, k, v, log_gate=log_gate, document=document)
-        return out, full_sum(q, k, v, log_gate=log_gate, document=document)
+        if log_gate is None:
+            return out, full_sum(q, k, v, document=document)
+        return out, both_ways(q, k, v, log_gate, document, forward=0)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear_attention, "PART", 4)
@@ -335,11 +338,39 @@ def test_changing_the_future_never_changes_the_past(kind: str) -> None:
     assert not torch.allclose(before[:, 50:], after[:, 50:])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["linear", "performer"])
 def test_the_encoder_form_is_symmetric_in_time(kind: str) -> None:
     stack, x = stack_of(kind, is_causal=False, position="none"), inputs(1, 100, 16)
     reversed_out = stack(x.flip(1), Positions.of(100, CPU)).flip(1)
     torch.testing.assert_close(stack(x, Positions.of(100, CPU)), reversed_out)
+
+
+@pytest.mark.parametrize("count", range(4))
+def test_gated_heads_of_an_encoder_read_one_way_each(count: int) -> None:
+    q, k, v = spread(*inputs(3, 2, 3, 90, 4))
+    gate = -inputs(2, 3, 1, 90, 4).abs()
+    out = both_ways(q, k, v, gate, forward=count)
+    ahead, _ = causal_sum(q, k, v, log_gate=gate)
+    back, _ = causal_sum(q.flip(-2), k.flip(-2), v.flip(-2), log_gate=gate.flip(-2))
+    torch.testing.assert_close(out, torch.cat((ahead[:, :count], back.flip(-2)[:, count:]), dim=1))
+
+
+@pytest.mark.parametrize(
+    ("heads", "layer", "count"), [(4, 0, 2), (4, 1, 2), (3, 0, 2), (3, 1, 1), (1, 0, 1), (1, 1, 0)]
+)
+def test_half_of_the_gated_heads_read_from_left_to_right(heads: int, layer: int, count: int) -> None:
+    """The others do not depend on earlier tokens."""
+    config = StackConfig(dim=12, heads=heads)
+    mixer = GatedLinearAttention(config, layer=layer).double()
+    x, other = inputs(2, 1, 40, 12)
+    q, k, v = spread(*inputs(3, 1, heads, 40, 12 // heads))
+    for changed, still in ((slice(0, 20), slice(20, 40)), (slice(20, 40), slice(0, 20))):
+        texts, values = x.clone(), v.clone()
+        texts[:, changed], values[..., changed, :] = other[:, changed], 1.0
+        before, after = (mixer.mix(*one, context_of(40, False)) for one in ((x, q, k, v), (texts, q, k, values)))
+        same = before[..., still, :].isclose(after[..., still, :]).flatten(2).all(dim=-1)[0].tolist()
+        early = changed.start == 0
+        assert same == [(number >= count) == early for number in range(heads)]
 
 
 def test_shared_keys_equal_repeated_keys() -> None:

@@ -7,7 +7,7 @@ projections Q, K, V and O,
     linear         2·B·N·(G + H)·F·E                        an encoder: S = Σ φ(k) vᵀ, and φ(q)ᵀ S
                    2·B·N'·(G·F·E + H·F·E + H·C·(F + E))     a decoder: chunks of C = 64 tokens, N' = N in whole chunks
     performer      + 2·B·N·(H + G)·D·M                      the random features, which are not learned
-    gated-linear   + 2·B·N·(d·16 + 16·G·D + d·H·Dv)         the gates; an encoder: both directions, twice the sums
+    gated-linear   + 2·B·N·(d·16 + 16·G·D + d·H·Dv)         the gates; the sums are those of a decoder
     linformer      2·B·N·L·G·(D + Dv) + 2·B·H·N·L·(D + Dv)  keys and values of length L, and attention to them
     fourier        0                                        no matmuls; the FFT takes about 5·N·d·log₂(N·d) FLOPs
     window         2·B·N·d·(H·D + G·(D + Dv)) + 2·B·H·n·N·(D + Dv)  with projections of its n global tokens
@@ -97,7 +97,7 @@ def mixing_operations(config: ModelConfig, kind: str, batch: int, length: int, c
     gated = kind == "gated-linear"
     size, tokens = chunk_sizes(length)
     chunked = tokens * ((key_heads + heads) * features * columns + heads * size * (features + columns))
-    sums = chunked * (1 if causal else 2) if causal or gated else length * (key_heads + heads) * features * columns
+    sums = chunked if causal or gated else length * (key_heads + heads) * features * columns
     gates = length * (RANK * (dim + key_heads * config.key_dim) + dim * heads * config.val_dim) * gated
     return 2 * batch * (sums + gates) + feature_operations(config, kind, batch, length)
 
@@ -116,8 +116,7 @@ def activation_bytes(config: ModelConfig, kind: str, batch: int, length: int, ca
     projected = (q + k) * wide if separate else (q + k + v) * size
     if kind == "gated-linear":
         kept += tokens * (RANK * wide + 2 * k * wide + (4 * out + config.heads) * wide + out * size)
-        core = _chunked_bytes(config, kind, batch, length, wide)
-        return kept + (core if causal else 2 * core + tokens * (projected + (q + config.heads) * wide))
+        return kept + _chunked_bytes(config, kind, batch, length, wide)
     features, columns = features_of(config, kind), columns_of(config, kind)
     queries, keys, values = config.heads * features, config.key_heads * features, config.key_heads * columns
     kept += tokens * ((q + k) * wide if kind == "performer" else projected)

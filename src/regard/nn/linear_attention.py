@@ -15,8 +15,9 @@ keys does not depend on the query and is computed once:
 
 In a decoder S is a state that each token adds to: a recurrent network whose memory does not grow with the text. In
 training, chunks of C tokens are computed in parallel: within a chunk by a C x C matrix as in attention, and from
-earlier chunks by their sum S. An encoder sums over all keys; with gates it adds both directions. z is S with v = 1, so
-it is one more column of v. Padding has φ(k) = 0 and α = 1; the state of a packed row starts at 0 in every document.
+earlier chunks by their sum S. An encoder sums over all keys; with gates, half of its heads read from left to right and
+half from right to left. z is S with v = 1, so it is one more column of v. Padding has φ(k) = 0 and α = 1; the state of
+a packed row starts at 0 in every document.
 """
 
 from __future__ import annotations
@@ -191,17 +192,28 @@ def doubling_recurrence(decay: Tensor, update: Tensor) -> Tensor:
     return update
 
 
-def full_sum(
-    q: Tensor, k: Tensor, v: Tensor, *, log_gate: Tensor | None = None, document: Tensor | None = None
-) -> Tensor:
+def full_sum(q: Tensor, k: Tensor, v: Tensor, *, document: Tensor | None = None) -> Tensor:
     """The same over all keys, before and after the query; the shapes are those of `causal_sum`."""
-    if log_gate is None and document is None:
+    if document is None:
         return q @ (k.transpose(-2, -1) @ v)
-    gate = None if log_gate is None else log_gate.flip(-2)
-    forward, _ = causal_sum(q, k, v, log_gate=log_gate, document=document)
-    document = None if document is None else document.flip(-1)
-    backward, _ = causal_sum(q.flip(-2), k.flip(-2), v.flip(-2), log_gate=gate, document=document)
+    forward, _ = causal_sum(q, k, v, document=document)
+    backward, _ = causal_sum(q.flip(-2), k.flip(-2), v.flip(-2), document=document.flip(-1))
     return forward + backward.flip(-2) - (q * k).sum(dim=-1, keepdim=True) * v  # the token itself counts once
+
+
+def both_ways(
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, document: Tensor | None = None, *, forward: int
+) -> Tensor:
+    """The first `forward` key/value heads read from left to right, the others from right to left; as `causal_sum`."""
+    ahead, back = zip(*(x.tensor_split([forward], dim=1) for x in (q, k, v, log_gate)), strict=True)
+    outputs = []
+    if forward:
+        outputs.append(causal_sum(*ahead[:3], log_gate=ahead[3], document=document)[0])
+    if forward < q.shape[1]:
+        q, k, v, log_gate = (x.flip(-2) for x in back)
+        document = None if document is None else document.flip(-1)
+        outputs.append(causal_sum(q, k, v, log_gate=log_gate, document=document)[0].flip(-2))
+    return torch.cat(outputs, dim=1)
 
 
 class LinearAttention(Traceable):
@@ -310,7 +322,8 @@ class GatedLinearAttention(LinearAttention):
             k, log_gate = torch.where(is_real, k, 0.0), torch.where(is_real, log_gate, 0.0)
         q = q * self.config.scale
         if not self.causal:
-            return full_sum(q, k, v, log_gate=log_gate, document=document), None
+            forward = (self.key_heads + (self.layer + 1) % 2) // 2  # a single one alternates from layer to layer
+            return both_ways(q, k, v, log_gate, document, forward=forward), None
         return causal_sum(q, k, v, log_gate=log_gate, document=document, state=state)
 
     def project(self, x: Tensor, heads: Tensor) -> Tensor:
