@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections import Counter
+from dataclasses import replace
 from itertools import accumulate, islice
 
 import pytest
@@ -109,11 +110,24 @@ def test_the_same_seed_gives_the_same_data_and_sets_differ():
     assert not texts["train"] & texts["test"]
 
 
+def test_shorter_expressions_follow_those_of_the_training_set():
+    more = replace(SMALL, above=40, shorter=300)
+    assert [list(more.expressions(split)) for split in ("valid", "test")] == [
+        list(replace(SMALL, above=40).expressions(split)) for split in ("valid", "test")
+    ]
+    found = list(more.expressions("train"))
+    assert found[:400] == list(replace(SMALL, above=40).expressions("train")) and len(found) == 700
+    lengths = [len(one.text.split()) for one in found]
+    assert min(lengths[:400]) > 40 >= max(lengths[400:]) and min(lengths[400:]) == 4
+    assert all(int(one.value) == evaluated(one.text)[0] for one in found[400:])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"above": 10, "below": 11}, "above = 10, below = 11: no number of tokens is between them"),
         ({"depth": 1}, "depth = 1"),
+        ({"above": 3, "shorter": 5}, "shorter = 5: no expression has at most above = 3 tokens"),
         ({"depth": 2, "arguments": 3}, "none has such a length; raise depth or arguments"),
     ],
 )

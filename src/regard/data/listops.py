@@ -12,6 +12,9 @@ parentheses around every pair, which the published files have, say nothing more 
 until their number of tokens is within the limits. The task is of Nangia & Bowman (2018, arXiv 1804.06028); the defaults
 here are those of Long Range Arena (Tay et al. 2021, arXiv 2011.04006): more than 500 and less than 2,000 tokens.
 
+The long expressions teach one digit for a thousand tokens. `shorter` adds short ones, for a small part of the tokens,
+from which the rules are learned much sooner; they are no part of the benchmark.
+
 Much of the accuracy needs no nesting at all: MIN is mostly 0 and MAX mostly 9. `root_baseline` predicts the most
 frequent class of the first operator, which is about as good as the models of that paper are.
 
@@ -26,7 +29,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -43,6 +46,7 @@ WORDS = (*map(str, range(DIGITS)), *OPERATORS, "]")  # by token
 END = len(WORDS) - 1
 PROBABILITY = 0.25  # of an operator
 TREES = 1024  # that grow at once; a part of the data's definition: another number gives other expressions
+SHORTEST = 4  # tokens of an expression: an operator, two digits and the bracket
 HOPELESS = 200  # batches without one expression, after which the limits are refused
 
 
@@ -53,6 +57,7 @@ class ListOps:
     train: int = 96_000  # number of expressions for training
     valid: int = 2_000  # number of expressions for evaluation during training
     test: int = 2_000  # number of expressions for the test
+    shorter: int = 0  # number of other expressions for training, of at most `above` tokens, to learn the rules from
     above: int = 500  # an expression has more tokens than this
     below: int = 2_000  # an expression has fewer tokens than this
     depth: int = 10  # maximum number of levels of an expression; the last consists of digits
@@ -60,16 +65,25 @@ class ListOps:
     seed: int = 1  # seed of the data; it does not depend on train.seed
 
     def __post_init__(self) -> None:
-        check_fields(self, train=1, valid=1, test=1, above=0, depth=2, arguments=2, seed=0)
+        check_fields(self, train=1, valid=1, test=1, shorter=0, above=0, depth=2, arguments=2, seed=0)
         if self.below < self.above + 2 or self.below < 5:
             raise UserError(
                 f"above = {self.above}, below = {self.below}: no number of tokens is between them; raise below"
             )
+        if self.shorter and self.above < SHORTEST:
+            raise UserError(
+                f"shorter = {self.shorter}: no expression has at most above = {self.above} tokens; raise above, or set "
+                "shorter = 0"
+            )
 
     def expressions(self, split: Split) -> Iterator[Expression]:
         """Those of a set, the same each time."""
-        left, random = getattr(self, split), np.random.default_rng((self.seed, SPLITS.index(split)))
-        without = 0
+        yield from self._sampled(getattr(self, split), SPLITS.index(split))
+        if split == "train" and self.shorter:
+            yield from replace(self, shorter=0, above=0, below=self.above + 1)._sampled(self.shorter, len(SPLITS))
+
+    def _sampled(self, left: int, stream: int) -> Iterator[Expression]:
+        random, without = np.random.default_rng((self.seed, stream)), 0
         while left:
             found = _sample(self, random)
             without = 0 if len(found.values) else without + 1

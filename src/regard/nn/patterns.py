@@ -63,7 +63,8 @@ def random_blocks(count: int, size: int, seed: int = 0) -> Mask:
         """Whether `block` chose `earlier`, elementwise."""
         found = torch.zeros_like(block + earlier, dtype=torch.bool)
         for draw in range(count):
-            found = found | (_hash(block * count + draw, seed) % block.clamp_min(1) == earlier)
+            number = _hash(block * count + draw, seed).int()  # a GPU divides 32 bits several times as fast as 64
+            found = found | (number % block.clamp_min(1).int() == earlier)
         return found & (earlier < block)
 
     def both(one: Tensor, other: Tensor) -> Tensor:
