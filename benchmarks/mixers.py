@@ -12,7 +12,7 @@ All but "shared" include the preparation of the mask.
 
 One row of tokens, layers of `dim` with pre-norm and GELU, no dropout; causal, except for those marked "encoder":
 `linformer` and `fourier` exist in encoders alone. On a GPU: bfloat16, blocks compiled as with `train.compile`, unless
---eager. "flex by hand" is the same stack, or attention alone, written with `flex_attention` and `create_block_mask`,
+--eager. "flex by hand" is the same stack, or attention alone, written with `flex_attention` and the same blocks,
 compiled as a whole. `mask_ms` is the time to prepare the mask of one forward pass, which all layers share. Peak memory
 (GPU) includes weights and gradients. A mixer is left out at lengths where one pass would take more than --max-seconds.
 --add keeps other lengths of a result file.
@@ -31,7 +31,7 @@ import measure
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 from regard.cost.layers import crossing
 from regard.explore.chart import line_chart
@@ -109,9 +109,11 @@ class ByHand(nn.Module):
         self.out = nn.ModuleList(nn.Linear(dim, dim) for _ in layers)
         self.up = nn.ModuleList(nn.Linear(dim, 4 * dim) for _ in layers)
         self.down = nn.ModuleList(nn.Linear(4 * dim, dim) for _ in layers)
-        self.mask = create_block_mask(
-            lambda b, h, i, j: (i >= j) & (i - j < size), None, None, length, length, device=args.device, _compile=True
-        )
+        positions = Positions.of(length, torch.device(args.device))
+        mask = AttentionMask(causal & window(size), positions, positions).blocks(1)  # create_block_mask reads all pairs
+        assert mask is not None
+        mask.mask_mod = lambda b, h, i, j: (i >= j) & (i - j < size)
+        self.mask = mask
 
     def forward(self, x: Tensor) -> Tensor:
         if self.part == "shared":
