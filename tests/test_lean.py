@@ -22,7 +22,8 @@ from regard.predict import SearchConfig, Translator
 from regard.predict.beam import beam
 from regard.predict.bundle import Bundle
 from regard.predict.engine import lean
-from regard.predict.lean import Across, AcrossOne, Lean
+from regard.predict.lean import Lean
+from regard.predict.lean_attention import Across, AcrossOne
 from regard.predict.next_token import largest, largest_of
 from regard.predict.workers import side_by_side
 from regard.text.tokenizer import Tokenizer

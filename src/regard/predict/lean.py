@@ -5,19 +5,11 @@ be traced, compiled, trained and given any mask then cost as much as the matmuls
 reading its weights, and most of the time is lost where their layout is that of training. These engines compute the
 same numbers, up to rounding, from tensors alone:
 
-    x [rows, dim]                     one token per row, no axis of length 1
-    k, v [2, rows, Hkv, capacity, D]  one buffer of zeros; a multiple of 16 slots takes part, masked ones at -inf
-    attention                         softmax(mask + scale · q kᵀ) v as two batched matmuls; the beams of a sentence
-                                      attend to its memory [sources, Hkv, M, D] together
-    W                                 a copy in the blocked layout of oneDNN, made once for a model; small ones for a
-                                      single row as they are, in two halves, one per core: oneDNN takes 10 µs before
-                                      it begins to multiply
-
-The keys and values of a memory are computed for all layers at once. Those of a single short source are also multiplied
-by the projections of queries and outputs, and cross-attention is then a softmax between two small matmuls. With head h
-of H, and all heads side by side,
-
-    q_h k_hᵀ = x (W_q,h k_hᵀ)         (Σ over h)  weights_h v_h W_o,h = weights (v_h W_o,h)
+    x [rows, dim]   one token per row, no axis of length 1
+    k, v            buffers of zeros; a multiple of 16 slots takes part, masked ones at -inf (`lean_attention`)
+    attention       softmax(mask + scale · q kᵀ) v as two batched matmuls
+    W               a copy in the blocked layout of oneDNN, made once for a model; small ones for a single row as they
+                    are, in two halves, one per core: oneDNN takes 10 µs before it begins to multiply
 
 What they do not know (biases, windows, experts, learned scores, tracing, autocast, half precision) is left to the
 model itself: `regard.predict.engine` decides.
@@ -25,9 +17,8 @@ model itself: `regard.predict.engine` decides.
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -39,11 +30,8 @@ from regard.models.transformer import Decoder, EncoderDecoder, State
 from regard.nn.cache import Cache
 from regard.nn.feedforward import ACTIVATIONS
 from regard.nn.mask import Positions
-from regard.nn.multihead import MultiHead
 from regard.nn.position import Learned, Rotation, rotate
-
-SMALL = 2**18  # numbers of a weight that are multiplied with a row before oneDNN has begun
-LANE = 16  # float32 numbers of a vector register: a softmax over a multiple of them is up to 9 times as fast
+from regard.predict.lean_attention import LANE, LeanMultiHead, Linear, Memories, OneRow, Rows, attend_all
 
 
 class Lean:
@@ -60,12 +48,13 @@ class Lean:
         self.memories = Memories([layer.cross for layer in self.layers])
         self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
         embedding: Any = model.target_embedding
-        self.embed, self.scale = partial(torch.embedding, embedding.tokens.weight), embedding.scale
+        self.embed, self.scale = partial(torch.embedding, embedding.tokens.weight.detach()), embedding.scale
         self.transform = model.output_head.transform
         self.source_positions = PositionTable(model.encoder.position)
         self.target_positions = PositionTable(model.decoder.position)
-        self.project = linear(model.output_head.project.weight, model.output_head.bias)
+        self.project = Linear(model.output_head.project.weight, model.output_head.bias)
 
+    @torch.no_grad()
     def start(self, source: Tensor, is_real: Tensor | None = None) -> LeanState:
         return LeanState(self, self.encode(source, is_real), is_real)
 
@@ -86,10 +75,10 @@ class Lean:
         """Read `tokens` [rows, 1]; logits [rows, 1, vocab_size] of the next one."""
         slot, x = state.length, self.embed(tokens[:, 0])
         x = self.first(torch.add(self.target_positions.rows(slot, 1, x), x, alpha=self.scale))
-        mask = state.next_slot()
-        for layer, own, across in zip(self.layers, state.own, state.across, strict=True):
-            x = layer.step(x, partial(attend_self, layer.attention, own, mask, slot), across)
-        state.length += 1
+        state.next_slot()
+        attend, mask = state.own.attend, state.mask
+        for number, (layer, across) in enumerate(zip(self.layers, state.across, strict=True)):
+            x = layer.step(x, partial(attend, number, mask), across)
         return self.project(self.transform(self.last(x)))[:, None]
 
 
@@ -108,7 +97,7 @@ class PositionTable:
                 self.position.check_length(Positions.of(count, like.device, start=start), start)
                 size = min(size, self.position.config.max_length)
             embedded = self.position.embed(torch.arange(size)[None])
-            self.table = table = like.new_zeros(size, 1) if embedded is None else embedded[0].to(like.dtype)
+            self.table = table = like.new_zeros(size, 1) if embedded is None else embedded[0].detach().to(like.dtype)
         return table[start:end]
 
     def of_tokens(self, x: Tensor, is_real: Tensor | None) -> Tensor:
@@ -131,158 +120,25 @@ class LeanState:
         # 0 for the tokens so far, -inf for free slots; [1, 1, capacity]
         self.mask = states.new_full((1, 1, LANE), float("-inf"))
         attention = [layer.attention for layer in engine.layers]
-        self.own = [Own(states.new_zeros(2, sources, one.key_heads, LANE, one.key_dim)) for one in attention]
+        is_even = len({(one.heads, one.key_heads) for one in attention}) == 1
+        kind = OneRow if sources == 1 and is_even else Rows
+        self.own: OneRow | Rows = kind.empty(attention, sources, states)
         self.across = engine.memories.read(states, is_real)
 
-    def next_slot(self) -> Tensor:
-        """Make room for one more token; the mask with its slot."""
+    def next_slot(self) -> None:
+        """Make room for one more token; the mask and the keys and values with its slot."""
         if self.length == self.mask.shape[2]:
             self.mask = F.pad(self.mask, (0, LANE), value=float("-inf"))
-            self.own = [Own(F.pad(own.buffer, (0, 0, 0, LANE))) for own in self.own]
+            self.own = self.own.grown()
         self.mask.select(2, self.length).zero_()
-        return self.mask
+        self.own.open(self.length)
+        self.length += 1
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """As `Cache.reorder`."""
-        self.own = [Own(own.buffer.index_select(1, rows)) for own in self.own]
+        self.own = self.own.select(rows)
         if sources is None or len(sources) < self.across[0].sources:
             self.across = [across.select(rows if sources is None else sources) for across in self.across]
-
-
-class Own:
-    """Keys and values of the tokens so far: one buffer [2, rows, Hkv, capacity, D], and matrices of it."""
-
-    def __init__(self, buffer: Tensor) -> None:
-        self.buffer = buffer
-        matrices = buffer.flatten(1, 2)  # [2, rows · Hkv, capacity, D]
-        self.keys, self.values = matrices.select(0, 0).mT, matrices.select(0, 1)
-
-
-def attend_self(lean: LeanMultiHead, own: Own, mask: Tensor, slot: int, x: Tensor) -> Tensor:
-    """x [rows, dim], whose keys and values are stored in `slot`; mask [1, 1, capacity], added."""
-    rows, size, heads = x.shape[0], lean.key_dim, lean.key_heads
-    queries, new = lean.project(x).split_with_sizes(lean.own_sizes, dim=1)
-    own.buffer.select(3, slot).copy_(new.view(rows, 2, heads, size).transpose(0, 1))
-    # heads that share keys are queries of one small matmul
-    queries = queries.reshape(rows * heads, lean.group, size)
-    weights = torch.baddbmm(mask, queries, own.keys, alpha=lean.scale).softmax(dim=-1)
-    return lean.out(torch.bmm(weights, own.values).view(rows, -1))
-
-
-def attend_all(lean: LeanMultiHead, mask: Tensor | None, shape: tuple[int, int], x: Tensor) -> Tensor:
-    """x [B · N, dim], shape (B, N); mask [B, 1, 1, N]: which tokens are real."""
-    q, k, v = lean.project(x).split(lean.sizes, dim=-1)
-    q, k = (part.view(*shape, -1, lean.key_dim).transpose(1, 2) for part in (q, k))
-    v = v.view(*shape, -1, lean.val_dim).transpose(1, 2)
-    heads = F.scaled_dot_product_attention(q, k, v, mask, scale=lean.scale, enable_gqa=lean.group > 1)
-    return lean.out(heads.transpose(1, 2).reshape(len(x), -1))
-
-
-class Across:
-    """Attention to memories: k, v [sources, Hkv, M, D] and their mask [sources, 1, 1, M], added."""
-
-    def __init__(self, lean: LeanMultiHead, k: Tensor, v: Tensor, mask: Tensor) -> None:
-        self.lean, self.sources, self.parts = lean, len(k), (k, v, mask)
-        self.keys, self.values = k.flatten(0, 1).mT, v.flatten(0, 1)
-        self.mask = mask.expand(-1, lean.key_heads, -1, -1).flatten(0, 1)
-
-    def select(self, rows: Tensor) -> Across:
-        return Across(self.lean, *(part.index_select(0, rows) for part in self.parts))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, dim], the same number of rows for each source."""
-        lean, sources = self.lean, self.sources
-        beams, key_heads, group = x.shape[0] // sources, lean.key_heads, lean.group
-        # beams that share a source are queries of one small matmul, and so are heads that share keys
-        queries = lean.project(x).view(sources, beams, key_heads, group, lean.key_dim).transpose(1, 2)
-        queries = queries.reshape(sources * key_heads, beams * group, lean.key_dim)
-        weights = torch.baddbmm(self.mask, queries, self.keys, alpha=lean.scale).softmax(dim=-1)
-        heads = torch.bmm(weights, self.values).view(sources, key_heads, beams, group, lean.val_dim)
-        return lean.out(heads.transpose(1, 2).reshape(x.shape[0], -1))
-
-
-class AcrossOne:
-    """Attention to one short memory, with the projections of queries and outputs multiplied into keys and values.
-
-    scores, outputs [H, M, dim], bias [H, M].
-    """
-
-    sources = 1
-
-    def __init__(self, scores: Tensor, bias: Tensor, outputs: Tensor, out_bias: Tensor) -> None:
-        self.shape, self.bias, self.out_bias = bias.shape, bias.flatten(), out_bias
-        self.scores, self.outputs = scores.flatten(0, 1).t(), outputs.flatten(0, 1)
-
-    def select(self, rows: Tensor) -> AcrossOne:
-        return self  # there is one source
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, dim]"""
-        scores = torch.addmm(self.bias, x, self.scores)
-        weights = scores.view(x.shape[0], *self.shape).softmax(dim=-1)
-        return torch.addmm(self.out_bias, weights.view(scores.shape), self.outputs)
-
-
-class Memories:
-    """The cross-attention of all layers to the states of an encoder: one matmul gives their keys and values.
-
-    G and H are the key/value heads and the heads of all layers together.
-    """
-
-    @torch.no_grad()
-    def __init__(self, layers: Sequence[LeanMultiHead]) -> None:
-        parts, size = [one.part for one in layers], layers[0].key_dim
-        self.layers, self.size = layers, size
-        self.heads, self.key_heads = [one.heads for one in layers], [one.key_heads for one in layers]
-        keys_and_values = zip(*(part.kv.weight.chunk(2) for part in parts), strict=True)
-        biases = None
-        if parts[0].kv.bias is not None:
-            biases = torch.cat([*itertools.chain(*zip(*(part.kv.bias.chunk(2) for part in parts), strict=True))])
-        self.project = linear(torch.cat([*itertools.chain(*keys_and_values)]), biases)  # to [2 · G · D]
-        # [H, D, dim] and [H, D, 1]: what a short memory is multiplied by
-        views = [(part, one.heads, one.scale) for part, one in zip(parts, layers, strict=True)]
-        self.q = torch.cat([part.q.weight.view(heads, size, -1) * scale for part, heads, scale in views])
-        self.q_bias = None
-        if parts[0].q.bias is not None:
-            self.q_bias = torch.cat([part.q.bias.view(heads, size, 1) * scale for part, heads, scale in views])
-        self.out = torch.cat([part.out.weight.view(-1, heads, size).permute(1, 2, 0) for part, heads, _ in views])
-        self.out_biases = [self.out.new_zeros(1) if part.out.bias is None else part.out.bias for part in parts]
-        groups = torch.tensor([one.group for one in layers for _ in range(one.key_heads)])
-        self.key_of = torch.arange(len(groups)).repeat_interleave(groups) if any(groups > 1) else None  # of each head
-
-    def read(self, states: Tensor, is_real: Tensor | None) -> list[Across | AcrossOne]:
-        """By layer; states [sources, length, dim]."""
-        sources, length = states.shape[:2]
-        is_short = sources == 1 and 0 < max(self.heads) * length <= 2 * states.shape[2]
-        shape = (sources, length, 2, sum(self.key_heads), self.size)
-        k, v = self.project(states.flatten(0, 1)).view(shape).permute(2, 0, 3, 1, 4)  # [sources, G, length, D] each
-        more = 0 if is_short else -length % LANE if length else LANE
-        mask = states.new_zeros(sources, length + more)
-        mask[:, length:] = float("-inf")
-        if is_real is not None or not length:
-            real = torch.ones(sources, 0, dtype=torch.bool) if is_real is None else is_real
-            empty = ~real.any(dim=1, keepdim=True)  # attention to a source without a token gives zeros
-            mask[:, :length].masked_fill_(~real, float("-inf"))
-            mask.masked_fill_(empty, 0)
-            v = v.masked_fill(empty[..., None, None], 0)
-        if is_short:
-            return self._multiply(k[0], v[0], mask)
-        across = list[Across | AcrossOne]()
-        for layer, *pair in zip(self.layers, *(x.split(self.key_heads, dim=1) for x in (k, v)), strict=True):
-            keys, values = (F.pad(x, (0, 0, 0, more)) for x in pair) if more else pair
-            across.append(Across(layer, keys, values, mask[:, None, None]))
-        return across
-
-    def _multiply(self, k: Tensor, v: Tensor, mask: Tensor) -> list[Across | AcrossOne]:
-        """k, v [G, M, D]; mask [1, M], added."""
-        if self.key_of is not None:
-            k, v = k[self.key_of], v[self.key_of]
-        scores, outputs = torch.bmm(k, self.q), torch.bmm(v, self.out)  # [H, M, dim]
-        bias = mask.expand(len(k), -1)
-        if self.q_bias is not None:
-            bias = torch.baddbmm(mask.mT, k, self.q_bias)[..., 0]
-        by_layer = (x.split(self.heads) for x in (scores, bias, outputs))
-        return [AcrossOne(*parts) for parts in zip(*by_layer, self.out_biases, strict=True)]
 
 
 class LeanDecoder:
@@ -290,7 +146,7 @@ class LeanDecoder:
 
     def __init__(self, model: Decoder) -> None:
         self.model: Any = weakref.proxy(model)
-        self.project = linear(model.output_head.project.weight, model.output_head.bias)
+        self.project = Linear(model.output_head.project.weight, model.output_head.bias)
         self.layers = [Layer(block) for block in model.decoder.blocks]
         self.first, self.last = norm_of(model.decoder.embed_norm), norm_of(model.decoder.norm)
 
@@ -336,22 +192,6 @@ def attend_cache(
     return lean.out(heads.view(rows, -1))
 
 
-class LeanMultiHead:
-    """The projections of a `MultiHead`: queries, keys and values of x, and the output.
-
-    Of cross-attention: the queries of x and the output; `Memories` has the keys and values.
-    """
-
-    def __init__(self, part: MultiHead, is_cross: bool = False) -> None:
-        project, config = part.q if is_cross else part.qkv, part.config
-        self.part, self.project = part, linear(project.weight, project.bias)
-        self.out = linear(part.out.weight, part.out.bias)
-        self.heads, self.key_heads, self.sizes = part.heads, part.key_heads, part.sizes
-        self.own_sizes = [part.sizes[0], part.sizes[1] + part.sizes[2]]  # queries; keys and values
-        self.group = part.heads // part.key_heads  # heads that share a key/value head
-        self.key_dim, self.val_dim, self.scale = config.key_dim, config.val_dim, config.scale
-
-
 class Layer:
     """One `Block` without dropout: each sub-layer with its norm and its residual connection."""
 
@@ -361,7 +201,7 @@ class Layer:
         self.cross: Any = None if block.cross is None else LeanMultiHead(block.cross, is_cross=True)
         norms = (block.attention_norm, block.cross_norm, block.feedforward_norm)
         self.norms = [norm_of(norm) for norm in norms if norm is not None]
-        up, down = (linear(one.weight, one.bias) for one in (block.feedforward.up, block.feedforward.down))
+        up, down = (Linear(one.weight, one.bias) for one in (block.feedforward.up, block.feedforward.down))
         activate = ACTIVATIONS[block.feedforward.activation]
         self.feedforward = lambda x: down(activate(up(x)))
 
@@ -375,32 +215,15 @@ class Layer:
         return x
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """x -> x Wᵀ + b, in single precision with W in the layout of oneDNN."""
-    weight = weight.detach()
-    if weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
-        return lambda x: F.linear(x, weight, bias)
-    packed, multiply = torch.ops.mkldnn._reorder_linear_weight(weight), torch.ops.mkldnn._linear_pointwise.default
-    if weight.numel() > SMALL or bias is None:
-        return lambda x: multiply(x, packed, bias, "none", [], "")
-    size, parts = len(weight), 2 if len(weight) % 2 == 0 else 1
-    halves, biases = weight.view(parts, size // parts, -1).mT, bias.detach().view(parts, 1, -1)
-
-    def project(x: Tensor) -> Tensor:
-        if x.shape[0] != 1:
-            return multiply(x, packed, bias, "none", [], "")
-        return torch.baddbmm(biases, x.expand(parts, -1, -1), halves).view(1, size)
-
-    return project
-
-
 def norm_of(module: Any) -> Callable[[Tensor], Tensor]:
     match module:
         case nn.LayerNorm():
-            shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+            shape, weight, eps = module.normalized_shape, module.weight.detach(), module.eps
+            bias = None if module.bias is None else module.bias.detach()
             return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
         case nn.RMSNorm():
-            return partial(F.rms_norm, normalized_shape=module.normalized_shape, weight=module.weight, eps=module.eps)
+            weight = module.weight.detach()
+            return partial(F.rms_norm, normalized_shape=module.normalized_shape, weight=weight, eps=module.eps)
         case nn.Identity():
             return lambda x: x
         case _:
