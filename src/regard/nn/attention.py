@@ -27,9 +27,8 @@ from regard.errors import UserError
 from regard.nn.banded import attend_banded, kernels_for, prepare
 from regard.nn.compiled import compiled
 from regard.nn.config import Path
-from regard.nn.flash import Bands, attend_flash
+from regard.nn.flash import attend_flash
 from regard.nn.mask import AttentionMask
-from regard.nn.plan import Plan
 from regard.nn.position import Bias
 
 Mark = Callable[[str, Tensor], Tensor]  # (stage, value) -> value: a trace may record it, or replace it
@@ -115,10 +114,8 @@ def attend(
             )
             return stages.output
         case "banded":
-            assert isinstance(attention_mask.plan, Plan)
             return attend_banded(q, k, v, attention_mask.plan, bias=bias, scale=scale, dropout=dropout)
         case "flash":
-            assert isinstance(attention_mask.bands, Bands)
             return attend_flash(q, k, v, attention_mask.bands, scale)
         case "dense":
             mask, is_causal = attention_mask.fused()

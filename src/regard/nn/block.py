@@ -138,18 +138,13 @@ class Stack(Traceable):
         return self.mark("output", self.norm(x))
 
     def _prepare(self, contexts: tuple[Context, ...], x: Tensor, dtype: torch.dtype) -> set[str]:
-        """Compute what the layers share of masks: compiled layers read them and must not write them.
-
-        Returns the implementations of self-attention that are used.
-        """
-        config = self.config
-        routes: set[str] = set()
+        """Compute what the layers share of masks, which compiled layers only read; the implementations in use."""
+        config, routes = self.config, set[str]()
         if self.tap is not None or config.attention == "reference":
             return {"reference"}
         dropout, bias = config.attention_dropout * self.training, contexts[0].bias
         for shared in self._shared_masks(contexts):
-            route: str = config.attention
-            shared.is_recorded = self.is_recorded and self.training
+            route, shared.is_recorded = str(config.attention), self.is_recorded and self.training
             if route == "fused":
                 is_plain = (bias is None or shared is contexts[0].memory_mask) and config.key_heads == config.heads
                 kernels = kernels_for(dtype, config.key_dim, config.val_dim, is_plain=is_plain)

@@ -236,7 +236,7 @@ class AttentionMask:
         self._dense: Tensor | None = None
         self._additive: Tensor | None = None
         self._blocks: BlockMask | None = None
-        self.plan: object = None  # of `regard.nn.banded`, once it is made
+        self.plan: Any = None  # of `regard.nn.banded`, once it is made
         self.bands: Any = None  # of `regard.nn.flash`, once they are found
         self.is_recorded = False  # in a step that is replayed, which must not depend on what tensors contain
 
