@@ -163,7 +163,8 @@ def test_export_of_an_import_is_the_original(hf, tmp_path, monkeypatch, capsys):
     )
     assert sorted(os.listdir("runs")) == ["hf"]
     assert read_recipe("runs/hf")["task"] == task_for(read_model("runs/hf"))
-    assert read_recipe("runs/hf")["hf"] == {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    assert read_recipe("runs/hf")["hf"] == {"model_type": "gpt2", **ids}
     assert regard("export", "runs/hf", "--hf", "again") == 0
     assert "config.json" in capsys.readouterr().out
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,6 +72,7 @@ PEERS = {
     "big-bird": ("BigBirdModel", "BigBirdConfig", BIG, {}),
     "big-bird-masked": ("BigBirdForMaskedLM", "BigBirdConfig", {**BIG, "hidden_act": "gelu"}, {}),
     "big-bird-sparse": ("BigBirdForPreTraining", "BigBirdConfig", {**BERT, "block_size": 4}, {}),
+    "big-bird-tags": ("BigBirdForTokenClassification", "BigBirdConfig", {**BIG, "num_labels": 3}, {}),
     "vit": ("ViTModel", "ViTConfig", VIT, {}),
     "vit-classes": ("ViTForImageClassification", "ViTConfig", {**VIT, "num_labels": 5, "num_channels": 1}, {}),
     "marian": ("MarianMTModel", "MarianConfig", {**SEQ, "scale_embedding": True, "activation_function": "swish"}, {}),
@@ -272,13 +274,24 @@ def test_auto_classes_load_what_was_exported(auto, name, tmp_path):
     assert largest_difference(outputs(imported.model, loaded)) < 1e-5
 
 
-def test_a_big_bird_is_exported_as_bert(tmp_path):
-    peer = make_peer("big-bird-masked")
-    peer.save_pretrained(tmp_path / "in")
-    model = read_folder(tmp_path / "in").model
-    assert export_folder(model, tmp_path / "out") == "BERT"
-    loaded = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out")
-    assert largest_difference(outputs(model, loaded)) < 1e-5
+@pytest.mark.parametrize("name", ["big-bird", "big-bird-masked", "big-bird-tags"])
+def test_a_big_bird_is_exported_as_one_with_full_attention(name, tmp_path):
+    make_peer(name).save_pretrained(tmp_path / "in")
+    imported = read_folder(tmp_path / "in")
+    assert export_folder(imported.model, tmp_path / "out", metadata=imported.metadata) == "BigBird"
+    loaded, report = getattr(transformers, PEERS[name][0]).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["unexpected_keys"] and loaded.config.attention_type == "original_full"
+    assert all("pooler" in key for key in report["missing_keys"])  # which a masked language model does not use
+    assert largest_difference(outputs(imported.model, loaded)) < 1e-5
+    again = read_folder(tmp_path / "out")
+    assert again.family == "BigBird" and largest_difference(outputs(again.model, loaded)) < 1e-5
+
+
+def test_a_changed_big_bird_is_exported_as_what_it_is(tmp_path):
+    make_peer("big-bird").save_pretrained(tmp_path / "in")
+    imported = read_folder(tmp_path / "in")
+    config = replace(imported.model.config, output_head="classes", classes=3, pooler=True, pooling="cls")
+    assert export_folder(build(config), tmp_path / "out", metadata=imported.metadata) == "BERT"
 
 
 SIZES = {

@@ -31,11 +31,11 @@ from regard.models.transformer import build
 FAMILIES: dict[str, Family] = {
     kind.model_type: kind() for kind in (GPT2, BERT, ViT, Marian, BART, T5, Longformer, FNet)
 }
-IMPORTED: dict[str, Family] = {**FAMILIES, BigBird.model_type: BigBird()}  # exported as the family that it is then
+IMPORTED: dict[str, Family] = {**FAMILIES, BigBird.model_type: BigBird()}  # which is a BERT, unless it was imported
 
 # Keys of config.json beyond the architecture that prediction needs: kept in the recipe's table [hf] and exported again
 METADATA = (
-    "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "forced_bos_token_id",
+    "model_type", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "forced_bos_token_id",
     "forced_eos_token_id", "id2label",
 )  # fmt: skip
 
@@ -48,8 +48,11 @@ def family_in(hf: Json) -> Family:
     return IMPORTED[name]
 
 
-def family_of(config: ModelConfig) -> Family:
-    """The family that can represent such a model."""
+def family_of(config: ModelConfig, imported: object = None) -> Family:
+    """The family that can represent such a model: the one whose model_type was `imported`, if it still can."""
+    family = IMPORTED.get(imported) if isinstance(imported, str) else None
+    if family is not None and not dict(family.mismatches(config)):
+        return family
     nearest, differences = nearest_family(config)
     if differences:
         raise UserError(
@@ -125,7 +128,8 @@ def _without_prefix(family: Family, tensors: Mapping[str, Tensor]) -> Tensors:
 
 def config_to_hf(config: ModelConfig, metadata: Mapping[str, Any] | None = None) -> Json:
     """The content of config.json; `metadata` are values that are copied unchanged (see `METADATA`)."""
-    family = family_of(config)
+    metadata = dict(metadata or {})
+    family = family_of(config, metadata.pop("model_type", None))
     hf: Json = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if config.architecture == "encoder-decoder":
         hf["forced_eos_token_id"] = None
@@ -135,7 +139,7 @@ def config_to_hf(config: ModelConfig, metadata: Mapping[str, Any] | None = None)
         if fields == "activation":
             hf[theirs] = next(name for name, ours in family.activations.items() if ours == hf[theirs])
     hf.update(family.to_config(config))
-    copied = {name: value for name, value in (metadata or {}).items() if name in METADATA}
+    copied = {name: value for name, value in metadata.items() if name in METADATA}
     if "id2label" in copied:
         labels = copied["id2label"]
         if not isinstance(labels, dict) or sorted(labels) != sorted(str(i) for i in range(config.classes or 0)):
@@ -146,9 +150,9 @@ def config_to_hf(config: ModelConfig, metadata: Mapping[str, Any] | None = None)
     return {**hf, **copied}
 
 
-def weights_to_hf(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Their tensors, named as in the architecture that `config_to_hf` returns."""
-    family = family_of(config)
+def weights_to_hf(config: ModelConfig, tensors: Mapping[str, Tensor], imported: object = None) -> Tensors:
+    """Their tensors, named as in the architecture that `config_to_hf` returns; `imported` as of `family_of`."""
+    family = family_of(config, imported)
     if family.fixed["bias"] and not config.bias:  # zeros instead of no biases
         with torch.device("meta"):
             shapes = weights_of(build(replace(config, bias=True)))

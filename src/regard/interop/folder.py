@@ -160,9 +160,10 @@ def export_folder(
     """
     folder, tokenizers = Path(folder), dict(tokenizers or {})
     config = model.config
-    family = convert.family_of(config)
+    imported = (metadata or {}).get("model_type")
+    family = convert.family_of(config, imported)
     hf = convert.config_to_hf(config, {**special_ids(config, tokenizers), **(metadata or {})})
-    hf, weights = family.count_positions(hf, convert.weights_to_hf(config, weights_of(model)))
+    hf, weights = family.count_positions(hf, convert.weights_to_hf(config, weights_of(model), imported))
     hf["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     make_folder(folder)
     write_tokenizers(folder, config, tokenizers, max_length)

@@ -2,11 +2,11 @@
 
 FNet (Lee-Thorp et al. 2021)         Fourier mixing instead of attention, a linear layer after the embeddings
 Longformer (Beltagy et al. 2020)     windows, and a global first token with projections of its own; positions from 2
-BigBird (Zaheer et al. 2020)         imported with full attention
+BigBird (Zaheer et al. 2020)         with full attention
 
 transformers has no global tokens in a Longformer unless it gets a `global_attention_mask`, except for classifiers, in
 which the first token is global. Here the first token always is, as its authors recommend. Which blocks a BigBird of
-transformers skips depends on the length, so it is imported as the BERT that it is without skipping
+transformers skips depends on the length, so it is imported as the BERT that it is without skipping, and exported so
 (`attention_type = "original_full"`, which transformers chooses for up to (5 + 2 · random blocks) · block size tokens).
 """
 
@@ -82,6 +82,14 @@ class BigBird(BERT):
             else {name.replace("pooler.", "pooler.dense."): one for name, one in tensors.items()}
         )
         return super().infer({"hidden_act": "gelu_new", **hf}, known, architecture)
+
+    def mismatches(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
+        yield from super().mismatches(config)
+        if config.output_head == "classes" and not config.per_token:
+            yield "output_head", "no classifier of whole texts"
+
+    def to_config(self, config: ModelConfig) -> Json:
+        return {**super().to_config(config), "attention_type": "original_full"}
 
 
 OUTPUT, BIAS, OUTPUT_BIAS = "lm_head.decoder.weight", "lm_head.bias", "lm_head.decoder.bias"
