@@ -55,7 +55,7 @@ def search_one(
             columns = [int(numbers.argmax())]
             best = [float(totals.item() + numbers[columns[0]])]
         else:
-            best, columns = largest_of((totals + scores).flatten(), 2 * size)
+            best, columns = largest_of(scores.add_(totals).flatten(), 2 * size)
         check_scores(best)
         before, live, penalty = live, [], config.penalty(length)
         for rank, (total, column) in enumerate(zip(best, columns, strict=True)):
