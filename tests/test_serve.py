@@ -273,9 +273,30 @@ def test_folders_for_ctranslate2(runs: dict[str, Path], tmp_path: Path) -> None:
         assert server.post("/v1/completions", {"model": "lm", "prompt": TEXT, "max_tokens": 3})[0] == 200
         status, content = server.post("/v1/completions", {"model": "lm", "prompt": TEXT, "seed": 7})
         assert status == 400 and "seed = 7" in content["error"]["message"]
+        body = {"model": "lm", "prompt": TEXT, "max_tokens": 3}
+        status, content = server.post("/v1/completions", {**body, "logprobs": 2})
+        assert status == 400 and "logprobs = 0" in content["error"]["message"]
+        known = server.post("/v1/completions", {**body, "logprobs": 0})[1]["choices"][0]["logprobs"]
+        assert list(map(len, known["top_logprobs"])) == [1] * 3
         (translation,) = regard.load(runs["mt"]).predict([TEXT])
         fields = {"q": TEXT, "source": "en", "target": "ko"}
         assert server.post("/translate", fields) == (200, {"translatedText": translation.text})
+
+
+def test_folders_of_onnx_have_the_most_probable_tokens(runs: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="install it with  pip install 'regard[onnx]'")
+    pytest.importorskip("onnx", reason="install it with  pip install 'regard[onnx]'")
+    from regard.interop.onnx_folder import export_onnx
+
+    export_onnx(regard.load(runs["lm"]), tmp_path)
+    with serving({"lm": runs["lm"], "onnx": tmp_path}) as server:
+        for fields in ({"temperature": 0}, {"seed": 3, "n": 2}):
+            body = {"prompt": TEXT, "max_tokens": 5, "logprobs": 3, **fields}
+            ours, theirs = (server.post("/v1/completions", {**body, "model": name})[1] for name in ("lm", "onnx"))
+            for one, other in zip(ours["choices"], theirs["choices"], strict=True):
+                assert one["logprobs"]["tokens"] == other["logprobs"]["tokens"]
+                for top, same in zip(one["logprobs"]["top_logprobs"], other["logprobs"]["top_logprobs"], strict=True):
+                    assert top == pytest.approx(same, abs=1e-3) and len(top) in (3, 4)
 
 
 def test_state_and_metrics(server: Server, runs: dict[str, Path]) -> None:

@@ -14,9 +14,7 @@ alone, up to rounding: a row's random numbers depend on its own seed, and its sc
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +26,7 @@ from regard.nn.cache import Cache, Pair
 from regard.nn.mask import Positions
 from regard.predict.config import SearchConfig
 from regard.predict.engine import lean
-from regard.predict.generator import LIMIT, Generator, SampleWriter, Token
+from regard.predict.generator import LIMIT, Generator, SampleWriter, Token, most_probable
 from regard.predict.next_token import check_scores, next_scores
 from regard.predict.sampling import Uniform, sample_token
 
@@ -119,13 +117,11 @@ class ContinuousBatch:
             chosen = sample_token(scores, first.config, uniforms.to(logits.device))
             values = known.gather(1, chosen[:, None])[:, 0].tolist()
             check_scores(values)
-            most = min(max(rows[index].top for index in members), known.shape[1])
-            tops = [zip(*pair, strict=True) for pair in zip(*(one.tolist() for one in known.topk(most)), strict=True)]
+            tops = most_probable(known, max(rows[index].top for index in members))
             for index, id, value, top in zip(members, chosen.tolist(), values, tops, strict=True):
                 row = rows[index]
                 row.ids.append(id)
-                best = tuple((other, score) for score, other in itertools.islice(top, row.top))
-                tokens[index] = row.request, replace(row.writer.add(id, value), top=best)
+                tokens[index] = row.request, row.writer.add(id, value, top[: row.top])
         return tokens
 
 

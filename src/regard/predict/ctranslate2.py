@@ -108,6 +108,7 @@ class CTranslate2Generator(Generator):
     """A `Generator` whose sampling runs in the engine; samples of a prompt are generated one after the other."""
 
     SEEDS = False
+    RANKS = False
 
     def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
         super().__init__(bundle, config)
@@ -122,8 +123,9 @@ class CTranslate2Generator(Generator):
         return [list(one.log_probs)[before:] for one, before in zip(results, counted, strict=True)]
 
     def _stream(
-        self, ids: list[int], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int, prompt: int
-    ) -> Iterator[Token]:
+        self, ids: list[int], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int, prompt: int,
+        top: int = 0,
+    ) -> Iterator[Token]:  # fmt: skip
         refuse(config, ("seed",))
         if overflow != "stop":
             raise UserError(f"overflow = {overflow!r}: CTranslate2 ends where the context does; use overflow = 'stop'")

@@ -92,7 +92,7 @@ class SampleWriter:
         self.limit, self.reason, self.sample, self.prompt = limit, reason, sample, prompt
         self.count, self.ended = 0, False
 
-    def add(self, id: int, log_probability: float) -> Token:
+    def add(self, id: int, log_probability: float, top: tuple[tuple[int, float], ...] = ()) -> Token:
         self.count += 1
         is_end = id == self.eos
         text = "" if is_end else self.stop.add(self.decoder.add(id))
@@ -100,7 +100,7 @@ class SampleWriter:
         if ended is not None:
             text += self.stop.add(self.decoder.end()) + self.stop.end()
             self.ended = True
-        return Token(self.sample, id, log_probability, text, ended, self.prompt)
+        return Token(self.sample, id, log_probability, text, ended, self.prompt, top)
 
 
 class Generator(SearchPredictor[str, Generation]):
@@ -113,6 +113,7 @@ class Generator(SearchPredictor[str, Generation]):
     DEFAULTS: ClassVar = {"sample": True}
     SLIDES = True
     SEEDS: ClassVar[bool] = True  # whether a seed determines the samples
+    RANKS: ClassVar[bool] = True  # whether a token can come with the most probable ones in its place
 
     def __init__(self, bundle: Bundle, config: SearchConfig | None = None) -> None:
         super().__init__(bundle, config)
@@ -160,28 +161,31 @@ class Generator(SearchPredictor[str, Generation]):
 
     @torch.inference_mode()
     def _stream(
-        self, ids: list[int], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int, prompt: int
-    ) -> Iterator[Token]:
+        self, ids: list[int], config: SearchConfig, stops: Sequence[str], overflow: Overflow, context: int, prompt: int,
+        top: int = 0,
+    ) -> Iterator[Token]:  # fmt: skip
+        """The tokens of one prompt, each with the `top` most probable ones in its place."""
         limit = config.max_length or LIMIT
         room = context - len(ids) + 1 if overflow == "stop" else limit
         ends = (limit, "limit") if limit <= room else (room, "context")
         writers = [SampleWriter(self.tokenizer, stops, *ends, number, prompt) for number in range(config.n_best)]
-        with self._sampler(ids, config, context, limit) as sampler:
+        with self._sampler(ids, config, context, limit, top) as sampler:
             while True:
                 live, chosen, known = sampler.step()
-                for number, id, log_probability in zip(live, chosen, known, strict=True):
-                    yield writers[number].add(id, log_probability)
+                tops = sampler.top(top) if isinstance(sampler, Sampler) and top else [()] * len(live)
+                for number, id, log_probability, best in zip(live, chosen, known, tops, strict=True):
+                    yield writers[number].add(id, log_probability, best)
                 kept = [row for row, number in enumerate(live) if not writers[number].ended]
                 if not kept:
                     return
                 sampler.keep(kept)
 
     def _sampler(
-        self, ids: list[int], config: SearchConfig, context: int, limit: int
+        self, ids: list[int], config: SearchConfig, context: int, limit: int, top: int = 0
     ) -> AbstractContextManager[FixedSampler | Sampler]:
         if self.tokenizer.eos is None and (config.min_length or config.no_repeat_ngram):
             raise UserError("min_length and no_repeat_ngram need a token for the end, which the tokenizer lacks")
-        if self.fixed and self._replays.fits(config):
+        if self.fixed and not top and self._replays.fits(config):
             return self._replays.sampler(ids, config, context, limit)
         if self.bundle.own and self.device.type == "cpu" and config.n_best == 1:
             lay_columns(self.model)
@@ -264,6 +268,7 @@ class Sampler:
             self._take(torch.zeros(config.n_best, dtype=torch.long, device=given.device))
         self.ids = given.repeat(config.n_best, 1)  # the prompt, then the samples; grows by doubling
         self.uniforms = torch.empty(0)  # [rows, CHUNK]: the random numbers of the next tokens
+        self.known = self.logits  # [rows, vocab_size]: log-probabilities of the last step
 
     def step(self) -> tuple[list[int], list[int], list[float]]:
         """One more token for every row: (numbers of the samples, ids, log-probabilities under the model)."""
@@ -279,15 +284,19 @@ class Sampler:
             self.uniforms = self.uniform.following(CHUNK)[self.live].to(self.ids.device)
         early, written = self.generated < self.config.min_length, self.ids[:, self.length : end]
         logits = self.logits[:, : self.vocab_size]  # rows that pad a vocabulary are not tokens
-        known, scores = next_scores(logits, early, written, self.config, self.eos)
+        self.known, scores = next_scores(logits, early, written, self.config, self.eos)
         token = sample_token(scores, self.config, self.uniforms[:, column])[:, None]  # [rows, 1]
         if end == self.ids.shape[1]:
             self.ids = F.pad(self.ids, (0, max(end, CHUNK)))
         self.ids[:, end : end + 1] = token
         self.generated += 1
-        values = known.gather(1, token)[:, 0].tolist()
+        values = self.known.gather(1, token)[:, 0].tolist()
         check_scores(values)
         return self.live, token[:, 0].tolist(), values
+
+    def top(self, count: int) -> list[tuple[tuple[int, float], ...]]:
+        """The `count` most probable tokens of the last step, for every row."""
+        return most_probable(self.known, count)
 
     def keep(self, rows: list[int]) -> None:
         """Continue with these rows only."""
@@ -301,6 +310,12 @@ class Sampler:
     def _take(self, rows: Tensor) -> None:
         self.logits = self.logits[rows]
         self.state.reorder(rows)
+
+
+def most_probable(known: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
+    """The (id, log-probability) of the `count` most probable tokens of each row [rows, vocab_size]."""
+    values, ids = (part.tolist() for part in known.topk(min(count, known.shape[1])))
+    return [tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
 
 
 def lay_columns(model: nn.Module) -> None:

@@ -102,7 +102,8 @@ class Served:
 
     def _stream(self, prompt: Prompt) -> Iterator[Token]:
         generator = self.generator
-        return generator._stream(list(prompt.ids), prompt.config, prompt.stops, "stop", generator.context, 0)
+        ids = list(prompt.ids)
+        return generator._stream(ids, prompt.config, prompt.stops, "stop", generator.context, 0, prompt.top)
 
     @property
     def generator(self) -> Generator:

@@ -233,6 +233,13 @@ def read_completion(served: Served, body: CompletionRequest) -> tuple[list[list[
     for name, values in UNOFFERED.items():
         if (value := (body.model_extra or {}).get(name)) not in (*values, body.n if name == "best_of" else None):
             raise ApiError(400, f"{name} = {str(value)[:40]}: is not offered here; remove it", param=name)
+    if body.logprobs and not generator.RANKS:
+        raise ApiError(
+            400,
+            f"logprobs = {body.logprobs}: CTranslate2 gives the log-probability of the sampled token only; use "
+            "logprobs = 0, or a model that is served from its run",
+            param="logprobs",
+        )
     prompts: Sequence[Any] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if prompts and isinstance(prompts[0], int):
         prompts = [prompts]
