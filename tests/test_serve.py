@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import gc
 import http.client
 import io
 import json
+import logging
 import os
 import signal
 import socket
@@ -344,14 +346,20 @@ def test_a_client_that_disconnects_is_not_computed_to_the_end(runs: dict[str, Pa
         assert not batch.rows
 
 
-def test_a_search_that_nobody_waits_for_ends(runs: dict[str, Path]) -> None:
+def test_a_search_that_nobody_waits_for_ends(runs: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
     with serving({"mt": runs["mt"]}, timeout=0.1) as server:
         body = {"input": [TEXT] * 64, "beam": 20, "max_length": 5000}
         assert server.post("/v1/translate", body)[0] == 504
+        server.service.timeout = 60
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as client:
+            client.request("POST", "/v1/translate", json.dumps(body), {"Content-Type": "application/json"})
+            time.sleep(0.1)
         deadline = time.monotonic() + 2
         while server.service.admission.tokens and time.monotonic() < deadline:
             time.sleep(0.01)
         assert server.service.admission.tokens == 0
+        gc.collect()  # asyncio reports an error that nobody has read when its future is deleted
+        assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
         server.service.timeout = 60
         assert server.post("/v1/translate", {"input": "cat", "max_length": 2})[0] == 200
 

@@ -23,6 +23,8 @@ pytest.importorskip("fastapi", reason="install it with  pip install 'regard[serv
 pytest.importorskip("prometheus_client", reason="install it with  pip install 'regard[serve]'")
 
 from explorer import TEXT
+from regard.commands import Parser
+from regard.commands.serve import ARGUMENTS
 from regard.errors import UserError
 from regard.serve.connection import Connection
 from regard.serve.detect import detect
@@ -32,6 +34,7 @@ from serving import Server, make_runs, serving
 
 KEY = "0123456789abcdef"
 FIELDS = {"q": "cat", "source": "en", "target": "ko"}
+NUMBERS = ("--workers", "--queue-tokens", "--batch-tokens", "--batch-rows", "--rate-limit", "--body-limit")
 
 
 @pytest.fixture(scope="module")
@@ -314,6 +317,12 @@ def test_mistakes_before_the_start(runs: dict[str, Path], tmp_path: Path) -> Non
         bind("127.0.0.1", sock.getsockname()[1])
     with pytest.raises(UserError, match="--port 99999"):
         bind("127.0.0.1", 99999)
+    for option, value in (
+        *(("--timeout", value) for value in ("0", "-1", "nan", "inf", "soon")),
+        *((name, value) for name in NUMBERS for value in ("0", "-5", "1.5", "many")),
+    ):
+        with pytest.raises(UserError, match=f"argument {option}: .*{value}"):
+            Parser("regard serve", "", ARGUMENTS).parse_args(["run", option, value])
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])

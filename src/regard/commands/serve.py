@@ -14,11 +14,20 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 from pathlib import Path
 
 from regard.commands import DEVICE, positive
 from regard.errors import MissingExtra, UserError
+
+
+def seconds(text: str) -> float:
+    """The value of an option that must be a time."""
+    if not 0 < (number := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: must be greater than 0 seconds")
+    return number
+
 
 ARGUMENTS = {
     "RUN": ("folders of trained models, or NAME=RUN, or NAME:en-de=RUN", {"nargs": "+"}),
@@ -36,7 +45,7 @@ ARGUMENTS = {
             {"type": positive, "default": 4096},
         ),
         "--batch-rows N": ("inputs of a batch (default: 64)", {"type": positive, "default": 64}),
-        "--timeout S": ("seconds until a request is cancelled (default: 60)", {"type": float, "default": 60.0}),
+        "--timeout S": ("seconds until a request is cancelled (default: 60)", {"type": seconds, "default": 60.0}),
     },
     "access": {
         "--keys FILE": "API keys, one per line (also: the environment variable REGARD_API_KEYS, separated by commas)",

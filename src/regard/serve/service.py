@@ -41,6 +41,12 @@ async def disconnected(client: Client) -> ApiError:
     return ApiError(499, "the client disconnected")
 
 
+def noted(future: asyncio.Future[Any]) -> None:
+    """Retrieve the error of a future that nobody may await any more, which asyncio would otherwise log."""
+    if not future.cancelled():
+        future.exception()
+
+
 class Post:
     """Hands tokens from the models' threads to the event loop: all of one step with one wake-up."""
 
@@ -134,6 +140,7 @@ class Service:
             job.future.add_done_callback(partial(self._leave, job.tokens))
         served.worker.submit(jobs)
         outputs = asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
+        outputs.add_done_callback(noted)
         gone = asyncio.create_task(disconnected(client))
         try:
             await asyncio.wait((outputs, gone), timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
