@@ -29,7 +29,7 @@ pytest.importorskip("fastapi", reason="install it with  pip install 'regard[serv
 pytest.importorskip("prometheus_client", reason="install it with  pip install 'regard[serve]'")
 
 import regard
-from explorer import ENGLISH, TEXT, make_decoder
+from explorer import ENGLISH, TEXT, make_decoder, make_translator
 from regard.serve.detect import detect
 from regard.serve.guard import Guard, Keys, Rates
 from regard.serve.work import Admission, Batcher, Job, Overloaded
@@ -216,6 +216,18 @@ def test_libretranslate(server: Server, runs: dict[str, Path]) -> None:
     assert listed["translatedText"][0] == listed["translatedText"][0] and len(listed["alternatives"][1]) == 2
     assert server.post("/translate", {"q": TEXT, "source": "ko", "target": "en"})[0] == 400
     assert server.post("/detect", {"q": "고양이가 앉아 있다"}) == (200, [{"confidence": 100.0, "language": "ko"}])
+
+
+def test_of_two_models_for_a_pair_of_languages_the_first_translates(runs: dict[str, Path], tmp_path: Path) -> None:
+    other = make_translator(tmp_path / "other")
+    pairs = {"one": ("en", "ko"), "two": ("en", "ko"), "back": ("ko", "en")}
+    with serving({"one": runs["mt"], "two": other, "back": other}, pairs) as server:
+        texts = {name: server.post("/v1/translate", {"model": name, "input": TEXT})[1]["outputs"][0] for name in pairs}
+        assert texts["one"] != texts["two"]
+        first = server.service.models.ready.pop("one")
+        server.service.models.ready["one"] = first  # as after a reload of one that could not be loaded at first
+        content = server.post("/translate", {"q": TEXT, "source": "en", "target": "ko"})[1]
+        assert content["translatedText"] == texts["one"]["n_best"][0]["text"]
 
 
 @pytest.mark.parametrize(

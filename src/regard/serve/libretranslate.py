@@ -83,8 +83,9 @@ async def read_fields(request: Request) -> dict[str, Any]:
 
 
 def translators(service: Service) -> list[Served]:
-    """The models whose languages are known."""
-    return [served for served in service.models.ready.values() if served.kind == "translate" and served.languages]
+    """The models whose languages are known, in the order in which they were named."""
+    ready = [service.models.ready[name] for name in service.models.folders if name in service.models.ready]
+    return [served for served in ready if served.kind == "translate" and served.languages]
 
 
 def detected(service: Service, text: str) -> Detection:
@@ -97,8 +98,11 @@ def detected(service: Service, text: str) -> Detection:
 
 
 def choose(service: Service, source: str, target: str) -> Served:
-    """The model for a pair of languages."""
-    pairs = {served.languages: served.name for served in translators(service) if served.languages is not None}
+    """The model for a pair of languages; of several the first."""
+    pairs = dict[tuple[str, str], str]()
+    for served in translators(service):
+        if served.languages is not None:
+            pairs.setdefault(served.languages, served.name)
     if (source, target) not in pairs:
         service.model(None, "translate")  # 503 while models are loading
         known = ", ".join(f"{one} to {other}" for one, other in pairs)
