@@ -218,6 +218,28 @@ def test_libretranslate(server: Server, runs: dict[str, Path]) -> None:
     assert server.post("/detect", {"q": "고양이가 앉아 있다"}) == (200, [{"confidence": 100.0, "language": "ko"}])
 
 
+def test_libretranslate_accepts_both_kinds_of_forms(server: Server) -> None:
+    kind = {"Content-Type": "multipart/form-data; boundary=x1"}
+    fields = {"q": f" --x1 {TEXT}\r\nmat", "source": "auto", "target": "ko", "alternatives": "1", "format": "text"}
+    disposition = 'Content-Disposition: form-data; name="{}"'
+    parts = [f"--x1\r\n{disposition.format(name)}\r\n\r\n{value}\r\n" for name, value in fields.items()]
+    expected = server.post("/translate", {**fields, "alternatives": 1})
+    assert expected[0] == 200 and len(expected[1]["alternatives"]) == 1
+    assert server.post("/translate", "".join(parts) + "--x1--\r\n", **kind) == expected
+    for broken in ("", "".join(parts), "--x1--", "".join(parts * 40) + "--x1--\r\n", parts[0] + "\xff"):
+        assert server.post("/translate", broken.encode("latin-1"), **kind)[0] == 400
+
+
+def test_libretranslate_refuses_html_and_keeps_what_is_translated(server: Server) -> None:
+    fields = {"q": "<b>cat</b>", "source": "en", "target": "ko"}
+    status, content = server.post("/translate", {**fields, "format": "html"})
+    assert status == 400 and content["error"].startswith("format = html: only text")
+    assert server.post("/translate", {**fields, "format": None})[0] == 200
+    status, content = server.post("/translate", {"q": [TEXT, "mat"], "source": "auto", "target": "en"})
+    assert status == 200 and content["translatedText"] == [TEXT, "mat"]
+    assert [one["language"] for one in content["detectedLanguage"]] == ["en", "en"]
+
+
 def test_of_two_models_for_a_pair_of_languages_the_first_translates(runs: dict[str, Path], tmp_path: Path) -> None:
     other = make_translator(tmp_path / "other")
     pairs = {"one": ("en", "ko"), "two": ("en", "ko"), "back": ("ko", "en")}

@@ -2,7 +2,8 @@
 
 A translation model is one pair of languages, which the server is told (`regard serve NAME:en-de=RUN`) or reads from the
 names of the model's training files (train.en, train.de). A request names its languages, and the model is chosen by
-them. Fields come as JSON or as a form; the key is the field `api_key`, as its clients send it.
+them. Fields come as JSON or as a form, encoded either way; the key is the field `api_key`, as its clients send it. A
+text that is in the target language already comes back as it is. HTML, which would lose its tags, is refused.
 
 `/detect` tells the languages of this server apart (`regard.serve.detect`), and no others.
 """
@@ -10,6 +11,8 @@ them. Fields come as JSON or as a form; the key is the field `api_key`, as its c
 from __future__ import annotations
 
 import json
+import re
+from email.message import Message
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -23,6 +26,8 @@ from regard.serve.models import Served
 from regard.serve.service import Service
 
 MOST = 128  # texts in a request
+MOST_FIELDS = 64  # in a form
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 NAMES = {
     "ar": "Arabic", "cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian",
     "ja": "Japanese", "ko": "Korean", "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ru": "Russian",
@@ -59,18 +64,18 @@ def openapi(*names: str) -> dict[str, Any]:
     properties["api_key"]["type"] = ["string", "null"]  # type: ignore[assignment]
     if "target" in properties:
         properties["alternatives"] = ALTERNATIVES  # type: ignore[assignment]
+        properties["format"] = {"enum": ["text", None]}  # type: ignore[dict-item]
     schema = {"schema": {"type": "object", "properties": properties, "required": [n for n in names if n != "api_key"]}}
-    kinds = ("application/json", "application/x-www-form-urlencoded")
+    kinds = ("application/json", *FORMS)
     return {"requestBody": {"required": True, "content": dict.fromkeys(kinds, schema)}}
 
 
 async def read_fields(request: Request) -> dict[str, Any]:
     """The fields of a JSON body or of a form."""
-    raw = await request.body()
+    raw, kind = await request.body(), request.headers.get("content-type", "")
     try:
-        if request.headers.get("content-type", "").split(";")[0].strip().lower() == "application/x-www-form-urlencoded":
-            form = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=64)
-            fields: dict[str, Any] = {name: values[0] for name, values in form.items()}
+        if kind.split(";")[0].strip().lower() in FORMS:
+            fields: dict[str, Any] = read_form(raw, kind)
             count = fields.pop("alternatives", "")
             return {**fields, "alternatives": int(count[:3]) if count.isascii() and count.isdigit() else count or None}
         fields = json.loads(raw)
@@ -79,6 +84,25 @@ async def read_fields(request: Request) -> dict[str, Any]:
         raise ApiError(400, "the body is neither JSON nor a form") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "the body must be a JSON object")
+    return fields
+
+
+def read_form(raw: bytes, kind: str) -> dict[str, str]:
+    """The first value of each field of a form; `kind`: its Content-Type, with the boundary between parts."""
+    message = Message()
+    message["content-type"] = kind
+    boundary = message.get_boundary()
+    if boundary is None:
+        form = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+        return {name: values[0] for name, values in form.items()}
+    parts = (b"\r\n" + raw).split(f"\r\n--{boundary}".encode(), MOST_FIELDS + 2)
+    if len(parts) > MOST_FIELDS + 2 or not parts[-1].startswith(b"--"):
+        raise ValueError("too many fields, or no end")
+    fields = dict[str, str]()
+    for part in parts[1:-1]:
+        head, _, value = part.partition(b"\r\n\r\n")
+        if name := re.search(r'[; ]name="([^"]*)"', head.decode()):
+            fields.setdefault(name[1], value.decode())
     return fields
 
 
@@ -146,18 +170,26 @@ def router(service: Service, guard: Guard) -> APIRouter:
         source, target = fields.get("source"), fields.get("target")
         if not isinstance(source, str) or not isinstance(target, str):
             raise ApiError(400, "source and target: pass the codes of two languages; /languages lists them")
+        if fields.get("format") not in (None, "text"):
+            raise ApiError(
+                400, f"format = {str(fields['format'])[:40]}: only text is translated; remove the tags, or the field"
+            )
         found = detected(service, " ".join(texts)) if source == "auto" else None
-        served = choose(service, source if found is None else found.language, target)
         count = read_alternatives(fields)
-        options: dict[str, Any] = {"beam": max(5, count + 1), "n_best": count + 1} if count else {}
-        outputs = await service.predict(request, served, texts, **options)
+        if found is not None and found.language == target:
+            outputs, others = texts, [list[str]() for _ in texts]
+        else:
+            served = choose(service, source if found is None else found.language, target)
+            options: dict[str, Any] = {"beam": max(5, count + 1), "n_best": count + 1} if count else {}
+            predictions = await service.predict(request, served, texts, **options)
+            outputs = [one.text for one in predictions]
+            others = [[other.text for other in one.n_best[1:]] for one in predictions]
 
         def as_asked(values: list[Any]) -> Any:
             return values[0] if isinstance(fields["q"], str) else values
 
-        others = [[other.text for other in one.n_best[1:]] for one in outputs]
         return TranslationResponse(
-            translatedText=as_asked([one.text for one in outputs]),
+            translatedText=as_asked(outputs),
             alternatives=as_asked(others) if count else None,
             detectedLanguage=None if found is None else as_asked([found] * len(texts)),
         )
