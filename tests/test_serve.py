@@ -125,7 +125,7 @@ def test_log_probabilities_of_the_most_probable_tokens(server: Server, runs: dic
     "name, value, allowed",
     [
         ("best_of", 3, 1), ("suffix", "end", ""), ("presence_penalty", 0.5, 0), ("frequency_penalty", -1, 0.0),
-        ("logit_bias", {"50256": -100}, {}),
+        ("logit_bias", {"50256": -100}, {}), ("repetition_penalty", 1.1, 1.0), ("min_p", 0.1, 0), ("min_tokens", 3, 0),
     ],
 )  # fmt: skip
 def test_fields_that_are_not_offered(server: Server, name: str, value: Any, allowed: Any) -> None:
@@ -186,6 +186,24 @@ def test_embeddings(server: Server) -> None:
     body = {"model": "labels", "input": "the cat", "encoding_format": "base64"}
     packed = base64.b64decode(server.post("/v1/embeddings", body)[1]["data"][0]["embedding"])
     assert struct.unpack(f"<{len(vectors[0])}f", packed) == pytest.approx(vectors[0], abs=1e-6)
+
+
+def test_embeddings_of_token_ids(server: Server, runs: dict[str, Path]) -> None:
+    tokenizer = Tokenizer.load(runs["labels"] / "tokenizer.json")
+    texts = ["the cat", TEXT * 40]  # the second is truncated
+    ids = [tokenizer.encode(text) for text in texts]
+
+    def embed(value: Any, **fields: Any) -> Any:
+        status, content = server.post("/v1/embeddings", {"model": "labels", "input": value, **fields})
+        return content["error"] if status == 400 else [one["embedding"] for one in content["data"]]
+
+    expected = embed(texts)
+    assert embed(ids) == [pytest.approx(vector, abs=1e-6) for vector in expected]
+    assert embed(ids[0], dimensions=len(expected[0])) == [pytest.approx(expected[0], abs=1e-6)]
+    for value in ([len(tokenizer)], [[0], [-1]], [], [[]], [[1], []]):
+        assert embed(value)["param"] == "input"
+    assert "is not in the vocabulary" in embed([10**6])["message"]
+    assert embed("a", dimensions=7)["param"] == "dimensions"
 
 
 def test_every_task_has_a_route(server: Server, runs: dict[str, Path]) -> None:

@@ -29,7 +29,7 @@ class Embedding(Prediction):
     tokens: int
 
 
-class Embedder(Predictor[str, Embedding]):
+class Embedder(Predictor[str | Sequence[int], Embedding]):
     """An encoder of text with its tokenizer; its output head, if it has one, is not used."""
 
     NEEDS = "an encoder of text with its tokenizer"
@@ -42,9 +42,14 @@ class Embedder(Predictor[str, Embedding]):
         self.tokenizer, self.max_length = bundle.tokenizer, bundle.limits.source or bundle.limits.context
 
     @torch.inference_mode()
-    def predict(self, inputs: Sequence[str], *, tokens: int = TOKENS, **options: Any) -> list[Embedding]:
-        """The embedding of each text; batches have about `tokens` tokens."""
-        ids, most = self.tokenizer.encode_batch(inputs, add_bos=True, add_eos=True), self.max_length
+    def predict(
+        self, inputs: Sequence[str | Sequence[int]], *, tokens: int = TOKENS, **options: Any
+    ) -> list[Embedding]:
+        """The embedding of each text, or of its ids without <s> and </s>; batches have about `tokens` tokens."""
+        texts = [one for one in inputs if isinstance(one, str)]
+        encoded, most = iter(self.tokenizer.encode_batch(texts, add_bos=True, add_eos=True)), self.max_length
+        bos, eos = self.tokenizer.special_id("bos"), self.tokenizer.special_id("eos")
+        ids = [next(encoded) if isinstance(one, str) else [bos, *one, eos] for one in inputs]
         ids = [text if len(text) <= most else [*text[: most - 1], text[-1]] for text in ids]
         results = torch.empty(len(ids), self.model.config.dim)
         for rows, source, is_real in self.batches(ids, range(len(ids)), tokens):

@@ -36,10 +36,13 @@ MOST = 128  # prompts or inputs in a request
 # Fields that would change the output, but are not offered; these values change nothing.
 UNOFFERED: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1), "suffix": (None, ""), "presence_penalty": (None, 0), "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
+    "logit_bias": (None, {}), "repetition_penalty": (None, 1), "min_p": (None, 0), "min_tokens": (None, 0),
 }  # fmt: skip
 Strings = Annotated[list[str], Field(max_length=2048, fail_fast=True)]
 Ids = Annotated[list[int], Field(max_length=100_000, fail_fast=True)]
+
+
+Prompts = str | Ids | Strings | Annotated[list[Ids], Field(max_length=2048, fail_fast=True)]
 
 
 class CompletionRequest(BaseModel):
@@ -48,7 +51,7 @@ class CompletionRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)  # clients send more fields, without a meaning here: `user`
 
     model: str
-    prompt: str | Ids | Strings | Annotated[list[Ids], Field(max_length=2048, fail_fast=True)]
+    prompt: Prompts
     max_tokens: Annotated[int, Field(ge=1, le=100_000)] | None = Field(16, description="tokens to generate at most")
     temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(1.0, description="0 is greedy decoding")
     top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
@@ -72,8 +75,9 @@ class EmbeddingRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str
-    input: str | Strings
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: int | None = Field(None, description="only the size of the model's vectors")
 
 
 class Model(BaseModel):
@@ -192,10 +196,8 @@ def router(service: Service) -> APIRouter:
     async def embeddings(request: Request, body: EmbeddingRequest) -> EmbeddingResponse:
         """A unit vector for each text: the mean of the encoder's states."""
         served = service.model(body.model, "embed")
-        texts = [body.input] if isinstance(body.input, str) else body.input
-        if not texts:
-            raise ApiError(400, "input: is empty; pass a text or a list of texts", param="input")
-        outputs = await service.predict(request, served, texts, method="embed")
+        inputs = await asyncio.to_thread(read_inputs, served, body)
+        outputs = await service.predict(request, served, inputs, method="embed")
         total = sum(one.tokens for one in outputs)
 
         def write(values: list[float]) -> Any:
@@ -240,9 +242,7 @@ def read_completion(served: Served, body: CompletionRequest) -> tuple[list[list[
             "logprobs = 0, or a model that is served from its run",
             param="logprobs",
         )
-    prompts: Sequence[Any] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    if prompts and isinstance(prompts[0], int):
-        prompts = [prompts]
+    prompts = several(body.prompt)
     if not 1 <= len(prompts) * (body.n or 1) <= MOST:
         raise ApiError(400, f"prompt: {len(prompts)} prompts; pass 1 to {MOST // (body.n or 1)}", param="prompt")
     try:
@@ -265,6 +265,31 @@ def read_completion(served: Served, body: CompletionRequest) -> tuple[list[list[
     except UserError as error:
         raise ApiError(400, served.shown(error), param="prompt", code="invalid_input") from None
     return ids, config, [body.stop] if isinstance(body.stop, str) else body.stop or []
+
+
+def read_inputs(served: Served, body: EmbeddingRequest) -> list[Any]:
+    """The texts to embed, or the ids of each."""
+    assert served.embedder is not None
+    size, most = served.bundle.config.dim, served.embedder.max_length
+    if body.dimensions not in (None, size):
+        raise ApiError(
+            400, f"dimensions = {body.dimensions}: the vectors of {served.name!r} have {size}", param="dimensions"
+        )
+    inputs = several(body.input)
+    if not inputs or [] in inputs:
+        raise ApiError(400, "input: is empty; pass a text, token ids, or a list of either", param="input")
+    try:
+        for ids in inputs:
+            if not isinstance(ids, str):
+                served.embedder.tokenizer.decode(ids)  # refuses ids beyond the vocabulary
+    except UserError as error:
+        raise ApiError(400, f"input: {error}", param="input", code="invalid_input") from None
+    return [one if isinstance(one, str) else one[:most] for one in inputs]
+
+
+def several(inputs: Any) -> list[Any]:
+    """Texts, or lists of ids, of which there may be only one."""
+    return [inputs] if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)) else inputs
 
 
 def check_ids(served: Served, ids: Sequence[int]) -> list[int]:
