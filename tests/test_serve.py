@@ -38,6 +38,7 @@ from serving import Server, make_runs, serving
 from variants import slow
 
 KEY = "0123456789abcdef"
+EMPTY_PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def test_token_ids_greedy_and_stop(server: Server, runs: dict[str, Path]) -> Non
 def test_log_probabilities_of_the_most_probable_tokens(server: Server, runs: dict[str, Path]) -> None:
     bundle = regard.load(runs["lm"])
     for stream in (False, True):
-        fields = {"prompt": TEXT, "temperature": 0, "max_tokens": 6, "logprobs": 3, "echo": True, "stream": stream}
+        fields = {"prompt": TEXT, "temperature": 0, "max_tokens": 6, "logprobs": 3, "stream": stream}
         status, content = server.post("/v1/completions", {"model": "lm", **fields})
         parts = [json.loads(line[6:]) for line in content.split("\n\n")[:-2]] if stream else [content]
         text = "".join(part["choices"][0]["text"] for part in parts)
@@ -109,7 +110,7 @@ def test_log_probabilities_of_the_most_probable_tokens(server: Server, runs: dic
             [one for part in known for one in part[name]]
             for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         )
-        assert status == 200 and len(tokens) == 6 and offsets[0] == len(TEXT) and offsets == sorted(offsets)
+        assert status == 200 and len(tokens) == 6 and offsets[0] == 0 and offsets == sorted(offsets)
         assert text[offsets[0] :].encode().startswith(tokens[0].encode()) or tokens[0].startswith("bytes:")
         ids = bundle.tokenizer.encode(TEXT)
         with torch.inference_mode():
@@ -306,6 +307,46 @@ def test_errors_have_the_format_of_openai(server: Server, path: str, body: Any, 
     assert received == status and content["error"]["message"] and content["error"].keys() == {
         "message", "type", "param", "code"
     }  # fmt: skip
+
+
+BAD = "has half a surrogate pair, which is not Unicode text; remove it"
+
+
+@pytest.mark.parametrize(
+    "path, body, param, message",
+    [
+        ("completions", {"prompt": ""}, "prompt", "is empty; pass at least one character"),
+        ("completions", {"prompt": ["a", ""]}, "prompt.1", "is empty; pass at least one character"),
+        ("completions", {"prompt": "a" * 50_000}, "prompt", " tokens, but the model attends to"),
+        ("completions", {"prompt": "\ud800"}, "prompt", BAD),
+        ("completions", {"prompt": ["a", "\ud800"]}, "prompt.1", BAD),
+        ("completions", {"prompt": ["a", 3]}, "prompt.1", " = 3: must be a string"),
+        ("completions", {"prompt": {"a": 1}}, "prompt", ' = {"a": 1}: must be a string or a list'),
+        ("completions", {"prompt": "a", "logprobs": 9}, "logprobs", " = 9: must be less than or equal to 5"),
+        ("completions", {"prompt": "a", "logprobs": 1, "echo": True}, "logprobs", "echo with logprobs"),
+        ("completions", {"prompt": "a", "stop": [[]]}, "stop.0", " = []: must be a string"),
+        ("completions", {}, "prompt", "is required"),
+        ("embeddings", {"input": ["a", "\udfff"]}, "input.1", BAD),
+        ("classify", {"input": []}, "input", " = []: must have at least 1 item"),
+        ("tag", {"input": "가" * 100_001}, "input", "가…: must have at most 100000 characters"),
+        ("classify", {"input": "a", "x": 1}, "x", "there is no such field; remove it"),
+        ("forecast", {"input": [1, "a"]}, "input.1", ' = "a": must be a number or a list'),
+        ("caption", {"input": [EMPTY_PNG, "aGk="]}, None, "input.0: cannot be read as an image"),
+        ("caption", {"input": ["R0lGODlh"]}, None, "(its format is unknown); save it again as PNG or JPEG"),
+        ("classify", '{"input": ', None, "the body must be a JSON object, with Content-Type: application/json ("),
+        ("classify", "[]", None, "the body must be a JSON object, with Content-Type: application/json"),
+    ],
+)
+def test_messages_name_the_field_the_value_and_the_remedy(
+    server: Server, path: str, body: Any, param: str | None, message: str
+) -> None:
+    names = {"completions": "lm", "embeddings": "labels", "classify": "labels", "forecast": "numbers", "tag": "tags"}
+    content = {"model": names.get(path, "captions"), **body} if isinstance(body, dict) else body
+    status, reply = server.post(f"/v1/{path}", content, **{"Content-Type": "application/json"})
+    error = reply["error"]
+    assert status == 400 and error["param"] == param and message in error["message"]
+    assert param is None or error["message"].startswith(param) or "echo" in message
+    assert not any(word in error["message"] for word in ("0x", "--", "constrained", "valid string", "errors="))
 
 
 def test_folders_for_ctranslate2(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -184,7 +184,9 @@ def open_pixels(image_file: str | Path | bytes, channels: int, side: int) -> tup
     except UserError:
         raise
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = str(error).replace(str(path), "").replace("''", "").strip() or type(error).__name__
+        unknown = isinstance(error, UnidentifiedImageError)  # its message has the address of an object
+        reason = "its format is unknown" if unknown else str(error).replace(str(path), "").replace("''", "").strip()
+        reason = reason or type(error).__name__
         raise UserError(f"{path}: cannot be read as an image ({reason}); save it again as PNG or JPEG") from None
     return torch.from_numpy(pixels.reshape(side, side, channels).copy()).permute(2, 0, 1).contiguous(), size
 

@@ -21,7 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 import regard
 from regard import page
 from regard.serve import libretranslate, openai, tasks
-from regard.serve.errors import MEANINGS, ApiError, PlainError, documented, error_response
+from regard.serve.errors import MEANINGS, ApiError, PlainError, documented, error_response, invalid
 from regard.serve.guard import ASSETS, Guard, GuardMiddleware
 from regard.serve.metrics import Metrics, Observed
 from regard.serve.service import Service
@@ -172,11 +172,7 @@ async def respond(request: Request, error: Exception) -> Response:
         case ApiError():
             api_error = error
         case RequestValidationError():
-            first = error.errors()[0]
-            where = ".".join(str(step) for step in first["loc"] if step != "body")[:200]
-            api_error = ApiError(
-                400, f"{where or 'the body'}: {first['msg']}", param=where or None, code="invalid_request"
-            )
+            api_error = invalid(error.errors())
         case HTTPException(__cause__=ApiError() as cause):  # raised while the body was read
             api_error = cause
         case HTTPException():

@@ -6,6 +6,9 @@ elsewhere      LibreTranslate's   {"error": "…"}
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
@@ -44,6 +47,12 @@ class PlainError(BaseModel):
     error: str
 
 
+KINDS = {  # of errors that say that a value has another type
+    "string_type": "a string", "list_type": "a list", "int_type": "an integer", "float_type": "a number",
+    "bool_type": "true or false", "dict_type": "an object",
+}  # fmt: skip
+
+
 def documented(model: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
     """The errors of a route, for OpenAPI."""
     wait = {"headers": {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}}
@@ -61,6 +70,48 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
+
+
+def invalid(errors: Sequence[Any]) -> ApiError:
+    """What is wrong with a request, by the errors of pydantic.
+
+    A value that may have several types has errors for each of them: those count that come furthest into the value.
+    """
+    first = errors[0]
+    field = next((step for step in first["loc"] if step not in ("body", "query")), None)
+    if first["type"] == "json_invalid" or field is None:
+        reason = f" ({first['ctx']['error']}, at character {field})" if field is not None else ""
+        message = f"the body must be a JSON object, with Content-Type: application/json{reason}"
+        return ApiError(400, message, code="invalid_request")
+
+    def steps(error: Any) -> list[int]:
+        return [step for step in error["loc"] if isinstance(step, int)]
+
+    own = [error for error in errors if field in error["loc"]]
+    furthest = max(map(steps, own))
+    own = [error for error in own if steps(error) == furthest]
+    best = next((error for error in own if error["type"] not in KINDS), own[0])
+    where = ".".join(map(str, (field, *furthest)))[:200]
+    match best["type"]:
+        case "missing":
+            message = f"{where}: is required"
+        case "extra_forbidden":
+            message = f"{where}: there is no such field; remove it"
+        case "string_unicode":
+            message = f"{where}: has half a surrogate pair, which is not Unicode text; remove it"
+        case kind if kind in KINDS:
+            kinds = " or ".join(dict.fromkeys(KINDS[error["type"]] for error in own))
+            message = f"{where} = {shown(best['input'])}: must be {kinds}"
+        case _:
+            rule = re.sub("^(Input|List|String) should ", "must ", best["msg"]).replace(" after validation", "")
+            message = f"{where} = {shown(best['input'])}: {rule}"
+    return ApiError(400, message, param=where, code="invalid_request")
+
+
+def shown(value: Any) -> str:
+    """The beginning of a value, as JSON."""
+    text = json.dumps(value, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

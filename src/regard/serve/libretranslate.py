@@ -80,6 +80,8 @@ async def read_fields(request: Request) -> dict[str, Any]:
             return {**fields, "alternatives": int(count[:3]) if count.isascii() and count.isdigit() else count or None}
         fields = json.loads(raw)
         json.dumps(fields, ensure_ascii=False).encode()  # "\ud800" is JSON, but not text
+    except UnicodeEncodeError:
+        raise ApiError(400, "the body has half a surrogate pair, which is not Unicode text; remove it") from None
     except (ValueError, RecursionError):
         raise ApiError(400, "the body is neither JSON nor a form") from None
     if not isinstance(fields, dict):

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from regard.errors import UserError
 from regard.predict.config import SearchConfig
-from regard.predict.generator import Sample, Token
+from regard.predict.generator import Generator, Sample, Token
 from regard.serve.errors import ApiError, DetailedError, documented, error_body
 from regard.serve.models import Served
 from regard.serve.service import Service
@@ -38,11 +38,12 @@ UNOFFERED: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1), "suffix": (None, ""), "presence_penalty": (None, 0), "frequency_penalty": (None, 0),
     "logit_bias": (None, {}), "repetition_penalty": (None, 1), "min_p": (None, 0), "min_tokens": (None, 0),
 }  # fmt: skip
-Strings = Annotated[list[str], Field(max_length=2048, fail_fast=True)]
+Text = Annotated[str, Field(min_length=0)]  # pydantic checks its characters because of the constraint
+Strings = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
 Ids = Annotated[list[int], Field(max_length=100_000, fail_fast=True)]
 
 
-Prompts = str | Ids | Strings | Annotated[list[Ids], Field(max_length=2048, fail_fast=True)]
+Prompts = Text | Ids | Strings | Annotated[list[Ids], Field(max_length=2048, fail_fast=True)]
 
 
 class CompletionRequest(BaseModel):
@@ -59,7 +60,7 @@ class CompletionRequest(BaseModel):
     )
     top_k: Annotated[int, Field(ge=0)] | None = Field(0, description="sample among this many tokens; 0: among all")
     n: Annotated[int, Field(ge=1, le=MOST)] | None = Field(1, description="samples for each prompt")
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = Field(
+    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = Field(
         None, description="where to end a text; it does not contain these"
     )
     seed: int | None = Field(None, description="the same seed gives the same text")
@@ -243,15 +244,17 @@ def read_completion(served: Served, body: CompletionRequest) -> tuple[list[list[
             param="logprobs",
         )
     prompts = several(body.prompt)
+    if body.echo and body.logprobs is not None:
+        raise ApiError(
+            400, "echo with logprobs: those of the prompt's tokens are not offered here; remove one", param="logprobs"
+        )
     if not 1 <= len(prompts) * (body.n or 1) <= MOST:
         raise ApiError(400, f"prompt: {len(prompts)} prompts; pass 1 to {MOST // (body.n or 1)}", param="prompt")
+    ids = [
+        read_prompt(generator, prompt, "prompt" if len(prompts) == 1 else f"prompt.{number}")
+        for number, prompt in enumerate(prompts)
+    ]
     try:
-        ids = [
-            generator.read(prompt, "stop", False, generator.context)
-            if isinstance(prompt, str)
-            else check_ids(served, prompt)
-            for prompt in prompts
-        ]
         greedy = body.temperature == 0 or body.top_p == 0
         config = SearchConfig(
             sample=True,
@@ -263,7 +266,7 @@ def read_completion(served: Served, body: CompletionRequest) -> tuple[list[list[
             seed=(random.randrange(2**32) if generator.SEEDS else 1) if body.seed is None else body.seed % 2**32,
         )
     except UserError as error:
-        raise ApiError(400, served.shown(error), param="prompt", code="invalid_input") from None
+        raise ApiError(400, served.shown(error), code="invalid_input") from None
     return ids, config, [body.stop] if isinstance(body.stop, str) else body.stop or []
 
 
@@ -278,12 +281,9 @@ def read_inputs(served: Served, body: EmbeddingRequest) -> list[Any]:
     inputs = several(body.input)
     if not inputs or [] in inputs:
         raise ApiError(400, "input: is empty; pass a text, token ids, or a list of either", param="input")
-    try:
-        for ids in inputs:
-            if not isinstance(ids, str):
-                served.embedder.tokenizer.decode(ids)  # refuses ids beyond the vocabulary
-    except UserError as error:
-        raise ApiError(400, f"input: {error}", param="input", code="invalid_input") from None
+    for ids in inputs:
+        if not isinstance(ids, str):
+            check_ids(served.embedder.tokenizer, ids, "input")
     return [one if isinstance(one, str) else one[:most] for one in inputs]
 
 
@@ -292,12 +292,23 @@ def several(inputs: Any) -> list[Any]:
     return [inputs] if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)) else inputs
 
 
-def check_ids(served: Served, ids: Sequence[int]) -> list[int]:
-    context = served.generator.context
-    if not 1 <= len(ids) <= context:
-        raise UserError(f"the prompt has {len(ids):,} tokens; pass 1 to {context:,}")
-    served.generator.tokenizer.decode(ids)  # refuses ids beyond the vocabulary
-    return list(ids)
+def read_prompt(generator: Generator, prompt: str | Sequence[int], where: str) -> list[int]:
+    """The ids of a prompt, or an error that names the field `where`."""
+    ids = generator.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if not ids:
+        raise ApiError(400, f"{where}: is empty; pass at least one character to continue", param=where)
+    if len(ids) > generator.context:
+        message = f"{where}: has {len(ids):,} tokens, but the model attends to {generator.context:,}; shorten it"
+        raise ApiError(400, message, param=where, code="context_length_exceeded")
+    check_ids(generator.tokenizer, ids, where)
+    return ids
+
+
+def check_ids(tokenizer: Tokenizer, ids: Sequence[int], where: str) -> None:
+    try:
+        tokenizer.decode(ids)
+    except UserError as error:
+        raise ApiError(400, f"{where}: {error}", param=where, code="invalid_input") from None
 
 
 def token_text(tokenizer: Tokenizer, id: int) -> str:

@@ -10,6 +10,7 @@ what has not begun is dropped, and a generation leaves its batch before the next
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -45,6 +46,13 @@ def noted(future: asyncio.Future[Any]) -> None:
     """Retrieve the error of a future that nobody may await any more, which asyncio would otherwise log."""
     if not future.cancelled():
         future.exception()
+
+
+def name_input(message: str, jobs: Sequence[Job], error: Exception) -> str:
+    """A message about an image, which says "image" of each, with its place in the request."""
+    ended = (job.future.exception() if job.future.done() and not job.future.cancelled() else None for job in jobs)
+    number = next((number for number, one in enumerate(ended) if one is error), 0)
+    return re.sub("^image: ", f"input.{number}: ", message)
 
 
 class Post:
@@ -148,7 +156,7 @@ class Service:
                 return list(outputs.result())
             raise gone.result() if gone.done() else self._late()
         except UserError as error:
-            raise ApiError(400, served.shown(error), code="invalid_input") from None
+            raise ApiError(400, name_input(served.shown(error), jobs, error), code="invalid_input") from None
         finally:
             gone.cancel()
             for job in jobs:
