@@ -165,6 +165,27 @@ def test_a_chunked_body_is_limited_too(runs: dict[str, Path]) -> None:
             assert b" 413 " in received.splitlines()[0]
 
 
+@pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
+def test_a_client_that_sends_everything_first_reads_why_it_was_refused(
+    runs: dict[str, Path], keys: Keys, close: bytes
+) -> None:
+    size = 16_000_000
+    head = b"Host: x\r\nContent-Type: application/json\r\n" + close
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % size
+    with serving({"mt": runs["mt"]}, {"mt": ("en", "ko")}, guard=Guard(keys, limit=1000)) as server:
+        for path, form, status in (
+            (b"/translate", b"Content-Length: %d\r\n\r\n" % size, b" 413 "),
+            (b"/translate", chunked, b" 413 "),
+            (b"/v1/models", b"Content-Length: 900\r\n\r\n", b" 401 "),
+            (b"/v1/translate", chunked, b" 401 "),
+        ):
+            body = b" " * (900 if b"900" in form else size) + (b"\r\n0\r\n\r\n" if b"chunked" in form else b"")
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+                client.sendall(b"POST %s HTTP/1.1\r\n%s%s" % (path, head, form) + body)
+                time.sleep(0.1)  # until a connection that was closed too early is reset
+                assert status in client.recv(65536).splitlines()[0]
+
+
 def test_headers_are_limited(server: Server) -> None:
     head = b"GET /health HTTP/1.1\r\nHost: x\r\n"
     assert b" 400 " in raw(server.port, head + b"X: " + b"a" * 70_000).splitlines()[0]

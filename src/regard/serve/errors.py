@@ -125,6 +125,6 @@ def error_response(path: str, error: ApiError) -> Response:
     """An error in the format of the API that `path` belongs to."""
     body: Any = error_body(error) if path.startswith("/v1/") else {"error": error.message}
     headers = {"Retry-After": str(error.retry_after)} if error.retry_after else {}
-    if error.status in (408, 413):  # the rest of the body is not read
+    if error.status in (408, 413):  # the rest of the body is not read, or read and dropped
         headers["Connection"] = "close"
     return JSONResponse(body, error.status, headers)

@@ -28,7 +28,7 @@ import struct
 import threading
 import time
 from collections.abc import Collection
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -44,6 +44,7 @@ ASSETS = "/assets/"  # files of the page
 FIELDS = ("/translate", "/detect")  # where the key may be a field of the body
 CHECKED = "regard.key_checked"  # in the scope of a request
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LINGER, SILENCE = 30.0, 2.0  # seconds that the rest of a refused body is read, and that nothing may come
 ROWS = 2**14  # of the table of rates
 ROW = struct.Struct("=16s2d")  # hash of a client, time, requests left
 
@@ -193,6 +194,20 @@ def host_name(host: str) -> str:
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].lower()
 
 
+async def drain(receive: Receive) -> None:
+    """Read the rest of a body that was refused.
+
+    A connection that is closed with unread data is reset, so that a client that sends everything before it reads would
+    never see the response.
+    """
+    deadline = asyncio.get_running_loop().time() + LINGER
+    with suppress(TimeoutError):
+        while asyncio.get_running_loop().time() < deadline:
+            async with asyncio.timeout(SILENCE):
+                if not (await receive()).get("more_body"):
+                    return
+
+
 class GuardMiddleware:
     """The guard around an application."""
 
@@ -203,7 +218,7 @@ class GuardMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        size, complete, stalled, guard = 0, False, False, self.guard
+        size, complete, stalled, status, guard = 0, False, False, 0, self.guard
         deadline = asyncio.get_running_loop().time() + guard.seconds
 
         async def counted() -> Message:
@@ -220,13 +235,19 @@ class GuardMiddleware:
             return message
 
         async def timed(message: Message) -> None:
-            nonlocal stalled
+            nonlocal stalled, status
+            status = message.get("status", status)
+            is_end = message["type"] == "http.response.body" and not message.get("more_body")
+            is_refused = status >= 400 and status != 408 and not complete
             try:
                 async with asyncio.timeout(guard.seconds):
-                    await send(message)
+                    await send({**message, "more_body": True} if is_end and is_refused else message)
             except TimeoutError:
                 stalled = True
                 raise
+            if is_end and is_refused:
+                await drain(receive)
+                await send({"type": "http.response.body"})
 
         try:
             guard.check(scope)
