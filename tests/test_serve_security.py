@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import logging
+import shutil
 import socket
 import struct
 import subprocess
@@ -29,7 +30,7 @@ from regard.errors import UserError
 from regard.serve.connection import Connection
 from regard.serve.detect import detect
 from regard.serve.guard import LOOPBACK, Guard, Keys, Rates, client_address
-from regard.serve.listen import JsonLines, Settings, bind, serve
+from regard.serve.listen import JsonLines, Settings, bind, check_models, serve
 from serving import Server, make_runs, serving
 
 KEY = "0123456789abcdef"
@@ -344,6 +345,31 @@ def test_mistakes_before_the_start(runs: dict[str, Path], tmp_path: Path) -> Non
     ):
         with pytest.raises(UserError, match=f"argument {option}: .*{value}"):
             Parser("regard serve", "", ARGUMENTS).parse_args(["run", option, value])
+
+
+def test_a_server_without_any_model_ends(runs: dict[str, Path], tmp_path: Path) -> None:
+    bad = shutil.copytree(runs["mt"], tmp_path / "bad")
+    (bad / "model.safetensors").write_bytes(b"damaged")
+    command = [sys.executable, "-m", "regard", "serve", f"one={bad}", f"two={bad}", "--port", "0"]
+    for workers in ("1", "2"):
+        done = subprocess.run([*command, "--workers", workers], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+        assert "error: no model could be loaded: one: " in done.stderr and "; two: " in done.stderr
+
+
+def test_a_damaged_model_leaves_the_others(
+    runs: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = shutil.copytree(runs["mt"], tmp_path / "bad")
+    (bad / "model.safetensors").write_bytes(b"damaged")
+    with serving({"bad": bad, "mt": runs["mt"]}, loaded=False) as server:
+        server.service.models.load_all()
+        check_models(server.service.models)
+        assert server.get("/ready") == (503, {"ready": False, "models": {"bad": "failed", "mt": "ready"}})
+        assert server.post("/v1/translate", {"model": "mt", "input": "cat"})[0] == 200
+        assert server.post("/v1/translate", {"model": "bad", "input": "cat"})[0] == 503
+        assert server.post("/v1/translate", {"input": "cat"})[0] == 200, "the first that can do it"
+    assert [record.fields["model"] for record in caplog.records if record.levelno == logging.ERROR] == ["bad"]
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])

@@ -9,6 +9,8 @@ only watches: one that ends unexpectedly is started again, after a pause that do
 accepts connections while it loads the models, and answers 503; all others join when they and the first are ready, so
 that no request gets 503 once the server was ready.
 
+If no model can be loaded, the server ends with exit code 2; if some can, it serves these.
+
 SIGTERM and SIGINT drain: no new connection is accepted, requests in progress are finished, and the exit code is 0. A
 second SIGINT does not wait for them.
 """
@@ -41,6 +43,7 @@ from regard.messages import localize
 from regard.start import import_torch
 
 if TYPE_CHECKING:
+    from regard.serve.models import Models
     from regard.serve.service import Service
 
 SOON = 60.0  # seconds: a process that ends earlier is started again after a pause
@@ -191,6 +194,9 @@ def run(settings: Settings, sock: socket.socket, ready: Event | None = None) -> 
 
     def load() -> None:
         service.models.load_all()
+        if not service.models.ready:
+            drain()
+            return
         gc.collect()
         gc.freeze()  # libraries and models stay: the garbage collector need not look at them again
         if ready is not None:
@@ -206,6 +212,7 @@ def run(settings: Settings, sock: socket.socket, ready: Event | None = None) -> 
             threading.Thread(target=load, daemon=True).start()
         else:
             service.models.load_all()
+            check_models(service.models)
             while not (service.draining or ready.wait(0.1)):
                 pass
         server.capture_signals = contextlib.nullcontext
@@ -217,7 +224,15 @@ def run(settings: Settings, sock: socket.socket, ready: Event | None = None) -> 
         server.run(sockets=[sock])
         if not server.force_exit:
             service.models.close()
+        check_models(service.models)
     return 0
+
+
+def check_models(models: Models) -> None:
+    """An error if none could be loaded, which a restart does not change."""
+    if len(models.failed) == len(models.folders):
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in models.failed.items())
+        raise UserError(f"no model could be loaded: {reasons}")
 
 
 def end_with(parent: BaseProcess, drain: Callable[[], None]) -> None:

@@ -198,12 +198,12 @@ class Models:
         names = list(self.folders) if name is None else [name]
         for candidate in names:
             served = self.ready.get(candidate)
-            if served is None:
-                if candidate in self.failed:
-                    raise NotReady(f"the model {candidate!r} could not be loaded; the log has the details")
+            if served is None and candidate not in self.failed:
                 raise NotReady(f"the model {candidate!r} is being loaded")
-            if served.kind in kinds or ("embed" in kinds and served.embedder is not None):
+            if served is not None and (served.kind in kinds or ("embed" in kinds and served.embedder is not None)):
                 return served
+        if failed := [candidate for candidate in names if candidate not in self.ready]:
+            raise NotReady(f"the model {failed[0]!r} could not be loaded; the log has the details")
         raise LookupError(
             f"the model {name!r} cannot do this: it can {self.ready[names[0]].kind}"
             if name is not None
