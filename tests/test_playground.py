@@ -412,6 +412,27 @@ def test_loading_and_failed_models(runs: dict[str, Path], visit: Callable[..., A
         )
 
 
+def test_a_table_loses_its_header_and_an_error_its_file(
+    server: Server, runs: dict[str, Path], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    page = visit(server)
+    tables = {
+        "time,a,b\n2024-01-01 00:00,1,2.5\n2024-01-01 01:00,3,4\n": "1 2.5\n3 4",
+        "a b\n1 2.5\n3 4": "1 2.5\n3 4",
+        "1,2.5\n3,4\n": "1,2.5\n3,4\n",
+    }
+    for text, shown in tables.items():
+        enter(page, runs, "predict", "")
+        (tmp_path / "table.csv").write_text(text)
+        page.locator("input[type=file]").set_input_files(tmp_path / "table.csv")
+        expect(page.locator("#text")).to_have_value(shown)
+        assert send(page).post_data_json["input"] == [[1, 2.5], [3, 4]]
+    page.locator("input[type=file]").set_input_files(runs["images"].parent / "a.png")
+    expect(page.get_by_role("alert")).to_have_text("a.png: not a text in UTF-8")
+    page.select_option("#model", "images")
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 @pytest.mark.slow
 def test_files_can_be_dropped(server: Server, runs: dict[str, Path], visit: Callable[..., Any], tmp_path: Path) -> None:
     page = visit(server)

@@ -2,7 +2,7 @@
 
 import { currentLanguage } from "../lib/words.svelte";
 import { events, fetchModels, Refused, send } from "./server";
-import { makeCall, notANumber, SETTINGS, tasksOf, type Call, type Model, type Task } from "./tasks";
+import { makeCall, notANumber, SETTINGS, tasksOf, withoutHeader, type Call, type Model, type Task } from "./tasks";
 
 export interface ScoredText {
   text: string;
@@ -179,8 +179,13 @@ class Playground {
 
   /** A file that was dropped or chosen: an image where the model reads images, else its text. */
   async take(file: File): Promise<void> {
-    if (this.readsImages) this.image = await readImage(file);
-    else this.texts[this.task] = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    if (this.readsImages) {
+      this.image = await readImage(file);
+      return;
+    }
+    const { task } = this;
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    this.texts[task] = task === "predict" ? withoutHeader(text) : text;
   }
 }
 

@@ -108,6 +108,17 @@ export function notANumber(text: string): string | undefined {
   return words(text).find((word) => !Number.isFinite(Number(word)));
 }
 
+/** A table of numbers without its header and its columns of anything else, such as times; another text as it is. */
+export function withoutHeader(text: string): string {
+  const [header = "", ...rows] = lines(text);
+  if (!rows.length || notANumber(header) === undefined) return text;
+  const separator = /[,;\t]/.test(header) ? /[,;\t]/ : /\s+/;
+  const isNumber = (cell: string) => cell.trim() !== "" && Number.isFinite(Number(cell));
+  const kept = rows[0].split(separator).map(isNumber);
+  if (!kept.includes(true)) return text;
+  return rows.map((row) => row.split(separator).filter((_, at) => kept[at]).join(" ")).join("\n");
+}
+
 /** The numbers of a text: one list, or with several columns one list per line. */
 export function numbers(text: string): number[] | number[][] {
   const rows = lines(text).map((line) => words(line).map(Number));
