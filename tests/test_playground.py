@@ -477,8 +477,12 @@ def test_korean(server: Server, runs: dict[str, Path], visit: Callable[..., Any]
     page.get_by_role("button", name="보내기").click()
     expect(page.get_by_text("최대 길이에 도달")).to_be_visible()
     assert page.evaluate("document.documentElement.lang") == "ko"
+    page.fill("#set-max_tokens", "100001")
+    page.get_by_role("button", name="보내기").click()
+    expect(page.get_by_test_id("problem")).to_have_text("400 max_tokens = 100001: 100,000 이하여야 합니다")
     page.get_by_role("button", name="Show the page in English").click()
-    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_test_id("problem")).to_have_text("400 max_tokens = 100001: must be 100,000 or less")
 
 
 @pytest.mark.parametrize("width", [390, *slow(1440)])

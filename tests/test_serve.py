@@ -309,6 +309,21 @@ def test_errors_have_the_format_of_openai(server: Server, path: str, body: Any, 
     }  # fmt: skip
 
 
+def test_messages_in_korean_where_they_are_asked_for(server: Server) -> None:
+    def message(path: str, body: Any, language: str) -> str:
+        content = server.post(path, body, **{"Accept-Language": language})[1]["error"]
+        return str(content if isinstance(content, str) else content["message"])
+
+    body = {"model": "mt", "input": TEXT, "n_best": 3, "beam": 2}
+    assert message("/v1/translate", body, "ko").startswith("n_best = 3: beam = 2인 탐색은")
+    assert message("/v1/translate", {**body, "beam": 0}, "ko-KR,ko;q=0.9,en;q=0.8") == "beam = 0: 1 이상이어야 합니다"
+    assert message("/v1/caption", {"input": "aGk="}, "ko").startswith("input.0: 이미지로 읽을 수 없습니다(알 수 없는")
+    assert message("/v1/completions", {"model": "lm", "prompt": ""}, "ko").startswith("prompt: 비어 있습니다")
+    assert message("/v1/completions", {"model": "lm"}, "ko") == "prompt: 반드시 있어야 합니다"
+    for language in ("", "en", "en-US,ko;q=0.5", "kok"):
+        assert message("/v1/completions", {"model": "lm"}, language) == "prompt: is required"
+
+
 BAD = "has half a surrogate pair, which is not Unicode text; remove it"
 
 
@@ -322,13 +337,13 @@ BAD = "has half a surrogate pair, which is not Unicode text; remove it"
         ("completions", {"prompt": ["a", "\ud800"]}, "prompt.1", BAD),
         ("completions", {"prompt": ["a", 3]}, "prompt.1", " = 3: must be a string"),
         ("completions", {"prompt": {"a": 1}}, "prompt", ' = {"a": 1}: must be a string or a list'),
-        ("completions", {"prompt": "a", "logprobs": 9}, "logprobs", " = 9: must be less than or equal to 5"),
+        ("completions", {"prompt": "a", "logprobs": 9}, "logprobs", " = 9: must be 5 or less"),
         ("completions", {"prompt": "a", "logprobs": 1, "echo": True}, "logprobs", "echo with logprobs"),
         ("completions", {"prompt": "a", "stop": [[]]}, "stop.0", " = []: must be a string"),
         ("completions", {}, "prompt", "is required"),
         ("embeddings", {"input": ["a", "\udfff"]}, "input.1", BAD),
-        ("classify", {"input": []}, "input", " = []: must have at least 1 item"),
-        ("tag", {"input": "가" * 100_001}, "input", "가…: must have at most 100000 characters"),
+        ("classify", {"input": []}, "input", " = []: must not be empty"),
+        ("tag", {"input": "가" * 100_001}, "input", "가…: must have at most 100,000 characters"),
         ("classify", {"input": "a", "x": 1}, "x", "there is no such field; remove it"),
         ("forecast", {"input": [1, "a"]}, "input.1", ' = "a": must be a number or a list'),
         ("caption", {"input": [EMPTY_PNG, "aGk="]}, None, "input.0: cannot be read as an image"),

@@ -63,9 +63,9 @@ def using(chosen: str | None) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
-def localize(text: str) -> str:
-    """`text` in the language of the user; a text of several messages, line by line."""
-    if language() == "en":
+def localize(text: str, chosen: str | None = None) -> str:
+    """`text` in the language `chosen`, or that of the user; a text of several messages, line by line."""
+    if (chosen or language()) == "en":
         return text
     if (korean := _korean(text)) is not None:
         return korean
@@ -114,11 +114,11 @@ def _korean(text: str) -> str | None:
     if (found := entries().get(text)) is not None:
         return found
     if prefix := PREFIX.match(text):
-        return entries()[prefix[0]] + localize(text[prefix.end() :])
+        return entries()[prefix[0]] + localize(text[prefix.end() :], "ko")
     if suffix := SUFFIX.search(text):
-        return f"{localize(text[: suffix.start()])} (참고: {suffix[1]} --help)"
+        return f"{localize(text[: suffix.start()], 'ko')} (참고: {suffix[1]} --help)"
     for english, korean, piece in _templates():
         if piece in text and (match := _pattern(english).fullmatch(text)):
-            parts = {name: localize(part) if name.startswith("_") else part for name, part in match.groupdict().items()}
-            return korean.format_map(parts)
+            parts = match.groupdict()
+            return korean.format_map({n: localize(part, "ko") if n[0] == "_" else part for n, part in parts.items()})
     return None

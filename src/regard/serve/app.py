@@ -180,4 +180,4 @@ async def respond(request: Request, error: Exception) -> Response:
         case _:
             api_error = ApiError(500, "internal error; the log has the details", code="internal_error")
             log.error("internal error", exc_info=error)
-    return error_response(request.url.path, api_error)
+    return error_response(request.scope, api_error)

@@ -2,6 +2,8 @@
 
 /v1/…          OpenAI's format    {"error": {"message": …, "type": …, "param": …, "code": …}}
 elsewhere      LibreTranslate's   {"error": "…"}
+
+Messages are in English, or in Korean if the Accept-Language of the request begins with it, as that of the playground.
 """
 
 from __future__ import annotations
@@ -13,6 +15,10 @@ from typing import Any
 
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from regard.messages import localize
 
 MEANINGS = {
     400: "The request is invalid.",
@@ -50,6 +56,14 @@ class PlainError(BaseModel):
 KINDS = {  # of errors that say that a value has another type
     "string_type": "a string", "list_type": "a list", "int_type": "an integer", "float_type": "a number",
     "bool_type": "true or false", "dict_type": "an object",
+}  # fmt: skip
+
+
+RULES = {  # of errors that say what a value violates
+    "greater_than_equal": "must be {ge:,} or more", "less_than_equal": "must be {le:,} or less",
+    "greater_than": "must be greater than {gt:,}", "less_than": "must be less than {lt:,}",
+    "too_short": "must not be empty", "too_long": "must have at most {max_length:,} items",
+    "string_too_long": "must have at most {max_length:,} characters",
 }  # fmt: skip
 
 
@@ -102,9 +116,9 @@ def invalid(errors: Sequence[Any]) -> ApiError:
         case kind if kind in KINDS:
             kinds = " or ".join(dict.fromkeys(KINDS[error["type"]] for error in own))
             message = f"{where} = {shown(best['input'])}: must be {kinds}"
-        case _:
-            rule = re.sub("^(Input|List|String) should ", "must ", best["msg"]).replace(" after validation", "")
-            message = f"{where} = {shown(best['input'])}: {rule}"
+        case kind:
+            rule = RULES.get(kind, re.sub("^Input should ", "must ", best["msg"]))
+            message = f"{where} = {shown(best['input'])}: {rule.format(**best.get('ctx', {}))}"
     return ApiError(400, message, param=where, code="invalid_request")
 
 
@@ -114,16 +128,25 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
+def asked_language(scope: Scope) -> str:
+    """The language of messages that a request asks for."""
+    first = Headers(scope=scope).get("accept-language", "").partition(",")[0].partition(";")[0]
+    return "ko" if first.partition("-")[0].strip().lower() == "ko" else "en"
+
+
+def error_body(error: ApiError, language: str) -> dict[str, Any]:
     """An error as OpenAI's clients read it."""
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    message = localize(error.message, language)
+    return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
 
 
-def error_response(path: str, error: ApiError) -> Response:
-    """An error in the format of the API that `path` belongs to."""
-    body: Any = error_body(error) if path.startswith("/v1/") else {"error": error.message}
+def error_response(scope: Scope, error: ApiError) -> Response:
+    """An error in the format of the API that was called."""
+    language = asked_language(scope)
+    is_openai = scope["path"].startswith("/v1/")
+    body: Any = error_body(error, language) if is_openai else {"error": localize(error.message, language)}
     headers = {"Retry-After": str(error.retry_after)} if error.retry_after else {}
     if error.status in (408, 413):  # the rest of the body is not read, or read and dropped
         headers["Connection"] = "close"

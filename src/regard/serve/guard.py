@@ -252,7 +252,7 @@ class GuardMiddleware:
         try:
             guard.check(scope)
         except ApiError as error:
-            await error_response(scope["path"], error)(scope, receive, timed)
+            await error_response(scope, error)(scope, receive, timed)
             return
         try:
             await self.app(scope, counted, timed)

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from regard.errors import UserError
 from regard.predict.config import SearchConfig
 from regard.predict.generator import Generator, Sample, Token
-from regard.serve.errors import ApiError, DetailedError, documented, error_body
+from regard.serve.errors import ApiError, DetailedError, asked_language, documented, error_body
 from regard.serve.models import Served
 from regard.serve.service import Service
 from regard.text.tokenizer import Tokenizer
@@ -184,7 +184,7 @@ def router(service: Service) -> APIRouter:
         """Continue a prompt."""
         served = service.model(body.model, "generate")
         prompts, config, stops = await asyncio.to_thread(read_completion, served, body)
-        completion = Completion(served, body, prompts)
+        completion = Completion(served, body, prompts, asked_language(request.scope))
         tokens = service.stream(request, served, prompts, config, stops, body.logprobs or 0)
         if not body.stream:
             async for number, token in tokens:
@@ -327,8 +327,8 @@ Taken = tuple[Token, int]  # and where its text begins
 class Completion:
     """The choices of a response, from the tokens of each prompt."""
 
-    def __init__(self, served: Served, body: CompletionRequest, prompts: list[list[int]]) -> None:
-        self.body, self.prompts, self.tokenizer = body, prompts, served.generator.tokenizer
+    def __init__(self, served: Served, body: CompletionRequest, prompts: list[list[int]], language: str) -> None:
+        self.body, self.prompts, self.tokenizer, self.language = body, prompts, served.generator.tokenizer, language
         self.head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
         self.head["model"] = served.name
         count = body.n or 1
@@ -391,10 +391,11 @@ class Completion:
                 yield event({**self.head, "choices": [], "usage": self.usage()})
             yield "data: [DONE]\n\n"
         except ApiError as error:
-            yield event(error_body(error))
+            yield event(error_body(error, self.language))
         except Exception:  # the status is already sent
             log.exception("internal error")
-            yield event(error_body(ApiError(500, "internal error; the log has the details", code="internal_error")))
+            failure = ApiError(500, "internal error; the log has the details", code="internal_error")
+            yield event(error_body(failure, self.language))
 
 
 def event(content: dict[str, Any]) -> str:

@@ -49,10 +49,10 @@ def noted(future: asyncio.Future[Any]) -> None:
 
 
 def name_input(message: str, jobs: Sequence[Job], error: Exception) -> str:
-    """A message about an image, which says "image" of each, with its place in the request."""
+    """A message about one of several inputs, an "image" or "line 1" of its batch, with its place in the request."""
     ended = (job.future.exception() if job.future.done() and not job.future.cancelled() else None for job in jobs)
     number = next((number for number, one in enumerate(ended) if one is error), 0)
-    return re.sub("^image: ", f"input.{number}: ", message)
+    return re.sub("^(image|line [0-9]+): ", f"input.{number}: ", message)
 
 
 class Post:

@@ -1,5 +1,6 @@
 /* Requests to the server of this page. */
 
+import { currentLanguage } from "../lib/words.svelte";
 import type { Call, Model } from "./tasks";
 
 /** The server refused a request: its message, the status, and for 429 and 503 after how many seconds to try again. */
@@ -13,8 +14,9 @@ export class Refused extends Error {
   }
 }
 
-function authorization(key: string): Record<string, string> {
-  return key ? { Authorization: `Bearer ${key}` } : {};
+/** The language of messages is that of the page, which may be another than the browser's. */
+function ownHeaders(key: string): Record<string, string> {
+  return { "Accept-Language": currentLanguage(), ...(key && { Authorization: `Bearer ${key}` }) };
 }
 
 async function check(response: Response): Promise<Response> {
@@ -30,12 +32,12 @@ async function check(response: Response): Promise<Response> {
 }
 
 export async function fetchModels(key: string): Promise<Model[]> {
-  const response = await check(await fetch("v1/models", { cache: "no-store", headers: authorization(key) }));
+  const response = await check(await fetch("v1/models", { cache: "no-store", headers: ownHeaders(key) }));
   return ((await response.json()) as { data: Model[] }).data;
 }
 
 export async function send(call: Call, key: string, signal: AbortSignal): Promise<Response> {
-  const headers = { "Content-Type": "application/json", ...authorization(key) };
+  const headers = { "Content-Type": "application/json", ...ownHeaders(key) };
   return check(await fetch(call.path, { method: "POST", headers, body: JSON.stringify(call.body), signal }));
 }
 
