@@ -586,6 +586,15 @@ def test_one_bad_input_does_not_fail_its_neighbours() -> None:
     batcher.join()
 
 
+def test_a_request_that_fails_leaves_those_of_its_batch(server: Server) -> None:
+    texts = ["the <mask> sat", "no mask here"] * 8
+    with ThreadPoolExecutor(16) as pool:
+        replies = list(pool.map(lambda text: server.post("/v1/fill", {"input": text}), texts))
+    assert [status for status, _ in replies] == [200, 400] * 8
+    tokens = [[one["token"] for one in content["outputs"][0]["masks"][0]] for _, content in replies[::2]]
+    assert tokens == tokens[:1] * 8
+
+
 def test_batches_side_by_side_share_what_waits() -> None:
     sizes, together = [], threading.Barrier(2, timeout=10)
 

@@ -191,6 +191,9 @@ def test_headers_are_limited(server: Server) -> None:
     head = b"GET /health HTTP/1.1\r\nHost: x\r\n"
     assert b" 400 " in raw(server.port, head + b"X: " + b"a" * 70_000).splitlines()[0]
     assert b" 400 " in raw(server.port, head + b"".join(b"X%d: a\r\n" % at for at in range(9000))).splitlines()[0]
+    for size, status in ((15_000, b" 200 "), (17_000, b" 431 ")):
+        for request in (head + b"X: " + b"a" * size, head.replace(b"health", b"health?" + b"a" * size)):
+            assert status in raw(server.port, request + b"\r\nConnection: close\r\n\r\n").splitlines()[0]
     both = b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     assert b" 200 " not in raw(server.port, both, 1).splitlines()[0]
 

@@ -1,4 +1,4 @@
-"""A connection: HTTP/1.1 by h11, whose requests have at most 16 KB of headers, and a time limit for these.
+"""A connection: HTTP/1.1 by h11, and a time limit for the headers of a request.
 
 uvicorn waits for the headers of a request as long as the client sends nothing, so that a few thousand silent
 connections would take all file descriptors (slow loris). Here a connection whose headers are incomplete after

@@ -29,6 +29,7 @@ MEANINGS = {
     409: "The model was not replaced.",
     413: "The body is too large.",
     429: "The queue is full, or too many requests per minute: try again after `Retry-After` seconds.",
+    431: "The headers are too large.",
     503: "The model is being loaded, or the server is shutting down.",
     504: "There was no output in time.",
 }

@@ -1,5 +1,6 @@
 """What a request must satisfy before it is processed: host, size, time, key, rate.
 
+    head   target and headers have at most 16 KB together                                             else 431
     host   a server without keys that listens on this machine only is called by its names             else 403
     size   the body has at most `limit` bytes, whether its length is announced or not                 else 413
     time   the body is there within `seconds`, and the client reads its response                      else 408
@@ -45,6 +46,7 @@ FIELDS = ("/translate", "/detect")  # where the key may be a field of the body
 CHECKED = "regard.key_checked"  # in the scope of a request
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 LINGER, SILENCE = 30.0, 2.0  # seconds that the rest of a refused body is read, and that nothing may come
+MOST_HEAD = 2**14  # bytes
 ROWS = 2**14  # of the table of rates
 ROW = struct.Struct("=16s2d")  # hash of a client, time, requests left
 
@@ -141,6 +143,9 @@ class Guard:
     def check(self, scope: Scope) -> None:
         """Raise the `ApiError` for a request that is refused by its headers."""
         headers, path = Headers(scope=scope), scope["path"]
+        parts = (scope["raw_path"], scope["query_string"], *(part for header in scope["headers"] for part in header))
+        if sum(map(len, parts)) > MOST_HEAD:  # h11 limits what has not arrived completely
+            raise ApiError(431, f"the headers have more than {MOST_HEAD:,} bytes")
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or len(length) > 18:
             raise ApiError(400, "Content-Length is not a number")
