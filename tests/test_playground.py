@@ -495,6 +495,8 @@ def test_the_reference_lists_every_operation(guarded: Server, visit: Callable[..
     expect(section).to_contain_text("outputs[].probabilities")
     expect(section).to_contain_text("object of number")
     assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.get_by_role("button", name="한국어").click()
+    expect(section).to_contain_text("텍스트나 이미지를 분류합니다")
     page.get_by_role("link", name="POST /v1/tag").click()
     expect(page.locator("#post-v1-tag")).to_be_focused()
 

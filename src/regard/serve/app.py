@@ -20,8 +20,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 import regard
 from regard import page
+from regard.messages import localize
 from regard.serve import libretranslate, openai, tasks
-from regard.serve.errors import MEANINGS, ApiError, PlainError, documented, error_response, invalid
+from regard.serve.errors import MEANINGS, ApiError, PlainError, asked_language, documented, error_response, invalid
 from regard.serve.guard import ASSETS, Guard, GuardMiddleware
 from regard.serve.metrics import Metrics, Observed
 from regard.serve.service import Service
@@ -57,6 +58,18 @@ class Application(FastAPI):
         return schema
 
 
+def localized(schema: Any, language: str) -> Any:
+    """An OpenAPI document with its descriptions in this language."""
+    if isinstance(schema, list):
+        return [localized(one, language) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: localize(one, language) if name == "description" and isinstance(one, str) else localized(one, language)
+        for name, one in schema.items()
+    }
+
+
 class Assets(StaticFiles):
     """The scripts and styles of the page."""
 
@@ -83,7 +96,7 @@ def make_app(
     reload: Callable[[str], None] | None = None,
 ) -> FastAPI:
     """`reload` loads a model again; by default, in this process."""
-    api = Application(title="Regard", version=regard.__version__, docs_url=None, redoc_url=None)
+    api = Application(title="Regard", version=regard.__version__, openapi_url=None)
     for kind in (ApiError, RequestValidationError, HTTPException, Exception):
         api.add_exception_handler(kind, respond)
     # for OpenAPI; the guard checks keys
@@ -95,6 +108,10 @@ def make_app(
     if admin_key is not None:
         load = reload or service.models.reload
         api.include_router(admin_router(service, guard, admin_key, load), dependencies=auth)
+
+    @api.get("/openapi.json", include_in_schema=False)
+    def schema(request: Request) -> Response:
+        return JSONResponse(localized(api.openapi(), asked_language(request.scope)))
 
     for path, name in {"/": "playground.html", "/docs": "playground.html", "/icon.svg": "icon.svg"}.items():
         api.add_api_route(path, partial(send_page, name), include_in_schema=False, response_model=None)

@@ -1,5 +1,7 @@
 /* OpenAPI as rows: a field of a request or a response, its type, and what is said about it. */
 
+import { currentLanguage } from "../lib/words.svelte";
+
 export interface Schema {
   $ref?: string;
   type?: string;
@@ -42,7 +44,7 @@ export interface Row {
 }
 
 export async function fetchOpenApi(): Promise<OpenApi> {
-  const response = await fetch("openapi.json");
+  const response = await fetch("openapi.json", { headers: { "Accept-Language": currentLanguage() } });
   if (!response.ok) throw new Error(String(response.status));
   return (await response.json()) as OpenApi;
 }
