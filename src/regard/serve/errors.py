@@ -9,7 +9,6 @@ Messages are in English, or in Korean if the Accept-Language of the request begi
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,8 +117,8 @@ def invalid(errors: Sequence[Any]) -> ApiError:
             kinds = " or ".join(dict.fromkeys(KINDS[error["type"]] for error in own))
             message = f"{where} = {shown(best['input'])}: must be {kinds}"
         case kind:
-            rule = RULES.get(kind, re.sub("^Input should ", "must ", best["msg"]))
-            message = f"{where} = {shown(best['input'])}: {rule.format(**best.get('ctx', {}))}"
+            rule = RULES[kind].format(**best["ctx"]) if kind in RULES else best["msg"].replace("Input should", "must")
+            message = f"{where} = {shown(best['input'])}: {rule}"
     return ApiError(400, message, param=where, code="invalid_request")
 
 
