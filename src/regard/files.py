@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -77,21 +77,34 @@ def make_folder(folder: Path) -> None:
         raise UserError(f"{folder}: cannot be created: {error.strerror}") from None
 
 
+def no_files(folder: Path) -> Collection[str]:
+    return ()
+
+
 @contextmanager
-def staged(folder: str | Path, *, marker: str, force: bool, keep: str | Path) -> Iterator[Path]:
+def staged(
+    folder: str | Path, *, force: bool = False, own: Callable[[Path], Collection[str]] = no_files, keep: str | Path = ""
+) -> Iterator[Path]:
     """A temporary folder that becomes `folder` when the block succeeds and is deleted when it fails.
 
-    With `force` an existing folder is replaced, but only if it contains the file `marker`, which identifies its kind,
-    and never if it contains `keep`.
+    With `force` an existing folder is replaced, but only if each of its files is one of `own(folder)`, those that such
+    a command has written there (none: it is no such folder), and never if it contains `keep`.
     """
     target = Path(folder).resolve()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         if not force:
             raise UserError(f"{folder}: already exists; choose another folder, or replace it with --force")
-        if not (target / marker).is_file():
-            raise UserError(f"{folder}: contains no {marker}, so --force does not replace it; choose another folder")
         if Path(keep).resolve().is_relative_to(target):
             raise UserError(f"{folder}: contains {keep}, which is being read; choose another folder")
+        if not (files := own(target)):
+            raise UserError(
+                f"{folder}: was not written by this command, so --force does not replace it; choose another folder"
+            )
+        if foreign := sorted({*files_in(target)} - {*files}):
+            raise UserError(
+                f"{folder}: contains {name_some(foreign)}, not written by this command, so --force does not replace "
+                "it; move that elsewhere, or choose another folder"
+            )
     new_parent = not target.parent.exists()
     make_folder(target.parent)
     suffix = secrets.token_hex(4)
@@ -111,6 +124,12 @@ def staged(folder: str | Path, *, marker: str, force: bool, keep: str | Path) ->
                 target.parent.rmdir()
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def files_in(folder: Path) -> list[str]:
+    """Everything in a folder except folders, links included, by its path in it."""
+    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(path.relative_to(folder).as_posix() for path in found)
 
 
 def name_some(names: list[str]) -> str:

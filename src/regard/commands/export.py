@@ -44,7 +44,7 @@ ARGUMENTS = {
     "--int8": "with --onnx or --ctranslate2: weights in 8 bits",
     "--fp32": "with --web: weights in 32 bits instead of 8",
     "--check": "with --hf: load DIR with transformers and compare the outputs",
-    "--force": "replace DIR if it is such a folder",
+    "--force": "replace DIR if an export has written all of its files",
     "--json": "print the result as JSON",
 }
 
@@ -57,18 +57,31 @@ class Format(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> None:
-    from regard.files import staged
+    from regard.files import files_in, staged
+    from regard.interop.folder import write_json
     from regard.models.folder import weights_of
-    from regard.tasks.registry import load_run
+    from regard.tasks.registry import VERIFICATION, load_run
 
     name, folder = _chosen(args)
     bundle = load_run(args.run)
-    with staged(folder, marker="config.json", force=args.force, keep=args.run) as fresh:
+    with staged(folder, force=args.force, own=exported_files, keep=args.run) as fresh:
         result, title, summary = FORMATS[name].save(args, bundle, fresh)
-        files = sorted(str(path.relative_to(fresh)) for path in fresh.rglob("*") if path.is_file())
+        result = {"format": name, **result}
+        files = sorted([*files_in(fresh), VERIFICATION])
+        write_json(fresh / VERIFICATION, {**result, "files": files})
     parameters = sum(tensor.numel() for tensor in weights_of(bundle.model).values())
     line = f"{title}, {parameters:,} parameters: {args.run} -> {folder} ({', '.join(files)})"
     show(args.json, {**result, "parameters": parameters, "folder": folder, "files": files}, [line, *summary])
+
+
+def exported_files(folder: Path) -> list[str]:
+    """What an export has written into a folder, which may be replaced; nothing if it has not."""
+    from regard.files import read_json
+    from regard.tasks.registry import VERIFICATION
+
+    saved = read_json(folder / VERIFICATION)
+    files = saved.get("files") if saved.get("format") in (*FORMATS,) else None
+    return [*map(str, files)] if isinstance(files, list) else []
 
 
 def _chosen(args: argparse.Namespace) -> tuple[str, str]:
@@ -116,7 +129,7 @@ def _save_onnx(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
 
     export_onnx(bundle, fresh, int8=args.int8)
     result, summary = verify(bundle, fresh, int8=args.int8)
-    return {"format": "onnx", "int8": args.int8, **result}, "ONNX, int8" if args.int8 else "ONNX", summary
+    return {"int8": args.int8, **result}, "ONNX, int8" if args.int8 else "ONNX", summary
 
 
 def _save_web(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
@@ -129,7 +142,7 @@ def _save_web(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
     result, summary = verify(bundle, fresh, int8=int8)
     add_page(bundle, fresh, int8=int8)
     served = f"open it with any static server:  python -m http.server -d {shlex.quote(args.web)}"
-    return {"format": "web", "int8": int8, **result}, "page with the model", [*summary, served]
+    return {"int8": int8, **result}, "page with the model", [*summary, served]
 
 
 def _save_ctranslate2(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
@@ -138,7 +151,7 @@ def _save_ctranslate2(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> 
     export_ctranslate2(bundle, fresh, int8=args.int8)
     result, summary = verify(bundle, fresh, int8=args.int8)
     title = "CTranslate2, int8" if args.int8 else "CTranslate2"
-    return {"format": "ctranslate2", "int8": args.int8, **result}, title, summary
+    return {"int8": args.int8, **result}, title, summary
 
 
 FORMATS = {
@@ -150,13 +163,12 @@ FORMATS = {
 
 
 def verify(bundle: Bundle, fresh: Path, *, int8: bool) -> tuple[dict[str, Any], list[str]]:
-    """Compare an exported folder with the run and write the result into it; an error if they differ.
+    """Compare an exported folder with the run; an error if they differ.
 
     In float32 the values must agree up to rounding, and the outputs must be identical too.
     """
-    from regard.interop.folder import write_json
     from regard.interop.verify import INPUTS, compare_outputs, compare_values, fitting, generated_inputs
-    from regard.tasks.registry import VERIFICATION, load, task_for, task_of
+    from regard.tasks.registry import load, task_for, task_of
     from regard.training.task import run_inputs
 
     task = bundle.recipe.get("task") or task_for(bundle.config)
@@ -180,7 +192,6 @@ def verify(bundle: Bundle, fresh: Path, *, int8: bool) -> tuple[dict[str, Any], 
         "mean_difference": difference.mean, "largest_value": difference.scale, "tolerance": difference.tolerance,
         "identical": agreement.identical, "compared": agreement.compared,
     }  # fmt: skip
-    write_json(fresh / VERIFICATION, result)
     return result, [difference.summary, agreement.summary]
 
 

@@ -19,7 +19,7 @@ ARGUMENTS = {
     "DIR": "the Hugging Face folder",
     "-o --out RUN": "the output folder (default: runs/NAME of DIR)",
     "--check": "also load DIR with transformers and compare the outputs",
-    "--force": "replace RUN if it is a Regard folder",
+    "--force": "replace RUN if it holds a saved model and nothing else",
     "--json": "print the result as JSON",
 }
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
 
     imported = read_folder(args.dir)
     output = Path(args.out) if args.out else Path("runs") / Path(args.dir).resolve().name
-    with staged(output, marker=runs.RECIPE, force=args.force, keep=args.dir) as fresh:
+    with staged(output, force=args.force, own=runs.saved_files, keep=args.dir) as fresh:
         difference, summary = check(args, imported.model, args.dir)
         task = task_for(imported.model.config)
         recipe = {name: value for name, value in (("task", task), ("hf", imported.metadata)) if value}

@@ -43,7 +43,7 @@ ARGUMENTS = {
         {"choices": ("loss", "gradient"), "default": "loss"},
     ),
     "--rounds N": ("rounds of measuring and removing (default: 4)", {"type": positive, "default": 4}),
-    "--force": "replace an existing folder",
+    "--force": "replace NEW if it holds a saved model and nothing else",
 }
 
 
@@ -51,16 +51,15 @@ def run(args: argparse.Namespace) -> None:
     from regard.explore.importance import mean_loss
     from regard.explore.inside import Inside
     from regard.files import staged
-    from regard.models.folder import save
+    from regard.models.folder import save, saved_files
     from regard.models.prune import prune
-    from regard.models.recipe import RECIPE
 
     if (args.heads is None) == (args.least is None):
         raise UserError("--heads names the heads to remove, --least how many: pass one of them")
     if args.least is not None and not args.data:
         raise UserError("--least: importance is measured on data; give --data FILE")
     inside = Inside.open(args.run, args.device)
-    with staged(args.out, marker=RECIPE, force=args.force, keep=args.run) as folder:
+    with staged(args.out, force=args.force, own=saved_files, keep=args.run) as folder:
         heads, batches = choose(args, inside)
         removed: dict[str, list[int]] = {}
         for part, layer, head in heads:

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"-o {folder}: already exists; choose another folder")
     encoding = check_encoding(args.encoding, "--encoding")
     texts = _texts(args.files, args.column, encoding)
-    with staged(folder, marker="tokenizer.json", force=False, keep=".") as new:
+    with staged(folder) as new:
         tokenizer = Tokenizer.train(texts, args.kind, config.vocab_size, normalize=config.normalize)
         tokenizer.save(new / "tokenizer.json")
         counts = _count(tokenizer, _texts(args.files, args.column, encoding))

@@ -32,6 +32,12 @@ from regard.text.sentencepiece import load_tokenizers as load_tokenizers
 from regard.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
+FILES = (RECIPE, WEIGHTS, *(f"{name}.json" for name in TOKENIZERS))  # that `save` writes
+
+
+def saved_files(folder: Path) -> tuple[str, ...]:
+    """What `save` has written in a folder, which may be replaced; nothing if it has not."""
+    return FILES if (folder / RECIPE).is_file() and (folder / WEIGHTS).is_file() else ()
 
 
 def save(

@@ -27,6 +27,7 @@ from regard.errors import UserError
 from regard.explore.server.inputs import COUNT, covered, decode_pixels, read_examples
 from regard.explore.server.work import interruptible
 from regard.files import read_json
+from regard.models.folder import WEIGHTS
 from regard.models.recipe import RECIPE
 from regard.settings import from_dict, read_toml
 from regard.tasks.registry import NOT_A_RUN, VERIFICATION
@@ -251,7 +252,7 @@ def find_runs(path: Path) -> dict[str, Path]:
     """The run in a folder, or all runs in the folders below it, by name."""
     if not path.is_dir():
         raise UserError(f"{path}: there is no such folder; name a run, or a folder that holds runs")
-    if (path / VERIFICATION).is_file():
+    if is_export(path):
         raise UserError(f"{path}: {NOT_A_RUN}")
     if is_run(path):
         return {path.resolve().name: path}
@@ -265,5 +266,9 @@ def find_runs(path: Path) -> dict[str, Path]:
 
 
 def is_run(folder: Path) -> bool:
-    is_export = (folder / VERIFICATION).is_file()
-    return not is_export and ((folder / RECIPE).is_file() or (folder / HF_CONFIG).is_file())
+    return not is_export(folder) and ((folder / RECIPE).is_file() or (folder / HF_CONFIG).is_file())
+
+
+def is_export(folder: Path) -> bool:
+    """Whether it holds graphs that compute outputs only; an export for transformers has the weights."""
+    return (folder / VERIFICATION).is_file() and not (folder / WEIGHTS).is_file()
