@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from regard import cli
-from regard.files import files_in
+from regard.errors import UserError
+from regard.files import files_in, staged
 from regard.models import folder as runs
 from regard.models.recipe import preset
 from regard.models.transformer import build
@@ -93,3 +100,107 @@ def test_a_model_folder_with_other_files_is_kept(run: Path, tmp_path: Path, caps
     for command in commands:
         assert regard(*command) == 2 and "contains checkpoints/state.json" in capsys.readouterr().err
     assert sorted(os.listdir(tmp_path)) == ["hf", "project", "run"]
+
+
+# --- interruptions
+
+WRITE = """
+import sys, time
+from regard import cli, files
+from regard.commands import COMMANDS
+
+def run(args):
+    with files.staged(sys.argv[1]) as fresh:
+        (fresh / "part").write_text("half")
+        print(fresh, flush=True)
+        time.sleep(60)
+
+class fake:
+    __doc__, ARGUMENTS, run = "fake", {}, staticmethod(run)
+
+COMMANDS["fake"], sys.modules["fake"] = ("fake", ""), fake
+sys.exit(cli.main(["fake"]))
+"""
+
+
+def interrupted(target: Path, how: signal.Signals) -> tuple[int, str, Path]:
+    """A process that writes `target`, and gets a signal: its exit code, its message and its temporary folder."""
+    command = [sys.executable, "-c", WRITE, str(target)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    fresh = Path(process.stdout.readline().strip())
+    assert (fresh / "part").is_file()
+    process.send_signal(how)
+    _, error = process.communicate(timeout=30)
+    return process.returncode, error, fresh
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
+def test_ctrl_c_and_sigterm_leave_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "out"
+    assert interrupted(target, signal.SIGINT)[:2] == (130, "\ninterrupted\n")
+    assert interrupted(target, signal.SIGTERM)[:2] == (143, "\nterminated\n")
+    assert list(tmp_path.iterdir()) == []
+    with staged(target):
+        assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
+def test_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:
+    code, _, left = interrupted(tmp_path / "out", signal.SIGKILL)
+    assert code == -signal.SIGKILL and left.is_dir()
+    running = tmp_path / left.name.replace(f"-{left.name.split('-')[-2]}-", f"-{os.getpid()}-")
+    elsewhere = tmp_path / left.name.replace(platform.node(), "elsewhere")
+    others = [running, elsewhere, tmp_path / ".out.mine.new", tmp_path / left.name.replace(".out", ".outer")]
+    for other in others:
+        other.mkdir()
+    with staged(tmp_path / "out"):
+        assert not left.exists() and all(other.is_dir() for other in others)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
+def test_a_folder_that_was_about_to_be_replaced_is_put_back(tmp_path: Path) -> None:
+    _, _, left = interrupted(tmp_path / "out", signal.SIGKILL)
+    old = left.with_name(left.name.replace(".new", ".old"))
+    old.mkdir()
+    (old / "kept").write_text("whole")
+    with pytest.raises(UserError, match="already exists"), staged(tmp_path / "out"):
+        pass
+    assert contents(tmp_path / "out") == {"kept": b"whole"} and os.listdir(tmp_path) == ["out"]
+
+
+def test_a_folder_is_written_in_another_thread(tmp_path: Path) -> None:
+    """Signals are handled in the main thread only."""
+
+    def write() -> None:
+        with staged(tmp_path / "out") as fresh:
+            (fresh / "file").touch()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    assert files_in(tmp_path / "out") == ["file"]
+
+
+# --- messages
+
+
+def test_errors_name_the_folder_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as write() raises it
+    with pytest.raises(OSError, match="No space left on device: 'out'") as caught, staged("out"):
+        raise full
+    assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(OSError, match="'out/sub/file'"), staged("out") as fresh:
+        (fresh / "sub" / "file").read_bytes()
+    with pytest.raises(OSError, match="'/elsewhere'"), staged("out"):
+        Path("/elsewhere").read_bytes()
+    with pytest.raises(UserError, match=r"^out/x: is wrong$"), staged("out") as fresh:
+        raise UserError(f"{fresh / 'x'}: is wrong")
+    with pytest.raises(UserError, match="name of the folder to write is empty"), staged(""):
+        pass
+    if Path("/proc/self").exists():
+        with pytest.raises(UserError, match=r"^/proc/x: cannot be created"), staged("/proc/x"):
+            pass
+    assert os.listdir() == []

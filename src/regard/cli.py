@@ -16,7 +16,7 @@ from typing import NoReturn, cast
 
 import regard
 from regard.commands import COMMANDS, Command, Parser, find_command
-from regard.errors import UserError, suggest
+from regard.errors import Terminated, UserError, suggest
 from regard.messages import LANGUAGES, VARIABLE, check_language, description, localize, using
 from regard.start import import_torch
 
@@ -83,7 +83,7 @@ examples:
   regard train --help            the options of a command, with examples
 """
 
-# 130 = 128 + SIGINT, 141 = 128 + SIGPIPE; 2 is a `UserError`
+# 130 = 128 + SIGINT, 141 = 128 + SIGPIPE, 143 = 128 + SIGTERM; 2 is a `UserError`
 EXIT_CODES = """exit codes:
   0    success
   1    system error (missing file, full disk) or a bug in Regard
@@ -91,6 +91,7 @@ EXIT_CODES = """exit codes:
   3    some inputs of a prediction, runs of a study or exercises failed; the others are done
   130  interrupted with Ctrl-C
   141  the output pipe was closed
+  143  terminated by SIGTERM, as kill and systemd do
 
 """
 
@@ -154,6 +155,8 @@ def report(error: BaseException, debug: bool) -> int:
     match error:
         case UserError():
             code, line = 2, f"error: {error}"
+        case Terminated():
+            code, line = 143, "\nterminated"
         case KeyboardInterrupt():
             code, line = 130, "\ninterrupted"
         case OSError(strerror=str(reason)):

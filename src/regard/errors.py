@@ -33,6 +33,10 @@ class Unfinished(UserError):
     """Interrupted work that continues where it stopped when the same command is run again."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: work ends as it does after Ctrl-C."""
+
+
 def is_of_the_system(error: BaseException | None) -> bool:
     """Whether an error comes from the operating system, as that of a full disk does, and not from the input."""
     while error is not None and not isinstance(error, OSError):

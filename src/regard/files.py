@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import secrets
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
-from regard.errors import UserError, listed
+from regard.errors import Terminated, UserError, listed
 
 
 @contextmanager
@@ -90,7 +95,10 @@ def staged(
     With `force` an existing folder is replaced, but only if each of its files is one of `own(folder)`, those that such
     a command has written there (none: it is no such folder), and never if it contains `keep`.
     """
+    if not str(folder):
+        raise UserError("the name of the folder to write is empty; give it a name")
     target = Path(folder).resolve()
+    _remove_left_over(target)
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         if not force:
             raise UserError(f"{folder}: already exists; choose another folder, or replace it with --force")
@@ -106,24 +114,91 @@ def staged(
                 "it; move that elsewhere, or choose another folder"
             )
     new_parent = not target.parent.exists()
-    make_folder(target.parent)
-    suffix = secrets.token_hex(4)
-    fresh, old = target.with_name(f".{target.name}.{suffix}.new"), target.with_name(f".{target.name}.{suffix}.old")
-    make_folder(fresh)
+    name = f".{target.name}.{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}"
+    fresh, old = target.with_name(f"{name}.new"), target.with_name(f"{name}.old")
+    with terminable():
+        try:
+            make_folder(target.parent)
+            with _named(fresh, str(folder)):
+                make_folder(fresh)
+                yield fresh
+                if target.exists():
+                    os.replace(target, old)
+                os.replace(fresh, target)
+        except BaseException:
+            if old.exists() and not target.exists():
+                os.replace(old, target)
+            shutil.rmtree(fresh, ignore_errors=True)
+            if new_parent:
+                with suppress(OSError):  # not empty: another process has written there
+                    target.parent.rmdir()
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _named(fresh: Path, folder: str) -> Iterator[None]:
+    """Errors name the folder that was asked for, not the temporary one, and not none, as that of a full disk does."""
     try:
-        yield fresh
-        if target.exists():
-            os.replace(target, old)
-        os.replace(fresh, target)
-    except BaseException:
-        if old.exists() and not target.exists():
-            os.replace(old, target)
-        shutil.rmtree(fresh, ignore_errors=True)
-        if new_parent:
-            with suppress(OSError):  # not empty: another process has written there
-                target.parent.rmdir()
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        yield
+    except OSError as error:
+        if error.filename is not None and str(fresh) not in str(error.filename):
+            raise
+        reason = error.strerror or str(error)
+        raise OSError(error.errno, reason, str(error.filename or fresh).replace(str(fresh), folder)) from error
+    except UserError as error:
+        if str(fresh) not in str(error):
+            raise
+        raise UserError(str(error).replace(str(fresh), folder)) from (error.__cause__ or error)
+
+
+def _remove_left_over(target: Path) -> None:
+    """Delete what a process of this machine that was killed has left of writing `target`.
+
+    If it was killed between its two renames, the folder that it was about to replace is put back.
+    """
+    left = re.compile(rf"\.{re.escape(target.name)}\.{re.escape(platform.node())}-(\d+)-[0-9a-f]{{8}}\.(new|old)")
+    for path in sorted(target.parent.glob(".*"), reverse=True):  # the old one first
+        if (match := left.fullmatch(path.name)) is None or is_running(int(match[1])):
+            continue
+        if match[2] == "old" and not target.exists():
+            os.replace(path, target)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def is_running(process: int) -> bool:
+    """Whether a process of this machine has not ended; True if that cannot be asked."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        pass
+    return True
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM ends the work as Ctrl-C does, so that what is temporary is removed.
+
+    Where it is ignored or handled already, and outside of the main thread, nothing changes.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def files_in(folder: Path) -> list[str]:

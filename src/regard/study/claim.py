@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from regard.files import make_folder
+from regard.files import is_running, make_folder
 
 LEASE = 90.0  # seconds without a heartbeat after which a process counts as dead
 BEATS = 6  # heartbeats per lease
@@ -140,11 +140,7 @@ def _is_alive(folder: Path, path: Path) -> bool:
     owner, touched = _read(path)
     if touched <= 0:
         return False
-    if owner.get("machine") == machine() and isinstance(process := owner.get("process"), int):
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return False
-        except OSError:  # of another user: it is alive
-            pass
+    own = owner.get("machine") == machine()
+    if own and isinstance(process := owner.get("process"), int) and not is_running(process):
+        return False
     return file_system_time(folder) - touched < float(owner.get("lease", LEASE))

@@ -15,20 +15,18 @@ from __future__ import annotations
 import _thread
 import gc
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import torch
 
 from regard.api import train_run
 from regard.errors import MissingExtra, MissingFiles, Unfinished, UserError, is_of_the_system
-from regard.files import make_folder
+from regard.files import make_folder, terminable
 from regard.models.recipe import EXAMPLES
 from regard.study import claim
 from regard.study.definition import Planned, Study
@@ -170,20 +168,6 @@ def logged(path: Path) -> Iterator[None]:
     make_folder(path.parent)
     with path.open("a", encoding="utf-8", buffering=1) as file, redirect_stderr(file), redirect_stdout(file):
         yield
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Inside, SIGTERM is a Ctrl-C, also while nothing is trained."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # --- several processes on one machine
