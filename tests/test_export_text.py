@@ -142,9 +142,33 @@ def test_pixel_statistics_go_to_the_preprocessor_and_back(
     assert compare(model, tmp_path).within_tolerance
     again = read_folder(tmp_path).model
     images = torch.rand(2, channels, 16, 16)
-    torch.testing.assert_close(again.eval()(images), model(images))
+    torch.testing.assert_close(again.eval()(images.expand(-1, 3, -1, -1)), model(images))
     written = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    assert len(written["image_mean"]) == len(written["image_std"]) == channels
+    assert len(written["image_mean"]) == len(written["image_std"]) == 3
+
+
+@pytest.mark.parametrize("size", [(16, 16), (21, 13)])
+def test_a_pipeline_classifies_gray_images(tmp_path: Path, size: tuple[int, int]) -> None:
+    """transformers opens every image in RGB: the exported model gives the classes of the grayscale model for it."""
+    image = pytest.importorskip("PIL.Image", reason="pip install 'regard[images]'")
+    config = ModelConfig(
+        **{**SIZE, "max_length": 17}, architecture="encoder", input="patches", position="learned", norm_order="pre",
+        activation="gelu", image_size=16, patch_size=4, channels=1, pixel_mean=(0.286,), pixel_std=(0.353,),
+        output_head="classes", classes=3, pooling="cls",
+    )  # fmt: skip
+    recipe = {"task": "image-classification", "data": {"classes": [*NAMES]}}
+    regard.save(loud(build(config)), tmp_path / "run", recipe=recipe)
+    assert main(["export", str(tmp_path / "run"), "--hf", str(tmp_path / "hf")]) == 0
+    assert main(["import", str(tmp_path / "hf"), "-o", str(tmp_path / "again")]) == 0
+    noise = torch.randint(256, (*reversed(size), 3), dtype=torch.uint8)
+    image.fromarray(noise.numpy()[..., 0]).save(tmp_path / "gray.png")
+    image.fromarray(noise.numpy()).save(tmp_path / "color.png")
+    pipeline = transformers.pipeline("image-classification", str(tmp_path / "hf"))
+    for name, error in (("gray.png", 1e-5), ("color.png", 0.02)):  # Pillow rounds the brightness to a byte
+        (ours,), (again,) = (regard.load(tmp_path / run).predict([tmp_path / name]) for run in ("run", "again"))
+        theirs = {one["label"]: one["score"] for one in pipeline(str(tmp_path / name))}
+        assert theirs == pytest.approx(ours.probabilities, abs=error)
+        assert again.probabilities == pytest.approx(ours.probabilities, abs=error)
 
 
 def test_the_check_says_why_it_compares_no_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,7 @@ from regard.messages import localize
 BYTES = 8  # the type of an idx file that is read
 HELD_OUT = 1  # seed of what `valid_fraction` holds out: the same for every train.seed
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+LUMA = (0.299, 0.587, 0.114)  # red, green and blue in a grayscale image (ITU-R 601, as in Pillow)
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # of images in requests; others run programs, such as Ghostscript
 MOST_PIXELS = 25_000_000  # of images in requests: a small file may contain very many
 LEAST = 2  # pixels a side

@@ -229,7 +229,8 @@ def _outputs(model: Model, peer: Any, generator: torch.Generator) -> list[tuple[
             shape = (3, config.channels, config.image_size, config.image_size)
             images = torch.rand(shape, generator=generator)
             mean, std = (torch.tensor(values)[:, None, None] for values in (config.pixel_mean, config.pixel_std))
-            inputs, out = (images,), peer(pixel_values=(images - mean) / std)
+            pixels = ((images - mean) / std).expand(-1, peer.config.num_channels, -1, -1)  # one that is gray, in RGB
+            inputs, out = (images,), peer(pixel_values=pixels)
         case Encoder():
             ids, is_real = tokens(config.vocab_size or 0)
             types = torch.randint(max(1, config.token_types), ids.shape, generator=generator)

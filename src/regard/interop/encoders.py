@@ -2,6 +2,13 @@
 
 BERT (Devlin et al. 2018)         post-LN, learned positions, token types and a norm after the embeddings
 ViT (Dosovitskiy et al. 2021)     pre-LN over the patches of an image, with a [CLS] token in front
+
+transformers opens every image in colour. A grayscale model is exported as one that reads RGB and makes it gray itself:
+a pixel is Y = Σ_c l_c x_c with Σ_c l_c = 1 (LUMA), so with W_c = l_c W the projection of a patch is the same,
+
+    Σ_c W_c (x_c - m) / s = W (Y - m) / s,
+
+and for a gray image in RGB, where all x_c are equal, it is that of the gray image.
 """
 
 from __future__ import annotations
@@ -9,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+import torch
+
+from regard.data.images import LUMA
 from regard.interop.family import Additions, Family, Json, is_tied, unsupported
 from regard.interop.rules import Rule, Tensors, layer, linear, same, squeeze
 from regard.models.config import ModelConfig
@@ -201,7 +211,17 @@ class ViT(EncoderFamily):
         return {} if config.output_head == "none" else {"pooler": config.output_head == "pooled"}
 
     def to_config(self, config: ModelConfig) -> Json:
-        return {"image_size": config.image_size, "patch_size": config.patch_size, **super().to_config(config)}
+        channels = {"num_channels": len(LUMA)} if config.channels == 1 else {}
+        sizes = {"image_size": config.image_size, "patch_size": config.patch_size}
+        return {**channels, **sizes, **super().to_config(config)}
+
+    def reorder(self, config: ModelConfig, tensors: Tensors) -> Tensors:
+        """The projection of RGB for a grayscale model."""
+        if config.channels != 1:
+            return tensors
+        name = "embedding.project.weight"  # [dim, 1, patch, patch]
+        luma = torch.tensor(LUMA, dtype=torch.float64, device=tensors[name].device)[:, None, None]
+        return {**tensors, name: (tensors[name] * luma).to(tensors[name].dtype)}
 
 
 def _side(hf: Json, key: str, default: int) -> int:

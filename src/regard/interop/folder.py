@@ -219,11 +219,12 @@ def _with_special_tokens(tokenizer: Tokenizer, architecture: str) -> str:
 
 def preprocessor_config(config: ModelConfig) -> Json:
     """What transformers' image processor does: resize, divide by 255, normalise by the statistics of the pixels."""
-    mean, std = (list(values) * (config.channels // len(values)) for values in (config.pixel_mean, config.pixel_std))
+    channels = 3 if config.channels == 1 else config.channels
+    mean, std = (list(values) * (channels // len(values)) for values in (config.pixel_mean, config.pixel_std))
     return {
         "image_processor_type": "ViTImageProcessor", "do_resize": True, "do_rescale": True, "do_normalize": True,
         "size": {"height": config.image_size, "width": config.image_size}, "resample": 2, "rescale_factor": 1 / 255,
-        "image_mean": mean, "image_std": std,
+        "image_mean": mean, "image_std": std, **({"do_convert_rgb": True} if channels == 3 else {}),
     }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.data.images import LUMA
 from regard.errors import MissingExtra, UserError
 from regard.models.config import ModelConfig
 from regard.models.folder import fill, weights_of
@@ -41,7 +42,6 @@ from regard.nn.trace import trace
 from regard.predict.onnx import OUTPUTS, PAST, PRESENT, SOURCES
 
 ROWS, LENGTH, READ = 2, 5, 3  # of the example that is recorded; sizes that differ, so that none is taken for another
-LUMA = (0.299, 0.587, 0.114)  # red, green and blue in a grayscale image (ITU-R 601, as in Pillow)
 LARGEST = 2**31  # bytes of an ONNX file, which is a protobuf message
 
 
