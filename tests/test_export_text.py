@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import transformers
 import regard
 from regard.cli import main
 from regard.interop import compare, export_folder, read_folder
-from regard.interop.check import TEXTS, compare_texts
+from regard.interop.check import TEXTS, Agreement
+from regard.interop.peer import Peer
+from regard.interop.verify import compare_outputs
 from regard.models.config import ModelConfig
 from regard.models.transformer import build
 from regard.predict.bundle import Bundle
@@ -50,6 +53,10 @@ def exported(bundle: Bundle, folder: Path) -> Path:
     return folder
 
 
+def compare_texts(bundle: Bundle, folder: Path) -> Agreement:
+    return compare_outputs(bundle, Peer(bundle, folder), TEXTS)
+
+
 def loud(model: Any) -> Any:
     """Larger output weights, so that outputs depend on the text."""
     with torch.no_grad():
@@ -73,7 +80,7 @@ def translator(kinds: tuple[str, ...]) -> Bundle:
 def test_a_translator_gives_the_same_texts(tmp_path: Path, kinds: tuple[str, ...]) -> None:
     bundle = translator(kinds)
     agreement = compare_texts(bundle, exported(bundle, tmp_path))
-    assert agreement is not None and agreement.identical == agreement.compared == len(TEXTS), agreement
+    assert agreement.identical == agreement.compared == len(TEXTS), agreement
     assert len({one.text for one in bundle.predict(TEXTS, max_length=24)}) > 3
 
 
@@ -84,7 +91,7 @@ def test_the_check_notices_a_tokenizer_without_its_special_tokens(tmp_path: Path
     assert content["post_processor"]["single"][-1]["SpecialToken"]["id"] == "</s>"
     path.write_text(json.dumps({**content, "post_processor": None}))
     agreement = compare_texts(bundle, tmp_path)
-    assert agreement is not None and agreement.identical < 0.9 * agreement.compared and agreement.first is not None
+    assert agreement.identical < 0.9 * agreement.compared and agreement.first is not None
 
 
 def classifier(**settings: Any) -> Bundle:
@@ -96,7 +103,7 @@ def classifier(**settings: Any) -> Bundle:
 def test_a_classifier_gives_the_same_classes_and_probabilities(tmp_path: Path) -> None:
     bundle = classifier(pooling="cls", pooler=True)
     agreement = compare_texts(bundle, exported(bundle, tmp_path))
-    assert agreement is not None and agreement.identical == agreement.compared
+    assert agreement.identical == agreement.compared
     pipeline = transformers.pipeline("text-classification", str(tmp_path), top_k=None)
     for text, ours in zip(TEXTS, bundle.predict(TEXTS), strict=True):
         (theirs,) = pipeline([text])
@@ -109,7 +116,7 @@ def test_a_masked_model_fills_the_same_tokens(tmp_path: Path) -> None:
     config = ModelConfig(**BERT, vocab_size=len(own), output_head="tokens", head_layer=True, logit_bias=True)
     bundle = Bundle(loud(build(config)), {"tokenizer": own}, predictor=MaskPredictor)
     agreement = compare_texts(bundle, exported(bundle, tmp_path))
-    assert agreement is not None and agreement.identical == agreement.compared
+    assert agreement.identical == agreement.compared
     (best, *_) = transformers.pipeline("fill-mask", str(tmp_path))("It costs <mask> euros!")
     ((ours, *_),) = bundle.predict(["It costs <mask> euros!"])[0].masks
     assert own.token(best["token"]) == ours.token and best["score"] == pytest.approx(ours.probability, abs=1e-5)
@@ -122,7 +129,7 @@ def test_a_language_model_continues_texts_alike(tmp_path: Path, bias: bool) -> N
         loud(build(ModelConfig(**GPT2, vocab_size=len(own), bias=bias))), {"tokenizer": own}, predictor=Generator
     )
     agreement = compare_texts(bundle, exported(bundle, tmp_path))
-    assert agreement is not None and agreement.identical == agreement.compared == len(TEXTS)
+    assert agreement.identical == agreement.compared == len(TEXTS)
     assert compare(bundle.model, tmp_path).within_tolerance
 
 
@@ -171,12 +178,110 @@ def test_a_pipeline_classifies_gray_images(tmp_path: Path, size: tuple[int, int]
         assert again.probabilities == pytest.approx(ours.probabilities, abs=error)
 
 
-def test_the_check_says_why_it_compares_no_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def language_model(folder: Path, **changes: Any) -> Path:
+    """A saved GPT-2 with random weights."""
     own = tokenizer("char")
-    sizes = {**GPT2, "max_length": 8, "vocab_size": len(own)}
-    regard.save(build(ModelConfig(**sizes)), tmp_path / "run", tokenizers={"tokenizer": own})
-    assert main(["export", str(tmp_path / "run"), "--hf", str(tmp_path / "hf"), "--check"]) == 0
-    assert "not compared, because each has more tokens than fit into max_length = 8" in capsys.readouterr().out
-    assert main(["export", str(tmp_path / "run"), "--hf", str(tmp_path / "hf"), "--check", "--json", "--force"]) == 0
-    texts = json.loads(capsys.readouterr().out)["texts"]
-    assert texts["compared"] == 0 and "max_length = 8" in texts["reason"]
+    model = loud(build(ModelConfig(**{**GPT2, "vocab_size": len(own), **changes})))
+    regard.save(model, folder, tokenizers={"tokenizer": own})
+    return folder
+
+
+def export(run: Path, out: Path, *options: str) -> int:
+    return main(["export", str(run), "--hf", str(out), *options])
+
+
+@pytest.mark.parametrize("length", [8, 64])
+def test_an_export_verifies_itself(tmp_path: Path, length: int, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = language_model(tmp_path / "run", max_length=length), tmp_path / "hf"
+    assert export(run, out, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["format"], printed["family"], printed["inputs"]) == ("hf", "GPT-2", "generated")
+    assert json.loads((out / "export.json").read_text()).items() <= printed.items()
+    assert (
+        printed["values"] > 1000 and printed["difference"] < 1e-4 and printed["identical"] == printed["compared"] > 20
+    )
+    assert export(run, out, "--force") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("largest difference from the run: ") and "generated inputs: " in lines[2]
+
+
+@pytest.mark.parametrize("part", ["weights", "tokenizer"])
+def test_an_export_that_differs_leaves_nothing(
+    tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from regard.interop import convert, folder
+
+    run = language_model(tmp_path / "run")
+    if part == "weights":
+        right = convert.weights_to_hf
+        wrong = lambda *arguments: {name: value * 1.001 for name, value in right(*arguments).items()}  # noqa: E731
+        monkeypatch.setattr(convert, "weights_to_hf", wrong)
+    else:
+        other = Tokenizer.train(TEXTS[4:8], "char")
+        right_tokenizer = folder.write_tokenizers
+        wrong = lambda path, config, tokenizers, length: right_tokenizer(path, config, {"tokenizer": other}, length)  # noqa: E731
+        monkeypatch.setattr(folder, "write_tokenizers", wrong)
+    assert export(run, tmp_path / "hf") == 2
+    assert "the exported model differs from the run" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_the_runs_own_data_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = classifier(pooling="cls", pooler=True)
+    rows = [f"{text}\t{NAMES[number % 3]}" for number, text in enumerate(TEXTS)]
+    (tmp_path / "test.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n", encoding="utf-8")
+    data = {"folder": str(tmp_path), "train": ["test.tsv"], "test": {"mine": ["test.tsv"]}, "classes": list(NAMES)}
+    recipe = {"task": "text-classification", "data": {**data, "max_length": 16}}
+    regard.save(bundle.model, tmp_path / "run", tokenizers=bundle.tokenizers, recipe=recipe)
+    assert export(tmp_path / "run", tmp_path / "hf", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["inputs"] == "mine" and result["identical"] == result["compared"] == len(TEXTS)
+
+
+@pytest.mark.parametrize("mode", [1, 3, 4])
+def test_images_are_compared_through_the_image_processor(
+    tmp_path: Path, mode: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("PIL", reason="pip install 'regard[images]'")
+    config = ModelConfig(
+        **{**SIZE, "max_length": 17}, architecture="encoder", input="patches", position="learned", norm_order="pre",
+        activation="gelu", image_size=16, patch_size=4, channels=mode, output_head="classes", classes=3, pooling="cls",
+        pixel_mean=(0.4,), pixel_std=(0.3,),
+    )  # fmt: skip
+    regard.save(loud(build(config)), tmp_path / "run", recipe={"task": "image-classification"})
+    assert export(tmp_path / "run", tmp_path / "hf", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["identical"] == result["compared"] == 32 and result["values"] == 96
+
+
+def test_an_export_without_texts_compares_random_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    regard.save(loud(build(ModelConfig(**GPT2, vocab_size=31))), tmp_path / "run")
+    assert export(tmp_path / "run", tmp_path / "hf") == 0
+    assert "outputs: not compared, because the model has no tokenizer" in capsys.readouterr().out
+    saved = json.loads((tmp_path / "hf" / "export.json").read_text())
+    assert saved["inputs"] == "random" and saved["compared"] == 0 and saved["values"] > 0 and saved["reason"]
+
+
+def test_an_encoder_without_output_layer_is_compared_by_its_vectors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tokenizer("bpe")
+    config = ModelConfig(**BERT, vocab_size=len(own), output_head="none")
+    regard.save(loud(build(config)), tmp_path / "run", tokenizers={"tokenizer": own})
+    assert export(tmp_path / "run", tmp_path / "hf", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["difference"] < 1e-4 and result["values"] > 1000
+    assert result["compared"] == 0 and result["reason"] == "the outputs are vectors"
+
+
+def test_an_export_that_is_not_compared_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = language_model(tmp_path / "run"), tmp_path / "hf"
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert export(run, out, "--check") == 2 and not out.exists()
+    assert "pip install 'regard[hf]'" in capsys.readouterr().err
+    assert export(run, out) == 0
+    assert "not compared with the run: " in (printed := capsys.readouterr().out) and "'regard[hf]'" in printed
+    saved = json.loads((out / "export.json").read_text())
+    assert saved["compared"] == saved["values"] == 0 and "transformers" in saved["reason"]

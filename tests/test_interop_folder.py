@@ -186,7 +186,7 @@ def test_check_runs_both_and_prints_the_difference(hf, tmp_path, regard_run, cap
     assert regard("import", hf, "-o", tmp_path / "out", "--check") == 0
     assert re.search(r"largest difference from transformers: \d\.\de-\d\d in [\d,]+ values", capsys.readouterr().out)
     assert regard("export", regard_run, "--hf", tmp_path / "marian", "--check", "--json") == 0
-    assert 0 <= json.loads(capsys.readouterr().out)["difference"] < 1e-5
+    assert 0 <= json.loads(capsys.readouterr().out)["difference"] < 1e-4
 
 
 def test_check_without_transformers_names_the_extra(hf, tmp_path, monkeypatch, capsys):

@@ -130,8 +130,9 @@ def test_an_exported_folder_gives_the_same_texts(regard: Call) -> None:
     for run in ("mt", "labels", "lm", "masked"):
         reply = regard("export", f"runs/{run}", "--hf", f"hf-{run}", "--check", "--json")
         assert reply.code == 0, reply.err
-        texts = json.loads(reply.out)["texts"]
-        assert texts is None or texts["identical"] == texts["compared"] > 0
+        result = json.loads(reply.out)
+        assert result["identical"] == result["compared"] > 0
+        assert (result["inputs"] == "generated") == (run in ("lm", "masked"))  # which have no other set
     names = json.loads(Path("hf-labels/config.json").read_text(encoding="utf-8"))["id2label"]
     assert sorted(names.values()) == ["negative", "positive"]
     assert regard("import", "hf-labels", "-o", "runs/back").code == 0

@@ -315,7 +315,7 @@ def test_transformers_gives_the_same_tags(run, empty_folder, capsys):
     transformers = pytest.importorskip("transformers")
     assert main(["export", str(run), "--hf", "hf", "--check", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["family"] == "BERT" and result["texts"]["identical"] == result["texts"]["compared"] > 10
+    assert result["family"] == "BERT" and result["identical"] == result["compared"] > 10
     hf = json.loads(Path("hf/config.json").read_text())
     assert hf["architectures"] == ["BertForTokenClassification"] and hf["id2label"]["1"] == "B-LOC"
     pipeline = transformers.pipeline("token-classification", "hf", aggregation_strategy="first")

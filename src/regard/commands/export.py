@@ -6,14 +6,15 @@ translates and generates text fast on CPUs.
 A Hugging Face folder has config.json, model.safetensors and the tokenizer. If no architecture of transformers can
 represent the model, the error lists the differences. ONNX represents every Transformer; the graphs take any batch size
 and length and hand on the keys and values of the tokens that they have read. CTranslate2 has encoder-decoders and
-language models; what it would compute differently is refused. Before it is called done, every ONNX or CTranslate2
-folder is compared with the run on 32 inputs of its test data; if it differs, nothing is saved. The folder is used like
-a run: regard translate DIR, regard generate DIR, regard classify DIR … A web folder is such a folder with a page and
-with ONNX Runtime as WebAssembly: any static server serves it, and nothing that is typed there leaves the browser.
+language models; what it would compute differently is refused. Before it is called done, every folder is compared with
+the run on 32 inputs of its test data; if it differs, nothing is saved. With --hf this needs transformers; without it
+the folder is saved, and the output says that it was not compared. A folder for ONNX or CTranslate2 is used like a run:
+regard translate DIR, regard generate DIR, regard classify DIR … A web folder is such a folder with a page and with
+ONNX Runtime as WebAssembly: any static server serves it, and nothing that is typed there leaves the browser.
 
 examples:
   regard export runs/gpt2 --hf gpt2-out             convert runs/gpt2 to gpt2-out
-  regard export runs/gpt2 --hf gpt2-out --check     also load it with transformers and compare the outputs
+  regard export runs/gpt2 --hf gpt2-out --check     an error if transformers, to compare with, is not installed
   regard export runs/mine --onnx mine-onnx          ONNX graphs in mine-onnx/onnx
   regard export runs/mine --onnx mine-onnx --int8   with weights in 8 bits: a quarter of the size
   regard export runs/mine --web site                a page; look at it with  python -m http.server -d site
@@ -29,10 +30,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.commands import show
-from regard.errors import UserError
+from regard.errors import MissingExtra, UserError
+from regard.messages import localize
 
 if TYPE_CHECKING:
-    from regard.models.transformer import Model
+    from regard.interop.check import Agreement, Difference
+    from regard.interop.peer import Peer
     from regard.predict.bundle import Bundle
 
 ARGUMENTS = {
@@ -43,7 +46,7 @@ ARGUMENTS = {
     "--ctranslate2 DIR": "save a folder for CTranslate2",
     "--int8": "with --onnx or --ctranslate2: weights in 8 bits",
     "--fp32": "with --web: weights in 32 bits instead of 8",
-    "--check": "with --hf: load DIR with transformers and compare the outputs",
+    "--check": "with --hf: an error if transformers, to compare with, is not installed",
     "--force": "replace DIR if an export has written all of its files",
     "--json": "print the result as JSON",
 }
@@ -71,7 +74,8 @@ def run(args: argparse.Namespace) -> None:
         write_json(fresh / VERIFICATION, {**result, "files": files})
     parameters = sum(tensor.numel() for tensor in weights_of(bundle.model).values())
     line = f"{title}, {parameters:,} parameters: {args.run} -> {folder} ({', '.join(files)})"
-    show(args.json, {**result, "parameters": parameters, "folder": folder, "files": files}, [line, *summary])
+    content = {**result, "parameters": parameters, "folder": folder, "files": files}
+    show(args.json, content, [line, *map(localize, summary)])
 
 
 def exported_files(folder: Path) -> list[str]:
@@ -99,47 +103,52 @@ def _chosen(args: argparse.Namespace) -> tuple[str, str]:
 
 def _save_hf(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
     from regard.interop import export_folder
-    from regard.interop.check import compare_texts
 
     metadata = dict(bundle.tables["hf"])
     if bundle.config.output_head == "classes":
         metadata["id2label"] = {str(number): name for number, name in enumerate(bundle.classes)}
     longest = bundle.limits.source
     family = export_folder(bundle.model, fresh, bundle.tokenizers, metadata=metadata, max_length=longest)
-    difference, summary = check(args, bundle.model, fresh)
-    agreement = compare_texts(bundle, fresh) if args.check else None
-    texts: dict[str, Any] | None = None
-    if isinstance(agreement, str):
-        summary = [*summary, f"outputs for texts: not compared, because {agreement}"]
-        texts = {"compared": 0, "reason": agreement}
-    elif agreement is not None:
-        summary = [*summary, agreement.summary]
-        texts = {"identical": agreement.identical, "compared": agreement.compared}
-        if not agreement.enough:
-            text, ours, theirs = agreement.first or ("", "", "")
-            raise UserError(
-                f"--check: {agreement.summary}; the first that differs: {text!r} gives {ours!r} here and "
-                f"{theirs!r} there; nothing was saved"
-            )
-    return {"family": family, "difference": difference, "texts": texts}, family, summary
+    bundle.model.float()  # as transformers computes
+    try:
+        result, summary = _verify_hf(bundle, fresh)
+    except MissingExtra as missing:
+        if args.check:
+            raise
+        result = {"values": 0, "compared": 0, "reason": str(missing)}
+        summary = [f"not compared with the run: {missing}, and export again with --check"]
+    return {"family": family, **result}, family, summary
+
+
+def _verify_hf(bundle: Bundle, fresh: Path) -> tuple[dict[str, Any], list[str]]:
+    """`verify` with transformers; on random ids or pixels where there are no inputs that both can read."""
+    from regard.interop import compare
+    from regard.interop.check import Agreement
+    from regard.interop.peer import Peer, unreadable
+
+    if reason := unreadable(bundle):
+        return _verified(compare(bundle.model, fresh), Agreement(0, 0, None, reason=reason), "random")
+    return verify(bundle, Peer(bundle, fresh))
 
 
 def _save_onnx(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
     from regard.interop.onnx_folder import export_onnx
+    from regard.tasks.registry import load
 
     export_onnx(bundle, fresh, int8=args.int8)
-    result, summary = verify(bundle, fresh, int8=args.int8)
+    result, summary = verify(bundle, load(fresh), int8=args.int8)
     return {"int8": args.int8, **result}, "ONNX, int8" if args.int8 else "ONNX", summary
 
 
 def _save_web(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
     from regard.interop.onnx_folder import export_onnx
     from regard.interop.web_folder import add_page, check_page
+    from regard.tasks.registry import load
 
     int8 = not args.fp32
     check_page(bundle)
     export_onnx(bundle, fresh, int8=int8, attention=True)
-    result, summary = verify(bundle, fresh, int8=int8)
+    result, summary = verify(bundle, load(fresh), int8=int8)
     add_page(bundle, fresh, int8=int8)
     served = f"open it with any static server:  python -m http.server -d {shlex.quote(args.web)}"
     return {"int8": int8, **result}, "page with the model", [*summary, served]
@@ -147,9 +156,10 @@ def _save_web(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
 
 def _save_ctranslate2(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
     from regard.interop.ctranslate2 import export_ctranslate2
+    from regard.tasks.registry import load
 
     export_ctranslate2(bundle, fresh, int8=args.int8)
-    result, summary = verify(bundle, fresh, int8=args.int8)
+    result, summary = verify(bundle, load(fresh), int8=args.int8)
     title = "CTranslate2, int8" if args.int8 else "CTranslate2"
     return {"int8": args.int8, **result}, title, summary
 
@@ -162,23 +172,28 @@ FORMATS = {
 }
 
 
-def verify(bundle: Bundle, fresh: Path, *, int8: bool) -> tuple[dict[str, Any], list[str]]:
-    """Compare an exported folder with the run; an error if they differ.
-
-    In float32 the values must agree up to rounding, and the outputs must be identical too.
-    """
+def verify(bundle: Bundle, exported: Bundle | Peer, *, int8: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """Compare an exported folder with the run, on its own data if possible; an error if they differ."""
     from regard.interop.verify import INPUTS, compare_outputs, compare_values, fitting, generated_inputs
-    from regard.tasks.registry import load, task_for, task_of
+    from regard.tasks.registry import task_for, task_of
     from regard.training.task import run_inputs
 
     task = bundle.recipe.get("task") or task_for(bundle.config)
     name, inputs = run_inputs(task_of({"task": task}), bundle, INPUTS) if task else ("", [])
     inputs = fitting(bundle, inputs) or fitting(bundle, generated_inputs(bundle, INPUTS))
-    exported = load(fresh)
+    kind = f"inputs from {name}" if name else "generated inputs"
     difference = compare_values(bundle, exported, inputs, int8=int8, peer="the run")
-    agreement = compare_outputs(
-        bundle, exported, inputs, peer="the run", kind=f"inputs from {name}" if name else "generated inputs"
-    )
+    agreement = compare_outputs(bundle, exported, inputs, peer="the run", kind=kind)
+    return _verified(difference, agreement, name or "generated", int8=int8)
+
+
+def _verified(
+    difference: Difference, agreement: Agreement, inputs: str, *, int8: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """The result of a comparison, for export.json and as lines; an error if it is not good enough.
+
+    In float32 the values must agree up to rounding, and the outputs must be identical too.
+    """
     if not difference.within_tolerance or not (int8 or agreement.enough):
         text, ours, theirs = agreement.first or ("", "", "")
         first = f"; the first that differs: {text!r} gives {ours!r} in the run and {theirs!r} exported" if text else ""
@@ -188,23 +203,9 @@ def verify(bundle: Bundle, fresh: Path, *, int8: bool) -> tuple[dict[str, Any], 
             f"{kind}); {agreement.summary}{first}; nothing was saved"
         )
     result = {
-        "inputs": name or "generated", "values": difference.count, "difference": difference.largest,
+        "inputs": inputs, "values": difference.count, "difference": difference.largest,
         "mean_difference": difference.mean, "largest_value": difference.scale, "tolerance": difference.tolerance,
         "identical": agreement.identical, "compared": agreement.compared,
+        **({"reason": agreement.reason} if agreement.reason else {}),
     }  # fmt: skip
     return result, [difference.summary, agreement.summary]
-
-
-def check(args: argparse.Namespace, model: Model, folder: str | Path) -> tuple[float | None, list[str]]:
-    """With --check: the largest difference from transformers; an error if it is larger than rounding errors."""
-    from regard.interop import compare
-
-    if not args.check:
-        return None, []
-    difference = compare(model, folder)
-    if not difference.within_tolerance:
-        raise UserError(
-            f"--check: the outputs differ from those of transformers by up to {difference.largest:.2g} (largest value "
-            f"{difference.scale:.2g}), more than rounding explains; nothing was saved"
-        )
-    return difference.largest, [difference.summary]

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regard.commands import show
-from regard.commands.export import check
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.models.transformer import Model
 
 ARGUMENTS = {
     "DIR": "the Hugging Face folder",
@@ -33,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     imported = read_folder(args.dir)
     output = Path(args.out) if args.out else Path("runs") / Path(args.dir).resolve().name
     with staged(output, force=args.force, own=runs.saved_files, keep=args.dir) as fresh:
-        difference, summary = check(args, imported.model, args.dir)
+        difference, summary = check(imported.model, args.dir) if args.check else (None, [])
         task = task_for(imported.model.config)
         recipe = {name: value for name, value in (("task", task), ("hf", imported.metadata)) if value}
         runs.save(imported.model, fresh, tokenizers=imported.tokenizers, recipe=recipe)
@@ -47,3 +51,16 @@ def run(args: argparse.Namespace) -> None:
         lines.append("the folder has no tokenizer.json, so the model can only be used with token ids")
     result = {"family": family, "task": task, "parameters": parameters, "folder": str(output), "files": files}
     show(args.json, {**result, "unused": unused, "difference": difference}, [*lines, *summary])
+
+
+def check(model: Model, folder: str) -> tuple[float, list[str]]:
+    """The largest difference from transformers; an error if it is larger than rounding errors."""
+    from regard.interop import compare
+
+    difference = compare(model, folder)
+    if not difference.within_tolerance:
+        raise UserError(
+            f"--check: the outputs differ from those of transformers by up to {difference.largest:.2g} (largest value "
+            f"{difference.scale:.2g}), more than rounding explains; nothing was saved"
+        )
+    return difference.largest, [difference.summary]

@@ -3,17 +3,15 @@
 `compare` feeds the same random ids or pixels to both and reports the largest difference of the outputs. Both compute
 in float32 with a different order of operations, so values agree to a relative error of about 1e-6; a wrong weight map
 gives errors as large as the values. Rows have different lengths, which covers padding; only real tokens are compared.
-
-`compare_texts` goes from text to text, as a user of the folder does: AutoTokenizer and the model of transformers
-against the predictor of Regard, with greedy search. This covers the tokenizer, the special tokens that it adds, and the
-names of classes.
+An export is compared on real inputs instead, from text to text too (`regard.interop.verify`).
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,6 @@ from torch import Tensor
 from regard.errors import MissingExtra, UserError
 from regard.interop.folder import read_json
 from regard.models.transformer import Decoder, Encoder, EncoderDecoder, Model, Recurrent
-from regard.predict.bundle import Bundle
-from regard.predict.config import SearchConfig
-from regard.text.words import encode_words
 
 TOLERANCE = 2e-5  # relative to the largest value
 NEW_TOKENS = 24  # generated for each of these texts
@@ -84,6 +79,7 @@ class Agreement:
     first: tuple[str, str, str] | None  # input, our output, theirs
     peer: str = "transformers"
     kind: str = "texts"  # of the inputs
+    reason: str = ""  # why none are compared
 
     @classmethod
     def of(cls, inputs: Sequence[str], ours: Sequence[str], theirs: Sequence[str], **options: str) -> Agreement:
@@ -98,77 +94,9 @@ class Agreement:
 
     @property
     def summary(self) -> str:
+        if not self.compared:
+            return f"outputs: not compared, because {self.reason}"
         return f"outputs for {self.compared} {self.kind}: {self.identical} identical to those of {self.peer}"
-
-
-def compare_texts(bundle: Bundle, folder: str | Path) -> Agreement | str:
-    """Compare the predictions of `bundle` with those of the transformers folder, or why that is not possible."""
-    config = bundle.config
-    if not bundle.tokenizers or config.input != "tokens" or bundle.predictor_class is None:
-        return (
-            "it does not predict from text" if bundle.tokenizers or config.input != "tokens" else "it has no tokenizer"
-        )
-    from transformers import AutoTokenizer
-
-    def load(path: Path) -> Any:
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-
-    def read(texts: list[str], **options: Any) -> Any:
-        return tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False, **options)
-
-    room = config.max_length - NEW_TOKENS if config.architecture == "decoder" else config.max_length
-    texts = [text for text in TEXTS if len(bundle.source.encode(text)) + 2 <= room]
-    if not texts:
-        return f"each has more tokens than fit into max_length = {config.max_length}"
-    peer, tokenizer, predictor = load_peer(folder), load(Path(folder)), bundle.predictor
-    if peer.config.model_type == "fnet":
-        return "transformers mixes the padding of a batch into the outputs of an FNet"
-    with torch.inference_mode():
-        match config.architecture, config.output_head:
-            case "encoder-decoder", _:
-                separate = Path(folder) / "target"
-                output = peer.generate(**read(texts), max_new_tokens=NEW_TOKENS, num_beams=1, do_sample=False)
-                theirs = (load(separate) if separate.is_dir() else tokenizer).batch_decode(output, True)
-                search = SearchConfig(max_length=NEW_TOKENS)
-                ours = [prediction.text for prediction in predictor.predict(texts, config=search)]
-            case "decoder", _:
-                theirs, ours = [], []
-                search = SearchConfig(sample=True, top_k=1, max_length=NEW_TOKENS)
-                for text in texts:
-                    ids = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
-                    output = peer.generate(**ids, max_new_tokens=NEW_TOKENS, do_sample=False)
-                    theirs.append(tokenizer.decode(output[0, ids.input_ids.shape[1] :], True))
-                    ours.append(predictor.predict([text], config=search)[0].text)
-            case "encoder", "classes" if config.per_token:
-                words = [text.split() for text in texts]
-                ours = [
-                    " ".join(f"{one.tag} {one.probability:.3f}" for one in p.words) for p in predictor.predict(words)
-                ]
-                probabilities, theirs = peer(**_real(peer, read(texts))).logits.softmax(dim=-1), []
-                for part in encode_words(bundle.tokenizer, words, config.max_length):
-                    values, numbers = (one.tolist() for one in probabilities[part.sentence, part.first].max(dim=-1))
-                    tagged = zip(numbers, values, strict=True)
-                    theirs.append(" ".join(f"{peer.config.id2label[number]} {value:.3f}" for number, value in tagged))
-            case "encoder", "classes":
-                best = peer(**_real(peer, read(texts, truncation=True))).logits.softmax(dim=-1).max(dim=-1)
-                names = [peer.config.id2label[number] for number in best.indices.tolist()]
-                theirs = [f"{name} {value:.3f}" for name, value in zip(names, best.values.tolist(), strict=True)]
-                ours = [f"{one.label} {one.probabilities[one.label]:.3f}" for one in predictor.predict(texts)]
-            case _, "tokens" if tokenizer.mask_token:
-                texts = [f"{text} {tokenizer.mask_token}" for text in texts]
-                batch = read(texts)
-                masked = batch.input_ids == tokenizer.mask_token_id
-                theirs = [
-                    *map(bundle.tokenizer.token, peer(**_real(peer, batch)).logits[masked].argmax(dim=-1).tolist())
-                ]
-                ours = [one.masks[0][0].token for one in predictor.predict(texts, top=1)]
-            case _:
-                return "its tokenizer has no mask token"
-    return Agreement.of(texts, ours, theirs)
-
-
-def _real(peer: Any, batch: Any) -> dict[str, Tensor]:
-    return encoder_inputs(peer, batch["input_ids"], batch["attention_mask"])
 
 
 def load_peer(folder: str | Path) -> Any:
@@ -176,19 +104,29 @@ def load_peer(folder: str | Path) -> Any:
     try:
         import transformers
     except ModuleNotFoundError:
-        raise MissingExtra("hf", "transformers", "--check") from None
+        raise MissingExtra("hf", "transformers", "the comparison with transformers") from None
     name = read_json(Path(folder) / "config.json")["architectures"][0]
-    log, loud = transformers.logging, transformers.logging.get_verbosity()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
     try:
-        kind = getattr(transformers, name)
-        return kind.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True).eval()
+        with quiet():
+            kind = getattr(transformers, name)
+            return kind.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True).eval()
     except Exception as error:  # transformers raises many classes
         raise UserError(f"{folder}: transformers cannot load it as {name}: {error}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings and progress bars of transformers."""
+    from transformers import logging
+
+    loud = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
     finally:
-        log.set_verbosity(loud)
-        log.enable_progress_bar()
+        logging.set_verbosity(loud)
+        logging.enable_progress_bar()
 
 
 def encoder_inputs(peer: Any, ids: Tensor, is_real: Tensor) -> dict[str, Tensor]:

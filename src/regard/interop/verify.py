@@ -3,8 +3,9 @@
     values    logits, log-probabilities, or the numbers of a regression, for the same tokens: the largest difference
     outputs   what a user gets, from text to text, with greedy search: how many are identical
 
-An exported model has the interface of a model and its folder is a bundle, so one comparison serves every format. The
-logits of a decoder are computed in two steps, which covers the keys and values that one step hands to the next.
+An exported model has the interface of a model and its folder is a bundle, so one comparison serves every format; that
+for transformers is a `Peer`. The logits of a decoder are computed in two steps, which covers the keys and values that
+one step hands to the next; transformers computes them in one.
 Batches have several sizes and lengths, padding included. CTranslate2 has no logits to compare: there the values are the
 log-probabilities of the tokens of the run's own greedy outputs, or of the texts of a language model.
 """
@@ -12,6 +13,7 @@ log-probabilities of the tokens of the run's own greedy outputs, or of the texts
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,10 +22,12 @@ from torch import Tensor
 
 from regard.data.batch import pad_rows
 from regard.interop.check import NEW_TOKENS, TEXTS, Agreement, Difference, measure
+from regard.interop.peer import Peer
 from regard.predict.beam import greedy
 from regard.predict.bundle import Bundle, Predictor
 from regard.predict.captioner import Captioner, as_input
 from regard.predict.classifier import ImageClassifier, TextClassifier
+from regard.predict.config import SearchConfig
 from regard.predict.ctranslate2 import CTranslate2Model
 from regard.predict.generator import Generator
 from regard.predict.mask_predictor import MaskPredictor
@@ -59,7 +63,7 @@ def fitting(bundle: Bundle, inputs: Sequence[Any]) -> list[Any]:
     room = limits.source or config.max_length
     if config.architecture == "encoder" and config.output_head == "tokens":
         room = limits.context
-    room = room // 2 if config.architecture == "decoder" else room - 3
+    room = limits.context // 2 if config.architecture == "decoder" else room - 3
     texts = []
     for text in inputs:
         for name in MASK_NAMES:
@@ -70,23 +74,29 @@ def fitting(bundle: Bundle, inputs: Sequence[Any]) -> list[Any]:
 
 
 @torch.inference_mode()
-def compare_values(bundle: Bundle, other: Bundle, inputs: Sequence[Any], *, int8: bool, peer: str) -> Difference:
+def compare_values(bundle: Bundle, other: Bundle | Peer, inputs: Sequence[Any], *, int8: bool, peer: str) -> Difference:
     """The logits or values of both models, or log-probabilities."""
     tolerance = INT8_TOLERANCE if int8 else TOLERANCE
-    if isinstance(other.model, CTranslate2Model):
+    if isinstance(other, Bundle) and isinstance(other.model, CTranslate2Model):
         tolerance = MEAN_TOLERANCE if int8 else TOLERANCE
         pairs = _log_probabilities(bundle, other, inputs)
         return measure(pairs, peer=peer, tolerance=tolerance, on_average=int8)
     return measure(_values(bundle, other, inputs), peer=peer, tolerance=tolerance)
 
 
-def _values(bundle: Bundle, other: Bundle, inputs: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
+def _values(bundle: Bundle, other: Bundle | Peer, inputs: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
     """The logits or values of real tokens by both, batch by batch."""
     model: Any = bundle.model
     exported: Any = other.model
     pairs: list[tuple[Tensor, Tensor]] = []
-    for source, is_real in _batches(bundle, inputs):
-        if bundle.config.architecture == "encoder":
+    for source, is_real in _batches(bundle, inputs, 1 if isinstance(other, Peer) and other.mixes_padding else ROWS):
+        if isinstance(other, Peer):
+            is_pair = bundle.config.architecture == "encoder-decoder"
+            target, keep = _target(bundle, source, is_real) if is_pair else (source, is_real)
+            ours = (model(source, target, is_real, keep) if is_pair else model(source, is_real)).float()
+            theirs = other.values(source, is_real, target, keep)
+            keep = keep if ours.dim() == 3 else None
+        elif bundle.config.architecture == "encoder":
             ours, theirs = model(source, is_real).float(), exported(source, is_real)
             keep = is_real if ours.dim() == 3 else None
         else:
@@ -115,7 +125,7 @@ def _log_probabilities(bundle: Bundle, other: Bundle, inputs: Sequence[str]) -> 
     return [(ours, theirs)]
 
 
-def _batches(bundle: Bundle, inputs: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:
+def _batches(bundle: Bundle, inputs: Sequence[Any], size: int = ROWS) -> Iterator[tuple[Tensor, Tensor | None]]:
     """What the model reads: [B, N] ids, [B, N, features] or [B, C, side, side], and which of it is real."""
     config, rows = bundle.config, [*inputs]
     if config.input == "tokens":
@@ -125,8 +135,8 @@ def _batches(bundle: Bundle, inputs: Sequence[Any]) -> Iterator[tuple[Tensor, Te
         else:
             ids = bundle.source.encode_batch(inputs, add_bos=adds[0], add_eos=adds[1])
             rows = [torch.tensor(row) for row in ids]
-    for at in range(0, len(rows), ROWS):
-        some = rows[at : at + ROWS]
+    for at in range(0, len(rows), size):
+        some = rows[at : at + size]
         if config.input == "patches":
             yield as_input(torch.stack(some)).to(bundle.device), None
             continue
@@ -140,7 +150,7 @@ def _target(bundle: Bundle, source: Tensor, is_real: Tensor | None) -> tuple[Ten
     if bundle.config.output_head == "values":
         values = autoregress(model, source, is_real, STEPS)
         return torch.cat((torch.zeros_like(values[:, :1]), values[:, :-1]), dim=1), None
-    (bos, eos), limit = bundle.target_frame, min(NEW_TOKENS, bundle.limits.positions or NEW_TOKENS)
+    (bos, eos), limit = bundle.target_frame, _new_tokens(bundle)
     rows = greedy(model, source, is_real, bos=bos, eos=eos, limit=limit)
     return pad_rows([torch.tensor([bos, *row])[:limit] for row in rows])
 
@@ -149,25 +159,37 @@ def _with_mask(text: str) -> str:
     return f"{text} {MASK_NAMES[0]}"
 
 
-def compare_outputs(bundle: Bundle, other: Bundle, inputs: Sequence[Any], **options: str) -> Agreement:
+def compare_outputs(bundle: Bundle, other: Bundle | Peer, inputs: Sequence[Any], **options: str) -> Agreement:
     """The greedy outputs of both; none of an encoder whose output is vectors."""
-    inputs = () if bundle.predictor_class is None else inputs
+    if bundle.predictor_class is None:
+        return Agreement.of((), (), (), reason="the outputs are vectors", **options)
     names = [one if isinstance(one, str) else f"input {number}" for number, one in enumerate(inputs, start=1)]
-    return Agreement.of(names, *(_outputs(one.predictor, inputs) for one in (bundle, other)), **options)
+    if isinstance(other, Peer):
+        theirs = other.outputs(inputs, _new_tokens(bundle))
+    else:
+        theirs = _outputs(other.predictor, inputs)
+    return Agreement.of(names, _outputs(bundle.predictor, inputs), theirs, **options)
+
+
+def _new_tokens(bundle: Bundle) -> int:
+    """How many tokens are generated for an input, within the positions of the model."""
+    if bundle.config.architecture == "decoder":
+        return min(NEW_TOKENS, max(1, bundle.limits.context // 2))
+    return min(NEW_TOKENS, bundle.limits.positions or NEW_TOKENS)
 
 
 def _outputs(predictor: Predictor[Any, Any], inputs: Sequence[Any]) -> list[str]:
     """One output for each input, as text; a class or a token without its probability."""
+    search = SearchConfig(max_length=_new_tokens(predictor.bundle))  # and not what [decode] of the recipe says
     match predictor:
         case Translator():
-            return [one.text for one in predictor.predict(inputs, beam=1, n_best=1, max_length=NEW_TOKENS)]
+            return [one.text for one in predictor.predict(inputs, config=search)]
         case Generator():
-            length = min(NEW_TOKENS, max(1, predictor.context // 2))
-            return [one.text for one in predictor.predict(inputs, sample=True, top_k=1, n_best=1, max_length=length)]
+            return [one.text for one in predictor.predict(inputs, config=replace(search, sample=True, top_k=1))]
         case TextClassifier():
             return [one.label for one in predictor.predict(inputs)]
         case Tagger():
-            return [" ".join(one.tags) for one in predictor.predict(inputs)]
+            return [" ".join(one.tags) for one in predictor.predict([text.split() for text in inputs])]
         case MaskPredictor():
             return [one.masks[-1][0].token for one in predictor.predict([*map(_with_mask, inputs)], top=1)]
         case ImageClassifier():
@@ -176,7 +198,7 @@ def _outputs(predictor: Predictor[Any, Any], inputs: Sequence[Any]) -> list[str]
             return [predictor.classes[number] for number in best.tolist()]
         case Captioner():
             batches = _batches(predictor.bundle, inputs)
-            return [one.text for batch in batches for one in predictor.decode(*batch, beam=1, n_best=1)]
+            return [one.text for batch in batches for one in predictor.decode(*batch, config=search)]
         case Regressor():
             batches = _batches(predictor.bundle, inputs)
             values = [row for batch in batches for row in autoregress(predictor.model, *batch, STEPS)]
